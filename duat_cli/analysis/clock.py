@@ -16,7 +16,7 @@ class RunFacts(Protocol):
     def __call__(self, planned_memory: int | None = None, /, *, device: str = "cpu", shared: int = 0) -> Run: ...
 
 
-NO_GPU = "no GPU computed"
+NO_GPU = "no CUDA device computed"
 NOT_PLANNED = "nothing was planned: no weights were read, or the model was in memory already"
 
 

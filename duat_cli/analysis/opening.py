@@ -133,10 +133,8 @@ class ModelRequest:
         kept = None
         if way is not None and self.device_map is not None:
             from duat_cli.analysis.plan.room import placed
-            from duat_cli.analysis.plan.shape import shape_of
 
-            page = max((block.read for block in shape_of(found.files, self.dtype).parts.blocks), default=0)
-            kept = placed(self.device_map, self.device, way, page, self.memory)
+            kept = placed(self.device_map, self.device, found.files, self.dtype, way, self.memory)
         loaded = load_files(
             found.place,
             found.files,
@@ -148,7 +146,7 @@ class ModelRequest:
         )
         if way is None:
             return loaded
-        stays = loaded.paged.kept if loaded.paged is not None and loaded.device == "cpu" else 0
+        stays = 0 if loaded.paged is None else loaded.paged.kept
         planned = way.peak_memory_bytes + stays
         loaded = replace(loaded, waiting=way.waiting_bytes or None)
         return replace(loaded, memory=self.memory, planned_memory=planned, processes=way.processes)

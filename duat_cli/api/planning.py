@@ -85,25 +85,26 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
     counts = [count + task.steps for count in counts]
     processes = request.processes if request.command in SHARING else 1
     task = replace(task, tokens=tuple(counts), held_out=tuple(held_out), processes=processes)
-    task, memory = _on_device(request, task)
+    device, task, memory = _on_device(request, task)
     made = plan(found.files, task, wanted.dtype, memory)
     if request.time:
         progress(0, 0, "measuring how fast this machine is")
-        made = made.timed(request.device)
-    return _report(made, found, request.device, clock)
+        made = made.timed(device)
+    return _report(made, found, device, clock)
 
 
-def _on_device(request: PlanRequest, task: Task) -> tuple[Task, int | None]:
-    """As of `on_device`. Of a GPU it is enough to say how much it may take, unless it is to be measured."""
+def _on_device(request: PlanRequest, task: Task) -> tuple[str, Task, int | None]:
+    """What computes, and as of `on_device`. Of a GPU it is enough to say what it may take, unless it is measured."""
     device, memory = request.device, request.model.memory
-    if device == "cpu":
-        return task, memory
-    if re.fullmatch(r"cuda(:\d+)?", device) and memory is not None and not request.time:
-        return replace(task, processes=1, gpu=True), memory
+    if device == "cpu" or not task.runs:
+        return "cpu", task, memory
+    if re.fullmatch("cuda(:[0-9]{1,3})?", device) and memory is not None and not request.time:
+        return device, replace(task, processes=1, gpu=True), memory
     from duat_cli.analysis.plan.run import on_device
     from duat_cli.loading.model.load import parse_device
 
-    return on_device(parse_device(device), task, memory)
+    there = parse_device(device)
+    return str(there), *on_device(there, task, memory)
 
 
 def _require_tokenizer(found: Found) -> None:

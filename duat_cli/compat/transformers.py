@@ -1,8 +1,8 @@
 """transformers: known to work with 5.10.1 and 5.24.0.
 
-No name, but relied on as well: `from_pretrained(None, config=…, state_dict=…)` takes slices of safetensors for tensors
-and reads no file of its own; `output_loading_info` names what is missing, unexpected and mismatched. Without either,
-loading and its rehearsal fail with an error.
+No name, but relied on as well: `from_pretrained(None, config=…, state_dict=…)` takes for tensors what gives them when
+it is indexed by `...`, and reads no file of its own; `output_loading_info` names what is missing, unexpected and
+mismatched. Without either, loading and its rehearsal fail with an error.
 """
 
 from __future__ import annotations
@@ -251,15 +251,15 @@ def targets_of(model: Any, names: Iterable[str]) -> dict[str, tuple[str, bool]]:
 
 
 class OnDevice:
-    """A tensor of the files, or a slice of them that is not read yet, for transformers to take: it moves as it is
-    stored and is cast where it is used. A float32 of a stored bfloat16 is twice as many bytes to move."""
+    """A tensor of the files, read or not, for transformers to take. To a GPU it moves as it is stored and is cast
+    there: a float32 of a stored bfloat16 is twice as many bytes to move."""
 
     def __init__(self, stored: Any, device: str) -> None:
         self._stored, self._device = stored, device
 
     def __getitem__(self, place: Any) -> Tensor:
         tensor: Tensor = self._stored[place]
-        return tensor.to(self._device)
+        return tensor.to(self._device) if self._device.startswith("cuda") else tensor
 
 
 def load_part(model: Any, tensors: Mapping[str, Any], dtype: dtype, device: str) -> None:

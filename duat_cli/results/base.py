@@ -147,7 +147,7 @@ class Run(WithReasons):
         description="the most memory that this process had; null where the system does not say"
     )
     gpu_memory_bytes: Annotated[int | None, Meaning("bytes", "measured")] = Field(
-        default=None, description="the most that it had of the GPU's memory, but for the driver's; null without a GPU"
+        default=None, description="the most that this process had of the GPU's memory, the driver's share apart"
     )
     planned_memory_bytes: Annotated[int | None, Meaning("bytes", "estimate")] = Field(
         default=None,

@@ -188,3 +188,21 @@ def test_what_is_wrong_with_a_chat_template() -> None:
     found = compat.template_fault("{{ messages }}\n{% for m in messages %}{{ m.content }")
     assert found is not None
     assert found.startswith("line 2: ")
+
+
+def test_a_tensor_goes_to_a_gpu_as_it_is_stored() -> None:
+    asked: list[str] = []
+
+    class Stored:
+        def __getitem__(self, place: Any) -> Any:
+            return self
+
+        def to(self, device: str) -> Any:
+            asked.append(device)
+            return torch.ones(2)
+
+    stored = Stored()
+    assert compat.OnDevice(stored, "cpu")[...] is stored
+    assert compat.OnDevice(stored, "mps")[...] is stored  # which takes no float64: cast on the way
+    assert torch.equal(compat.OnDevice(stored, "cuda:1")[...], torch.ones(2))
+    assert asked == ["cuda:1"]

@@ -48,7 +48,7 @@ def check_given(
     if plan.forward:
         report, fault = report_of(settings(plan, also, cache=False), loaded, inputs, asking, progress)
     evidence, subject, ran = seen(plan, evidence, loaded, inputs, (report, fault), asking, progress)
-    found, _ = conclude(plan, with_answers(evidence, ran), subject, run(None))
+    found, _ = conclude(plan, with_answers(evidence, ran), subject, run(None, device=loaded.device))
     if fault is not None and found.verdict == "passed":
         raise fault
     return found, report

@@ -24,7 +24,7 @@ from duat_cli.analysis.inspect.uniform import UniformNulls
 from duat_cli.analysis.session import Session
 from duat_cli.errors import DuatError
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.arrays import tolerance_for
+from duat_cli.models.arrays import tolerance_for, wide
 from duat_cli.models.discovery.structure import probe_ids
 from duat_cli.models.instrument.activations import largest_activations
 from duat_cli.models.instrument.rig import BlockRun
@@ -50,7 +50,8 @@ def sizes(session: Session, options: InspectOptions, prompts: int) -> Sizes:
         return lambda tokens: 1
     heads, width = session.heads, session.structure.hidden_size
     if session.loaded.device.startswith("cuda"):  # it waits for Python where a block is small
-        return lambda tokens: max(1, min(most, BATCH_BYTES_GPU // batched_bytes(tokens, width, heads)))
+        size = wide(torch.empty(0, dtype=session.loaded.model.dtype)).itemsize
+        return lambda tokens: max(1, min(most, BATCH_BYTES_GPU // batched_bytes(tokens, width, heads, size)))
     return lambda tokens: max(1, min(most, ATTENTION // (heads * tokens**2), STREAM // (width * tokens)))
 
 

@@ -114,7 +114,7 @@ def network(
             file.finish()
         finally:
             file.close()
-    return _report(session, prompt, found, whole, clock.run(None, UNPLANNED))
+    return _report(session, prompt, found, whole, clock.run(None, UNPLANNED, device=loaded.device))
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ from duat_cli.analysis.plan.terms import (
     through_block,
 )
 from duat_cli.analysis.plan.waves import prompt_waves, state_bytes
-from duat_cli.models.sweep.budgets import BATCH_BYTES_GPU, measured_at_once, most_together
+from duat_cli.models.sweep.budgets import BATCH_BYTES_GPU, batched_bytes, measured_at_once, most_together
 from duat_cli.results.plan import MemoryTerm, Residence
 
 SPARE = 1.25  # memory that must be left for a byte of a second model: the first one's blocks run beside it
@@ -81,7 +81,7 @@ def shared(shape: Shape, task: Task, processes: int, tuned: Shape | None = None)
         parts = shared(shape, replace(task, pruning=None), processes), shared_pruning(shape, task, processes)
         return max(parts, key=size_of)
     every, longest = held(shape, "resident"), sorted(task.tokens)[-processes:]
-    own = processes * (FORKED + len(shape.parts.blocks) * STRUCTURE + size_of(_together(task)))
+    own = processes * (FORKED + len(shape.parts.blocks) * STRUCTURE + size_of(_together(shape, task)))
     if task.command == "attribute":
         alone = (attribution(shape, replace(task, tokens=(tokens,)), "resident") for tokens in longest)
         own += sum(max(map(size_of, one)) - size_of(every) for one in alone)
@@ -93,7 +93,7 @@ def shared(shape: Shape, task: Task, processes: int, tuned: Shape | None = None)
 def _resident(shape: Shape, task: Task, statistics: bool) -> list[Moment]:
     """While weights are read, one stored tensor stands beside the ones in memory."""
     every, first = held(shape, "resident"), held(shape, "resident", running=False)
-    kept = [] if task.command == "attribute" else [_values(shape), *_together(task)]
+    kept = [] if task.command == "attribute" else [_values(shape), *_together(shape, task)]
     return [
         [*first, term("the largest tensor, as stored", shape.largest_tensor)],
         [*every, *kept, *_working(shape, task, statistics)],
@@ -107,9 +107,12 @@ def _values(shape: Shape) -> MemoryTerm:
     return term("values of all blocks, V", len(shape.parts.blocks) * (2 * shape.values + wider))
 
 
-def _together(task: Task) -> Moment:
-    many = task.command == "inspect" and most_together(max(task.prompts, len(task.tokens))) > 1
-    return [term("batches of prompts", BATCH_BYTES_GPU if task.gpu else BATCHES)] if many else []
+def _together(shape: Shape, task: Task) -> Moment:
+    most = most_together(max(task.prompts, len(task.tokens)))
+    if task.command != "inspect" or most == 1:
+        return []
+    largest = most * batched_bytes(max(task.tokens, default=0), shape.width, shape.heads, shape.wide)
+    return [term("batches of prompts", min(BATCH_BYTES_GPU, largest) if task.gpu else BATCHES)]
 
 
 def _streamed(shape: Shape, task: Task, statistics: bool) -> list[Moment]:

@@ -6,7 +6,9 @@ import math
 
 import torch
 
+from duat_cli.analysis.plan.shape import shape_of
 from duat_cli.analysis.plan.terms import LIBRARIES
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.model.device_map import DeviceMap, Placed
 from duat_cli.loading.model.load import parse_device
 from duat_cli.loading.model.memory import memory_limit
@@ -15,12 +17,13 @@ from duat_cli.results.plan import Way
 _PAGES = 2  # blocks on their way from a file to a GPU: the one that is needed and the next one
 
 
-def placed(device_map: str, device: str, way: Way, page: int, memory: int | None) -> Placed:
+def placed(device_map: str, device: str, files: CheckpointFiles, dtype: str, way: Way, memory: int | None) -> Placed:
     """What --device-map and --device ask for, with the room that there is."""
+    page = max((block.read for block in shape_of(files, dtype).parts.blocks), default=0)
     return Placed(DeviceMap.of(device_map), room_of(parse_device(device), way, page, memory))
 
 
-def left_on(device: torch.device, memory: int | None) -> int:
+def left_on(device: torch.device | int, memory: int | None) -> int:
     """Bytes that are left on a GPU. memory: of `--memory`."""
     left = int(torch.cuda.mem_get_info(device)[0])
     return left if memory is None else min(left, memory)
@@ -29,13 +32,14 @@ def left_on(device: torch.device, memory: int | None) -> int:
 def room_of(device: torch.device, way: Way, page: int, memory: int | None) -> dict[str, float]:
     """Bytes, by device. device: the one that computes; way: what that takes; page: bytes of the largest block, as
     stored; memory: as of `ModelRequest`."""
-    limit = memory_limit() if memory is None else memory
+    gpu = device.type == "cuda"
+    limit = memory_limit() if memory is None or gpu else memory
     whole = math.inf if limit is None else float(limit)
-    if device.type != "cuda":
+    if not gpu:
         return {"cpu": whole - way.peak_memory_bytes}
     found: dict[str, float] = {}
     for number in range(torch.cuda.device_count()):
-        left = float(torch.cuda.mem_get_info(number)[0])
-        computes = number == (torch.cuda.current_device() if device.index is None else device.index)
+        computes = number == device.index
+        left = left_on(number, memory if computes else None)
         found[f"cuda:{number}"] = left - (way.peak_memory_bytes if computes else 0)
     return {**found, "cpu": whole - LIBRARIES - _PAGES * page}

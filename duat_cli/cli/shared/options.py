@@ -173,8 +173,8 @@ Memory = Annotated[
     loading_option(
         "--memory",
         metavar="SIZE",
-        help="What the process may take, such as 8GB. Weights that do not fit are read block by block. Without it: "
-        "what the system leaves.",
+        help="What the process may take, such as 8GB, of a GPU where one computes. Weights that do not fit are read "
+        "block by block. Without it: what the system leaves.",
     ),
 ]
 TrustRemoteCode = Annotated[

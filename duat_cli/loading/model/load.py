@@ -7,7 +7,6 @@ name and shape is compared, then the weights are read, then some of them are com
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +124,7 @@ class PagedWeights:
     """Parameter or saved buffer -> its part of the fingerprint."""
     matrices: int
     kept: int = 0
-    """Bytes that stay in the machine's memory once they are read."""
+    """Bytes that stay in the memory of the device that computes once they are read."""
 
     def fingerprint(self) -> str:
         """Of all weights: what no pass has asked for is read now."""
@@ -265,11 +264,10 @@ def parse_dtype(name: str) -> torch.dtype | None:
 
 
 def parse_device(name: str) -> torch.device:
-    """A device that can be used here; 'auto' is cuda if there is one, else cpu."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """A device that can be used here; 'auto' is cuda if there is one, else cpu. Of a GPU with its number: what 'cuda'
+    alone means is a matter of the thread, and transformers loads in several."""
     try:
-        device = torch.device(name)
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
     except RuntimeError as error:
         raise InputError(f"--device {shown(name)}: expected auto, cpu, cuda, cuda:1 or mps") from error
     try:
@@ -277,6 +275,8 @@ def parse_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = one_line(str(error).partition("\n")[0], 160)
         raise InputError(f"--device {shown(name)}: not usable here ({reason}); use --device cpu") from error
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
     return device
 
 
@@ -312,7 +312,7 @@ def _fill(
     """The model with its weights. They are handed over by us, so transformers looks for no file of its own:
     no index, adapter, pickle or hub id in a config can lead it elsewhere."""
     place = {} if device.type == "cpu" else {"device_map": {"": str(device)}}
-    with foreign_errors(cannot(cls, files)), contextlib.closing(Reader(files)) as reader:
+    with foreign_errors(cannot(cls, files)), Reader(files) as reader:
         model, info = cls.from_pretrained(
             None,
             config=config,
@@ -386,7 +386,7 @@ def _paged(
     homes = {} if placed is None else placed.homes(model, pages[1:], targets, files)
     source = Kept(reader, homes) if homes else reader
     pager = Pager(model, pages, source, zero=fit.spare, dtype=model.dtype, device=device, see=see, load=put)
-    kept = sum(files.tensors[name].read_bytes for name, place in homes.items() if place == "cpu")
+    kept = sum(files.tensors[name].read_bytes for name, place in homes.items() if place == device)
     return PagedWeights(pager, scan, digests, matrices, kept)
 
 

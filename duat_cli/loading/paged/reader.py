@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -57,9 +57,12 @@ class Reader:
         """Every tensor that can be read, by name; none is read before it is indexed, from any thread."""
         return {name: Unread(self, name) for name, entry in self._files.tensors.items() if entry.dtype in STORED}
 
-    def close(self) -> None:
-        """Stop reading."""
-        self._threads.shutdown()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """No thread is left, as a fork asks for; what is still read of a load that failed is not waited for."""
+        self._threads.shutdown(wait=kind is None, cancel_futures=True)
 
     def rows(self, name: str, rows: Sequence[int]) -> Tensor:
         """Some rows of a matrix that is stored as it is, (rows, columns)."""
@@ -83,6 +86,9 @@ class Reader:
 
     def _read(self, path: Path, pieces: Sequence[_Piece]) -> None:
         """Several at once: one read after the other waits for the file and for fresh memory in turn."""
+        if len(pieces) == 1:
+            self._count(_read_pieces(path, pieces))
+            return
         shares = [pieces[k::THREADS] for k in range(THREADS)]
         for done in [self._threads.submit(_read_pieces, path, share) for share in shares if share]:
             self._count(done.result())

@@ -95,9 +95,12 @@ def most_together(prompts: int) -> int:
     return max(1, prompts // FEWEST_BATCHES)
 
 
-def batched_bytes(tokens: int, width: int, heads: int) -> int:
-    """Of one prompt of a batch at one block, about: its stream and its FFN, its values through O, and its H."""
-    return 4 * tokens * (width * (18 + 2 * heads) + 3 * heads * tokens)
+def batched_bytes(tokens: int, width: int, heads: int, size: int) -> int:
+    """Of one prompt of a batch at one block, about: its stream and its FFN, its values through O, and its H.
+
+    size: bytes of a number.
+    """
+    return size * tokens * (width * (18 + 2 * heads) + 3 * heads * tokens)
 
 
 def probes_at_once(elements: int) -> int:

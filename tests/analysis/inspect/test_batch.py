@@ -185,7 +185,7 @@ def test_a_gpu_takes_as_many_as_its_share_of_memory_holds(monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "_agree", lambda *_: True)  # asked of the device, which is not here
     session.loaded = replace(session.loaded, device="cuda:0")
     many = sizes(session, OPTIONS, 10**6)(70)
-    each = budgets.batched_bytes(70, session.structure.hidden_size, session.heads)
+    each = budgets.batched_bytes(70, session.structure.hidden_size, session.heads, 4)
     assert few < many == min(10**6 // budgets.FEWEST_BATCHES, budgets.BATCH_BYTES_GPU // each)
     monkeypatch.setattr(module, "BATCH_BYTES_GPU", each - 1)
     assert sizes(session, OPTIONS, 10**6)(70) == 1

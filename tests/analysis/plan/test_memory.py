@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from duat_cli.analysis.plan.memory import peak
+from duat_cli.analysis.plan.memory import BATCHES, peak
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import LIBRARIES, LIBRARIES_GPU, STRUCTURE
 from duat_cli.analysis.plan.waves import WAVE_BYTES
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.models.sweep.budgets import BATCH_BYTES_GPU, batched_bytes
 from duat_cli.results.plan import Planned, Residence
 
 MIB = 1 << 20
@@ -83,9 +84,10 @@ def test_a_gpu_works_on_more_of_h_at_once() -> None:
 
 
 def test_a_gpu_runs_larger_batches() -> None:
-    found = terms(shape(embedding=MIB), "inspect", [16] * 200, "resident", gpu=True)
-    assert found["batches of prompts"] == 1 << 30
-    assert terms(shape(embedding=MIB), "inspect", [16] * 200, "resident")["batches of prompts"] < 1 << 26
+    what, few = "batches of prompts", shape(embedding=MIB)
+    assert terms(few, "inspect", [16] * 200, "resident")[what] == BATCHES
+    assert terms(few, "inspect", [16] * 200, "resident", gpu=True)[what] == 3 * batched_bytes(16, 1024, 2, 4)
+    assert terms(few, "inspect", [900] * 2000, "resident", gpu=True)[what] == BATCH_BYTES_GPU
 
 
 def test_half_precision_holds_the_values_and_outputs_of_all_blocks_in_float32() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from duat_cli.analysis.plan import room as module
 from duat_cli.analysis.plan.room import left_on, room_of
 from duat_cli.analysis.plan.run import on_device
 from duat_cli.analysis.plan.task import Task
@@ -33,19 +34,15 @@ def test_on_the_cpu_it_is_what_the_peak_leaves() -> None:
 
 def test_of_gpus_the_one_that_computes_has_less(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * GIB, 12 * GIB))
-    cpu = 16 * GIB - LIBRARIES - GIB
-    page = GIB // 2
-    assert room_of(torch.device("cuda"), WAY, page, 16 * GIB) == {"cuda:0": 10 * GIB, "cuda:1": 7 * GIB, "cpu": cpu}
-    assert room_of(torch.device("cuda:0"), WAY, page, 16 * GIB) == {
-        "cuda:0": 7 * GIB,
-        "cuda:1": 10 * GIB,
-        "cpu": cpu,
-    }
-    assert left_on(torch.device("cuda:0"), None) == 10 * GIB
-    assert left_on(torch.device("cuda:0"), GIB) == GIB
-    task, memory = on_device(torch.device("cuda:0"), Task("prune-bound", processes=4), None)
+    monkeypatch.setattr(module, "memory_limit", lambda: 16 * GIB)
+    page, cpu = GIB // 2, 16 * GIB - LIBRARIES - GIB
+    first, second = torch.device("cuda:0"), torch.device("cuda:1")
+    assert room_of(second, WAY, page, None) == {"cuda:0": 10 * GIB, "cuda:1": 7 * GIB, "cpu": cpu}
+    assert room_of(first, WAY, page, 8 * GIB) == {"cuda:0": 5 * GIB, "cuda:1": 10 * GIB, "cpu": cpu}
+    assert left_on(first, None) == 10 * GIB
+    assert left_on(first, GIB) == GIB
+    task, memory = on_device(first, Task("prune-bound", processes=4), None)
     assert (task.processes, task.gpu, memory) == (1, True, 10 * GIB)
 
 

@@ -55,6 +55,9 @@ def test_a_gpu_need_not_be_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert (report["device"], report["limit_bytes"], report["chosen"]) == ("cuda", 2_000_000_000, "resident")
     assert report["ways"][0]["peak_memory_bytes"] < planned(capsys, "--tokens", "32")["ways"][0]["peak_memory_bytes"]
     assert planned(capsys, "--tokens", "32", "--device", "cuda:1", "--memory", "1MB", code=2)["chosen"] is None
+    assert planned(capsys, "--tokens", "8", "--device", "auto", "--time")["device"] in ("cpu", "cuda:0")
+    weights = planned(capsys, "--for", "lora-diff", "--device", "cuda", "--memory", "1GB")
+    assert weights["device"] == "cpu"  # tensors alone are looked at
     assert run(["plan", MODEL, "--tokens", "32", "--device", "cuda:x", "--memory", "2GB"]) == 2
     assert "--device 'cuda:x': expected auto, cpu, cuda" in capsys.readouterr().err
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from duat_cli.analysis.clock import Clock
 from duat_cli.loading.model.gpu import full_precision, give_back_gpu_memory, peak_gpu_memory, use_gpu
+from duat_cli.loading.model.load import parse_device
 
 
 @pytest.mark.parametrize(("count", "number", "taken"), [(4, 2, [2]), (2, 5, [1]), (0, 3, [])])
@@ -36,3 +38,15 @@ def test_only_a_gpu_has_memory_to_give_back(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_peak_is_what_torch_has_had_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", {"cuda:1": 5}.__getitem__)
     assert peak_gpu_memory("cuda:1") == 5
+    run = Clock().run(7, device="cuda:1")
+    assert (run.gpu_memory_bytes, run.planned_memory_bytes, run.reasons) == (5, 7, {})
+    assert Clock().run(7).reasons == {"gpu_memory_bytes": "no CUDA device computed"}
+
+
+def test_cuda_is_the_gpu_of_this_process_in_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "ones", lambda *_, device: torch.zeros(1))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert parse_device("cuda") == parse_device("auto") == torch.device("cuda", 2)
+    assert parse_device("cuda:1") == torch.device("cuda", 1)
+    assert parse_device("cpu") == torch.device("cpu")

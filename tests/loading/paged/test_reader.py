@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,19 @@ def test_a_file_that_changes_is_named(tmp_path: Path) -> None:
         reader.tensors(["model.norm.weight"])
     with pytest.raises(CheckpointError, match="changed since it was checked"):
         reader.rows("model.embed_tokens.weight", [0])
+
+
+def test_each_tensor_is_read_where_it_is_indexed_and_no_thread_is_left(tmp_path: Path) -> None:
+    files = inspect_folder(saved("llama", tmp_path))
+    known = load_file(tmp_path / files.shards[0])
+    with Reader(files) as reader:
+        found = reader.each()
+        assert reader.bytes_read == 0
+        assert all(torch.equal(found[name][...], known[name]) for name in known)
+        assert torch.equal(found["model.norm.weight"][:3], known["model.norm.weight"][:3])
+        assert reader.tensors(list(known)).keys() == known.keys()  # several pieces, by threads
+    assert not [one for one in threading.enumerate() if one.name.startswith("duat-piece")]
+    with pytest.raises(RuntimeError):
+        reader.tensors(list(known))
+    with pytest.raises(ValueError, match="x"), Reader(files):
+        raise ValueError("x")
