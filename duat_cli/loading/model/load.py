@@ -28,7 +28,7 @@ from duat_cli.loading.inputs.request import StackName
 from duat_cli.loading.model.blame import blamed
 from duat_cli.loading.model.device_map import Placed
 from duat_cli.loading.model.fingerprint import combined, digest, saved
-from duat_cli.loading.model.gpu import full_precision
+from duat_cli.loading.model.gpu import full_precision, give_back_gpu_memory
 from duat_cli.loading.model.memory import require_memory
 from duat_cli.loading.model.model_class import Fit, cannot, check_fit, check_model_type, model_class
 from duat_cli.loading.model.notes import weight_notes
@@ -386,6 +386,7 @@ def _paged(
     homes = {} if placed is None else placed.homes(model, pages[1:], targets, files)
     source = Kept(reader, homes) if homes else reader
     pager = Pager(model, pages, source, zero=fit.spare, dtype=model.dtype, device=device, see=see, load=put)
+    pager.freed = give_back_gpu_memory
     kept = sum(files.tensors[name].read_bytes for name, place in homes.items() if place == device)
     return PagedWeights(pager, scan, digests, matrices, kept)
 

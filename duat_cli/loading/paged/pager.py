@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from duat_cli.compat.torch import buffers_of, parameters_of
 from duat_cli.compat.transformers import load_part
 from duat_cli.errors import CheckpointError
-from duat_cli.loading.model.gpu import give_back_gpu_memory
 from duat_cli.loading.paged.doors import guard
 from duat_cli.loading.paged.layout import Page, tied
 from duat_cli.loading.wording import listed
@@ -56,6 +55,7 @@ class Pager:
         self._load = load
         self.at_door: Callable[[Page], None] = self.hold
         self.turning: Callable[[Page], None] = lambda _page: None  # called before another page is held
+        self.freed: Callable[[str], None] = lambda _device: None  # called with the device once a page has left it
         self.held: Page | None = None
         self.pages = tuple(pages)
         self._order = {page: place for place, page in enumerate(pages)}
@@ -115,7 +115,7 @@ class Pager:
         for (module, name), value in self._filled:
             setattr(module, name, value)
         self._filled, self.held = [], None
-        give_back_gpu_memory(self._device)
+        self.freed(self._device)
 
     def rows(self, page: Page, rows: Tensor) -> Tensor:
         """Some rows of the weights of an embedding, (rows, width)."""
