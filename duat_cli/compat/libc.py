@@ -49,5 +49,10 @@ def give_back_free_memory() -> None:
     What discovery sees of a block is small tensors in such cycles: 1.3 MiB a block of a llama shape of 135M parameters.
     """
     gc.collect()
+    give_back_free_pages()
+
+
+def give_back_free_pages() -> None:
+    """Have the C library give back the free pages of its heaps now, of every thread."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

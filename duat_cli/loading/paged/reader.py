@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from duat_cli.compat.libc import give_back_free_pages
 from duat_cli.loading.checkpoint.files import open_file, read_into
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.seal import require_unchanged
@@ -61,8 +62,10 @@ class Reader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """No thread is left, as a fork asks for; what is still read of a load that failed is not waited for."""
+        """No thread is left, as a fork asks for, nor what it kept to read into. What is still read of a load that
+        failed is not waited for."""
         self._threads.shutdown(wait=kind is None, cancel_futures=True)
+        give_back_free_pages()
 
     def rows(self, name: str, rows: Sequence[int]) -> Tensor:
         """Some rows of a matrix that is stored as it is, (rows, columns)."""
