@@ -37,6 +37,7 @@ class Clock:
     ) -> Run:
         """The report's `run` object. planned_memory: bytes at most, where it was planned; else why it was not. device:
         what computed. shared: bytes that several processes had together at most, this one among them."""
+        from duat_cli.loading.model.gpu import peak_gpu_memory
         from duat_cli.loading.model.memory import peak_memory
         from duat_cli.results.base import Run
 
@@ -45,12 +46,8 @@ class Clock:
         peak, reasons = peak_memory(), {}
         if peak is None:
             reasons["peak_memory_bytes"] = "the system does not say"
-        gpu = None
-        if device.startswith("cuda"):
-            from duat_cli.loading.model.gpu import peak_gpu_memory
-
-            gpu = peak_gpu_memory(device)
-        else:
+        gpu = peak_gpu_memory(device)
+        if gpu is None:
             reasons["gpu_memory_bytes"] = NO_GPU
         if planned_memory is None:
             reasons["planned_memory_bytes"] = not_planned

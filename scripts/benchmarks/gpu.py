@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import DEMO, PROMPT, Row, process_environment, python
+from benchmarks.common import DUAT, PROMPT, Row, process_environment, python
 from benchmarks.shapes import SHAPES, write
 
 TOKENS = (128, 1024)
@@ -28,28 +28,20 @@ def gpu(runs: int) -> list[Row]:
     name = torch.cuda.get_device_name()
     with tempfile.TemporaryDirectory() as folder:
         small, large = Path(folder) / "8B", Path(folder) / "70B"
-        _written(small, "8B", SHAPES["8B"].blocks)
+        write(small, SHAPES["8B"])
         rows = _command(f"8B shape on {name}", small, folder, []) + _warm(small, runs)
         shutil.rmtree(small)
-        _written(large, "70B", BLOCKS_70B)
+        write(large, dataclasses.replace(SHAPES["70B"], blocks=BLOCKS_70B))
         what = f"{BLOCKS_70B} of 80 blocks of a 70B shape, streamed within {GPU_70B}"
         return [*rows, *_command(what, large, folder, ["--memory", GPU_70B])]
 
 
-def _written(folder: Path, name: str, blocks: int) -> None:
-    folder.mkdir()
-    write(folder, dataclasses.replace(SHAPES[name], blocks=blocks))
-    for file in ("tokenizer.json", "tokenizer_config.json"):  # of fewer tokens than the shape has
-        shutil.copy(DEMO / file, folder)
-
-
 def _command(what: str, model: Path, cache: str, extra: list[str]) -> list[Row]:
     """Start to end, and the GPU's memory, planned and used."""
-    code = "import sys; from duat_cli.cli.main import run; sys.exit(run(sys.argv[1:]))"
     asked = ["inspect", str(model), "--device", "cuda", "--null", "uniform", "--prompt", PROMPT, "--json", "-q", *extra]
     start = time.perf_counter()
     done = subprocess.run(
-        [*python(code), *asked], env=process_environment(cache), check=True, stdout=subprocess.PIPE, text=True
+        [*python(DUAT), *asked], env=process_environment(cache), check=True, stdout=subprocess.PIPE, text=True
     )
     seconds = time.perf_counter() - start
     report: dict[str, Any] = json.loads(done.stdout)

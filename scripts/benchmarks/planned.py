@@ -26,10 +26,7 @@ def planned(_runs: int) -> list[Row]:
     """Each command in a process of its own, with its weights in memory and block by block."""
     with tempfile.TemporaryDirectory() as folder:
         shape = Path(folder) / "135M"
-        shape.mkdir()
         write(shape, SHAPES["135M"])
-        for name in ("tokenizer.json", "tokenizer_config.json"):  # of fewer tokens than the shape has
-            shutil.copy(DEMO / name, shape)
         moved = _tuned(shape, Path(folder) / "tuned")
         rows = []
         for what, model in (("demo", str(DEMO)), ("135M", str(shape))):

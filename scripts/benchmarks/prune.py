@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import tempfile
 import time
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.common import (
     DEMO,
+    DUAT,
     Row,
     interleaved,
     minilm_path,
@@ -104,10 +104,7 @@ def commands() -> list[Row]:
     """Whole commands with the bundled prompts, on the demo and on a 135M llama shape with random weights."""
     with tempfile.TemporaryDirectory() as folder:
         shape = Path(folder) / "135M"
-        shape.mkdir()
         write(shape, SHAPES["135M"])
-        for name in ("tokenizer.json", "tokenizer_config.json"):  # of fewer tokens than the shape has
-            shutil.copy(DEMO / name, shape)
         models = {"demo": DEMO, "135M": shape}
         alone = _command(DEMO, "default", folder, cores=1)
         rows = [
@@ -118,11 +115,10 @@ def commands() -> list[Row]:
 
 
 def _command(model: Path, effort: str, folder: str, cores: int = 2) -> float:
-    code = "import sys; from duat_cli.cli.main import run; sys.exit(run(sys.argv[1:]))"
     report = str(Path(folder) / "report.json")
     given = ["prune-bound", str(model), "--effort", effort, "--json", "-q", "--output", report]
     environment = process_environment(folder) | {"OMP_NUM_THREADS": str(cores)}
-    return seconds(lambda: subprocess.run([*python(code), *given], env=environment, check=True))
+    return seconds(lambda: subprocess.run([*python(DUAT), *given], env=environment, check=True))
 
 
 def prune_child() -> None:

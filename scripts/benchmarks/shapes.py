@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.common import DEMO
 
 VOCABULARY = 32000
 
@@ -31,7 +34,7 @@ SHAPES = {
 
 
 def write(folder: Path, shape: Shape) -> None:
-    """A folder as save_pretrained makes it, bfloat16, one shard a block."""
+    """A folder as save_pretrained makes it, bfloat16, one shard a block; with the demo's tokenizer, of fewer tokens."""
     import torch
     from safetensors.torch import save_file
     from transformers import LlamaConfig
@@ -42,6 +45,8 @@ def write(folder: Path, shape: Shape) -> None:
         architectures=["LlamaForCausalLM"], dtype="bfloat16",
     )  # fmt: skip
     config.save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / file, folder)
     generator = torch.Generator().manual_seed(0)
     pool = (torch.randn(1 << 24, generator=generator) * 0.02).to(torch.bfloat16)  # drawn from again and again: quick
     drawn = 0

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import DEMO, Row, peak, process_environment, python
+from benchmarks.common import DUAT, Row, peak, process_environment, python
 from benchmarks.shapes import SHAPES, VOCABULARY, write
 
 PROMPTS = {"135M": (4, 128), "1.1B": (4, 64), "7B": (2, 32)}  # how many, of how many tokens
@@ -40,15 +39,12 @@ def large(_runs: int) -> list[Row]:
 
 def _pruned(folder: Path) -> dict[str, float]:
     """`prune-bound` of the shape as a command, two prompts of about 30 tokens; memory and time, planned and used."""
-    for name in ("tokenizer.json", "tokenizer_config.json"):  # of fewer tokens than the shape has
-        shutil.copy(DEMO / name, folder)
     text, report = "def read(path):\n    with open(path) as file:\n        return file.read()", folder / "report.json"
     asked = ["--granularity", "neuron,head", "--probes", "8", "--prompt", text, "--prompt", text.replace("read", "see")]
     asked += ["--memory", "3GB", "--json", "-q", "--output", str(report)]
-    code = "import sys; from duat_cli.cli.main import run; sys.exit(run(sys.argv[1:]))"
 
     def made(*what: str) -> dict[str, Any]:
-        command = [*python(code), *what, *asked]
+        command = [*python(DUAT), *what, *asked]
         subprocess.run(command, env=process_environment(str(folder)), check=True)
         answer: dict[str, Any] = json.loads(report.read_text())
         return answer

@@ -90,7 +90,7 @@ class StoredTensors:
 
 
 class StoredSlice:
-    """safetensors' slice of one tensor: read where it is indexed, which transformers does in its own time."""
+    """safetensors' slice of one tensor that holds something: what is indexed of it is read."""
 
     def __init__(self, file: StoredTensors, name: str, inner: Any) -> None:
         self._file, self._name, self._inner = file, name, inner
@@ -99,13 +99,7 @@ class StoredSlice:
         shape: list[int] = self._inner.get_shape()
         return shape
 
-    def get_dtype(self) -> str:
-        return str(self._inner.get_dtype())
-
     def __getitem__(self, at: Any) -> Tensor:
-        shape = self.get_shape()
-        if 0 in shape:  # safetensors refuses to slice what holds nothing
-            return torch.empty(shape, dtype=STORED[self.get_dtype()])[at]
         with self._file.reading(self._name):
             found: Tensor = self._inner[at]
             return found
@@ -119,9 +113,6 @@ class MadeSlice:
 
     def get_shape(self) -> list[int]:
         return list(self._entry.shape)
-
-    def get_dtype(self) -> str:
-        return self._entry.dtype
 
     def __getitem__(self, at: Any) -> Tensor:
         return self._make()[at]

@@ -20,7 +20,6 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.stored import STORED
-from duat_cli.loading.model.gpu import full_precision
 from duat_cli.loading.model.load import DTYPES, LoadedModel, settle
 from duat_cli.loading.model.notes import weight_notes
 from duat_cli.loading.model.weights_check import Scan
@@ -43,8 +42,6 @@ def given(model: Any) -> LoadedModel:
     if not isinstance(own, PreTrainedModel):
         raise InputError(f"a {type(model).__name__} was given: expected a transformers model, or a PEFT model of one")
     device = _device(own)
-    if device.type == "cuda":
-        full_precision()
     with hushed(), torch.no_grad():
         with foreign_errors(f"{type(own).__name__}: its modules cannot be copied", UnsupportedModelError):
             shell = copy.deepcopy(model, _memo(model))

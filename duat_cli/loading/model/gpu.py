@@ -32,8 +32,10 @@ def give_back_gpu_memory(device: str) -> None:
         cuda.empty_cache()
 
 
-def peak_gpu_memory(device: str) -> int:
-    """The most bytes that this process has had of a GPU, beside what the driver takes for it."""
+def peak_gpu_memory(device: str) -> int | None:
+    """The most bytes that this process has had of a GPU, beside the driver's own; None of another device."""
+    if not device.startswith("cuda"):
+        return None
     with uncollected():
         from torch import cuda
 

@@ -168,8 +168,6 @@ def load_files(
     that `placed` keeps. edit: what changes these weights as they are read; what is said of weights is said of the
     files' own."""
     asked_dtype, asked_device = parse_dtype(dtype), parse_device(device)
-    if asked_device.type == "cuda":
-        full_precision()
     check_model_type(files, trust_remote_code)
     if asked_device.type == "cpu" and not paged:
         require_memory(files, dtype)
@@ -329,7 +327,9 @@ def _fill(
 
 
 def settle(model: PreTrainedModel, device: torch.device) -> None:
-    """Ready to run: no gradients, no dropout, experts in a way that this dtype knows."""
+    """Ready to run: no gradients, no dropout, experts in a way that this dtype knows, a GPU's convolutions in full."""
+    if device.type == "cuda":
+        full_precision()
     if not _grouped_kernel_knows(model.dtype, device) and hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the model's own loop; nothing changes where it has no experts
     model.requires_grad_(False)

@@ -48,9 +48,9 @@ BOUNDED_ENTRIES = 1 << 21
 """Of V, of the heads whose bounds are made at once."""
 
 
-def measured_at_once(device: str) -> int:
-    """Elements of Ĥ. device: its type, such as 'cpu'."""
-    return MEASURED_ELEMENTS if device == "cpu" else MEASURED_ELEMENTS_GPU
+def measured_at_once(*, gpu: bool) -> int:
+    """Elements of Ĥ."""
+    return MEASURED_ELEMENTS_GPU if gpu else MEASURED_ELEMENTS
 
 
 def drawn_in_block(terms: int, blocks: int) -> int | None:

@@ -38,6 +38,7 @@ def test_only_a_gpu_has_memory_to_give_back(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_peak_is_what_torch_has_had_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", {"cuda:1": 5}.__getitem__)
     assert peak_gpu_memory("cuda:1") == 5
+    assert peak_gpu_memory("cpu") is None
     run = Clock().run(7, device="cuda:1")
     assert (run.gpu_memory_bytes, run.planned_memory_bytes, run.reasons) == (5, 7, {})
     assert Clock().run(7).reasons == {"gpu_memory_bytes": "no CUDA device computed"}
