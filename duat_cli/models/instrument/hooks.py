@@ -23,10 +23,28 @@ def hooked(modules: Iterable[nn.Module], before: Before | None = None, after: Af
     with contextlib.ExitStack() as stack:
         for module in modules:
             if before is not None:
-                stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+                stack.callback(module.register_forward_pre_hook(_Hook(before), with_kwargs=True).remove)
             if after is not None:
-                stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(_Hook(after), with_kwargs=True).remove)
         yield
+
+
+class _Hook:
+    """Stays with its module: a copy of the module does not call it. What a hook belongs to, such as a tracer with the
+    model that it traces, would be copied with it."""
+
+    def __init__(self, called: Callable[..., Any]) -> None:
+        self._called = called
+
+    def __call__(self, *args: Any) -> Any:
+        return self._called(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return _nothing
+
+
+def _nothing(*_: Any) -> None:
+    return None
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,29 @@ def test_what_hooks_return_replaces_arguments_and_output() -> None:
     with hooked([module], after=lambda module, args, kwargs, output: output + 1):
         assert torch.equal(module(X), 2 * X + 1)
     assert torch.equal(module(X), 2 * X)
+
+
+def test_a_copy_of_a_hooked_module_leaves_the_hook_and_what_it_belongs_to_behind() -> None:
+    class Owner:
+        seen = 0
+
+        def before(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+            self.seen += 1
+            return (args[0] + 1,), kwargs
+
+        def after(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
+            self.seen += 1
+            return output + 1
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise AssertionError("copied with the module")
+
+    module, owner = Scale(), Owner()
+    with hooked([module], owner.before, owner.after):
+        assert torch.equal(copy.deepcopy(module)(X), 2 * X)
+        assert owner.seen == 0
+        assert torch.equal(module(X), 2 * (X + 1) + 1)
+    assert owner.seen == 2
 
 
 def add_one(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
