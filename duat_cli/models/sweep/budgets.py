@@ -8,8 +8,10 @@ MEASURED_ELEMENTS = 1 << 19
 """Of Ĥ that `inspect` works on at once: what a processor's caches hold."""
 MEASURED_ELEMENTS_GPU = 1 << 25
 """The same on a GPU, which is kept busy by large pieces: each is a number of launches."""
-PROBE_ELEMENTS = 1 << 26
-"""Of probes in the output's space: 256 MB in float32."""
+PROBE_ELEMENTS = 1 << 24
+"""Of probes in the output's space that are drawn at once: 64 MB in float32."""
+PULLED_ELEMENTS = 1 << 25
+"""Of the gradients of many probes at the stream, which go from block to block: 128 MB in float32."""
 GRADIENT_BYTES = 256 << 20
 """Of one block's gradients of many probes."""
 ABLATION_BYTES = 512 << 20
@@ -104,8 +106,13 @@ def batched_bytes(tokens: int, width: int, heads: int, size: int) -> int:
 
 
 def probes_at_once(elements: int) -> int:
-    """elements: of the output."""
+    """Probes that are drawn and taken through the head at once. elements: of the output."""
     return max(1, PROBE_ELEMENTS // max(1, elements))
+
+
+def pulled_at_once(elements: int) -> int:
+    """Probes whose gradients are carried through all blocks at once. elements: of the stream."""
+    return max(1, PULLED_ELEMENTS // max(1, elements))
 
 
 def gradient_elements(width: int, tokens: int, heads: int, captured: int) -> int:

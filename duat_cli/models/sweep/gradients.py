@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -57,12 +57,12 @@ class Backward:
         sites: Mapping[nn.Module, BlockSites],
         forward: Forward,
         recorded: Recorded,
-        probes: Callable[[], Tensor],
+        probes: Callable[[], Iterable[Tensor]],
         weights: Weights | None = None,
         gone: Removals | None = None,
     ) -> None:
-        """probes: makes (probes, *output.shape) when they are needed. weights: as of `BlockPass`. gone: what the pass
-        was recorded without."""
+        """probes: makes (probes, *output.shape) when they are needed, some at a time. weights: as of `BlockPass`.
+        gone: what the pass was recorded without."""
         self._structure, self._sites, self._recorded, self._probes = structure, sites, recorded, probes
         self._gone = gone
         config = structure.stack.config.get_text_config()
@@ -78,7 +78,7 @@ class Backward:
     def run(self) -> None:
         """From the output to the last block."""
         self._end.run()
-        (self._at_output,) = pulled(self._end.output, [self._hidden], self._probes())
+        self._at_output = torch.cat([pulled(self._end.output, [self._hidden], some)[0] for some in self._probes()])
         del self._end, self._hidden
 
     def through(self, number: int) -> Iterator[BlockGradient]:

@@ -20,7 +20,7 @@ from duat_cli.models.terms.sites import find_sites
 
 def walked(structure: ModelStructure, forward: Forward, recorded: Recorded, probes: Tensor) -> Iterator[BlockGradient]:
     """All blocks, from the last."""
-    walk = Backward(structure, find_sites(structure), forward, recorded, lambda: probes)
+    walk = Backward(structure, find_sites(structure), forward, recorded, lambda: [probes])
     one_by_one([walk])
     for number in reversed(range(len(recorded.calls))):
         yield from walk.through(number)

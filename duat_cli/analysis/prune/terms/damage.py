@@ -54,7 +54,11 @@ class Metric(Protocol):
         """The same of several outputs, (B, N, ...), beside a reference of (1, N, ...)."""
 
     def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
-        """Directions (count, *reference.shape); for nll the first of them is the loss's own gradient."""
+        """Random directions, (count, *reference.shape). noise: draws a tensor of a shape, which may be written to."""
+
+    def first_order(self, reference: Tensor, ids: Tensor) -> Tensor | None:
+        """The direction along which the damage grows at once, (*reference.shape); None where it has none: it is then
+        of second order. Responses to it stand in front of those to the probes."""
 
     def predicted(self, responses: Tensor, confidence: float) -> Interval:
         """Mean over prompts from responses (prompts, probes, …), the change of the output being minus the term."""
@@ -95,6 +99,9 @@ class Hidden:
     def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
         drawn = noise((count, *reference.shape)).to(reference)
         return drawn / torch.linalg.vector_norm(reference.double()).to(reference)
+
+    def first_order(self, reference: Tensor, ids: Tensor) -> None:
+        return None
 
     def predicted(self, responses: Tensor, confidence: float) -> Interval:
         return mean_length(responses.square(), confidence)
@@ -141,7 +148,10 @@ class Divergence:
 
     def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
         tokens = reference.shape[1]
-        return _fisher_noise(reference, noise, count) / math.sqrt(2 * tokens)
+        return _fisher_noise(reference, noise, count).div_(math.sqrt(2 * tokens))
+
+    def first_order(self, reference: Tensor, ids: Tensor) -> None:
+        return None
 
     def predicted(self, responses: Tensor, confidence: float) -> Interval:
         return mean_square(responses.square(), confidence)
@@ -192,9 +202,12 @@ class Loss:
 
     def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
         scored = reference.shape[1] - 1
-        fisher = _fisher_noise(reference, noise, count) / math.sqrt(2 * scored)
+        fisher = _fisher_noise(reference, noise, count).div_(math.sqrt(2 * scored))
         fisher[:, :, -1] = 0  # the last token's next one is not known
-        return torch.cat([self.slope(reference, reference, ids)[None], fisher])
+        return fisher
+
+    def first_order(self, reference: Tensor, ids: Tensor) -> Tensor:
+        return self.slope(reference, reference, ids)
 
     def predicted(self, responses: Tensor, confidence: float) -> Interval:
         first = -responses[:, 0].double().mean(dim=0)
@@ -251,5 +264,8 @@ def _logits(model: Any, ids: Tensor) -> Tensor:
 def _fisher_noise(logits: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
     """A g for every token: (diag(√p) - p√pᵀ) g, (count, 1, N, vocabulary)."""
     p = wide(logits).softmax(dim=-1)  # in bfloat16 its sum would be off by percents
-    drawn = noise((count, *logits.shape)).to(p) * p.sqrt()
-    return (drawn - p * drawn.sum(dim=-1, keepdim=True)).to(logits.dtype)
+    drawn, root = noise((count, *logits.shape)).to(p), p.sqrt()
+    for one in drawn:  # in place: all of them are the largest tensor of the run
+        one.mul_(root)
+        one.sub_(p * one.sum(dim=-1, keepdim=True))
+    return drawn.to(logits.dtype)

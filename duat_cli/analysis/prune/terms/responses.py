@@ -18,7 +18,7 @@ from duat_cli.analysis.prune.terms.damage import Metric
 from duat_cli.kinds import Kind
 from duat_cli.models.arrays import wide
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.sweep.budgets import probes_at_once
+from duat_cli.models.sweep.budgets import probes_at_once, pulled_at_once
 from duat_cli.models.sweep.gradients import Backward, BlockGradient
 from duat_cli.models.sweep.lockstep import Weights, one_by_one
 from duat_cli.models.sweep.passes import Means, Recorded, Removals
@@ -55,6 +55,14 @@ class TermList:
         kinds = [term.kind for term in self.ids]
         starts = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}
         return {kind: range(start, start + kinds.count(kind)) for kind, start in starts.items()}
+
+
+def noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Standard normal probes, (count, ...): the same ones however many are drawn at once."""
+    found = torch.empty(shape)
+    for one in found:
+        one.normal_(generator=generator)
+    return found
 
 
 @dataclass(frozen=True)
@@ -108,22 +116,26 @@ class Responses:
                 weights,
                 None if without is None else without.gone,
             )
-            for size in _pieces(count, recorded.output.numel())
+            # one without any for none, because there may be a direction of first order
+            for size in list(_sizes(count, pulled_at_once(recorded.calls[-1].after.numel()))) or [0]
         ]
 
-    def _probes(self, count: int) -> Tensor:
-        """Those of the next piece; they are drawn in the order of the pieces."""
-        probes = self._metric.probes(self._output, self._ids, self._noise, count)
-        if len(probes) > count and (self._rows or self._without is not None):  # a metric's own direction is needed once
-            probes = probes[len(probes) - count :]
-        if not self._rows and self._without is not None:
-            slope = self._metric.slope(self._without.output, self._output, self._ids)
-            probes = torch.cat([slope[None].to(probes), probes])
-        self._rows.append(torch.zeros(len(probes), len(self._terms.ids)))
-        return probes
+    def _probes(self, count: int) -> Iterator[Tensor]:
+        """Those of the next piece, some at a time; they are drawn in the order of the pieces."""
+        first = None if self._rows else self._first_order()
+        self._rows.append(torch.zeros(count + (first is not None), len(self._terms.ids)))
+        if first is not None:
+            yield first[None]
+        for size in _sizes(count, probes_at_once(self._output.numel())):
+            yield self._metric.probes(self._output, self._ids, self._noise, size)
+
+    def _first_order(self) -> Tensor | None:
+        if self._without is None:
+            return self._metric.first_order(self._output, self._ids)
+        return self._metric.slope(self._without.output, self._output, self._ids)
 
     def _noise(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.randn(shape, generator=self._generator)
+        return noise(shape, self._generator)
 
     def alone(self) -> Tensor:
         """What is found once one piece after the other has been taken through everything."""
@@ -143,11 +155,10 @@ class Responses:
         return torch.cat(self._rows)
 
 
-def _pieces(count: int, elements: int) -> Iterator[int]:
-    """How many probes at a time; one empty piece for none, because a metric may have a direction of its own."""
-    step = probes_at_once(elements)
-    for first in range(0, max(count, 1), step):
-        yield min(step, count - first)
+def _sizes(count: int, most: int) -> Iterator[int]:
+    """Of as many as there are, so many at a time."""
+    for first in range(0, count, most):
+        yield min(most, count - first)
 
 
 def _gather(block: BlockGradient, terms: TermList, found: Tensor, means: Means | None) -> None:

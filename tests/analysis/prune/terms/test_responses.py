@@ -13,7 +13,7 @@ from torch import Tensor
 
 from duat_cli.analysis.prune.terms.ablation import mean_values
 from duat_cli.analysis.prune.terms.damage import Divergence, Hidden, Loss, Metric
-from duat_cli.analysis.prune.terms.responses import SEED, Responses, TermList, Without
+from duat_cli.analysis.prune.terms.responses import SEED, Responses, TermList, Without, noise
 from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure, discover
 from duat_cli.models.edits.surgery import zeroed
@@ -79,7 +79,7 @@ def test_responses_are_exact_jacobian_products(model_type: str) -> None:
     recorded = record(structure, metric.forward(ids))
     terms, found = hidden(model_type)
     generator = torch.Generator().manual_seed(SEED)
-    probes = metric.probes(recorded.output, ids, lambda s: torch.randn(s, generator=generator), PROBES)
+    probes = metric.probes(recorded.output, ids, lambda shape: noise(shape, generator), PROBES)
     checked = 0
     for term in some_terms(terms):
         got = found[:, terms.ids.index(term)].double()
@@ -108,17 +108,21 @@ def test_a_response_does_not_depend_on_how_many_probes_fit(model_type: str, monk
     assert torch.allclose(together, singly, rtol=1e-4, atol=1e-6)
 
 
-def test_pieces_of_probes_are_all_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """nll has a direction of its own, which is carried once whatever the number of pieces."""
+@pytest.mark.parametrize("limit", ["PROBE_ELEMENTS", "PULLED_ELEMENTS"])
+def test_pieces_of_probes_are_all_there(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nll has a direction of first order, which is carried once whatever the number of pieces."""
     model, structure, sites, ids = prepared("llama")
     metric = Loss(model)
     recorded = record(structure, metric.forward(ids))
     terms = TermList.of(structure, sites, ("head",))
     whole = Responses(structure, sites, metric, ids, recorded, terms, 5, 0).alone()
-    monkeypatch.setattr(budgets, "PROBE_ELEMENTS", 2 * recorded.output.numel())
-    pieces = Responses(structure, sites, metric, ids, recorded, terms, 5, 0).alone()
-    assert whole.shape == pieces.shape == (6, 12)
-    assert torch.allclose(whole[0], pieces[0], rtol=1e-5, atol=1e-8)
+    size = recorded.output.numel() if limit == "PROBE_ELEMENTS" else recorded.calls[-1].after.numel()
+    monkeypatch.setattr(budgets, limit, 2 * size)
+    pieces = Responses(structure, sites, metric, ids, recorded, terms, 5, 0)
+    found = pieces.alone()
+    assert len(pieces.pieces) == (1 if limit == "PROBE_ELEMENTS" else 3)
+    assert whole.shape == found.shape == (6, 12)
+    assert torch.allclose(whole, found, rtol=1e-5, atol=1e-8)
     first = Responses(structure, sites, metric, ids, recorded, terms, 0, 0).alone()
     assert torch.allclose(first[0], whole[0], rtol=1e-5, atol=1e-8)
     assert len(first) == 1
@@ -148,8 +152,8 @@ def bias_response(
     bias: Tensor,
 ) -> Tensor:  # fmt: skip
     generator = torch.Generator().manual_seed(SEED)
-    probes = metric.probes(recorded.output, ids, lambda s: torch.randn(s, generator=generator), PROBES)
-    walk = gradients.Backward(structure, sites, metric.forward(ids), recorded, lambda: probes)
+    probes = metric.probes(recorded.output, ids, lambda shape: noise(shape, generator), PROBES)
+    walk = gradients.Backward(structure, sites, metric.forward(ids), recorded, lambda: probes.split(2))
     one_by_one([walk])
     for number in reversed(range(len(recorded.calls))):
         for found in walk.through(number):
@@ -243,7 +247,7 @@ def test_with_means_the_deviation_is_what_counts() -> None:
         return output
 
     generator = torch.Generator().manual_seed(SEED)
-    probes = metric.probes(recorded.output, ids, lambda s: torch.randn(s, generator=generator), PROBES).double()
+    probes = metric.probes(recorded.output, ids, lambda shape: noise(shape, generator), PROBES).double()
     want = probes.flatten(1) @ ((shifted(1e-2) - shifted(-1e-2)) / 2e-2).flatten()
     assert torch.allclose(apart[:, place].double(), want, rtol=1e-2, atol=1e-5)
     assert not torch.allclose(apart[:, place], plain[:, place], rtol=1e-2)
