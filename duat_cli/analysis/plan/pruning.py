@@ -15,6 +15,7 @@ from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import PruneOptions, Task, ablated
 from duat_cli.analysis.plan.terms import (
     NAMES,
+    PREPARED,
     READINGS,
     REPORT,
     SHARING,
@@ -43,11 +44,13 @@ from duat_cli.results.plan import MemoryTerm, Residence
 
 RESPONSES = "responses of all terms"
 SETS_ON_THEIR_WAY = "sets on their way to the last block"
+REUSED = "freed memory that is used again"
 BATCHED = 12 << 20
-FREED = 24 << 20  # by earlier prompts, and not given back: it costs less to use it again
-REUSED = 0.6  # of the probes' size, freed and not given back where weights are in memory; in the end all of it
-REUSED_ONCE = 0.25  # the same under a first prompt, whose gradients do not fit where its probes were
-PROBES = 3.1  # (K, N, V): the noise, its part along the probabilities, and the difference
+FREED = 60 << 20  # by earlier prompts, and not given back
+OUTPUTS, OUTPUT_BYTES = (6, 16), 144 << 20  # the same, of (N, V): with few prompts and with many; all together at most
+GRADIENTS = 0.4  # the same, of the gradients in a block
+PROBABILITIES = 3  # (N, V) beside the probes: of the model's output its probabilities, and what is made of them
+PREPARED_BYTES = 160 << 20  # what the library below torch keeps of every shape of product in half precision
 STREAM_GRADIENTS = 4  # (N, M) of a probe in a block
 INNER_GRADIENTS = 3  # (N, F), or (H, N, N), of a probe in a block
 NEURONS = 7  # (N, n) in float64 of n neurons: activations, and what the norm on their branch makes of them
@@ -65,7 +68,6 @@ def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     """The moments: those of every prompt, certified bounds, the report, and repair."""
     assert task.pruning is not None
     options, streamed = task.pruning, weights == "streamed"
-    freed = FREED if streamed else FREED + _probes(shape, task)
     return [
         *_by_prompt(shape, task, weights),
         *(
@@ -75,8 +77,7 @@ def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
         ),
         [
             *held(shape, weights),
-            _batched(),
-            term("freed memory that is used again", freed),
+            *_kept(shape, task, weights),
             term(REPORT, _report(task, terms_of(shape, options), options)),
         ],
         *([[*_every(shape, task, weights), *repairing(shape, task)]] if options.repair and not streamed else []),
@@ -90,14 +91,15 @@ def shared(shape: Shape, task: Task, processes: int) -> Moment:
     """
     longest, each = sorted(task.chosen_on)[-processes:], -(-len(task.chosen_on) // processes)
     own = sum(_own(shape, replace(task, tokens=(tokens,) * each)) for tokens in longest)
-    freed = term("freed memory that is used again", min(FREED, shape.weights))
+    freed = term(REUSED, min(FREED, shape.weights))
     first = [*held(shape, "resident"), freed, *found_of_terms(shape, task)]
     return [*first, term(SHARING, own)]
 
 
 def _own(shape: Shape, one: Task) -> int:
     """Bytes of a forked process beside those. one: the task of its prompts, as long as the longest of them."""
-    there = size_of([*held(shape, "resident"), *found_of_terms(shape, one)]) + FREED
+    reused = _freed(shape, one, "resident") - FREED // 2  # of what each has of its own, most is in the other terms
+    there = size_of([*held(shape, "resident"), *found_of_terms(shape, one)]) + reused
     return max(map(size_of, _by_prompt(shape, one, "resident"))) - there + COPIED * structure_bytes(shape)
 
 
@@ -107,7 +109,7 @@ def _by_prompt(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     options, longest, streamed = task.pruning, max(task.chosen_on, default=0), weights == "streamed"
     counts = terms_of(shape, options)
     every, sweep, through = _every(shape, task, weights), _sweep(shape, task, weights), through_block(shape, longest)
-    drawing, pulling = _every(shape, task, weights, probing=True), every
+    drawing = pulling = every
     if streamed:  # prompts that are side by side have none of these yet
         drawing, pulling = _without(drawing, RESPONSES, READINGS), _without(every, READINGS)
     page, head = (page_of(shape), layer_of(shape)) if streamed else ([], [])
@@ -131,22 +133,33 @@ def _without(moment: Moment, *names: str) -> Moment:
     return [one for one in moment if one.what not in names]
 
 
-def _every(shape: Shape, task: Task, weights: Residence, *, probing: bool = False) -> Moment:
-    """What is there from the first prompt on until sets are chosen. probing: while a prompt's probes are made."""
+def _every(shape: Shape, task: Task, weights: Residence) -> Moment:
+    """What is there from the first prompt on until sets are chosen."""
     assert task.pruning is not None
     ending = _ending(shape, task.pruning)
     found = held(shape, weights)
     if weights == "resident":
         found.append(term("values of all blocks, V", len(shape.parts.blocks) * shape.values))
-        once = 0.0 if probing else REUSED_ONCE
-        reused = REUSED if len(task.chosen_on) > 1 else once
-        found.append(term("freed memory that is used again", FREED + reused * _probes(shape, task)))
     recorded = sum(_recorded(shape, ending, n) for n in _among(task, weights))
-    return [*found, _batched(), term("the prompts' own passes", recorded), *found_of_terms(shape, task)]
+    kept = _kept(shape, task, weights)
+    return [*found, *kept, term("the prompts' own passes", recorded), *found_of_terms(shape, task)]
 
 
-def _batched() -> MemoryTerm:
-    return term("batched gradients of torch, loaded", BATCHED)
+def _kept(shape: Shape, task: Task, weights: Residence) -> Moment:
+    """By the libraries: what they load and prepare, and memory that is freed and that they do not give back."""
+    prepared = term(PREPARED, PREPARED_BYTES if shape.element < shape.wide else 0)
+    return [term("batched gradients of torch, loaded", BATCHED), prepared, term(REUSED, _freed(shape, task, weights))]
+
+
+def _freed(shape: Shape, task: Task, weights: Residence) -> int:
+    """Memory that is freed and not given back; where all weights are there, because it costs less to use it again."""
+    assert task.pruning is not None
+    if weights == "streamed":
+        return FREED
+    longest, (few, many) = max(task.chosen_on, default=0), OUTPUTS
+    outputs = min(few + len(task.chosen_on), many) * longest * _ending(shape, task.pruning) * shape.wide
+    gradients = int(GRADIENTS * _gradients(shape, task.pruning, longest))
+    return min(FREED, shape.weights) + max(min(outputs, OUTPUT_BYTES), gradients)
 
 
 def _sweep(shape: Shape, task: Task, weights: Residence) -> Moment:
@@ -223,11 +236,11 @@ def _recorded(shape: Shape, ending: int, tokens: int) -> int:
     return recorded_bytes(tokens, len(shape.parts.blocks), shape.width, shape.element) + tokens * ending * shape.element
 
 
-def _probes(shape: Shape, task: Task) -> float:
-    """At the output, as many as go at once, of the longest prompt."""
+def _probes(shape: Shape, task: Task) -> int:
+    """At the output, as many as are drawn at once, of the longest prompt."""
     assert task.pruning is not None
     elements = max(task.chosen_on, default=0) * _ending(shape, task.pruning)
-    return PROBES * min(task.pruning.probes, probes_at_once(elements)) * elements * shape.wide
+    return (min(task.pruning.probes, probes_at_once(elements)) + PROBABILITIES) * elements * shape.wide
 
 
 def _gradients(shape: Shape, options: PruneOptions, tokens: int) -> int:

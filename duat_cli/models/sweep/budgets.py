@@ -8,8 +8,8 @@ MEASURED_ELEMENTS = 1 << 19
 """Of Ĥ that `inspect` works on at once: what a processor's caches hold."""
 MEASURED_ELEMENTS_GPU = 1 << 25
 """The same on a GPU, which is kept busy by large pieces: each is a number of launches."""
-PROBE_ELEMENTS = 1 << 24
-"""Of probes in the output's space that are drawn at once: 64 MB in float32."""
+PROBE_ELEMENTS = 1 << 23
+"""Of probes in the output's space that are drawn at once: 32 MB in float32."""
 PULLED_ELEMENTS = 1 << 25
 """Of the gradients of many probes at the stream, which go from block to block: 128 MB in float32."""
 GRADIENT_BYTES = 256 << 20

@@ -78,7 +78,11 @@ class Backward:
     def run(self) -> None:
         """From the output to the last block."""
         self._end.run()
-        self._at_output = torch.cat([pulled(self._end.output, [self._hidden], some)[0] for some in self._probes()])
+        found = list[Tensor]()
+        for some in self._probes():
+            found += pulled(self._end.output, [self._hidden], some)
+            del some  # before the next ones are drawn
+        self._at_output = torch.cat(found)
         del self._end, self._hidden
 
     def through(self, number: int) -> Iterator[BlockGradient]:
