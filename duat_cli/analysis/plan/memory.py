@@ -22,6 +22,7 @@ from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import (
     FORKED,
     PREDICTIONS,
+    PREPARED,
     SHARING,
     STORED_BESIDE,
     STREAMS,
@@ -45,6 +46,7 @@ ENTRIES = 2048  # sampled of every V_h O_h, kept for every block
 RECORDED = 2  # (H, N, N) behind a block: what is recorded, and H of W'
 GRAMS = 2  # (N, H, M): the values through O, and an operand of their products
 PIECES = 6  # elements of Ĥ that are worked on at once
+PREPARED_FIRST, PREPARED_LENGTH, MOST_PREPARED = 40 << 20, 8 << 20, 200 << 20  # at all, of a length, of all of them
 BATCHES = 40 << 20  # of a batch, and of the prompts that wait until theirs is whole; both are bounded
 
 
@@ -65,7 +67,17 @@ def peak(shape: Shape, task: Task, weights: Residence, tuned: Shape | None = Non
             moments = [[*moment, beside] for moment in moments]
     if task.gpu:
         moments = [on_gpu(shape, moment) for moment in moments]
-    return max(moments, key=size_of)
+    most = max(moments, key=size_of)
+    return [*most, _prepared(shape, task, 1)] if task.runs else most
+
+
+def _prepared(shape: Shape, task: Task, processes: int) -> MemoryTerm:
+    """What the library below torch keeps of the shapes of products in half precision: many a prompt are those of
+    ablations."""
+    if task.gpu or shape.element == shape.wide:
+        return term(PREPARED, 0)
+    each = PREPARED_FIRST + -(-len(set(task.tokens)) // processes) * PREPARED_LENGTH
+    return term(PREPARED, processes * (min(each, MOST_PREPARED) if task.pruning is None else MOST_PREPARED))
 
 
 def shared(shape: Shape, task: Task, processes: int, tuned: Shape | None = None) -> Moment:
@@ -73,12 +85,16 @@ def shared(shape: Shape, task: Task, processes: int, tuned: Shape | None = None)
 
     tuned: as of `peak`.
     """
+    return [_prepared(shape, task, processes), *_shared(shape, task, processes, tuned)]
+
+
+def _shared(shape: Shape, task: Task, processes: int, tuned: Shape | None) -> Moment:
     if task.command == "lora-diff":
         return shared_pair(shape, task, tuned, processes)
     if task.command == "prune-bound":
         return shared_pruning(shape, task, processes)
     if task.pruning is not None:
-        parts = shared(shape, replace(task, pruning=None), processes), shared_pruning(shape, task, processes)
+        parts = _shared(shape, replace(task, pruning=None), processes, None), shared_pruning(shape, task, processes)
         return max(parts, key=size_of)
     every, longest = held(shape, "resident"), sorted(task.tokens)[-processes:]
     own = processes * (FORKED + len(shape.parts.blocks) * STRUCTURE + size_of(_together(shape, task)))

@@ -15,7 +15,6 @@ from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import PruneOptions, Task, ablated
 from duat_cli.analysis.plan.terms import (
     NAMES,
-    PREPARED,
     READINGS,
     REPORT,
     SHARING,
@@ -50,7 +49,6 @@ FREED = 60 << 20  # by earlier prompts, and not given back
 OUTPUTS, OUTPUT_BYTES = (6, 16), 144 << 20  # the same, of (N, V): with few prompts and with many; all together at most
 GRADIENTS = 0.4  # the same, of the gradients in a block
 PROBABILITIES = 3  # (N, V) beside the probes: of the model's output its probabilities, and what is made of them
-PREPARED_BYTES = 160 << 20  # what the library below torch keeps of every shape of product in half precision
 STREAM_GRADIENTS = 4  # (N, M) of a probe in a block
 INNER_GRADIENTS = 3  # (N, F), or (H, N, N), of a probe in a block
 NEURONS = 7  # (N, n) in float64 of n neurons: activations, and what the norm on their branch makes of them
@@ -146,9 +144,8 @@ def _every(shape: Shape, task: Task, weights: Residence) -> Moment:
 
 
 def _kept(shape: Shape, task: Task, weights: Residence) -> Moment:
-    """By the libraries: what they load and prepare, and memory that is freed and that they do not give back."""
-    prepared = term(PREPARED, PREPARED_BYTES if shape.element < shape.wide else 0)
-    return [term("batched gradients of torch, loaded", BATCHED), prepared, term(REUSED, _freed(shape, task, weights))]
+    """By the libraries: code that they load, and memory that is freed and that they do not give back."""
+    return [term("batched gradients of torch, loaded", BATCHED), term(REUSED, _freed(shape, task, weights))]
 
 
 def _freed(shape: Shape, task: Task, weights: Residence) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from duat_cli.analysis.plan.memory import BATCHES, peak
+from duat_cli.analysis.plan.memory import BATCHES, MOST_PREPARED, peak
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import Task
-from duat_cli.analysis.plan.terms import LIBRARIES, LIBRARIES_GPU, STRUCTURE
+from duat_cli.analysis.plan.terms import LIBRARIES, LIBRARIES_GPU, PREPARED, STRUCTURE
 from duat_cli.analysis.plan.waves import WAVE_BYTES
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
@@ -103,6 +104,16 @@ def test_depth_costs_nothing_but_weights(weights: Residence) -> None:
     shallow, deep = (total(shape(layers=layers), "verify", [4096], weights) for layers in (4, 8))
     values, known = 8 * 2 * MIB, 4 * STRUCTURE  # V of four more blocks, twice
     assert deep - shallow == (4 * 24 * MIB + values + known if weights == "resident" else known)
+
+
+def test_products_in_half_precision_are_kept_for_every_length_of_prompt() -> None:
+    def kept(dtype: str, tokens: list[int], **options: Any) -> int:
+        found = peak(shape(dtype), Task("inspect", tuple(tokens), **options), "resident")
+        return sum(one.bytes for one in found if one.what == PREPARED)
+
+    assert kept("float32", [5, 9]) == kept("bfloat16", [5, 9], gpu=True) == 0
+    assert kept("bfloat16", [5, 5]) == kept("bfloat16", [9]) < kept("bfloat16", [5, 9])
+    assert kept("bfloat16", list(range(5, 200))) == kept("float16", list(range(5, 90))) == MOST_PREPARED
 
 
 def test_long_prompts_cost_their_square() -> None:
