@@ -77,17 +77,20 @@ class Chooser:
         def without(places: Tensor) -> Sketch:
             return again([self.terms.ids[k] for k in places.tolist()])
 
+        wanted = self.goal.parameters
+        if wanted is None:
+            wanted = float(self.sizes.parameters[single.order.places[:target]].sum())
         path = path_in_rounds(
-            single, without, target, self.options.rounds, self.terms, kinds, self.sizes, asked=self._asked
+            single, without, wanted, self.options.rounds, self.terms, kinds, self.sizes, asked=self._asked
         )
-        return self._of(path, kinds), self._compared(single, path, target, prompts, tick, each)
+        return self._of(path, kinds), self._compared(single, path, wanted, prompts, tick, each)
 
     def _compared(
-        self, single: Path, path: Path, target: int, prompts: Sequence[Prompt], tick: Tick, each: Each
+        self, single: Path, path: Path, wanted: float, prompts: Sequence[Prompt], tick: Tick, each: Each
     ) -> list[SketchRound]:
         """The sets at the ends of the rounds, and those of one round that hold as much."""
         parameters = self.sizes.parameters
-        whole = reaching(path.order, parameters, float(parameters[single.order.places[:target]].sum()))
+        whole = reaching(path.order, parameters, wanted)
         ends = [*(stage.removed for stage in path.stages), whole]
         held = [float(parameters[path.order.places[:end]].sum()) for end in ends]
         alone = [reaching(single.order, parameters, one) for one in held]

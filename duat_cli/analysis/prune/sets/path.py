@@ -156,7 +156,7 @@ def _alike(
 def path_in_rounds(
     first: Path,
     again: Callable[[Tensor], Sketch],
-    target: int,
+    wanted: float,
     rounds: int,
     terms: TermList,
     kinds: Sequence[Kind],
@@ -164,11 +164,10 @@ def path_in_rounds(
     *,
     asked: bool = False,
 ) -> Path:
-    """Of as many rounds, each of which takes an equal share of what the first `target` terms of `first` hold.
+    """Of as many rounds, each of which takes an equal share of `wanted` parameters.
 
     again: a sketch without these terms.
     """
-    wanted = float(sizes.parameters[first.order.places[:target]].sum())
     order, curve = first.order, first.curve
     places, ends, predicted, stages = order.places[:0], list[int](), curve[:0], list[Stage]()
     for number in range(1, rounds):
