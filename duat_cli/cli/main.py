@@ -92,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     streams.prepare()
     signals.install()
     libraries.wait_asleep()
+    libraries.keep_few_products()
     try:
         code = run(sys.argv[1:] if arguments is None else arguments)
     except signals.Stopped as stop:

@@ -1,4 +1,4 @@
-"""What torch's threads are told before torch loads."""
+"""What torch's threads, and the library that multiplies for it, are told before torch loads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import pytest
 from children import PATIENCE
 
-from duat_cli.cli.terminal.libraries import SPINS, wait_asleep
+from duat_cli.cli.terminal.libraries import PRODUCTS, SPINS, keep_few_products, wait_asleep
 
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
@@ -28,6 +28,12 @@ def test_a_user_s_own_setting_stays(
     monkeypatch.setattr(os, "environ", dict(own))
     wait_asleep()
     assert os.environ == expected
+
+
+def test_a_user_s_own_number_of_products_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"LRU_CACHE_CAPACITY": "7"})
+    keep_few_products()
+    assert os.environ == {"LRU_CACHE_CAPACITY": "7", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": PRODUCTS}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch's threads are libgomp's on Linux alone")
