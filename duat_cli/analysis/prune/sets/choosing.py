@@ -77,9 +77,9 @@ class Chooser:
         def without(places: Tensor) -> Sketch:
             return again([self.terms.ids[k] for k in places.tolist()])
 
-        wanted = self.goal.parameters
-        if wanted is None:
-            wanted = float(self.sizes.parameters[single.order.places[:target]].sum())
+        wanted = float(self.sizes.parameters[single.order.places[:target]].sum())
+        if self.goal.parameters is not None:  # the set of one round goes beyond that by a part of its last term
+            wanted = min(wanted, self.goal.parameters)
         path = path_in_rounds(
             single, without, wanted, self.options.rounds, self.terms, kinds, self.sizes, asked=self._asked
         )

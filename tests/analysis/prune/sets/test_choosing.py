@@ -99,6 +99,12 @@ def test_rounds_are_measured_beside_one_round_of_the_same_size() -> None:
     assert [held(order[: one.removed]) >= wanted * k / 3 for k, one in enumerate(plan.rounds, 1)] == [True] * 3
 
 
+def test_rounds_end_with_the_set_that_is_chosen_where_no_set_holds_the_share() -> None:
+    [plan] = outcome(replace(JOINT, remove=0.9999, rounds=2)).report.plans
+    assert plan.rounds[-1].removed == plan.removed == plan.of
+    assert 0 < plan.rounds[0].removed < plan.removed
+
+
 def test_uniform_sets_of_both_kinds_leave_the_file() -> None:
     found = outcome(replace(JOINT, remove=0.3, uniform=True, rounds=2))
     [plan] = found.report.plans
