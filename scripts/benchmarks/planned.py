@@ -29,11 +29,12 @@ def planned(_runs: int) -> list[Row]:
         write(shape, SHAPES["135M"])
         moved = _tuned(shape, Path(folder) / "tuned")
         rows = []
-        for what, model in (("demo", str(DEMO)), ("135M", str(shape))):
+        half = ["--dtype", "bfloat16"]
+        for what, model, dtype in (("demo", DEMO, []), ("135M", shape, []), ("135M in bfloat16", shape, half)):
             for command, extra in COMMANDS.items():
                 tuned = str(DEMO.parent / "adapter" if what == "demo" else moved)
-                given = [*extra, tuned] if command == "lora-diff" else extra
-                rows += _rows(what, command, model, given, folder)
+                given = [*([tuned] if command == "lora-diff" else []), *dtype, *extra]
+                rows += _rows(what, command, str(model), given, folder)
     return rows
 
 

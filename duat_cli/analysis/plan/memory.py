@@ -46,7 +46,7 @@ ENTRIES = 2048  # sampled of every V_h O_h, kept for every block
 RECORDED = 2  # (H, N, N) behind a block: what is recorded, and H of W'
 GRAMS = 2  # (N, H, M): the values through O, and an operand of their products
 PIECES = 6  # elements of Ĥ that are worked on at once
-PREPARED_FIRST, PREPARED_LENGTH, MOST_PREPARED = 40 << 20, 8 << 20, 200 << 20  # at all, of a length, of all of them
+PREPARED_FIRST, PREPARED_LENGTH, MOST_PREPARED = 20 << 20, 8 << 20, 176 << 20  # at all, of a length, of all of them
 BATCHES = 40 << 20  # of a batch, and of the prompts that wait until theirs is whole; both are bounded
 
 

@@ -149,14 +149,15 @@ def _kept(shape: Shape, task: Task, weights: Residence) -> Moment:
 
 
 def _freed(shape: Shape, task: Task, weights: Residence) -> int:
-    """Memory that is freed and not given back; where all weights are there, because it costs less to use it again."""
+    """Memory that is freed and not given back; more where all weights are there: it costs less to use it again."""
     assert task.pruning is not None
+    freed = min(FREED, shape.weights)
     if weights == "streamed":
-        return FREED
+        return freed
     longest, (few, many) = max(task.chosen_on, default=0), OUTPUTS
     outputs = min(few + len(task.chosen_on), many) * longest * _ending(shape, task.pruning) * shape.wide
     gradients = int(GRADIENTS * _gradients(shape, task.pruning, longest))
-    return min(FREED, shape.weights) + max(min(outputs, OUTPUT_BYTES), gradients)
+    return freed + max(min(outputs, OUTPUT_BYTES), gradients)
 
 
 def _sweep(shape: Shape, task: Task, weights: Residence) -> Moment:

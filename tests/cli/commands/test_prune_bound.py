@@ -364,7 +364,7 @@ def test_what_is_said_of_blocks_that_are_removed(
     assert config["num_hidden_layers"] == 1
 
 
-@pytest.mark.parametrize("which", ["guaranteed", "largest", "2"])
+@pytest.mark.parametrize("which", ["guaranteed", "largest", "3"])
 def test_the_set_that_is_asked_for_is_written(
     llama: str, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], which: str
 ) -> None:
@@ -376,13 +376,13 @@ def test_the_set_that_is_asked_for_is_written(
     )  # fmt: skip
     [plan] = found.plans
     assert plan.guarantee is not None
-    count = {"guaranteed": plan.guarantee.removed, "largest": plan.removed, "2": 2}[which]
+    count = {"guaranteed": plan.guarantee.removed, "largest": plan.removed, "3": 3}[which]
     terms = json.loads(file.read_text())["terms"]
     assert {f"block.{t['block']}.head.{t['index']}" for t in terms} == set(plan.set[:count])
     said = {
         "guaranteed": f"the guaranteed set of {count} of {plan.of} heads (the largest",
         "largest": f"{count} of {plan.of} heads, the largest set within the budget; it is not guaranteed",
-        "2": f"2 of {plan.of} heads, as --set says",
+        "3": f"3 of {plan.of} heads, as --set says",
     }
     assert lines[-1].startswith(f"wrote {file}: {said[which]}")
 
