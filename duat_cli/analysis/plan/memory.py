@@ -65,16 +65,17 @@ def peak(shape: Shape, task: Task, weights: Residence, tuned: Shape | None = Non
         if task.command == "compare":
             beside = kept_prompts(shape, task, weights)
             moments = [[*moment, beside] for moment in moments]
+    if task.runs:
+        moments = [[*moment, _prepared(shape, task, 1)] for moment in moments]
     if task.gpu:
         moments = [on_gpu(shape, moment) for moment in moments]
-    most = max(moments, key=size_of)
-    return [*most, _prepared(shape, task, 1)] if task.runs else most
+    return max(moments, key=size_of)
 
 
 def _prepared(shape: Shape, task: Task, processes: int) -> MemoryTerm:
-    """What the library below torch keeps of the shapes of products in half precision: many a prompt are those of
-    ablations."""
-    if task.gpu or shape.element == shape.wide:
+    """Code for the sizes of products in half precision, which every length of prompt has; ablations have more of them
+    than are kept."""
+    if shape.element == shape.wide:
         return term(PREPARED, 0)
     each = PREPARED_FIRST + -(-len(set(task.tokens)) // processes) * PREPARED_LENGTH
     return term(PREPARED, processes * (min(each, MOST_PREPARED) if task.pruning is None else MOST_PREPARED))

@@ -43,7 +43,7 @@ def on_gpu(shape: Shape, moment: Moment) -> Moment:
     """What of that is in a GPU's memory. A tensor comes there as it is stored, and is cast there."""
     cast = shape.largest_tensor if shape.largest_tensor != shape.largest_elements * shape.element else 0
     most = {IMPORTED: LIBRARIES_GPU, NEXT_BLOCK: cast, STORED_BESIDE: cast}
-    most |= dict.fromkeys((NAMES, READINGS, REPORT, PREDICTIONS), 0)
+    most |= dict.fromkeys((NAMES, READINGS, REPORT, PREDICTIONS, PREPARED), 0)
     return [term(one.what, min(one.bytes, most.get(one.what, one.bytes))) for one in moment]
 
 

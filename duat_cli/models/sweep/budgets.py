@@ -23,7 +23,7 @@ ROW_TOKENS = 512
 ROW_BLOCKS = 1
 """How much later than the first of them another may begin: it goes through the blocks up to there for nothing."""
 ROW_ELEMENTS = 1 << 24
-"""Of their outputs: 64 MB in float32, less than the probes take at another time."""
+"""Of their outputs: 64 MB in float32."""
 KEPT_BYTES = 512 << 20
 """Of prompts' own passes that every set of a repair is compared with; and as much of what it is fitted to."""
 TARGET_BYTES = 256 << 20

@@ -98,7 +98,7 @@ class Responses:
         the slope of the damage there."""
         self._metric, self._ids, self._terms, self._means = metric, ids, terms, means
         self._output, self._without = recorded.output, without
-        self._generator = torch.Generator().manual_seed(SEED + seed)
+        self._noise = functools.partial(noise, generator=torch.Generator().manual_seed(SEED + seed))
         kinds = {kind for kind, _ in terms.starts}
         watched = {
             module: BlockSites(tuple(s for s in found.sites if s.kind in kinds), found.reasons)
@@ -133,9 +133,6 @@ class Responses:
         if self._without is None:
             return self._metric.first_order(self._output, self._ids)
         return self._metric.slope(self._without.output, self._output, self._ids)
-
-    def _noise(self, shape: tuple[int, ...]) -> Tensor:
-        return noise(shape, self._generator)
 
     def alone(self) -> Tensor:
         """What is found once one piece after the other has been taken through everything."""
