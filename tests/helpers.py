@@ -34,11 +34,11 @@ def kron_sum(left: Tensor, maps: Tensor) -> Tensor:
 
 
 def blocks_of(W: Tensor, tokens: int) -> Tensor:
-    """B_ij, the M x M block from token j to token i: (N, N, M, M)."""
-    width = W.shape[0] // tokens
+    """B_ij, the M x width block from token j to token i: (N, N, M, width)."""
+    rows, columns = W.shape[0] // tokens, W.shape[1] // tokens
     return torch.stack(
         [
-            torch.stack([W[i * width : (i + 1) * width, j * width : (j + 1) * width] for j in range(tokens)])
+            torch.stack([W[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns] for j in range(tokens)])
             for i in range(tokens)
         ]
     )

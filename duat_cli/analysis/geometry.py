@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -15,10 +17,13 @@ from duat_cli.operators.pattern import EntryPattern
 from duat_cli.operators.sampling import sample_entries
 
 ENTRY_SAMPLES = 2048
+KEPT_HEADS = 512  # up to here G and R, of 8 heads² bytes each, are kept of every block, and G on disk
 KEPT_CHANNELS = 2048
 KEPT_MAPS = 1 << 16  # entries of a block's
 RECOMPUTED = 16  # of them, whenever they come from the cache
 SEED = 11
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,15 @@ class Geometry:
         return self._total[0] if self._total else None
 
 
+def known_or(made: Callable[[], Geometry], key: Key, known: dict[Key, Geometry]) -> Geometry:
+    """What is known of that key, else made and from then on known; of those with many heads only the last one is."""
+    if key not in known:
+        for other in [one for one, found in known.items() if found.factors.heads > KEPT_HEADS]:
+            del known[other]
+        known[key] = made()
+    return known[key]
+
+
 def bare(factors: HeadFactors) -> Geometry:
     """Without a sample of entries, and past the cache: of W'_c."""
     return Geometry.of(factors, gram(factors), entries=factors.output.new_zeros(0, factors.heads))
@@ -71,8 +85,8 @@ def bare(factors: HeadFactors) -> Geometry:
 
 def geometry(factors: BlockFactors, name: str, cache: TensorCache) -> Geometry:
     """From the cache where the factors were read from weights; found with unit vectors, V has an arbitrary
-    scale and is not kept."""
-    kept = factors.origin == "read"
+    scale and is not kept, nor is that of many heads."""
+    kept = factors.origin == "read" and factors.heads.heads <= KEPT_HEADS
     stored, entries = (cache.get(name), cache.get(name + ".entries")) if kept else (None, None)
     if stored is None or entries is None or not _belongs(stored, entries, factors.heads):
         stored, entries = gram(factors.heads), sample_entries(factors.heads, ENTRY_SAMPLES, SEED)

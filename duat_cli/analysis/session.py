@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.decomposition import Step
-from duat_cli.analysis.geometry import Geometry, bare, geometry
+from duat_cli.analysis.geometry import Geometry, bare, geometry, known_or
 from duat_cli.analysis.own_fault import own_fault, require_signal
 from duat_cli.analysis.plan.shape import shape_of
 from duat_cli.analysis.plan.waves import prompt_waves
@@ -320,12 +320,11 @@ class Session:
 
     def geometry(self, call: int, *, cross: bool = False) -> Geometry:
         """The Gram matrix and samples of the block of that call, or of its W'_c, `bare`; its factors must exist."""
-        if (call, cross) not in self._geometries:
-            block = self.structure.block(call)
-            known, name = block.cross if cross else block.factors, block.parts.name
-            assert known is not None
-            self._geometries[call, cross] = bare(known.heads) if cross else geometry(known, name, self._cache)
-        return self._geometries[call, cross]
+        block = self.structure.block(call)
+        known, name = block.cross if cross else block.factors, block.parts.name
+        assert known is not None
+        made = (lambda: bare(known.heads)) if cross else (lambda: geometry(known, name, self._cache))
+        return known_or(made, (call, cross), self._geometries)
 
     def save_cache(self) -> None:
         self._cache.save()

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,11 @@ class OperatorSums:
         """rows: some rows of Ĥ, (heads, n, N). Returns their C² and which of their blocks are not zero, (n, N) each."""
         shape = rows.shape[-2:]
         flat = rows.flatten(-2)
-        self.head_products += flat @ flat.mT
+        seen = without_tiny(flat)
+        self.head_products += seen @ seen.mT
         # Softmax goes down to 1e-45, whose square is lost: each ĥ_ij is scaled to a largest entry of one first.
         size = flat.abs().amax(dim=-2, keepdim=True).clamp_min(torch.finfo(flat.dtype).smallest_normal)  # (1, n N)
-        vectors = self._root.to(flat.dtype) @ (flat / size)
+        vectors = self._root.to(flat.dtype) @ without_tiny(flat / size)
         squares = vectors.square().sum(dim=-2, keepdim=True)  # |R ĥ_ij / size|²
         alive = squares > 0
         self._directions += (vectors / (squares + ~alive)) @ vectors.mT
@@ -125,16 +126,64 @@ class OperatorSums:
         return [size if count else None for size, count in pairs]
 
 
-def token_grams(values: Tensor, output: Tensor) -> Tensor:
-    """Q[j, h, k] = ⟨v_jh O_h, v_jk O_k⟩, (N, heads, heads).
+class ValueSquares:
+    """‖B_ij x_j‖² = ‖Σ_h ĥ_ijh v_jh O_h‖² of any rows of H: what token j brings to token i.
 
-    values: (heads, N, d), the values without bias; output: (heads, d, M). ‖B_ij x_j‖² = ĥ_ijᵀ Q_j ĥ_ij.
+    It is ĥ_ijᵀ Q_j ĥ_ij with a Gram matrix of the heads for every token, Q_j[h, k] = ⟨v_jh O_h, v_jk O_k⟩. Heads of one
+    channel each may be thousands: then Q_j takes more than the sum itself, which is made of every pair of tokens.
+    Of several prompts of as many tokens an axis stands in front of every tensor.
     """
-    vectors = torch.bmm(values, output).transpose(0, 1)  # (N, heads, M)
-    return vectors @ vectors.mT
+
+    def __init__(self, values: Tensor, output: Tensor) -> None:
+        """values: (heads, N, d), without bias; output: (heads, d, M)."""
+        *lead, heads, tokens, width = values.shape
+        self._grams: Tensor | None = None  # (N, heads, heads)
+        if width == 1:
+            self._values, self._root = values, narrow(output[:, 0])
+        else:
+            every = values.movedim(-3, 0).reshape(heads, -1, width)
+            vectors = torch.bmm(every, output).transpose(0, 1)  # (N, heads, M)
+            self._grams = (vectors @ vectors.mT).unflatten(0, (*lead, tokens))
+
+    def of(self, rows: Tensor) -> Tensor:
+        """rows: some rows of H over the first K tokens, (heads, n, K). Returns (n, K)."""
+        sources = rows.shape[-1]
+        if self._grams is not None:
+            grams = self._grams[..., :sources, :, :]
+            by_source = without_tiny(rows).movedim(-1, -3).to(grams.dtype).contiguous()  # (K, heads, n)
+            return ((grams @ by_source) * by_source).sum(dim=-2).mT.clamp_min(0)
+        values = self._values[..., :sources, :]
+        if values.ndim == 3:
+            return channel_squares(rows, values, self._root)
+        return torch.stack([channel_squares(*one, self._root) for one in zip(rows, values, strict=True)])
+
+    def of_sums(self) -> Tensor:
+        """‖Σ_h v_jh O_h‖² of every token, (N,)."""
+        if self._grams is not None:
+            return self._grams.sum(dim=(-2, -1))
+        return (self._values[..., 0].mT @ self._root).square().sum(dim=-1)
 
 
-def weighted_squares(rows: Tensor, grams: Tensor) -> Tensor:
-    """‖B_ij x_j‖² = ĥ_ijᵀ Q_j ĥ_ij: rows (heads, n, N), grams (N, heads, heads) to (n, N); or an axis before each."""
-    by_source = rows.movedim(-1, -3).to(grams.dtype).contiguous()  # (N, heads, n)
-    return ((grams @ by_source) * by_source).sum(dim=-2).mT.clamp_min(0)
+def channel_squares(rows: Tensor, values: Tensor, root: Tensor, gate: Tensor | None = None) -> Tensor:
+    """‖Σ_h ĥ_ijh (v_jh ∘ g_ih) O_h‖², (n, N), by every channel of every pair of tokens.
+
+    rows: of H, (heads, n, N); values: (heads, N, d); root: as of `narrow`, of the concatenated O_h; gate: g of the
+    receiving tokens, (heads, n, d).
+    """
+    found, rows = [], without_tiny(rows)
+    for i in range(rows.shape[1]):
+        channels = rows[:, i, :, None] * values  # (heads, N, d)
+        channels = channels if gate is None else channels * gate[:, i, None]
+        found.append((channels.transpose(0, 1).flatten(1) @ root).square().sum(dim=-1))
+    return torch.stack(found)
+
+
+def without_tiny(x: Tensor) -> Tensor:
+    """With zeros where the square is no normal number: beside the others such entries add nothing, and products with
+    them take a hundred times as long."""
+    return nn.functional.hardshrink(x, torch.finfo(x.dtype).smallest_normal ** 0.5)
+
+
+def narrow(output: Tensor) -> Tensor:
+    """R with R Rᵀ = O Oᵀ that has no more columns than rows; output: (channels, M)."""
+    return output if output.shape[1] <= output.shape[0] else torch.linalg.qr(output.mT).R.mT

@@ -6,6 +6,8 @@ channel d with V_h[a, d] ≠ 0 and O_h[d, b] ≠ 0. The union over heads and cha
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,8 @@ class EntryPattern:
         weight = torch.ones_like(sizes[0], dtype=torch.float64) if counts is None else counts.double()
         if self.alike:
             return float(weight @ (sizes.amax(dim=0) > 0).double()) * self.share()
+        if (shares := self._separate) is not None:
+            return float(shares @ ((sizes > 0).double() @ weight))
         patterns, place = torch.unique((sizes > 0).T, dim=0, return_inverse=True)
         totals = weight.new_zeros(len(patterns)).index_add_(0, place, weight)
         return sum(self.share(row) * n for row, n in zip(patterns, totals.tolist(), strict=True))
@@ -46,9 +50,21 @@ class EntryPattern:
     def alike(self) -> bool:
         """Whether every head alone reaches the entries that all of them reach together."""
         if self._alike is None:
-            alone = torch.eye(self._factors.heads, dtype=torch.bool)
-            self._alike = self._whole() or all(self.share(head) == self.share() for head in alone)
+            self._alike = self._whole() or (self._separate is None and self._one_for_all())
         return self._alike
+
+    def _one_for_all(self) -> bool:
+        return all(self.share(head) == self.share() for head in torch.eye(self._factors.heads, dtype=torch.bool))
+
+    @functools.cached_property
+    def _separate(self) -> Tensor | None:
+        """The share of each head, (heads,), where no two channels read the same row of V: then no entry is reached
+        twice. Of the thousands of heads of a kernel that treats each channel by itself every block has its own set."""
+        value, output = self._factors.value != 0, self._factors.output != 0
+        if self._factors.groups > 1 or int(value.sum(dim=(0, 2)).max()) > 1:
+            return None
+        reached = (value.sum(dim=1) * output.sum(dim=2)).sum(dim=1)
+        return reached.double() / (self._factors.width * self._factors.hidden_size)
 
     def _whole(self) -> bool:
         return bool((self._factors.value != 0).all()) and bool((self._factors.output != 0).all())

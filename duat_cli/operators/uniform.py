@@ -44,10 +44,9 @@ class UniformOperators:
         root: R with R R = G, (b, heads, heads); arriving: ‖Σ_h v_jh O_h‖², (b, N).
         """
         self.sources = sources
-        vectors = sources @ root  # R s_j
-        energy = vectors.square().sum(dim=-1)  # s_jᵀ G s_j, (b, N)
+        self._vectors = sources @ root  # R s_j, (b, N, heads)
+        self._energy = energy = self._vectors.square().sum(dim=-1)  # s_jᵀ G s_j, (b, N)
         self.alive = energy > 0
-        self._directions = vectors / (energy + ~self.alive).sqrt()[..., None]
         kinds = torch.stack([energy, arriving.clamp_min(0)], dim=1)  # (b, 2, N)
         self._kinds = kinds / kinds.amax(dim=-1, keepdim=True).clamp_min(torch.finfo(kinds.dtype).tiny)
         self.row_scale = token_scale.abs() / seen.sum(dim=1).clamp_min(1)  # |t_i| / n_i, (b, N)
@@ -85,9 +84,16 @@ class UniformOperators:
         }
         self._coupling.add_rows({name: column.flatten(0, 1) for name, column in columns.items()})
 
-    def head_products(self) -> Tensor:
-        """K[h, k] = ⟨Ĥ_h, Ĥ_k⟩, (b, heads, heads)."""
-        return (self.sources * self._received[..., None]).mT @ self.sources
+    def frobenius_norms(self) -> list[float]:
+        """‖W'‖_F = sqrt(Σ_j c_j s_jᵀ G s_j) of each."""
+        squares: list[float] = (self._received * self._energy).sum(dim=-1).tolist()
+        return [square**0.5 for square in squares]
+
+    def spectra(self) -> Tensor:
+        """The singular values of the rearranged W', descending, (b, heads or N): as `kronecker_spectrum`, of R K R with
+        K = Σ_j c_j s_j s_jᵀ."""
+        symmetric = _smaller(self._vectors, self._received).cpu()  # of so few rows that a GPU takes longer
+        return torch.linalg.eigvalsh(symmetric).clamp_min(0).sqrt().flip(-1)
 
     def nonzero_blocks(self) -> Tensor:
         """How many B_ij are not zero, (b,)."""
@@ -96,9 +102,8 @@ class UniformOperators:
     def block_correlations(self) -> list[float | None]:
         """Root mean square cosine over all pairs of nonzero B_ij = ‖mean of û ûᵀ‖_F; None where all are zero."""
         blocks = self.nonzero_blocks()
-        moments = (
-            (self._directions * self.readers[..., None]).mT @ self._directions / blocks.clamp_min(1)[:, None, None]
-        )
+        directions = self._vectors / (self._energy + ~self.alive).sqrt()[..., None]
+        moments = _smaller(directions, self.readers) / blocks.clamp_min(1)[:, None, None]
         sizes = torch.linalg.matrix_norm(moments).clamp_max(1.0).tolist()
         return [size if count else None for size, count in zip(sizes, blocks.tolist(), strict=True)]
 
@@ -109,6 +114,15 @@ class UniformOperators:
     def weighted(self, block: int) -> CouplingNumbers:
         """By ‖B_ij x_j‖."""
         return self._coupling.numbers(2 * block + 1)
+
+
+def _smaller(vectors: Tensor, weights: Tensor) -> Tensor:
+    """Σ_j w_j v_j v_jᵀ or, where that has more rows, sqrt(w_i w_j) ⟨v_i, v_j⟩, whose nonzero eigenvalues are the same;
+    vectors: (b, N, heads); weights: (b, N)."""
+    if vectors.shape[-1] <= vectors.shape[-2]:
+        return (vectors * weights[..., None]).mT @ vectors
+    scaled = vectors * weights.sqrt()[..., None]
+    return scaled @ scaled.mT
 
 
 def _each(vectors: Tensor, matrix: Tensor) -> Tensor:

@@ -14,10 +14,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from duat_cli.analysis import geometry
 from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.run import inspect
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
+from duat_cli.operators.kronecker import HeadFactors
 from duat_cli.zoo import tiny
 
 Encoded = Callable[..., list[Prompt]]
@@ -103,6 +105,24 @@ def test_what_the_cache_holds_is_held_against_the_weights(
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
     assert numbers(llama, prompts) == sound
     assert numbers(llama, prompts) == sound  # and mended on disk
+
+
+def test_of_blocks_with_many_heads_one_is_kept_and_none_on_disk(
+    checkpoint: Path, prompts: Encoded, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = numbers(checkpoint, prompts, cached=False)
+    monkeypatch.setattr(geometry, "KEPT_HEADS", 3)
+    assert numbers(checkpoint, prompts) == expected
+    assert not list(cache.glob("**/*.safetensors"))
+    known: dict[str, geometry.Geometry] = {}
+    heads = HeadFactors(torch.ones(4, 5, 2), torch.ones(4, 2, 5))
+    first = geometry.known_or(lambda: geometry.bare(heads), "first", known)
+    assert geometry.known_or(lambda: geometry.bare(heads), "first", known) is first
+    geometry.known_or(lambda: geometry.bare(heads), "second", known)
+    assert list(known) == ["second"]
+    monkeypatch.setattr(geometry, "KEPT_HEADS", 4)
+    geometry.known_or(lambda: geometry.bare(heads), "third", known)
+    assert list(known) == ["second", "third"]
 
 
 def test_another_torch_has_another_cache(

@@ -21,7 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from duat_cli.operators.coupling import CouplingNumbers, CouplingSums, OperatorSums, token_grams, weighted_squares
+from duat_cli.operators.coupling import (
+    CouplingNumbers,
+    CouplingSums,
+    OperatorSums,
+    ValueSquares,
+    channel_squares,
+    narrow,
+)
 from duat_cli.operators.kronecker import HeadFactors, gram, gram_root
 
 
@@ -134,22 +141,37 @@ def test_chunks_add_up_to_the_whole(H: Tensor, known: HeadFactors, step: int) ->
     assert_same(parts.coupling, dataclasses.asdict(whole.coupling), 1e-13)
 
 
-def test_the_value_weighted_coupling_is_that_of_naive_products() -> None:
-    """‖B_ij x_j‖ with x_j = s_j-scaled tokens: v_jh = x_j V_h, on grouped heads."""
-    H, known = attention(4, 5), factors(4, 2, 6, 3)
+@pytest.mark.parametrize("width", [1, 3])
+def test_the_value_weighted_coupling_is_that_of_naive_products(width: int) -> None:
+    """‖B_ij x_j‖ with x_j = s_j-scaled tokens: v_jh = x_j V_h, on grouped heads of one channel and of three."""
+    H, known = attention(8, 5), factors(8, 4, 6, width)
     X = normal(5, 6, seed=40)
     values = (X @ known.value).repeat_interleave(2, 0)  # (heads, N, d)
-    got = weighted_squares(H, token_grams(values, known.output)).sqrt()
-    assert far(got, weighted_coupling_of(kron_sum(H, known.maps()), X)) <= 1e-10
+    brought = ValueSquares(values, known.output)
+    expected = weighted_coupling_of(kron_sum(H, known.maps()), X)
+    assert far(brought.of(H).sqrt(), expected) <= 1e-10
+    assert far(brought.of(H[:, 1:3, :4]).sqrt(), expected[1:3, :4]) <= 1e-10
+    everything = torch.ones(8, 1, 5, dtype=torch.float64)
+    assert far(brought.of_sums(), brought.of(everything)[0]) <= 1e-12
 
 
-def test_token_grams_are_the_inner_products_of_what_heads_write() -> None:
-    values, output = normal(3, 4, 2, seed=1), normal(3, 2, 5, seed=2)
-    grams = token_grams(values, output)
-    for j in range(4):
-        written = [values[h, j] @ output[h] for h in range(3)]
-        expected = torch.tensor([[float(a @ b) for b in written] for a in written], dtype=torch.float64)
-        assert far(grams[j], expected) <= 1e-12
+def test_entries_too_small_to_square_change_no_number_and_still_count() -> None:
+    """In float32, where a decay goes down to 1e-45 in some heads; blocks that only such entries reach are not zero."""
+    known, H = factors(4, 4, 6, 3), attention(4, 8)
+    H[1] *= torch.logspace(0, -44, 8, dtype=torch.float64)[:, None]
+    H[:, 6] = H[:, 6] * 1e-40
+    single = HeadFactors(known.value.float(), known.output.float())
+    got, expected = gathered(H.float(), single, 8), gathered(H, known, 8)
+    assert int(got.sums.nonzero_blocks) == int(expected.sums.nonzero_blocks) == 36
+    assert far(got.sums.head_products, expected.sums.head_products) <= 1e-6
+    [correlation], [wanted] = got.sums.block_correlations(), expected.sums.block_correlations()
+    assert correlation == pytest.approx(wanted, rel=1e-4)
+
+
+def test_by_channels_and_by_heads_are_the_same() -> None:
+    values, output, H = normal(4, 5, 3, seed=1), normal(4, 3, 20, seed=2), attention(4, 5)
+    by_heads = ValueSquares(values, output).of(H)
+    assert far(channel_squares(H, values, narrow(output.flatten(0, 1))), by_heads) <= 1e-12
 
 
 def test_a_zero_operator_has_no_numbers() -> None:
@@ -255,9 +277,8 @@ def test_several_operators_at_once_are_each_alone() -> None:
     several = OperatorSums(gram_root(gram(known)), several=3)
     parts = [several.add(rows[:, :, start : start + 4]) for start in (0, 4)]
     squares, alive = (torch.cat(pieces, dim=1) for pieces in zip(*parts, strict=True))
-    values = normal(3, 4, 6, 3, seed=4)
-    grams = torch.stack([token_grams(one, known.output) for one in values])
-    weighted = weighted_squares(rows, grams)
+    values = normal(3, *rows.shape[1:3], known.output.shape[1], seed=4)
+    weighted = ValueSquares(values, known.output).of(rows)
     for k, correlation in enumerate(several.block_correlations()):
         alone = gathered(rows[k], known, 6)
         assert far(squares[k], alone.squares) < 1e-13
@@ -266,4 +287,4 @@ def test_several_operators_at_once_are_each_alone() -> None:
         [expected] = alone.sums.block_correlations()
         assert (correlation or 0.0) == pytest.approx(expected or 0.0, rel=1e-12)
         assert (correlation is None) == (expected is None) == (k == 1)
-        assert far(weighted[k], weighted_squares(rows[k], grams[k])) < 1e-13
+        assert far(weighted[k], ValueSquares(values[k], known.output).of(rows[k])) < 1e-13

@@ -72,6 +72,17 @@ def test_a_head_that_vanishes_at_some_tokens_changes_nothing_where_the_others_re
     assert share(H, factors) == pytest.approx(21 / 36, abs=1e-15) == dense_share(H, factors)
 
 
+@pytest.mark.parametrize("keep", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("rank", [1, 2])
+def test_channels_that_read_rows_of_their_own(rank: int, keep: float) -> None:
+    """As of a kernel that treats each channel by itself; every block is reached by another set of heads."""
+    heads = 5
+    value = torch.eye(heads * rank + 2, dtype=torch.float64)[:, : heads * rank].reshape(-1, heads, rank).transpose(0, 1)
+    output = sparse(heads, rank, heads * rank + 2, keep=keep, seed=3)
+    factors, H = HeadFactors(value, output), sparse(heads, 6, 6, keep=0.5, seed=4)
+    assert share(H, factors) == pytest.approx(dense_share(H, factors), abs=1e-15)
+
+
 def test_counts_stand_for_repeated_blocks() -> None:
     vectors = torch.tensor([[1.0, 0.0, 0.0], [1.0, 2.0, 0.0]], dtype=torch.float64)  # of three blocks
     counts = torch.tensor([2.0, 3.0, 7.0], dtype=torch.float64)

@@ -13,7 +13,7 @@ from duat_cli.analysis.inspect.measured.entries import Pairs, are_counted, cutof
 from duat_cli.analysis.inspect.measured.gated import measure_gated
 from duat_cli.analysis.inspect.measured.numbers import OperatorNumbers, row_pieces, spectral
 from duat_cli.models.value_path.operator import AttentionOperator, PromptOperators
-from duat_cli.operators.coupling import CouplingSums, OperatorSums, token_grams, weighted_squares
+from duat_cli.operators.coupling import CouplingSums, OperatorSums, ValueSquares
 from duat_cli.operators.kronecker import effective_heads, frobenius_norms, kronecker_spectrum
 from duat_cli.operators.sampling import ShareEstimate, exact_share
 
@@ -24,7 +24,7 @@ def measure(
     """All statistics of W' in one pass over the rows of H."""
     if operator.gate is not None:
         return measure_gated(operator, geometry, threshold=threshold, spectrum=spectrum, matrix=matrix)
-    sums = _Sums(geometry, operator.source_scale, token_grams(operator.values, operator.factors.output), matrix=matrix)
+    sums = _Sums(geometry, operator.source_scale, operator.values, matrix=matrix)
     sums.add(row_pieces(operator, operator.factors.heads))
     [numbers] = sums.numbers(operator.allowed, operator.token_scale, threshold)
     return replace(numbers, spectral_norm=spectral(operator)) if spectrum and numbers.frobenius_norm > 0 else numbers
@@ -32,9 +32,7 @@ def measure(
 
 def measure_each(operators: PromptOperators, geometry: Geometry, *, threshold: float) -> list[OperatorNumbers]:
     """The same of every prompt of a batch."""
-    grams = token_grams(operators.values.transpose(0, 1).flatten(1, 2), geometry.factors.output)
-    grams = grams.unflatten(0, operators.source_scale.shape[::2])  # (prompts, N, heads, heads)
-    sums = _Sums(geometry, operators.source_scale, grams)
+    sums = _Sums(geometry, operators.source_scale, operators.values)
     sums.add([(0, operators.attention)])
     return sums.numbers(operators.allowed, operators.token_scale, threshold)
 
@@ -42,12 +40,13 @@ def measure_each(operators: PromptOperators, geometry: Geometry, *, threshold: f
 class _Sums:
     """What the statistics are made of, from rows of H. Of several prompts an axis stands in front of every tensor."""
 
-    def __init__(self, geometry: Geometry, source_scale: Tensor, grams: Tensor, *, matrix: bool = False) -> None:
-        """source_scale: s, (heads, N); grams: as of `token_grams`; matrix: whether C is asked for."""
+    def __init__(self, geometry: Geometry, source_scale: Tensor, values: Tensor, *, matrix: bool = False) -> None:
+        """source_scale: s, (heads, N); values: (heads, N, d); matrix: whether C is asked for."""
         *lead, _, self._tokens = source_scale.shape
         self._several = lead[0] if lead else None
         self._prompts = self._several or 1
-        self._geometry, self._scale, self._grams, self._matrix = geometry, source_scale, grams, matrix
+        self._geometry, self._scale, self._matrix = geometry, source_scale, matrix
+        self._brought = ValueSquares(values, geometry.factors.output)
         self._sums, self._coupling = OperatorSums(geometry.root, self._several), CouplingSums(2 * self._prompts)
         self._pairs: list[Pairs] = []  # one where the nonzero blocks of all are the same
         self._squares: list[Tensor] = []
@@ -67,7 +66,7 @@ class _Sums:
             attention = every[..., :width]
             scaled = attention * self._scale[..., None, :width]
             rows, alive = self._sums.add(scaled)
-            kinds = torch.stack([rows, weighted_squares(attention, self._grams[..., :width, :, :])])
+            kinds = torch.stack([rows, self._brought.of(attention)])
             self._coupling.add(kinds if self._several is None else kinds.flatten(0, 1), start)
             if not self._whole:
                 for k, one in enumerate(self._each(scaled)):
@@ -85,7 +84,7 @@ class _Sums:
         seen = self._reached(allowed)
         norms = frobenius_norms(sums.head_products, geometry.gram)
         spectra = kronecker_spectrum(sums.head_products, geometry.root).reshape(count, -1)
-        arriving = self._grams.sum(dim=(-2, -1)).reshape(count, -1)
+        arriving = self._brought.of_sums().reshape(count, -1)
         filled = self._structural(seen, token_scale)
         numerical = self._numerical(norms, threshold)
         matrix = torch.cat(self._squares).sqrt() if self._matrix else None

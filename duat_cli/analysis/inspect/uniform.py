@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from duat_cli.analysis.geometry import Geometry
+from duat_cli.analysis.geometry import KEPT_HEADS, Geometry
 from duat_cli.analysis.inspect.measured.entries import are_counted, cutoff_of, draws, estimated
 from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers, null_of
 from duat_cli.analysis.inspect.operator import measure
 from duat_cli.models.value_path.operator import AttentionOperator, PromptOperators
-from duat_cli.operators.kronecker import effective_heads, frobenius_norms, kronecker_spectrum
+from duat_cli.operators.kronecker import effective_heads
 from duat_cli.operators.sampling import ShareEstimate, exact_multiples, exact_share
 from duat_cli.operators.uniform import UniformOperators
 
@@ -63,7 +63,7 @@ class _Group:
 class UniformNulls:
     """The nulls of the blocks of one prompt, or of a batch, computed together where their rows see the same tokens.
 
-    together: False computes each at once, so that no block's factors are kept.
+    together: False computes each at once, so that no block's factors are kept; so are those of many heads.
     """
 
     def __init__(self, threshold: float, *, together: bool = True) -> None:
@@ -95,7 +95,7 @@ class UniformNulls:
         scale = token_scale.expand(len(numbers.seen))
         kept = _Kept(key, geometry, sources, scale, numbers.arriving.double())
         self._group(numbers.seen, geometry.factors.heads).blocks.append(kept)
-        if not self._together:
+        if not self._together or geometry.factors.heads > KEPT_HEADS:
             self._work_off()
 
     def _group(self, seen: Tensor, heads: int) -> _Group:
@@ -121,17 +121,14 @@ class UniformNulls:
 
 def _numbers(group: _Group, threshold: float) -> dict[Key, NullNumbers]:
     blocks, tokens = group.blocks, len(group.seen)
-    roots = torch.stack([b.geometry.root for b in blocks])
     all_of = UniformOperators(
         group.seen,
         torch.stack([b.sources for b in blocks]),
         torch.stack([b.token_scale for b in blocks]),
-        roots,
+        torch.stack([b.geometry.root for b in blocks]),
         torch.stack([b.arriving for b in blocks]),
     )
-    products, correlations = all_of.head_products(), all_of.block_correlations()
-    spectra = kronecker_spectrum(products, roots)
-    norms = frobenius_norms(products, torch.stack([b.geometry.gram for b in blocks]))
+    spectra, norms, correlations = all_of.spectra(), all_of.frobenius_norms(), all_of.block_correlations()
     filled, numerical = _filled(group, all_of), _numerical(group, all_of, norms, threshold)
     return {
         block.key: NullNumbers(

@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition, Step
-from duat_cli.analysis.geometry import Geometry, geometry
+from duat_cli.analysis.geometry import Geometry, geometry, known_or
 from duat_cli.analysis.inspect.assemble import null_stats, nulls
 from duat_cli.analysis.inspect.operator import measure
 from duat_cli.analysis.inspect.total import PromptSweep
@@ -219,11 +219,9 @@ class _Runs:
         return _block_null(run, decomposition.advance(run), block, lambda: self._geometry(block), self._threshold)
 
     def _geometry(self, block: ProvedBlock) -> Geometry:
-        name = block.parts.name
-        if name not in self._geometries:
-            assert block.factors is not None
-            self._geometries[name] = geometry(block.factors, name, TensorCache("", enabled=False))
-        return self._geometries[name]
+        name, factors = block.parts.name, block.factors
+        assert factors is not None
+        return known_or(lambda: geometry(factors, name, TensorCache("", enabled=False)), name, self._geometries)
 
 
 class _RunsInParts:

@@ -181,7 +181,7 @@ def _at_a_block(shape: Shape, task: Task, n: int, statistics: bool) -> Moment:
         return through
     side, few = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
     gram = side * side * (2 * shape.wide + 8) + few * (few + shape.width) * shape.wide
-    pieces = PIECES * min(measured_at_once(gpu=task.gpu), shape.heads * n * n) * shape.wide
+    pieces = PIECES * min(measured_at_once(shape.heads, gpu=task.gpu), shape.heads * n * n) * shape.wide
     products = GRAMS * shape.width * shape.heads * n * shape.wide
     after = [
         term("one prompt behind one block", RECORDED * scores + streams),

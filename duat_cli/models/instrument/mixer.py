@@ -23,7 +23,7 @@ from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.tape import Place, Reached, Tape
 
 SEED = 31
-ELEMENTS = 1 << 24  # of values put into the kernel at once
+ELEMENTS = 1 << 20  # of values put into the kernel at once, which may hold a state of 16 or more for each
 
 
 def places(form: MixerForm) -> tuple[Place, ...]:
@@ -162,12 +162,15 @@ class MixerCall:
         held = {number: tensor for number, tensor in ran.held.items() if values[0].operation < number < place.operation}
         return cls(code, read, by_token[0].clone(), by_token[1].clone(), gate, ran.output, held, ran.count)
 
+    def _at_once(self) -> int:
+        """Items that go through the kernel together."""
+        return max(1, ELEMENTS // self.value.numel())
+
     def mix(self, values: Tensor) -> Tensor:
         """What the kernel makes of other values, (items, N, channels) both."""
         place = Place(self.count - self.form.result[0], self.form.result[1])
-        step = max(1, ELEMENTS // self.value.numel())
         found = []
-        for some in values.split(step):
+        for some in values.split(self._at_once()):
             laid = dict(zip(places(self.form), self.form.lay(some), strict=True))
             try:
                 self.code.run(
@@ -222,12 +225,13 @@ class MixerCall:
         """
         _, tokens, channels = self.value.shape
         width, heads = self.form.width, channels // self.form.width
-        items = -(-tokens // width)
-        at = torch.arange(tokens, device=self.value.device)
-        impulses = self.value.new_zeros(items, tokens, heads, width)
-        impulses[at // width, at, :, at % width] = 1.0
-        answers = self.by_head(self.mix(impulses.flatten(2)))  # (items, N, heads, d)
-        H = answers.permute(2, 1, 0, 3).flatten(2)[..., :tokens].contiguous()
+        H = self.value.new_empty(heads, tokens, tokens)
+        for some in torch.arange(tokens, device=self.value.device).split(width * self._at_once()):
+            first = int(some[0])
+            impulses = self.value.new_zeros(-(-len(some) // width), tokens, heads, width)
+            impulses[(some - first) // width, some, :, some % width] = 1.0
+            answers = self.by_head(self.mix(impulses.flatten(2)))  # (items, N, heads, d)
+            H[..., first : first + len(some)] = answers.permute(2, 1, 0, 3).flatten(2)[..., : len(some)]
         again = H @ self.by_head(self.value)[0].transpose(0, 1)  # (heads, N, d)
         error = relative_error(wide(again).transpose(0, 1), wide(self.by_head(self.result)[0]))
         if not error <= tolerance_for(self.value.dtype):

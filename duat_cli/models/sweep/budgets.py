@@ -50,9 +50,10 @@ BOUNDED_ENTRIES = 1 << 21
 """Of V, of the heads whose bounds are made at once."""
 
 
-def measured_at_once(*, gpu: bool) -> int:
-    """Elements of Ĥ."""
-    return MEASURED_ELEMENTS_GPU if gpu else MEASURED_ELEMENTS
+def measured_at_once(heads: int, *, gpu: bool) -> int:
+    """Elements of Ĥ. What some rows add to the sums is (heads, heads): of thousands of heads, adding it for few rows
+    takes longer than the products."""
+    return max(MEASURED_ELEMENTS_GPU if gpu else MEASURED_ELEMENTS, heads * heads)
 
 
 def drawn_in_block(terms: int, blocks: int) -> int | None:

@@ -8,6 +8,7 @@ block does, and the residual of that fit is the proof: reading or probing, a wro
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import dataclass, replace
 
 import torch
@@ -42,7 +43,7 @@ from duat_cli.operators.kronecker import HeadFactors
 
 NO_MIXING = "it has no token mixer, so no token reaches another"
 MERGES = "it has no attention: a held affine map makes other tokens of the stream, of another number or width"
-CHANNEL_HEADS = 1024  # most heads of one channel each
+CHANNEL_HEADS = 8192  # most heads of one channel each
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,13 @@ def choice_of_channels(like: Tensor) -> Tensor:
         raise UnsupportedModelError(
             f"its kernel treats each of {heads} channels by itself: measured up to {CHANNEL_HEADS} heads of one channel"
         )
-    side = torch.eye(heads * width, dtype=wide(like).dtype, device=like.device)
+    return _choice(heads, width, wide(like).dtype, like.device)
+
+
+@functools.lru_cache(maxsize=1)
+def _choice(heads: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The same for every block: of thousands of channels it takes up to 100 MB."""
+    side = torch.eye(heads * width, dtype=dtype, device=device)
     return side.reshape(-1, heads, width).transpose(0, 1)
 
 

@@ -108,13 +108,3 @@ def _between(roots: Tensor, whole: Tensor) -> Tensor:
     count, heads = roots.shape[:2]
     left = torch.einsum("iab,ibkl->iakl", roots, whole)
     return torch.einsum("iakl,klc->iakc", left, roots).reshape(count * heads, count * heads)
-
-
-def gated_squares(rows: Tensor, values: Tensor, gate: Tensor, root: Tensor) -> Tensor:
-    """‖B_ij x_j‖², (n, N). rows: of t H, (heads, n, N); values: (heads, N, d), s included; gate: of these rows,
-    (heads, n, d); root: R with R Rᵀ = O Oᵀ, (heads d, columns), of the concatenated O_h."""
-    found = []
-    for i in range(rows.shape[1]):
-        channels = rows[:, i, :, None] * values * gate[:, i, None]  # (heads, N, d)
-        found.append((channels.transpose(0, 1).flatten(1) @ root).square().sum(dim=-1))
-    return torch.stack(found)

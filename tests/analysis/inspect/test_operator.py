@@ -28,9 +28,11 @@ from helpers import (
 from torch import Tensor
 
 from duat_cli.analysis.geometry import Geometry, geometry
+from duat_cli.analysis.inspect import uniform as uniform_module
 from duat_cli.analysis.inspect.measured import entries as entries_module
 from duat_cli.analysis.inspect.measured.numbers import OperatorNumbers
 from duat_cli.analysis.inspect.operator import measure
+from duat_cli.analysis.inspect.uniform import UniformNulls
 from duat_cli.cache.tensors import TensorCache
 from duat_cli.models.sweep import budgets
 from duat_cli.models.value_path.factors import operator_of
@@ -215,6 +217,43 @@ def test_an_attention_that_writes_nothing_has_no_numbers() -> None:
     else:
         assert isinstance(middle, str)
         assert middle
+
+
+@pytest.mark.parametrize(
+    ("model_type", "index"), [("jamba", 0), ("zamba", 1), ("lfm2_moe", 0), ("rwkv", 1), ("longformer", 1)]
+)
+@pytest.mark.parametrize("together", [True, False])
+def test_of_mixers_and_their_uniform_nulls_it_is_that_of_the_dense_operator(
+    model_type: str, index: int, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the mixers most have heads of one channel each, of which there are more than tokens."""
+    model, seen = double_model(model_type), []
+    monkeypatch.setattr(uniform_module, "KEPT_HEADS", 512 if together else 0)
+
+    def listen(run: Any, step: Any, block: Any) -> None:
+        if run.index != index:
+            return
+        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        known = geometry(block.factors, block.parts.name, TensorCache("unused", enabled=False))
+        nulls = UniformNulls(THRESHOLD)
+        numbers = measure(operator, known, threshold=THRESHOLD, spectrum=False, matrix=True)
+        nulls.add(0, operator, known, numbers)
+        even, x = operator.uniform(numbers.seen), operator.values.transpose(0, 1).flatten(1)
+        if not operator.own:
+            x = run.input[0].to(torch.float64)
+        for got, of in ((numbers, operator), (nulls.numbers()[0], even)):
+            W, tokens = of.matrix().dense(), len(x)
+            assert far(got.effective_heads, effective_number(kronecker_singular_values(W, tokens))) <= 1e-9
+            assert far(got.block_correlation, correlation_of(W, tokens)) <= 1e-9
+            assert_coupling(got.coupling, coupling_of(W, tokens), 1e-9)
+            if operator.own:
+                assert_coupling(got.weighted, weighted_coupling_of(W, x), 1e-9)
+            assert far(got.structural, float((W != 0).double().mean())) <= 1e-12
+        seen.append(run.index)
+
+    with InDouble():
+        sweep(model, token_ids(model), listen, None)
+    assert seen == [index]
 
 
 def test_a_wrong_operator_would_show() -> None:

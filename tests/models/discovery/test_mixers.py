@@ -11,11 +11,14 @@ import torch
 from helpers import InDouble, double_model, far, single_model, sweep, token_ids
 from torch import Tensor, nn
 
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.mixer import Behind
 from duat_cli.models.discovery.kernels import behind_of
 from duat_cli.models.discovery.structure import discover
+from duat_cli.models.instrument import mixer
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.value_path import factors
 from duat_cli.models.value_path.factors import checked, operator_of
 from duat_cli.zoo import tiny
 
@@ -91,6 +94,32 @@ def test_w_is_what_the_frozen_block_does_with_each_unit_vector(
     with InDouble():
         sweep(model, token_ids(model), listen, None)
     assert seen == [block]
+
+
+@pytest.mark.parametrize(("model_type", "block"), [("jamba", 0), ("bamba", 0), ("qwen3_next", 0)])
+@pytest.mark.parametrize("elements", [1, 1 << 9])
+def test_impulses_some_at_a_time_show_the_same_rows(
+    model_type: str, block: int, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, found = double(model_type), []
+
+    def listen(run: Any, _step: Any, _known: Any) -> None:
+        found.extend([rows_of(run)] if run.index == block else [])
+
+    with InDouble():
+        ids = token_ids(model, 13)
+        sweep(model, ids, listen, None)
+        monkeypatch.setattr(mixer, "ELEMENTS", elements)
+        sweep(model, ids, listen, None)
+    whole, parts = found
+    assert far(parts, whole) <= 1e-13
+
+
+def test_more_heads_of_one_channel_than_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factors, "CHANNEL_HEADS", 3)
+    with pytest.raises(UnsupportedModelError, match="treats each of 4 channels by itself: measured up to 3 heads"):
+        factors.choice_of_channels(torch.zeros(1, 4, 5, 1))
+    assert factors.choice_of_channels(torch.zeros(1, 4, 5, 2)).shape == (4, 8, 2)
 
 
 @pytest.mark.parametrize("width", [3, 4])

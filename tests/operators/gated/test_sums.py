@@ -7,8 +7,9 @@ import torch
 from helpers import correlation_of, coupling_of, effective_number, kronecker_singular_values, weighted_coupling_of
 from torch import Tensor
 
+from duat_cli.operators.coupling import channel_squares
 from duat_cli.operators.gated import sums as gated
-from duat_cli.operators.gated.sums import ChannelGram, GatedSums, gated_squares
+from duat_cli.operators.gated.sums import ChannelGram, GatedSums
 from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, channels, effective_heads
 
 HEADS, KV, N, D, M = 4, 2, 5, 3, 6
@@ -60,7 +61,7 @@ def test_every_number_is_that_of_the_dense_matrix(whole: KroneckerSum, rows_at_o
         rows = whole.left[:, first : first + rows_at_once]
         squares.append(sums.add(rows, first)[0])
         here = gate[:, first : first + rows_at_once]
-        weighted.append(gated_squares(rows, values, here, whole.factors.output.flatten(0, 1)))
+        weighted.append(channel_squares(rows, values, whole.factors.output.flatten(0, 1), here))
     assert torch.allclose(torch.cat(squares).sqrt(), coupling_of(W, N), rtol=1e-10)
     assert torch.allclose(torch.cat(weighted).sqrt(), weighted_coupling_of(W, X), rtol=1e-10)
     assert sums.energy**0.5 == pytest.approx(float(W.norm()), rel=1e-12)

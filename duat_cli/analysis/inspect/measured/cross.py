@@ -24,7 +24,7 @@ from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.instrument.attention import StoredRows
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.operator import AttentionOperator
-from duat_cli.operators.coupling import OperatorSums, token_grams, weighted_squares
+from duat_cli.operators.coupling import OperatorSums, ValueSquares
 from duat_cli.operators.kronecker import effective_heads, frobenius_norm, kronecker_spectrum
 from duat_cli.operators.uniform import uniform_rows
 from duat_cli.results.operator import CrossOperator, CrossStats
@@ -60,10 +60,10 @@ def measure_cross(operator: AttentionOperator, known: Callable[[], Geometry]) ->
     factors, sources = operator.factors, operator.values.shape[1]
     if operator.gate is not None:
         return _gated(operator)
-    geometry, grams = known(), token_grams(operator.values, factors.output)
-    norm, stats, _ = _measured(operator, geometry, grams)
+    geometry, brought = known(), ValueSquares(operator.values, factors.output)
+    norm, stats, _ = _measured(operator, geometry, brought)
     even = _uniform(operator)  # its H is zero where the mask is, and nowhere by underflow
-    _, uniform, filled = _measured(even, geometry, grams)
+    _, uniform, filled = _measured(even, geometry, brought)
     return CrossOperator(
         rows=operator.rows.tokens * factors.hidden_size,
         columns=sources * factors.width,
@@ -119,10 +119,10 @@ def _uniform(operator: AttentionOperator) -> AttentionOperator:
     return replace(operator, rows=StoredRows(uniform_rows(seen, operator.factors.heads, operator.values.dtype)))
 
 
-def _measured(operator: AttentionOperator, known: Geometry, grams: Tensor) -> tuple[float, CrossStats, float]:
+def _measured(operator: AttentionOperator, known: Geometry, brought: ValueSquares) -> tuple[float, CrossStats, float]:
     """‖W'_c‖_F, the statistics, and how many blocks' worth of entries are not zero, in one pass over the rows of H.
 
-    grams: of the values, as of `token_grams`.
+    brought: of the values.
     """
     sums, filled = OperatorSums(known.root), 0.0
     spread = (_Spread(), _Spread())
@@ -130,7 +130,7 @@ def _measured(operator: AttentionOperator, known: Geometry, grams: Tensor) -> tu
         scaled = attention * operator.source_scale[:, None, :]
         squares, _ = sums.add(scaled)
         spread[0].add(squares)
-        spread[1].add(weighted_squares(attention, grams))
+        spread[1].add(brought.of(attention))
         filled += known.pattern.filled(scaled.flatten(1).abs())
     stats = _stats(
         {},

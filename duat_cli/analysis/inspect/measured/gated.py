@@ -9,8 +9,8 @@ from duat_cli.analysis.geometry import Geometry
 from duat_cli.analysis.inspect.measured.entries import PAIR_DRAWS, are_counted, cutoff_of, draws
 from duat_cli.analysis.inspect.measured.numbers import OperatorNumbers, row_pieces, spectral
 from duat_cli.models.value_path.operator import AttentionOperator
-from duat_cli.operators.coupling import CouplingSums
-from duat_cli.operators.gated.sums import SPECTRUM_SIDE, GatedSums, gated_squares
+from duat_cli.operators.coupling import CouplingSums, channel_squares, narrow
+from duat_cli.operators.gated.sums import SPECTRUM_SIDE, GatedSums
 from duat_cli.operators.kronecker import HeadFactors, effective_heads
 from duat_cli.operators.pattern import EntryPattern
 from duat_cli.operators.sampling import ShareEstimate, exact_share, sampled_share
@@ -26,14 +26,14 @@ def measure_gated(
     assert gate is not None
     heads, tokens, _ = gate.shape
     sums, coupling = GatedSums(geometry.channels(), gate), CouplingSums(kinds=2)
-    root = _narrow(operator.factors.output.flatten(0, 1))
+    root = narrow(operator.factors.output.flatten(0, 1))
     squares: list[Tensor] = []
     rows: list[Tensor] = []
     for start, attention in row_pieces(operator, heads):
         scaled = attention * operator.source_scale[:, None]
         found, _ = sums.add(scaled, start)
         here = gate[:, start : start + attention.shape[1]]
-        coupling.add(torch.stack([found, gated_squares(attention, operator.values, here, root)]), start)
+        coupling.add(torch.stack([found, channel_squares(attention, operator.values, root, here)]), start)
         squares.append(found)
         rows.append(scaled.abs().amax(dim=0) > 0)
     reached = torch.cat(rows)
@@ -56,11 +56,6 @@ def measure_gated(
         matrix=torch.cat(squares).sqrt() if matrix else None,
         reasons=many,
     )
-
-
-def _narrow(output: Tensor) -> Tensor:
-    """R with R Rᵀ = O Oᵀ that has no more columns than rows; output: (channels, M)."""
-    return output if output.shape[1] <= output.shape[0] else torch.linalg.qr(output.mT).R.mT
 
 
 def _filled(operator: AttentionOperator, pattern: EntryPattern, reached: Tensor) -> float:

@@ -49,7 +49,7 @@ def null_of(numbers: OperatorNumbers) -> NullNumbers:
 def row_pieces(operator: AttentionOperator, heads: int) -> Iterator[tuple[int, Tensor]]:
     """Yield (first row, t H of some rows, (heads, n, N))."""
     for rows, attention in operator.attention_chunks():
-        step = max(1, measured_at_once(gpu=attention.is_cuda) // (heads * attention.shape[-1]))
+        step = max(1, measured_at_once(heads, gpu=attention.is_cuda) // (heads * attention.shape[-1]))
         for first in range(0, attention.shape[1], step):
             yield rows.start + first, attention[:, first : first + step]
 
