@@ -24,6 +24,7 @@ from duat_cli.analysis.plan.terms import (
     PREDICTIONS,
     PREPARED,
     SHARING,
+    STATES,
     STORED_BESIDE,
     STREAMS,
     STRUCTURE,
@@ -46,6 +47,9 @@ ENTRIES = 2048  # sampled of every V_h O_h, kept for every block
 RECORDED = 2  # (H, N, N) behind a block: what is recorded, and H of W'
 GRAMS = 2  # (N, H, M): the values through O, and an operand of their products
 PIECES = 6  # elements of Ĥ that are worked on at once
+IMPULSES = 1 << 20  # values that go through a kernel at once to show its H, of at least one prompt
+KERNEL_ROWS = 2.5  # (channels, N, N) of H that such impulses show
+KERNEL_SQUARES = 7.5  # (channels, channels) in float64: Gram matrices, their roots, products
 PREPARED_FIRST, PREPARED_LENGTH, MOST_PREPARED = 20 << 20, 8 << 20, 176 << 20  # at all, of a length, of all of them
 BATCHES = 40 << 20  # of a batch, and of the prompts that wait until theirs is whole; both are bounded
 
@@ -119,9 +123,15 @@ def _resident(shape: Shape, task: Task, statistics: bool) -> list[Moment]:
 
 def _values(shape: Shape) -> MemoryTerm:
     """All V of the model, twice: as read, and with the gain of the norm in front; where weights are half precision, O
-    as well, in float32. `attribute` asks for none."""
-    wider = shape.outputs if shape.element < shape.wide else 0
-    return term("values of all blocks, V", len(shape.parts.blocks) * (2 * shape.values + wider))
+    as well, in float32; of a kernel with a head a channel, its own. `attribute` asks for none."""
+    blocks, wider = len(shape.parts.blocks), shape.outputs if shape.element < shape.wide else 0
+    return term("values of all blocks, V", blocks * (2 * shape.values + wider) + kernel_factors(shape))
+
+
+def kernel_factors(shape: Shape) -> int:
+    """Bytes of O of all blocks whose kernel treats each channel by itself, and of the one V that they share."""
+    outputs = len(shape.parts.blocks) * shape.channels * shape.width
+    return (outputs + shape.channels**2) * shape.wide
 
 
 def _together(shape: Shape, task: Task) -> Moment:
@@ -187,7 +197,19 @@ def _at_a_block(shape: Shape, task: Task, n: int, statistics: bool) -> Moment:
         term("one prompt behind one block", RECORDED * scores + streams),
         term("statistics of W'", max(gram, products + pieces)),
     ]
-    return max(through, after, key=size_of)
+    return max(through, after, *_kernel(shape, n), key=size_of)
+
+
+def _kernel(shape: Shape, n: int) -> list[Moment]:
+    """Of a kernel that treats each channel by itself: while impulses show its H, then statistics of so many heads."""
+    if not shape.channels:
+        return []
+    rows = term("H of a kernel, by channel", KERNEL_ROWS * shape.channels * n * n * shape.wide)
+    values = max(IMPULSES, n * shape.channels)
+    return [
+        [term("impulses in the kernel", STATES * values * shape.state * shape.wide), rows],
+        [term("statistics of W', by channel", KERNEL_SQUARES * 8 * shape.channels**2), rows],
+    ]
 
 
 def _entries(shape: Shape, statistics: bool) -> int:

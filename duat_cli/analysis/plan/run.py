@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from duat_cli.analysis.plan.memory import SPARE, peak, shared
+from duat_cli.analysis.plan.memory import SPARE, kernel_factors, peak, shared
 from duat_cli.analysis.plan.pace import Pace, may_be_long, measured_pace
 from duat_cli.analysis.plan.pruning import ablation_bytes, terms_of
 from duat_cli.analysis.plan.shape import Shape, shape_of
@@ -117,7 +117,8 @@ def plan(
         total = sum(term.bytes for term in terms)
         beside, second = list[MemoryTerm](), task.reinitialised and weights == "resident"
         if second and (limit is None or total + SPARE * shape.weights <= limit):
-            beside = [term("the re-initialised model, unless its statistics are cached", shape.weights)]
+            size = shape.weights + kernel_factors(shape)
+            beside = [term("the re-initialised model, unless its statistics are cached", size)]
         processes = _processes(shape, task, limit, beside, tuned) if weights == "resident" else 1
         if processes > 1:
             terms = max(terms, shared(shape, task, processes, tuned), key=size_of)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_atte
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 _HEAD_WIDTH = ("head_dim", "d_kv", "kv_channels")
 _CHOSEN_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k")
+_HEADS_A_CHANNEL = {".rg_lru.recurrent_param": 1, ".time_decay": 2, ".conv.conv.weight": 1}
+"""By a tensor's name, of RecurrentGemma, RWKV, whose values are made of two tokens, and LFM2."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -44,6 +47,10 @@ class Shape:
     """Of the logits; 0 where the class has no head."""
     experts: int
     """Of a block, routed."""
+    channels: int
+    """Of a mixer's kernel that treats each of them by itself, a head each; 0 where no block has one."""
+    state: int
+    """Numbers that such a kernel carries from token to token, a channel."""
     products: float
     """Elements of the matrices that one token meets in all blocks; of routed experts those that it is sent to."""
 
@@ -81,6 +88,7 @@ def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
     inside = [tensor for block in parts.blocks for tensor in block.tensors.values()]
     width = _number(config, _WIDTH) or _commonest_side(inside)
     heads = _number(config, _HEADS) or 1
+    channels, state = max(map(_kernel, parts.blocks), default=(0, 0))
     return Shape(
         dtype=named,
         element=element,
@@ -94,6 +102,8 @@ def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
         vocabulary=_vocabulary(files.config, config),
         experts=_number(config, _EXPERTS) or 0,
         inner=max((side for tensor in inside for side in tensor.shape[-2:]), default=width),
+        channels=channels,
+        state=state,
         products=_products(parts.blocks, config),
     )
 
@@ -130,6 +140,20 @@ def _vocabulary(config: Mapping[str, Any], inner: Mapping[str, Any]) -> int:
 def _commonest_side(tensors: Iterable[TensorEntry]) -> int:
     sides = [side for tensor in tensors if len(tensor.shape) > 1 for side in tensor.shape]
     return max(sides, key=sides.count, default=1)
+
+
+def _kernel(block: Part) -> tuple[int, int]:
+    """Channels that a kernel treats each by itself, and the numbers of the state of each; zeros for none.
+
+    Mamba's decay is (channels, state), in Zamba with an axis of heads in front; that of Mamba-2 is by head, (heads,).
+    """
+    for name, tensor in block.tensors.items():
+        *channels, state = tensor.shape or (0,)
+        if name.endswith(".A_log") and channels:
+            return math.prod(channels), state
+        if heads := next((heads for end, heads in _HEADS_A_CHANNEL.items() if name.endswith(end)), None):
+            return heads * max(tensor.shape), 1
+    return 0, 0
 
 
 def _products(blocks: Iterable[Part], config: Mapping[str, Any]) -> float:

@@ -28,6 +28,7 @@ PREDICTIONS = "predictions in the report"
 SCORES = 3  # (H, N, N): scores, their softmax, and what is recorded
 STREAMS = 6  # (N, M): the stream, its parts and what is replayed
 FFN = 3  # (N, F)
+STATES = 4.3  # (N, channels, state) of a kernel that treats each channel by itself
 REPLAYED = 8  # (N, M) of a term that is carried through a block
 
 
@@ -87,5 +88,6 @@ def layer_of(shape: Shape) -> Moment:
 
 def through_block(shape: Shape, tokens: int) -> MemoryTerm:
     """Of one prompt while it goes through one block."""
-    sizes = SCORES * shape.heads * tokens**2 + tokens * (STREAMS * shape.width + FFN * shape.inner)
+    kernel = STATES * shape.channels * shape.state
+    sizes = SCORES * shape.heads * tokens**2 + tokens * (STREAMS * shape.width + FFN * shape.inner + kernel)
     return term("one prompt through one block", sizes * shape.wide)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from duat_cli.analysis.plan.memory import BATCHES, MOST_PREPARED, peak
+from duat_cli.analysis.plan.memory import BATCHES, IMPULSES, KERNEL_SQUARES, MOST_PREPARED, peak
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import Task
-from duat_cli.analysis.plan.terms import LIBRARIES, LIBRARIES_GPU, PREPARED, STRUCTURE
+from duat_cli.analysis.plan.terms import LIBRARIES, LIBRARIES_GPU, PREPARED, STATES, STRUCTURE
 from duat_cli.analysis.plan.waves import WAVE_BYTES
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.models.instrument import mixer
 from duat_cli.models.sweep.budgets import BATCH_BYTES_GPU, batched_bytes
 from duat_cli.results.plan import Planned, Residence
 
@@ -119,6 +121,22 @@ def test_products_in_half_precision_are_kept_for_every_length_of_prompt() -> Non
 def test_long_prompts_cost_their_square() -> None:
     short, long, longer = (total(shape(), "inspect", [n], "resident") for n in (4096, 8192, 16384))
     assert 3.5 < (longer - long) / (long - short) < 4.1
+
+
+def test_a_kernel_of_many_channels_takes_impulses_then_squares_of_its_heads() -> None:
+    assert IMPULSES == mixer.ELEMENTS
+    small = shape(embedding=4 * MIB)
+    few, many = (replace(small, channels=channels, state=16) for channels in (512, 8192))
+    impulses, squares = (terms(one, "inspect", [64], "streamed") for one in (few, many))
+    assert impulses["impulses in the kernel"] == int(STATES * IMPULSES * 16 * 4)
+    assert impulses["H of a kernel, by channel"] * 16 == squares["H of a kernel, by channel"]
+    assert squares["statistics of W', by channel"] == KERNEL_SQUARES * 8 * 8192**2
+    factors = term_of(few, "values of all blocks, V") - term_of(small, "values of all blocks, V")
+    assert factors == 4 * (512**2 + 4 * 512 * 1024)  # one V, O of four blocks
+
+
+def term_of(of: Shape, what: str) -> int:
+    return terms(of, "inspect", [1024], "resident")[what]
 
 
 def test_prompts_wait_in_front_of_a_block_when_streamed_alone() -> None:

@@ -29,6 +29,22 @@ def test_width_heads_and_weights(model_type: str, tmp_path: Path) -> None:
     assert shape.weights == sum(p.numel() * p.element_size() for p in loaded.model.parameters())
 
 
+@pytest.mark.parametrize(
+    "model_type", ["jamba", "zamba", "rwkv", "lfm2_moe", "mamba", "recurrent_gemma", "bamba", "llama"]
+)
+def test_channels_of_a_kernel_are_its_heads(model_type: str, tmp_path: Path) -> None:
+    """Of Mamba-2 in Bamba a head has several channels."""
+    shape = shape_of(inspect_folder(saved(model_type, tmp_path)), "float32")
+    structure = Session(whole(tmp_path), lambda *_: None, cache=False).structure
+    factors = [structure.block(call).factors for call in range(len(structure.calls))]
+    alone = [one.heads.heads for one in factors if one is not None and one.heads.output.shape[1] == 1]
+    assert shape.channels == max(alone, default=0)
+    assert shape.state == (
+        structure.stack.config.get_text_config().mamba_d_state if model_type == "jamba" else shape.state
+    )
+    assert bool(shape.channels) == (model_type not in ("bamba", "llama")) == bool(shape.state)
+
+
 def test_a_dtype_that_no_model_runs_in_is_refused() -> None:
     files = inspect_folder(demo_path())
     assert shape_of(files, "bf16").element == shape_of(files, "float16").element == 2
