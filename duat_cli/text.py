@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from collections.abc import Sequence
 
 PAPER_PROMPT = "Nui zi created Nui zi dynamics"  # the paper's own example, where a matrix is asked for without a text
 
 # controls (C0, DEL, C1), formats (bidi, zero width), surrogates, line and paragraph separators
 _ESCAPED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_MEASURED = re.compile(r"(?<![\w.])(\d+\.\d+(?:e[+-]\d+)?)(?![\w.]*\w)")  # in no name or version; counts are whole
 
 
 def clean(text: str) -> str:
@@ -42,6 +45,22 @@ def indices(word: str, numbers: list[int]) -> str:
             runs.append([number, number])
     names = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
     return f"{word if len(set(numbers)) == 1 else word + 's'} {', '.join(names)}"
+
+
+def in_one(texts: Sequence[str]) -> str | None:
+    """One text for several that are the same but for one measured number, of which it names the smallest and the
+    largest: 'leaves 1.0e-01 to 1.4e-01'; None where they differ in more."""
+    parts = [_MEASURED.split(text) for text in texts]
+    if len({len(split) for split in parts}) > 1:
+        return None
+    columns = list(zip(*parts, strict=True))  # the measured numbers have odd places
+    differing = [place for place, column in enumerate(columns) if len(set(column)) > 1]
+    if len(differing) > 1 or any(place % 2 == 0 for place in differing):
+        return None
+    words = [column[0] for column in columns]
+    for place in differing:
+        words[place] = f"{min(columns[place], key=float)} to {max(columns[place], key=float)}"
+    return "".join(words)
 
 
 def _escape(character: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duat_cli.text import about, clean, indices, one_line, plural
+from duat_cli.text import about, clean, in_one, indices, one_line, plural
 
 
 def test_clean_escapes_what_steers_or_hides() -> None:
@@ -22,6 +22,22 @@ def test_one_line() -> None:
 def test_indices() -> None:
     assert indices("block", [3]) == "block 3"
     assert indices("block", [7, 0, 1, 2, 4]) == "blocks 0-2, 4, 7"
+
+
+@pytest.mark.parametrize(
+    ("texts", "one"),
+    [
+        (["leaves 2.0e-01", "leaves 3.0e-02", "leaves 1.5e-01"], "leaves 3.0e-02 to 2.0e-01"),
+        (["the same", "the same"], "the same"),
+        (["leaves 2.0e-01 of 0.5", "leaves 3.0e-02 of 0.4"], None),
+        (["leaves 2.0e-01", "keeps 2.0e-01"], None),
+        (["token 3 is NaN", "token 4 is NaN"], None),  # a count or a name is no measured number
+        (["h.1.0e-01 is", "h.2.0e-01 is"], None),
+        (["leaves 2.0e-01", "leaves 2.0e-01 and 1.0"], None),
+    ],
+)
+def test_in_one(texts: list[str], one: str | None) -> None:
+    assert in_one(texts) == one
 
 
 @pytest.mark.parametrize(

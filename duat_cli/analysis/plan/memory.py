@@ -186,7 +186,7 @@ def _at_a_block(shape: Shape, task: Task, n: int, statistics: bool) -> Moment:
     The Gram matrix of the heads is a sum over (H d, H d) products, two in w and one in float64, and one of (K d, K d).
     """
     scores, streams = shape.heads * n**2 * shape.wide, STREAMS * shape.width * n * shape.wide
-    through = [through_block(shape, n)]
+    through = max([through_block(shape, n)], *_kernel(shape, n, statistics), key=size_of)
     if not statistics:
         return through
     side, few = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
@@ -197,19 +197,18 @@ def _at_a_block(shape: Shape, task: Task, n: int, statistics: bool) -> Moment:
         term("one prompt behind one block", RECORDED * scores + streams),
         term("statistics of W'", max(gram, products + pieces)),
     ]
-    return max(through, after, *_kernel(shape, n), key=size_of)
+    return max(through, after, key=size_of)
 
 
-def _kernel(shape: Shape, n: int) -> list[Moment]:
-    """Of a kernel that treats each channel by itself: while impulses show its H, then statistics of so many heads."""
-    if not shape.channels:
-        return []
+def _kernel(shape: Shape, n: int, statistics: bool) -> list[Moment]:
+    """Of a kernel that treats each channel by itself: while impulses prove its form, and those of a prompt show its H;
+    then statistics of so many heads."""
+    values = max(IMPULSES, n * shape.channels) if shape.channels else 0
+    impulses = term("impulses in the kernel", STATES * values * shape.state * shape.wide)
+    if not statistics:
+        return [[impulses]]
     rows = term("H of a kernel, by channel", KERNEL_ROWS * shape.channels * n * n * shape.wide)
-    values = max(IMPULSES, n * shape.channels)
-    return [
-        [term("impulses in the kernel", STATES * values * shape.state * shape.wide), rows],
-        [term("statistics of W', by channel", KERNEL_SQUARES * 8 * shape.channels**2), rows],
-    ]
+    return [[impulses, rows], [term("statistics of W', by channel", KERNEL_SQUARES * 8 * shape.channels**2), rows]]
 
 
 def _entries(shape: Shape, statistics: bool) -> int:

@@ -13,7 +13,7 @@ from duat_cli.results.base import Certificate, Environment, ModelFacts, Skipped
 from duat_cli.results.check import CheckedModel
 from duat_cli.results.matrix import MatrixReport
 from duat_cli.results.prompts import Prompts, set_of
-from duat_cli.text import indices, plural
+from duat_cli.text import in_one, indices, plural
 
 
 def loaded(model: ModelFacts, prompts: Prompts, environment: Environment) -> list[RenderableType]:
@@ -98,14 +98,32 @@ def remarks(skipped: list[Skipped], warnings: list[str]) -> list[RenderableType]
 
 
 def left_out(skipped: Iterable[Skipped]) -> list[str]:
-    """A part and its reason each."""
-    return [f"{entry.what}: {entry.why}" for entry in skipped]
+    """A part and its reason each; of several blocks with the same reason in one."""
+    found = list[tuple[str, str, list[int]]]()
+    for entry in skipped:
+        what, _, block = entry.what.rpartition(" of block ")
+        found.append((what, entry.why, [int(block)]) if what and block.isdecimal() else (entry.what, entry.why, []))
+    return [f"{what} of {indices('block', at)}: {why}" if at else f"{what}: {why}" for what, why, at in _joined(found)]
 
 
 def absences(found: list[tuple[str, str, list[int]]], word: str) -> list[RenderableType]:
     """Why cells show no number."""
-    texts = [f"{names}: {reason} ({indices(word, at)})" for names, reason, at in found]
+    texts = [f"{names}: {reason} ({indices(word, at)})" for names, reason, at in _joined(found)]
     return section(f"no value ({numbers.ABSENT})", texts)
+
+
+def _joined(found: Iterable[tuple[str, str, list[int]]]) -> list[tuple[str, str, list[int]]]:
+    """What is missing, why, and where: with one entry for reasons that are the same but for a measured number."""
+    groups = list[tuple[str, list[str], list[int]]]()
+    for what, why, at in found:
+        for name, reasons, places in groups:
+            if name == what and in_one([*reasons, why]) is not None:
+                reasons.append(why)
+                places.extend(at)
+                break
+        else:
+            groups.append((what, [why], [*at]))
+    return [(what, in_one(reasons) or reasons[0], places) for what, reasons, places in groups]
 
 
 def section(title: str, texts: list[str], style: str = "") -> list[RenderableType]:

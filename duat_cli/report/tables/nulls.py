@@ -63,12 +63,13 @@ def null_tables(blocks: Sequence[Block], heads: str, page: Page) -> list[Rendera
 
 
 def _absent(blocks: Sequence[Block]) -> list[tuple[str, str, list[int]]]:
-    """(null, reason, blocks) of the nulls that blocks have not."""
+    """(null, reason, blocks) of the nulls that blocks have not, where that is not for want of the block's own W'."""
     found: dict[tuple[str, str], list[int]] = {}
     for kind, name in _NAMES.items():
         for block in blocks:
-            if getattr(block.null, kind) is None:
-                found.setdefault((name, block.null.reasons.get(kind, "no reason was given")), []).append(block.index)
+            reason = block.null.reasons.get(kind, "no reason was given")
+            if getattr(block.null, kind) is None and reason != reason_at(block, "operator.effective_heads"):
+                found.setdefault((name, reason), []).append(block.index)
     return [(f"null ({names})", reason, at) for names, reason, at in together(found, "; ")]
 
 
