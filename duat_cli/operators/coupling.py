@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+FEW_HEADS = 16
+
 
 @dataclass(frozen=True)
 class CouplingNumbers:
@@ -107,11 +109,12 @@ class OperatorSums:
         """rows: some rows of Ĥ, (heads, n, N). Returns their C² and which of their blocks are not zero, (n, N) each."""
         shape = rows.shape[-2:]
         flat = rows.flatten(-2)
-        seen = without_tiny(flat)
+        heads = len(self._root)
+        seen = without_tiny(flat, heads)
         self.head_products += seen @ seen.mT
         # Softmax goes down to 1e-45, whose square is lost: each ĥ_ij is scaled to a largest entry of one first.
         size = flat.abs().amax(dim=-2, keepdim=True).clamp_min(torch.finfo(flat.dtype).smallest_normal)  # (1, n N)
-        vectors = self._root.to(flat.dtype) @ without_tiny(flat / size)
+        vectors = self._root.to(flat.dtype) @ without_tiny(flat / size, heads)
         squares = vectors.square().sum(dim=-2, keepdim=True)  # |R ĥ_ij / size|²
         alive = squares > 0
         self._directions += (vectors / (squares + ~alive)) @ vectors.mT
@@ -150,7 +153,9 @@ class ValueSquares:
         sources = rows.shape[-1]
         if self._grams is not None:
             grams = self._grams[..., :sources, :, :]
-            by_source = without_tiny(rows).movedim(-1, -3).to(grams.dtype).contiguous()  # (K, heads, n)
+            by_source = (
+                without_tiny(rows, grams.shape[-1]).movedim(-1, -3).to(grams.dtype).contiguous()
+            )  # (K, heads, n)
             return ((grams @ by_source) * by_source).sum(dim=-2).mT.clamp_min(0)
         values = self._values[..., :sources, :]
         if values.ndim == 3:
@@ -170,7 +175,7 @@ def channel_squares(rows: Tensor, values: Tensor, root: Tensor, gate: Tensor | N
     rows: of H, (heads, n, N); values: (heads, N, d); root: as of `narrow`, of the concatenated O_h; gate: g of the
     receiving tokens, (heads, n, d).
     """
-    found, rows = [], without_tiny(rows)
+    found, rows = [], without_tiny(rows, len(rows))
     for i in range(rows.shape[1]):
         channels = rows[:, i, :, None] * values  # (heads, N, d)
         channels = channels if gate is None else channels * gate[:, i, None]
@@ -178,9 +183,11 @@ def channel_squares(rows: Tensor, values: Tensor, root: Tensor, gate: Tensor | N
     return torch.stack(found)
 
 
-def without_tiny(x: Tensor) -> Tensor:
+def without_tiny(x: Tensor, heads: int) -> Tensor:
     """With zeros where the square is no normal number: beside the others such entries add nothing, and products with
-    them take a hundred times as long."""
+    them take a hundred times as long. Of few heads the products are so small that looking for them is no faster."""
+    if heads <= FEW_HEADS:
+        return x
     return nn.functional.hardshrink(x, torch.finfo(x.dtype).smallest_normal ** 0.5)
 
 

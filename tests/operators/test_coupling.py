@@ -155,9 +155,10 @@ def test_the_value_weighted_coupling_is_that_of_naive_products(width: int) -> No
     assert far(brought.of_sums(), brought.of(everything)[0]) <= 1e-12
 
 
-def test_entries_too_small_to_square_change_no_number_and_still_count() -> None:
+@pytest.mark.parametrize("heads", [4, 20])
+def test_entries_too_small_to_square_change_no_number_and_still_count(heads: int) -> None:
     """In float32, where a decay goes down to 1e-45 in some heads; blocks that only such entries reach are not zero."""
-    known, H = factors(4, 4, 6, 3), attention(4, 8)
+    known, H = factors(heads, heads, 6, 3), attention(heads, 8)
     H[1] *= torch.logspace(0, -44, 8, dtype=torch.float64)[:, None]
     H[:, 6] = H[:, 6] * 1e-40
     single = HeadFactors(known.value.float(), known.output.float())
