@@ -15,6 +15,9 @@ from duat_cli.analysis.plan.waves import prompt_waves
 from duat_cli.results.plan import Residence
 
 STATISTICS = 3  # passes that the replays of a block and the statistics of W' are worth
+# of a kernel that treats each channel by itself, in products' operations that take as long
+KERNEL_STEP = 700  # of one value of its state: a few steps of its own code
+KERNEL_SPECTRUM = 12  # C³: Gram matrices and eigenvalues of so many heads
 # certified bounds of a block, in products' operations that take as long, measured on a 135M and a 7B llama shape
 BOUNDED_NEURON = 3e6  # of one gated neuron: the search over an angle
 BOUNDED_HEAD = 100  # M d² of one head: two QR factorisations and singular values
@@ -42,7 +45,16 @@ def statistics_operations(shape: Shape, task: Task) -> float:
     """What is computed behind the blocks, in operations of the passes."""
     if not task.runs or task.command in ("verify", "matrix", "attribute"):
         return 0.0
-    return STATISTICS * _passes(shape, task.tokens) * (2 if task.command == "lora-diff" else 1)
+    found = STATISTICS * _passes(shape, task.tokens) * (2 if task.command == "lora-diff" else 1)
+    return found + _kernels(shape, (*task.tokens, *(set(task.tokens) if task.reinitialised else ())))
+
+
+def _kernels(shape: Shape, tokens: Iterable[int]) -> float:
+    """Of kernels that treat each channel by itself: impulses, a pass of N tokens for each of them, and what is summed
+    over pairs of heads for every pair of tokens."""
+    by_pair = KERNEL_STEP * shape.channels * shape.state + 6 * shape.channels**2
+    each = (by_pair * n**2 + KERNEL_SPECTRUM * shape.channels**3 for n in tokens)
+    return len(shape.parts.blocks) * sum(each)
 
 
 def pruning_operations(shape: Shape, task: Task) -> float:

@@ -77,6 +77,7 @@ class MixerForm:
     width: int  # channels a head: those that the kernel treats alike
     behind: Behind
     affine: bool  # whether the values are an affine map of each token's stream alone, so that they are no UAT term
+    once: bool = False  # whether what other values leave as it is may be computed for one item and broadcast to all
     source: Tensor | None = None  # the value's channel that each of the result's is made of; None: its own
 
     def values(self, tensors: Sequence[Tensor]) -> Tensor:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import equal, gaussian, relative_error, rounding, same_storage, wide
 from duat_cli.models.block.linears import has_matrix
 from duat_cli.models.block.mixer import Behind, Layout, MixerForm
@@ -27,14 +26,13 @@ from duat_cli.models.discovery.in_front import attention_in_front, without_atten
 from duat_cli.models.discovery.kernels import alike, behind_of, is_whole, kernel_source, trials
 from duat_cli.models.discovery.parts import hidden_slot, in_order, mixes_tokens, nonlinear_units, with_linears
 from duat_cli.models.discovery.products import is_one_product
-from duat_cli.models.instrument.mixer import MixerCall, MixerCode, Ran, places, repeated
+from duat_cli.models.instrument.mixer import FAULTS, MixerCall, MixerCode, Ran, places, repeated
 from duat_cli.models.instrument.tape import Place, Reached
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.value_path.projections import output_projection, value_projection
 
 SEED = 37
 MISSED = 4
-FAULTS = (RuntimeError, ValueError, TypeError, LookupError, UnsupportedModelError)
 
 
 @dataclass
@@ -369,6 +367,7 @@ class _Search:
             H = call.impulses()  # one channel a head
         except FAULTS:
             return None
+        form = replace(form, once=call.broadcasts(H))
         width = next(n for n in range(len(H), 0, -1) if len(H) % n == 0 and alike(H, n))
         if width % (behind.centred or 1):  # the mean of channels that differ in their H is no mean of values
             return None

@@ -8,7 +8,7 @@ kernel applied to V = I.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.tape import Place, Reached, Tape
 
 SEED = 31
+FAULTS = (RuntimeError, ValueError, TypeError, LookupError, UnsupportedModelError)
+"""What foreign code may raise where it is given other values, or other numbers of items, than it was written for."""
 ELEMENTS = 1 << 20  # of values put into the kernel at once, which may hold a state of 16 or more for each
 
 
@@ -173,12 +175,9 @@ class MixerCall:
         for some in values.split(self._at_once()):
             laid = dict(zip(places(self.form), self.form.lay(some), strict=True))
             try:
-                self.code.run(
-                    items=len(some),
-                    exchanged=laid,
-                    held={number: repeated([tensor], len(some))[0] for number, tensor in self.held.items()},
-                    until=place,
-                )
+                items = 1 if self.form.once else len(some)
+                held = {number: repeated([tensor], items)[0] for number, tensor in self.held.items()}
+                self.code.run(items=items, exchanged=laid, held=held, until=place)
             except Reached as reached:
                 found.append(self.form.result_layout.by_token(reached.tensor).to(values.dtype))
         return torch.cat(found)
@@ -239,6 +238,14 @@ class MixerCall:
                 f"the kernel of {type(self.form.module).__name__} is not the H that impulses show (error {error:.1e})"
             )
         return H
+
+    def broadcasts(self, H: Tensor) -> bool:
+        """Whether its code shows the same H where what does not depend on the values has one item, as a scan's does."""
+        form = replace(self.form, once=True)
+        try:
+            return torch.equal(replace(self, code=replace(self.code, form=form)).impulses(), H)
+        except (*FAULTS, AssertionError):
+            return False
 
 
 def with_rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from duat_cli.analysis.plan.shape import shape_of
 from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.analysis.plan.terms import CHECKED
 from duat_cli.analysis.plan.waves import prompt_waves
-from duat_cli.analysis.plan.work import operations, weight_reads
+from duat_cli.analysis.plan.work import KERNEL_SPECTRUM, KERNEL_STEP, operations, statistics_operations, weight_reads
 from duat_cli.analysis.prune.run import prune_bound
 from duat_cli.kinds import Kind, MetricName
 from duat_cli.loading.checkpoint.preflight import inspect_folder
@@ -99,6 +100,20 @@ def test_bounds_of_whole_parts_cost_singular_values(monkeypatch: pytest.MonkeyPa
 
 def test_widths_that_are_too_large_for_singular_values_are_those_of_the_bounds() -> None:
     assert work.SPECTRAL_SIDE == bounds.SPECTRAL_SIDE
+
+
+def test_kernels_of_channels_cost_impulses_and_pairs_of_heads() -> None:
+    shape = shape_of(inspect_folder(demo_path()), "float32")
+    wide = replace(shape, channels=512, state=16)
+
+    def added(task: Task) -> float:
+        return statistics_operations(wide, task) - statistics_operations(shape, task)
+
+    one, blocks = added(Task("inspect", (30,))), len(shape.parts.blocks)
+    assert one == pytest.approx(blocks * (900 * (KERNEL_STEP * 512 * 16 + 6 * 512**2) + KERNEL_SPECTRUM * 512**3))
+    assert added(Task("inspect", (30, 30))) == pytest.approx(2 * one)
+    assert added(Task("inspect", (30, 30), reinitialised=True)) == pytest.approx(3 * one)
+    assert added(Task("verify", (30,))) == 0
 
 
 def test_every_wave_reads_the_blocks_once(tmp_path: Path) -> None:

@@ -96,6 +96,23 @@ def test_w_is_what_the_frozen_block_does_with_each_unit_vector(
     assert seen == [block]
 
 
+@pytest.mark.parametrize(
+    ("model_type", "block", "once"),
+    [("jamba", 0, True), ("lfm2_moe", 0, True), ("zaya", 1, False), ("convbert", 1, False)],
+)
+def test_what_values_leave_as_it_is_runs_once_where_the_code_broadcasts_it(
+    model_type: str, block: int, once: bool
+) -> None:
+    forms = []
+
+    def listen(run: Any, _step: Any, _known: Any) -> None:
+        forms.extend([run.parts.mixer] if run.index == block else [])
+
+    with InDouble():
+        sweep(double(model_type), token_ids(double(model_type)), listen, None)
+    assert [form.once for form in forms] == [once]
+
+
 @pytest.mark.parametrize(("model_type", "block"), [("jamba", 0), ("bamba", 0), ("qwen3_next", 0)])
 @pytest.mark.parametrize("elements", [1, 1 << 9])
 def test_impulses_some_at_a_time_show_the_same_rows(
