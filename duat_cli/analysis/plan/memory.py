@@ -48,6 +48,7 @@ RECORDED = 2  # (H, N, N) behind a block: what is recorded, and H of W'
 GRAMS = 2  # (N, H, M): the values through O, and an operand of their products
 PIECES = 6  # elements of Ĥ that are worked on at once
 IMPULSES = 1 << 20  # values that go through a kernel at once to show its H, of at least one prompt
+IMPULSE_STATES = 2.4  # (channels, state) of every such value; the others of `STATES` are there once
 KERNEL_ROWS = 2.5  # (channels, N, N) of H that such impulses show
 KERNEL_SQUARES = 7.5  # (channels, channels) in float64: Gram matrices, their roots, products
 PREPARED_FIRST, PREPARED_LENGTH, MOST_PREPARED = 20 << 20, 8 << 20, 176 << 20  # at all, of a length, of all of them
@@ -203,8 +204,9 @@ def _at_a_block(shape: Shape, task: Task, n: int, statistics: bool) -> Moment:
 def _kernel(shape: Shape, n: int, statistics: bool) -> list[Moment]:
     """Of a kernel that treats each channel by itself: while impulses prove its form, and those of a prompt show its H;
     then statistics of so many heads."""
-    values = max(IMPULSES, n * shape.channels) if shape.channels else 0
-    impulses = term("impulses in the kernel", STATES * values * shape.state * shape.wide)
+    one = n * shape.channels
+    states = (IMPULSE_STATES * max(IMPULSES, one) + (STATES - IMPULSE_STATES) * one) if one else 0
+    impulses = term("impulses in the kernel", states * shape.state * shape.wide)
     if not statistics:
         return [[impulses]]
     rows = term("H of a kernel, by channel", KERNEL_ROWS * shape.channels * n * n * shape.wide)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from duat_cli.analysis.plan.memory import BATCHES, IMPULSES, KERNEL_SQUARES, MOST_PREPARED, peak
+from duat_cli.analysis.plan.memory import BATCHES, IMPULSE_STATES, IMPULSES, KERNEL_SQUARES, MOST_PREPARED, peak
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import LIBRARIES, LIBRARIES_GPU, PREPARED, STATES, STRUCTURE
@@ -128,7 +128,8 @@ def test_a_kernel_of_many_channels_takes_impulses_then_squares_of_its_heads() ->
     small = shape(embedding=4 * MIB)
     few, many = (replace(small, channels=channels, state=16) for channels in (512, 8192))
     impulses, squares = (terms(one, "inspect", [64], "streamed") for one in (few, many))
-    assert impulses["impulses in the kernel"] == int(STATES * IMPULSES * 16 * 4)
+    once = (STATES - IMPULSE_STATES) * 64 * 512  # values of one prompt
+    assert impulses["impulses in the kernel"] == int((IMPULSE_STATES * IMPULSES + once) * 16 * 4)
     assert impulses["H of a kernel, by channel"] * 16 == squares["H of a kernel, by channel"]
     assert squares["statistics of W', by channel"] == KERNEL_SQUARES * 8 * 8192**2
     factors = term_of(few, "values of all blocks, V") - term_of(small, "values of all blocks, V")
