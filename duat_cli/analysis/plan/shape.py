@@ -152,7 +152,7 @@ def _kernel(block: Part) -> tuple[int, int]:
         if name.endswith(".A_log") and channels:
             return math.prod(channels), state
         if heads := next((heads for end, heads in _HEADS_A_CHANNEL.items() if name.endswith(end)), None):
-            return heads * max(tensor.shape), 1
+            return heads * max(tensor.shape, default=0), 1
     return 0, 0
 
 
