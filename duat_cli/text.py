@@ -10,7 +10,7 @@ PAPER_PROMPT = "Nui zi created Nui zi dynamics"  # the paper's own example, wher
 
 # controls (C0, DEL, C1), formats (bidi, zero width), surrogates, line and paragraph separators
 _ESCAPED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-_MEASURED = re.compile(r"(?<![\w.])(\d+\.\d+(?:e[+-]\d+)?)(?![\w.]*\w)")  # in no name or version; counts are whole
+_MEASURED = re.compile(r"(?<![\w./-])(\d+\.\d+e[+-]\d+)(?![\w.]*\w)")  # as errors are written; no name, no version
 
 
 def clean(text: str) -> str:

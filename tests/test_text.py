@@ -29,11 +29,12 @@ def test_indices() -> None:
     [
         (["leaves 2.0e-01", "leaves 3.0e-02", "leaves 1.5e-01"], "leaves 3.0e-02 to 2.0e-01"),
         (["the same", "the same"], "the same"),
-        (["leaves 2.0e-01 of 0.5", "leaves 3.0e-02 of 0.4"], None),
+        (["leaves 2.0e-01 of 5.0e-01", "leaves 3.0e-02 of 4.0e-01"], None),
+        (["needs transformers 5.1", "needs transformers 5.2"], None),
         (["leaves 2.0e-01", "keeps 2.0e-01"], None),
         (["token 3 is NaN", "token 4 is NaN"], None),  # a count or a name is no measured number
         (["h.1.0e-01 is", "h.2.0e-01 is"], None),
-        (["leaves 2.0e-01", "leaves 2.0e-01 and 1.0"], None),
+        (["leaves 2.0e-01", "leaves 2.0e-01 and 1.0e+00"], None),
     ],
 )
 def test_in_one(texts: list[str], one: str | None) -> None:

@@ -101,6 +101,8 @@ class OperatorSums:
         """root: R with R R = G, (heads, heads), float64; several: how many W', None for one without an axis."""
         lead = () if several is None else (several,)
         self._root = root
+        self._writes = root.diagonal() > 0  # a head that writes nothing would make the others seem small
+        self._silent = not bool(self._writes.all())
         self.head_products = torch.zeros(*lead, *root.shape, dtype=torch.float64, device=root.device)  # K
         self._directions = torch.zeros_like(self.head_products)  # Σ û ûᵀ
         self.nonzero_blocks = torch.zeros(lead, dtype=torch.int64, device=root.device)
@@ -108,8 +110,8 @@ class OperatorSums:
     def add(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """rows: some rows of Ĥ, (heads, n, N). Returns their C² and which of their blocks are not zero, (n, N) each."""
         shape = rows.shape[-2:]
-        flat = rows.flatten(-2)
-        heads = len(self._root)
+        flat, heads = rows.flatten(-2), len(self._root)
+        flat = torch.where(self._writes[:, None], flat, 0.0) if self._silent else flat
         seen = without_tiny(flat, heads)
         self.head_products += seen @ seen.mT
         # Softmax goes down to 1e-45, whose square is lost: each ĥ_ij is scaled to a largest entry of one first.
@@ -175,10 +177,10 @@ def channel_squares(rows: Tensor, values: Tensor, root: Tensor, gate: Tensor | N
     rows: of H, (heads, n, N); values: (heads, N, d); root: as of `narrow`, of the concatenated O_h; gate: g of the
     receiving tokens, (heads, n, d).
     """
-    found, rows = [], without_tiny(rows, len(rows))
+    found = []
     for i in range(rows.shape[1]):
         channels = rows[:, i, :, None] * values  # (heads, N, d)
-        channels = channels if gate is None else channels * gate[:, i, None]
+        channels = without_tiny(channels if gate is None else channels * gate[:, i, None], len(rows))
         found.append((channels.transpose(0, 1).flatten(1) @ root).square().sum(dim=-1))
     return torch.stack(found)
 

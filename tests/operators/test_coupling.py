@@ -169,6 +169,18 @@ def test_entries_too_small_to_square_change_no_number_and_still_count(heads: int
     assert correlation == pytest.approx(wanted, rel=1e-4)
 
 
+def test_a_head_that_writes_nothing_hides_none_that_writes_little() -> None:
+    known = factors(20, 20, 6, 3)
+    known.output[0] = 0.0
+    H = attention(20, 8) * 1e-18
+    H[0] = 1.0
+    single = HeadFactors(known.value.float(), known.output.float())
+    got, expected = gathered(H.float(), single, 8), gathered(H, known, 8)
+    assert int(got.sums.nonzero_blocks) == int(expected.sums.nonzero_blocks) == 36
+    assert far(got.squares.sqrt(), expected.squares.sqrt()) <= 1e-5
+    assert got.sums.block_correlations()[0] == pytest.approx(expected.sums.block_correlations()[0], rel=1e-5)
+
+
 def test_by_channels_and_by_heads_are_the_same() -> None:
     values, output, H = normal(4, 5, 3, seed=1), normal(4, 3, 20, seed=2), attention(4, 5)
     by_heads = ValueSquares(values, output).of(H)

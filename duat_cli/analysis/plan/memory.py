@@ -129,9 +129,12 @@ def _values(shape: Shape) -> MemoryTerm:
     return term("values of all blocks, V", blocks * (2 * shape.values + wider) + kernel_factors(shape))
 
 
-def kernel_factors(shape: Shape) -> int:
-    """Bytes of O of all blocks whose kernel treats each channel by itself, and of the one V that they share."""
-    outputs = len(shape.parts.blocks) * shape.channels * shape.width
+def kernel_factors(shape: Shape, kernels: int | None = None) -> int:
+    """Bytes of O of so many blocks whose kernel treats each channel by itself, all of them if None, and of the one V
+    that they share."""
+    if not shape.measured_kernels:
+        return 0
+    outputs = (shape.kernels if kernels is None else kernels) * shape.channels * shape.width
     return (outputs + shape.channels**2) * shape.wide
 
 
@@ -154,7 +157,7 @@ def _streamed(shape: Shape, task: Task, statistics: bool) -> list[Moment]:
         [
             *every,
             *page_of(shape),
-            term("values of the block, V", 2 * shape.values),
+            term("values of the block, V", 2 * shape.values + kernel_factors(shape, 1)),
             term("prompts in front of the block", waiting),
             *_working(shape, task, statistics),
         ]
@@ -168,7 +171,7 @@ def _streamed(shape: Shape, task: Task, statistics: bool) -> list[Moment]:
                 *every,
                 term(layer.name, size),
                 term(STORED_BESIDE, beside),
-                term("V and O of the last block", 2 * shape.values + shape.outputs),
+                term("V and O of the last block", 2 * shape.values + shape.outputs + kernel_factors(shape, 1)),
                 term("entries of V O", _entries(shape, statistics)),
             ]
         )
@@ -207,7 +210,7 @@ def _kernel(shape: Shape, n: int, statistics: bool) -> list[Moment]:
     one = n * shape.channels
     states = (IMPULSE_STATES * max(IMPULSES, one) + (STATES - IMPULSE_STATES) * one) if one else 0
     impulses = term("impulses in the kernel", states * shape.state * shape.wide)
-    if not statistics:
+    if not statistics or not shape.measured_kernels:
         return [[impulses]]
     rows = term("H of a kernel, by channel", KERNEL_ROWS * shape.channels * n * n * shape.wide)
     return [[impulses, rows], [term("statistics of W', by channel", KERNEL_SQUARES * 8 * shape.channels**2), rows]]

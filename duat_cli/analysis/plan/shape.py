@@ -20,6 +20,7 @@ _CHOSEN_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "
 _HEADS_A_CHANNEL = {".rg_lru.recurrent_param": 1, ".time_decay": 2, ".conv.conv.weight": 1}
 """By a tensor's name, of RecurrentGemma, RWKV, whose values are made of two tokens, and LFM2."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+CHANNEL_HEADS = 8192  # as in models.value_path.factors, which loads torch
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,12 @@ class Shape:
     """Of the logits; 0 where the class has no head."""
     experts: int
     """Of a block, routed."""
+    kernels: int
+    """Blocks with a mixer whose kernel treats each channel by itself, as a head."""
     channels: int
-    """Of a mixer's kernel that treats each of them by itself, a head each; 0 where no block has one."""
+    """Of such a kernel."""
     state: int
-    """Numbers that such a kernel carries from token to token, a channel."""
+    """Numbers that it carries from token to token, a channel."""
     products: float
     """Elements of the matrices that one token meets in all blocks; of routed experts those that it is sent to."""
 
@@ -71,6 +74,11 @@ class Shape:
         return self.heads * self.head_width * self.width * self.wide
 
     @property
+    def measured_kernels(self) -> int:
+        """As `kernels`, of channels that are not too many for their W' to be measured."""
+        return self.kernels if self.channels <= CHANNEL_HEADS else 0
+
+    @property
     def wide(self) -> int:
         """Bytes of a number of what is computed from activations."""
         return max(4, self.element)
@@ -88,7 +96,8 @@ def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
     inside = [tensor for block in parts.blocks for tensor in block.tensors.values()]
     width = _number(config, _WIDTH) or _commonest_side(inside)
     heads = _number(config, _HEADS) or 1
-    channels, state = max(map(_kernel, parts.blocks), default=(0, 0))
+    kernels = [kernel for block in parts.blocks if (kernel := _kernel(block)) != (0, 0)]
+    channels, state = max(kernels, default=(0, 0))
     return Shape(
         dtype=named,
         element=element,
@@ -102,6 +111,7 @@ def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
         vocabulary=_vocabulary(files.config, config),
         experts=_number(config, _EXPERTS) or 0,
         inner=max((side for tensor in inside for side in tensor.shape[-2:]), default=width),
+        kernels=len(kernels),
         channels=channels,
         state=state,
         products=_products(parts.blocks, config),

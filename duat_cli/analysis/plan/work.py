@@ -54,7 +54,7 @@ def _kernels(shape: Shape, tokens: Iterable[int]) -> float:
     over pairs of heads for every pair of tokens."""
     by_pair = KERNEL_STEP * shape.channels * shape.state + 6 * shape.channels**2
     each = (by_pair * n**2 + KERNEL_SPECTRUM * shape.channels**3 for n in tokens)
-    return len(shape.parts.blocks) * sum(each)
+    return shape.measured_kernels * sum(each)
 
 
 def pruning_operations(shape: Shape, task: Task) -> float:

@@ -280,7 +280,7 @@ def choice_of_channels(like: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=1)
 def _choice(heads: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The same for every block: of thousands of channels it takes up to 100 MB."""
+    """The same for every block: of thousands of channels it takes up to 256 MiB."""
     side = torch.eye(heads * width, dtype=dtype, device=device)
     return side.reshape(-1, heads, width).transpose(0, 1)
 

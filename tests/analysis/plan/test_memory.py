@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from duat_cli.analysis.plan.memory import BATCHES, IMPULSE_STATES, IMPULSES, KERNEL_SQUARES, MOST_PREPARED, peak
-from duat_cli.analysis.plan.shape import Shape, shape_of
+from duat_cli.analysis.plan.shape import CHANNEL_HEADS, Shape, shape_of
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import LIBRARIES, LIBRARIES_GPU, PREPARED, STATES, STRUCTURE
 from duat_cli.analysis.plan.waves import WAVE_BYTES
@@ -17,6 +17,7 @@ from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.models.instrument import mixer
 from duat_cli.models.sweep.budgets import BATCH_BYTES_GPU, batched_bytes
+from duat_cli.models.value_path import factors
 from duat_cli.results.plan import Planned, Residence
 
 MIB = 1 << 20
@@ -126,14 +127,24 @@ def test_long_prompts_cost_their_square() -> None:
 def test_a_kernel_of_many_channels_takes_impulses_then_squares_of_its_heads() -> None:
     assert IMPULSES == mixer.ELEMENTS
     small = shape(embedding=4 * MIB)
-    few, many = (replace(small, channels=channels, state=16) for channels in (512, 8192))
+    few, many = (replace(small, kernels=3, channels=channels, state=16) for channels in (512, 8192))
     impulses, squares = (terms(one, "inspect", [64], "streamed") for one in (few, many))
     once = (STATES - IMPULSE_STATES) * 64 * 512  # values of one prompt
     assert impulses["impulses in the kernel"] == int((IMPULSE_STATES * IMPULSES + once) * 16 * 4)
     assert impulses["H of a kernel, by channel"] * 16 == squares["H of a kernel, by channel"]
     assert squares["statistics of W', by channel"] == KERNEL_SQUARES * 8 * 8192**2
-    factors = term_of(few, "values of all blocks, V") - term_of(small, "values of all blocks, V")
-    assert factors == 4 * (512**2 + 4 * 512 * 1024)  # one V, O of four blocks
+    held = term_of(few, "values of all blocks, V") - term_of(small, "values of all blocks, V")
+    assert held == 4 * (512**2 + 3 * 512 * 1024)  # one V, O of three blocks
+
+
+def test_of_more_channels_than_are_measured_no_statistics_are_planned() -> None:
+    assert CHANNEL_HEADS == factors.CHANNEL_HEADS
+    refused = replace(shape(embedding=4 * MIB), kernels=3, channels=CHANNEL_HEADS + 1, state=16)
+    found = terms(refused, "inspect", [64], "streamed")
+    assert set(found) >= {"impulses in the kernel"}
+    assert not {"statistics of W', by channel", "H of a kernel, by channel"} & set(found)
+    plain = terms(shape(embedding=4 * MIB), "inspect", [64], "streamed")
+    assert found["values of the block, V"] == plain["values of the block, V"]
 
 
 def term_of(of: Shape, what: str) -> int:
