@@ -21,6 +21,7 @@ from duat_cli.models.instrument.attention import AttentionCall, RowSource, apply
 from duat_cli.models.instrument.calls import first_tensor
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.tape import Place, Reached, Tape
+from duat_cli.text import plural
 
 SEED = 31
 FAULTS = (RuntimeError, ValueError, TypeError, LookupError, UnsupportedModelError)
@@ -160,6 +161,9 @@ class MixerCall:
             raise UnsupportedModelError(f"{type(form.module).__name__} runs other operations than when it was proved")
         value = form.values([ran.tensors[one].detach() for one in values])
         by_token = value, form.behind.held(form.result_layout.by_token(result.detach()))
+        if by_token[0].shape != by_token[1].shape:
+            name, tokens = type(form.module).__name__, plural(read.shape[1], "token")
+            raise UnsupportedModelError(f"{name} runs other operations on {tokens} than when it was proved")
         gate = gates(code, place, ran.held, by_token[1], ran.arrived.detach())
         held = {number: tensor for number, tensor in ran.held.items() if values[0].operation < number < place.operation}
         return cls(code, read, by_token[0].clone(), by_token[1].clone(), gate, ran.output, held, ran.count)

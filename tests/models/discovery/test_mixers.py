@@ -132,6 +132,15 @@ def test_impulses_some_at_a_time_show_the_same_rows(
     assert far(parts, whole) <= 1e-13
 
 
+def test_code_that_runs_otherwise_on_one_token_is_refused() -> None:
+    """RecurrentGemma takes a single token for a step of decoding."""
+    model = single_model("recurrent_gemma")
+    match = "RecurrentGemmaRecurrentBlock runs other operations on 1 token than when it was proved"
+    with pytest.raises(UnsupportedModelError, match=match):
+        sweep(model, token_ids(model, 1), lambda *_: None, None)
+    sweep(model, token_ids(model, 2), lambda *_: None, None)
+
+
 def test_more_heads_of_one_channel_than_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factors, "CHANNEL_HEADS", 3)
     with pytest.raises(UnsupportedModelError, match="treats each of 4 channels by itself: measured up to 3 heads"):
