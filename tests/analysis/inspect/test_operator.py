@@ -238,15 +238,13 @@ def test_of_mixers_and_their_uniform_nulls_it_is_that_of_the_dense_operator(
         nulls = UniformNulls(THRESHOLD)
         numbers = measure(operator, known, threshold=THRESHOLD, spectrum=False, matrix=True)
         nulls.add(0, operator, known, numbers)
-        even, x = operator.uniform(numbers.seen), operator.values.transpose(0, 1).flatten(1)
-        if not operator.own:
-            x = run.input[0].to(torch.float64)
-        for got, of in ((numbers, operator), (nulls.numbers()[0], even)):
-            W, tokens = of.matrix().dense(), len(x)
+        tokens, x = operator.values.shape[1], operator.values.transpose(0, 1).flatten(1)
+        for got, of in ((numbers, operator), (nulls.numbers()[0], operator.uniform(numbers.seen))):
+            W = of.matrix().dense()
             assert far(got.effective_heads, effective_number(kronecker_singular_values(W, tokens))) <= 1e-9
             assert far(got.block_correlation, correlation_of(W, tokens)) <= 1e-9
             assert_coupling(got.coupling, coupling_of(W, tokens), 1e-9)
-            if operator.own:
+            if operator.own:  # then W' reads the values themselves
                 assert_coupling(got.weighted, weighted_coupling_of(W, x), 1e-9)
             assert far(got.structural, float((W != 0).double().mean())) <= 1e-12
         seen.append(run.index)
