@@ -101,8 +101,8 @@ class OperatorSums:
         """root: R with R R = G, (heads, heads), float64; several: how many W', None for one without an axis."""
         lead = () if several is None else (several,)
         self._root = root
-        self._writes = root.diagonal() > 0  # a head that writes nothing would make the others seem small
-        self._silent = not bool(self._writes.all())
+        writes = root.diagonal() > 0  # a head that writes nothing would make the others seem small
+        self._writes = None if bool(writes.all()) else writes[:, None]
         self.head_products = torch.zeros(*lead, *root.shape, dtype=torch.float64, device=root.device)  # K
         self._directions = torch.zeros_like(self.head_products)  # Σ û ûᵀ
         self.nonzero_blocks = torch.zeros(lead, dtype=torch.int64, device=root.device)
@@ -111,7 +111,7 @@ class OperatorSums:
         """rows: some rows of Ĥ, (heads, n, N). Returns their C² and which of their blocks are not zero, (n, N) each."""
         shape = rows.shape[-2:]
         flat, heads = rows.flatten(-2), len(self._root)
-        flat = torch.where(self._writes[:, None], flat, 0.0) if self._silent else flat
+        flat = flat if self._writes is None else torch.where(self._writes, flat, 0.0)
         seen = without_tiny(flat, heads)
         self.head_products += seen @ seen.mT
         # Softmax goes down to 1e-45, whose square is lost: each ĥ_ij is scaled to a largest entry of one first.

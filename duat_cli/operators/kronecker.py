@@ -179,8 +179,13 @@ def kronecker_spectrum(K: Tensor, root: Tensor) -> Tensor:
 
     Their squares are the eigenvalues of K G (Van Loan & Pitsianis 1993), here of the symmetric R K R.
     """
-    symmetric = (root @ K @ root).cpu()  # of so few rows that a GPU takes longer
-    return torch.linalg.eigvalsh(symmetric).clamp_min(0).sqrt().flip(-1)
+    return singular_values(root @ K @ root)
+
+
+def singular_values(gram: Tensor) -> Tensor:
+    """Of a matrix, or several, from its Gram matrix: descending, on the CPU."""
+    rows = gram.cpu()  # so few that a GPU takes longer
+    return torch.linalg.eigvalsh(rows).clamp_min(0).sqrt().flip(-1)
 
 
 def effective_heads(spectrum: Tensor) -> float | None:

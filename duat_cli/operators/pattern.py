@@ -22,7 +22,6 @@ class EntryPattern:
     def __init__(self, factors: HeadFactors) -> None:
         self._factors = factors
         self._shares: dict[tuple[bool, ...], float] = {}
-        self._alike: bool | None = None
 
     def filled(self, sizes: Tensor, counts: Tensor | None = None) -> float:
         """Σ over blocks of the share of entries that can be nonzero.
@@ -46,15 +45,13 @@ class EntryPattern:
             self._shares[key] = _share(self._factors, chosen.nonzero()[:, 0])
         return self._shares[key]
 
-    @property
+    @functools.cached_property
     def alike(self) -> bool:
         """Whether every head alone reaches the entries that all of them reach together."""
-        if self._alike is None:
-            self._alike = self._whole() or (self._separate is None and self._one_for_all())
-        return self._alike
-
-    def _one_for_all(self) -> bool:
-        return all(self.share(head) == self.share() for head in torch.eye(self._factors.heads, dtype=torch.bool))
+        if self._whole():
+            return True
+        alone = torch.eye(self._factors.heads, dtype=torch.bool)
+        return self._separate is None and all(self.share(head) == self.share() for head in alone)
 
     @functools.cached_property
     def _separate(self) -> Tensor | None:

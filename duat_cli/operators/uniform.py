@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.operators.coupling import CouplingNumbers, CouplingSums, distances
-from duat_cli.operators.kronecker import at_offsets
+from duat_cli.operators.kronecker import at_offsets, singular_values
 
 PATTERN_ELEMENTS = 1 << 20  # pairs of tokens worked on at once
 
@@ -92,8 +92,7 @@ class UniformOperators:
     def spectra(self) -> Tensor:
         """The singular values of the rearranged W', descending, (b, heads or N): as `kronecker_spectrum`, of R K R with
         K = Σ_j c_j s_j s_jᵀ."""
-        symmetric = _smaller(self._vectors, self._received).cpu()  # of so few rows that a GPU takes longer
-        return torch.linalg.eigvalsh(symmetric).clamp_min(0).sqrt().flip(-1)
+        return singular_values(_smaller(self._vectors, self._received))
 
     def nonzero_blocks(self) -> Tensor:
         """How many B_ij are not zero, (b,)."""

@@ -229,8 +229,9 @@ class MixerCall:
         _, tokens, channels = self.value.shape
         width, heads = self.form.width, channels // self.form.width
         H = self.value.new_empty(heads, tokens, tokens)
-        for some in torch.arange(tokens, device=self.value.device).split(width * self._at_once()):
-            first = int(some[0])
+        step = width * self._at_once()
+        for first in range(0, tokens, step):
+            some = torch.arange(first, min(first + step, tokens), device=self.value.device)
             impulses = self.value.new_zeros(-(-len(some) // width), tokens, heads, width)
             impulses[(some - first) // width, some, :, some % width] = 1.0
             answers = self.by_head(self.mix(impulses.flatten(2)))  # (items, N, heads, d)
