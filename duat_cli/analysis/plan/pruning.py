@@ -34,15 +34,18 @@ from duat_cli.models.sweep.budgets import (
     BOUNDED_ENTRIES,
     CARRIED,
     GRADIENT_BYTES,
+    LEADING,
     NEURONS_AT_ONCE,
     gradient_elements,
     probes_at_once,
+    rows_at_once,
     waiting_bytes,
 )
 from duat_cli.results.plan import MemoryTerm, Residence
 
 RESPONSES = "responses of all terms"
 SETS_ON_THEIR_WAY = "sets on their way to the last block"
+CERTIFIED = "certified bounds of a block"
 REUSED = "freed memory that is used again"
 BATCHED = 12 << 20
 FREED = 60 << 20  # by earlier prompts, and not given back
@@ -54,7 +57,7 @@ INNER_GRADIENTS = 3  # (N, F), or (H, N, N), of a probe in a block
 NEURONS = 7  # (N, n) in float64 of n neurons: activations, and what the norm on their branch makes of them
 DOUBLE_FFN, DOUBLE_ATTENTION = 4, 6  # (n, M) in float64, of what is bounded at once
 COPIED = 2  # times the model's structure: what a forked process copies, Python's objects, whose references it counts
-SETS = 2  # of each kind that are measured under every prompt, beside the points of its curve
+SETS = 2  # of each order that are measured under every prompt, beside the points of its curve
 TERM_BYTES = 4200  # of a term in the report
 NAME_BYTES = 110  # of what says which term it is
 READING_BYTES = 220  # of a term under one prompt
@@ -69,7 +72,7 @@ def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     return [
         *_by_prompt(shape, task, weights),
         *(
-            [[*_sweep(shape, task, weights), term("certified bounds of a block", _certified(shape))]]
+            [[*_sweep(shape, task, weights), *_page(shape, weights), term(CERTIFIED, _certified(shape))]]
             if options.spent.certified
             else []
         ),
@@ -110,21 +113,39 @@ def _by_prompt(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     drawing = pulling = every
     if streamed:  # prompts that are side by side have none of these yet
         drawing, pulling = _without(drawing, RESPONSES, READINGS), _without(every, READINGS)
-    page, head = (page_of(shape), layer_of(shape)) if streamed else ([], [])
+    page, head = _page(shape, weights), layer_of(shape) if streamed else []
     vectors = 2 * (options.probes + 1) * shape.width * sum(_among(task, weights)) * shape.wide
     carried = term("probes on their way back", vectors)
     between, inside = printed_memory(shape, task, counts, options, streamed=streamed)
     moving = term("sets in a block", inside + _last_layer(shape))
     measured, tried = ablation_bytes(task, counts, options, shape.width)
     beside = tried if task.tested_on else measured  # where sets are run on held-out prompts, Eq. 16 goes beside that
+    if _measured_beside(shape, task, weights):
+        trying = sweep
+    else:
+        trying = [*every, _waiting(task, beside, weights), term(SETS_ON_THEIR_WAY, between)]
     return [
         [*drawing, *head, carried, term("probes of the output", _probes(shape, task))],
         [*pulling, *page, carried, through, term("gradients", _gradients(shape, options, longest))],
-        [*sweep, through, term("a block's terms", _readings(shape, followed_terms(counts, options), longest))],
-        [*sweep, through, moving]
-        if _measured_beside(shape, task, weights)
-        else [*every, *page, _waiting(task, beside, weights), through, term(SETS_ON_THEIR_WAY, between), moving],
+        [*sweep, *page, through, term("a block's terms", _readings(shape, followed_terms(counts, options), longest))],
+        [*trying, *page, through, moving],
+        *([max(sweep, trying, key=size_of) + _at_head(shape, task)] if streamed else []),
     ]
+
+
+def _page(shape: Shape, weights: Residence) -> Moment:
+    return page_of(shape) if weights == "streamed" else []
+
+
+def _at_head(shape: Shape, task: Task) -> Moment:
+    """Where the passes that wait come to the layer behind the blocks: the layer, and the output of one of them, of as
+    many rows as it has, beside that of the pass that it is compared with."""
+    assert task.pruning is not None
+    tokens = max((*task.chosen_on, *task.tested_on), default=0)
+    one = tokens * _ending(shape, task.pruning)
+    rows = rows_at_once(tokens, one) * one + (max(task.tested_on, default=0) * _ending(shape, task.pruning))
+    head = layer_of(shape) if ends_in_logits(shape, task.pruning) else []
+    return [*head, term("outputs of passes", rows * shape.element)]
 
 
 def _without(moment: Moment, *names: str) -> Moment:
@@ -161,15 +182,14 @@ def _freed(shape: Shape, task: Task, weights: Residence) -> int:
 
 
 def _sweep(shape: Shape, task: Task, weights: Residence) -> Moment:
-    """The same while terms and sets are on their way to the last block."""
+    """The same between two blocks, while terms and sets are on their way to the last one."""
     assert task.pruning is not None
     options, counts = task.pruning, terms_of(shape, task.pruning)
     among = _among(task, weights)  # those of one prompt are there twice while a block's own are put beside them
     moving = followed_terms(counts, options) * shape.width * (sum(among) + max(among, default=0)) * shape.wide
-    page = page_of(shape) if weights == "streamed" else []
     on_their_way = term("terms on their way to the last block", moving)
     ablations, _ = ablation_bytes(task, counts, options, shape.width)
-    found = [*_every(shape, task, weights), *page, on_their_way, _waiting(task, ablations, weights)]
+    found = [*_every(shape, task, weights), on_their_way, _waiting(task, ablations, weights)]
     if _measured_beside(shape, task, weights):
         between, _ = printed_memory(shape, task, counts, options, streamed=True)
         found.append(term(SETS_ON_THEIR_WAY, between))
@@ -219,6 +239,12 @@ def singles(counts: dict[Kind, int], options: PruneOptions) -> int:
     return sum(ablated(kind, count, options.measure) for kind, count in counts.items())
 
 
+def orders_of(counts: dict[Kind, int], options: PruneOptions) -> int:
+    """In how many orders terms leave; counts: as of `terms_of`."""
+    there = [kind for kind, count in counts.items() if count]
+    return len(options.groups(there)) if there else 0
+
+
 def _ending(shape: Shape, options: PruneOptions) -> int:
     """Width of the output that the damage is measured at."""
     return shape.vocabulary if ends_in_logits(shape, options) else shape.width
@@ -263,8 +289,9 @@ def followed_terms(counts: dict[Kind, int], options: PruneOptions) -> int:
 def ablation_bytes(task: Task, counts: dict[Kind, int], options: PruneOptions, width: int) -> tuple[int, int]:
     """Of all ablations under the prompts, and under the held-out ones, if all of them waited at the same time."""
     one = [waiting_bytes(n, width) for n in task.chosen_on]
-    together = sum(one) * (singles(counts, options) + (SETS + options.spent.points) * len(counts))
-    apart = sum(waiting_bytes(n, width) for n in task.tested_on) * (SETS + options.spent.points) * len(counts)
+    orders = orders_of(counts, options)
+    together = sum(one) * (singles(counts, options) + (SETS + options.spent.points) * orders)
+    apart = sum(waiting_bytes(n, width) for n in task.tested_on) * (LEADING + options.spent.tested * orders)
     return together, apart
 
 

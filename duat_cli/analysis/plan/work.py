@@ -6,7 +6,15 @@ from collections.abc import Iterable
 
 from duat_cli.analysis.plan.attribution import attribution_reads, backward_operations
 from duat_cli.analysis.plan.printed import carried, printed_tokens
-from duat_cli.analysis.plan.pruning import SETS, ablation_bytes, ends_in_logits, followed_terms, singles, terms_of
+from duat_cli.analysis.plan.pruning import (
+    SETS,
+    ablation_bytes,
+    ends_in_logits,
+    followed_terms,
+    orders_of,
+    singles,
+    terms_of,
+)
 from duat_cli.analysis.plan.repair import REPAIRED, RUNS, solving
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import PruneOptions, Task, by_measure
@@ -67,21 +75,21 @@ def pruning_operations(shape: Shape, task: Task) -> float:
     if options is None:
         return 0.0
     counts = terms_of(shape, options)
-    taken, kinds = singles(counts, options), sum(count > 0 for count in counts.values())
+    taken, orders = singles(counts, options), orders_of(counts, options)
     head = 2 * shape.width * shape.vocabulary if ends_in_logits(shape, options) else 0
     tokens, held_out = sum(task.chosen_on), sum(task.tested_on)
     once, apart = _passes(shape, task.chosen_on), _passes(shape, task.tested_on)
-    sets = (SETS + options.spent.points) * kinds
+    sets = (SETS + options.spent.points) * orders
     gradients = (options.probes + 2) * (once + head * tokens)
     removed = (taken / 2 + sets) * once + (taken + sets) * head * tokens
-    tried = options.spent.tested * kinds * (apart + head * held_out)
+    tried = options.spent.tested * orders * (apart + head * held_out)
     values = 2 * shape.width * (shape.heads + shape.kv_heads) * shape.head_width * len(shape.parts.blocks)
     vectors = carried(shape, counts, options).once
     shown = printed_tokens(shape, task, vectors, options)
     moved = (followed_terms(counts, options) * tokens + vectors * sum(shown)) / 2 * values
     swept = SWEPT * _passes(shape, shown)
     certified = certified_operations(shape, options) if options.spent.certified else 0.0
-    repaired = _repaired(shape, task, options, once, apart) * kinds if options.repair else 0.0
+    repaired = _repaired(shape, task, options, once, apart) * orders if options.repair else 0.0
     return gradients + removed + tried + moved + swept + certified + repaired
 
 
@@ -97,7 +105,7 @@ def certified_operations(shape: Shape, options: PruneOptions) -> float:
 
 
 def _repaired(shape: Shape, task: Task, options: PruneOptions, once: float, apart: float) -> float:
-    """Of the sets of one kind: fitted, and run without the repair and with it beside the dense model."""
+    """Of the sets of one order: fitted, and run without the repair and with it beside the dense model."""
     tokens = task.calibration or task.tokens
     fitted = RUNS * _passes(shape, tokens) + solving(shape, sum(tokens))
     return REPAIRED * (fitted + 2 * once) + 2 * options.spent.tested * apart

@@ -13,7 +13,7 @@ from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.work import Work
 from duat_cli.loading.declared.pooling import Pooling, pooling_of
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.sweep.budgets import waiting_bytes
+from duat_cli.models.sweep.budgets import LEADING, waiting_bytes
 from duat_cli.models.sweep.lockstep import Pass
 from duat_cli.models.sweep.passes import Leading, Removals, without
 from duat_cli.results.base import Skipped
@@ -65,7 +65,7 @@ def _cosines(work: Work, pooling: Pooling, sets: Sequence[Removals], prompts: Se
     if not sets:
         return [[] for _ in prompts]
     width, found = work.structure.hidden_size, list[list[float]]()
-    sizes = [(1 + len(sets)) * waiting_bytes(one.input_ids.shape[1], width) for one in prompts]
+    sizes = [(LEADING + len(sets)) * waiting_bytes(one.input_ids.shape[1], width) for one in prompts]
     for wave in waves(sizes, work.ablator.waiting) if work.weights is not None else [[k] for k in range(len(prompts))]:
         work.processes(wave[0], len(prompts), WHAT)
         found += _together(work, pooling, sets, [prompts[k] for k in wave])

@@ -16,8 +16,10 @@ GRADIENT_BYTES = 256 << 20
 """Of one block's gradients of many probes."""
 ABLATION_BYTES = 512 << 20
 """Of passes that wait for the next block at the same time."""
-HELD = 4
+HELD = 1.5
 """Tensors of the stream's size that such a pass holds, beside its mask."""
+LEADING = 2
+"""Such passes hold as much as one that goes a block ahead of others: its hidden states, and those around that block."""
 ROW_TOKENS = 512
 """Of removals that go side by side through one prompt's pass: more of them are no faster."""
 ROW_BLOCKS = 1
@@ -129,6 +131,11 @@ def target_bytes(tokens: int, width: int, neurons: int) -> int:
     return 8 * tokens * (8 * width + 3 * neurons)
 
 
+def rows_at_once(tokens: int, elements: int) -> int:
+    """Removals that go side by side through one pass of a prompt of so many tokens. elements: of one's output."""
+    return max(1, min(ROW_TOKENS // max(1, tokens), ROW_ELEMENTS // max(1, elements)))
+
+
 def waiting_bytes(tokens: int, width: int) -> int:
     """Of a pass that waits for the next block, about, with its mask."""
-    return tokens * (HELD * width + tokens) * 4
+    return int(tokens * (HELD * width + tokens) * 4)

@@ -298,6 +298,10 @@ class Leading:
         """The pass."""
         self._pass.run()
 
+    def forget(self) -> None:
+        """Give up the output, once it is not asked for any more: logits are the largest tensor of a pass."""
+        del self._pass.output
+
 
 def without(
     structure: ModelStructure,

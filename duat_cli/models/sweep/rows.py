@@ -15,7 +15,7 @@ from torch import Tensor
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import hidden_of
-from duat_cli.models.sweep.budgets import ROW_BLOCKS, ROW_ELEMENTS, ROW_TOKENS
+from duat_cli.models.sweep.budgets import ROW_BLOCKS, rows_at_once
 from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.sweep.passes import BlockPass, Calls, Forward, Original, Removals, showing, with_hidden
 from duat_cli.models.terms.sites import Site, watching
@@ -31,7 +31,7 @@ def in_waves(gone: Sequence[Removals], tokens: int, elements: int) -> list[list[
     tokens: N of the prompt; never N rows, for rows and tokens could then be mistaken for each other. elements: of the
     output of one row.
     """
-    size = max(1, min(ROW_TOKENS // tokens, ROW_ELEMENTS // max(1, elements)))
+    size = rows_at_once(tokens, elements)
     if size == tokens > 1:
         size -= 1
     starts = [min(one, default=0) for one in gone]

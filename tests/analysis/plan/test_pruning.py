@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from duat_cli.analysis.plan.memory import peak
-from duat_cli.analysis.plan.pruning import PROBABILITIES, followed_terms, pruning, shared, singles, terms_of
+from duat_cli.analysis.plan.pruning import (
+    PROBABILITIES,
+    ablation_bytes,
+    followed_terms,
+    pruning,
+    shared,
+    singles,
+    terms_of,
+)
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.analysis.plan.terms import size_of
@@ -18,7 +26,7 @@ from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.loading.model.load import load
 from duat_cli.models.discovery.structure import discover
-from duat_cli.models.sweep.budgets import ABLATION_BYTES, GRADIENT_BYTES, probes_at_once
+from duat_cli.models.sweep.budgets import ABLATION_BYTES, GRADIENT_BYTES, probes_at_once, waiting_bytes
 from duat_cli.models.terms.sites import find_sites
 from duat_cli.results.plan import Residence
 
@@ -107,3 +115,27 @@ def test_the_longest_prompts_are_those_under_way_at_once(shape: Shape) -> None:
 
     assert processes(20, 90, 60, 20) == processes(60, 90, 30, 50) < processes(90, 90, 20, 20)
     assert 2 * processes(90, 20) == pytest.approx(processes(90, 90) + processes(20, 20), abs=4)
+
+
+def test_passes_that_wait_come_to_the_head_together(shape: Shape) -> None:
+    """There stand the head, one output of as many rows as go side by side, and the longest held-out prompt's own."""
+    task = Task("prune-bound", (64,) * 30, (128,) * 30, pruning=PruneOptions(kinds=("neuron",)))
+    layer = dataclasses.replace(shape.parts.frame, name="lm_head.weight")
+    shape = dataclasses.replace(shape, parts=dataclasses.replace(shape.parts, layers=[layer]))
+    moments = [{term.what: term.bytes for term in moment} for moment in pruning(shape, task, "streamed")]
+    [head] = [one for one in moments if "outputs of passes" in one]
+    rows = 512 // 128
+    assert head["outputs of passes"] == (rows + 1) * 128 * 2048 * 4
+    assert {"lm_head.weight", "passes without a term"} <= set(head)
+    hidden = dataclasses.replace(task, pruning=PruneOptions(kinds=("neuron",), metric="hidden"))
+    found = [[term.what for term in moment] for moment in pruning(shape, hidden, "streamed")]
+    assert not any({"outputs of passes", "lm_head.weight"} <= set(one) for one in found)
+
+
+def test_sets_are_planned_by_the_orders_that_they_are_of(shape: Shape) -> None:
+    """Of all kinds together there is one; five of each are tried, beside the prompt's own pass."""
+    apart, joint = PruneOptions(kinds=("neuron", "head")), PruneOptions(kinds=("neuron", "head"), joint=True)
+    task = Task("prune-bound", (64,), (32,) * 3, pruning=apart)
+    waits = waiting_bytes(32, shape.width)
+    for options, orders in ((apart, 2), (joint, 1)):
+        assert ablation_bytes(task, terms_of(shape, options), options, shape.width)[1] == 3 * (2 + 5 * orders) * waits

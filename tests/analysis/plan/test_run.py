@@ -144,9 +144,9 @@ def test_none_is_forked_behind_gradients_where_there_is_an_accelerator(
 
 def test_what_is_left_takes_more_passes_side_by_side_and_fewer_reads() -> None:
     files = inspect_folder(demo_path())
-    task = Task("prune-bound", (400,) * 40, (400,) * 40, pruning=PruneOptions(kinds=("neuron", "head", "block")))
+    task = Task("prune-bound", (400,) * 160, (400,) * 160, pruning=PruneOptions(kinds=("neuron", "head", "block")))
     bare = plan(files, task, "float32", 1 << 50, roomy=False).ways[1]
-    room, all_of = 3 << 30, plan(files, task, "float32", 1 << 50).ways[1]
+    room, all_of = 2 << 30, plan(files, task, "float32", 1 << 50).ways[1]
     some = plan(files, task, "float32", bare.peak_memory_bytes + room).ways[1]
     none = plan(files, task, "float32", bare.peak_memory_bytes - 1).ways[1]
     assert none.waiting_bytes == bare.waiting_bytes == ABLATION_BYTES

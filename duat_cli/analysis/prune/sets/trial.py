@@ -15,6 +15,7 @@ from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.terms.ablation import Ablations, Ablator, Tick, counted
 from duat_cli.loading.model.processes import Each, in_turn
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.sweep.budgets import LEADING, waiting_bytes
 from duat_cli.models.sweep.lockstep import Pass
 from duat_cli.models.sweep.passes import Leading
 from duat_cli.models.terms.sites import TermId
@@ -177,12 +178,14 @@ def try_together(
         for prompt in left:
             ids = ablator.place(prompt)
             own = Leading(ablator.structure, ablator.metric.forward(ids))
-            one = ablator.ablations(own, ids, [removals[place][k] for place, k in wanted])
-            if found and size + one.size > ablator.waiting:
+            gone = [removals[place][k] for place, k in wanted]
+            one = ablator.ablations(own, ids, gone, _behind(len(gone), own.forget))
+            held = one.size + LEADING * waiting_bytes(ids.shape[1], ablator.structure.hidden_size)
+            if found and size + held > ablator.waiting:
                 break
             found.append(one)
             passes += [own, *one.passes]
-            size += one.size
+            size += held
         run(passes)
         if not ablator.settled(found):
             continue
@@ -190,6 +193,12 @@ def try_together(
         for one in found:
             for place, trial in enumerate(trials):
                 trial.count(_damages(one, place, wanted))
+
+
+def _behind(count: int, last: Callable[[], None]) -> Callable[[], None]:
+    """What calls `last` once it has been called so many times."""
+    left = iter(range(count - 1, -1, -1))
+    return lambda: None if next(left) else last()
 
 
 def _damages(found: Ablations, place: int, wanted: Sequence[tuple[int, int]]) -> Callable[[int], float]:

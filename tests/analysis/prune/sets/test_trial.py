@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from helpers import single_model, token_ids
@@ -14,7 +16,8 @@ from duat_cli.analysis.prune.terms.damage import metric_for
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.structure import discover
-from duat_cli.models.sweep.lockstep import one_by_one
+from duat_cli.models.sweep.lockstep import Pass, one_by_one
+from duat_cli.models.sweep.passes import Leading
 from duat_cli.models.terms.sites import TermId, find_sites
 from duat_cli.statistics.betting import mean_is_below
 from duat_cli.statistics.binomial import allowed, prompts_needed
@@ -169,3 +172,26 @@ def test_rows_that_cannot_be_told_apart_are_tried_again_one_by_one() -> None:
         handle.remove()
     assert both[0].damages == both[1].damages
     assert min(map(min, both[0].damages)) > 0
+
+
+def test_one_prompts_own_output_is_there_at_a_time() -> None:
+    """Its sets go behind it; logits of all held-out prompts together would be the largest tensor of a run."""
+    model = single_model("llama")
+    structure = discover(model)
+    ablator = Ablator(structure, find_sites(structure), metric_for("kl", model, structure))
+    held_out = [Prompt("", str(k), token_ids(model, 9, k), k) for k in range(4)]
+    sets = Nested(("ffn",), [TermId("ffn", k, 0) for k in range(3)], [], Point(3, 0.0, 0.0))
+    both = [Trial(sets, 4, Claim(9.0, 0.5, 0.9)) for _ in range(2)]
+    most = 0
+
+    def run(passes: Sequence[Pass]) -> None:
+        nonlocal most
+        for one in passes:
+            one_by_one([one])
+            leading = [each for each in passes if isinstance(each, Leading)]
+            most = max(most, sum(hasattr(each._pass, "output") for each in leading))
+
+    try_together(ablator, both[:1], held_out, run)
+    try_alone(ablator, both[1:], held_out, lambda *_: None)
+    assert most == 1
+    assert both[0].damages[0] == pytest.approx(both[1].damages[0], rel=1e-6)
