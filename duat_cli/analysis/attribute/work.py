@@ -27,13 +27,13 @@ from duat_cli.compat.transformers import encoder_output
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.block.parts import BlockParts as BlockModules
+from duat_cli.models.budgets import TARGET_BYTES, target_bytes
 from duat_cli.models.discovery.growing import Growing
 from duat_cli.models.discovery.modality import STATES, Given, placed, stack_of
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_inputs, run_stack
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.sweep.adjoint import Adjoint
-from duat_cli.models.sweep.budgets import TARGET_BYTES, target_bytes
 from duat_cli.models.sweep.chain import Chain
 from duat_cli.models.sweep.ending import Ending, EndingForm, find_ending
 from duat_cli.models.sweep.lockstep import Pass

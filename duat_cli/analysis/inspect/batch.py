@@ -25,10 +25,10 @@ from duat_cli.analysis.session import Session
 from duat_cli.errors import DuatError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for, wide
+from duat_cli.models.budgets import BATCH_BYTES_GPU, batched_bytes, most_together
 from duat_cli.models.discovery.structure import probe_ids
 from duat_cli.models.instrument.activations import largest_activations
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.budgets import BATCH_BYTES_GPU, batched_bytes, most_together
 from duat_cli.results.meaning import meaning_of
 
 SLICE = 4096  # prompts, one behind the other, among which those of as many tokens are looked for

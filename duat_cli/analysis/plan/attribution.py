@@ -10,7 +10,7 @@ from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import PREDICTIONS, Moment, held, layer_of, page_of, term, through_block
 from duat_cli.analysis.plan.waves import recorded_bytes, recorded_waves
-from duat_cli.models.sweep.budgets import TARGET_BYTES, target_bytes
+from duat_cli.models.budgets import TARGET_BYTES, target_bytes
 from duat_cli.results.plan import Residence
 
 LOGITS = 2  # (N, V) beside the recorded output: what the map behind the last block gives, or gradients, and a copy

@@ -37,7 +37,7 @@ from duat_cli.analysis.plan.terms import (
     through_block,
 )
 from duat_cli.analysis.plan.waves import prompt_waves, state_bytes
-from duat_cli.models.sweep.budgets import BATCH_BYTES_GPU, batched_bytes, measured_at_once, most_together
+from duat_cli.models.budgets import BATCH_BYTES_GPU, IMPULSES, batched_bytes, measured_at_once, most_together
 from duat_cli.results.plan import MemoryTerm, Residence
 
 SPARE = 1.25  # memory that must be left for a byte of a second model: the first one's blocks run beside it
@@ -47,7 +47,6 @@ ENTRIES = 2048  # sampled of every V_h O_h, kept for every block
 RECORDED = 2  # (H, N, N) behind a block: what is recorded, and H of W'
 GRAMS = 2  # (N, H, M): the values through O, and an operand of their products
 PIECES = 6  # elements of Ĥ that are worked on at once
-IMPULSES = 1 << 20  # values that go through a kernel at once to show its H, of at least one prompt
 IMPULSE_STATES = 2.4  # (channels, state) of every such value; the others of `STATES` are there once
 KERNEL_ROWS = 2.5  # (channels, N, N) of H that such impulses show
 KERNEL_SQUARES = 7.5  # (channels, channels) in float64: Gram matrices, their roots, products

@@ -8,7 +8,7 @@ from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import PruneOptions, Task, by_measure
 from duat_cli.analysis.plan.terms import replayed
 from duat_cli.kinds import WHOLE, Kind
-from duat_cli.models.sweep.budgets import likely_sets, printed_bytes, printed_on, printed_vectors
+from duat_cli.models.budgets import likely_sets, printed_bytes, printed_on, printed_vectors
 
 
 @dataclass(frozen=True)

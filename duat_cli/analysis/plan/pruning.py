@@ -30,7 +30,7 @@ from duat_cli.analysis.plan.terms import (
 )
 from duat_cli.analysis.plan.waves import recorded_bytes
 from duat_cli.kinds import Kind
-from duat_cli.models.sweep.budgets import (
+from duat_cli.models.budgets import (
     BOUNDED_ENTRIES,
     CARRIED,
     GRADIENT_BYTES,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import Moment, term
-from duat_cli.models.sweep.budgets import KEPT_BYTES
+from duat_cli.models.budgets import KEPT_BYTES
 
 SUMS = 5  # (K, K) and (K, M): of the tokens fitted and held back, two while they are solved, and one between
 SETS = 3  # whose new weights are there at once: the chosen one's, the one under way, the one before it

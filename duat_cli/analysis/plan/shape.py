@@ -11,6 +11,7 @@ from duat_cli.loading.checkpoint.dtypes import SHORT, SIZES, auto_dtype, no_dtyp
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.parts import Part, Parts, parts_of
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.models.budgets import CHANNEL_HEADS
 
 _WIDTH = ("hidden_size", "d_model", "n_embd", "dim", "hidden_dim", "embed_dim")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
@@ -20,7 +21,6 @@ _CHOSEN_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "
 _HEADS_A_CHANNEL = {".rg_lru.recurrent_param": 1, ".time_decay": 2, ".conv.conv.weight": 1}
 """By a tensor's name, of RecurrentGemma, RWKV, whose values are made of two tokens, and LFM2."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-CHANNEL_HEADS = 8192  # as in models.value_path.factors, which loads torch
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from duat_cli.errors import InputError
 from duat_cli.kinds import KINDS, WHOLE, Effort, Kind, MetricName, apart
-from duat_cli.models.sweep.budgets import ABLATION_BYTES
+from duat_cli.models.budgets import ABLATION_BYTES
 from duat_cli.statistics.binomial import prompts_needed
 
 if TYPE_CHECKING:

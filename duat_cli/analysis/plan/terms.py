@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from duat_cli.analysis.plan.shape import Shape
-from duat_cli.models.sweep.budgets import AT_ONCE
+from duat_cli.models.budgets import AT_ONCE
 from duat_cli.results.plan import MemoryTerm, Residence
 
 Moment = list[MemoryTerm]  # what is in memory at the same time

@@ -13,7 +13,7 @@ from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.work import Work
 from duat_cli.loading.declared.pooling import Pooling, pooling_of
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.sweep.budgets import LEADING, waiting_bytes
+from duat_cli.models.budgets import LEADING, waiting_bytes
 from duat_cli.models.sweep.lockstep import Pass
 from duat_cli.models.sweep.passes import Leading, Removals, without
 from duat_cli.results.base import Skipped

@@ -20,7 +20,7 @@ from duat_cli.kinds import WHOLE, Kind
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
-from duat_cli.models.sweep.budgets import PRINTED_BYTES, likely_sets, printed_on, printed_vectors
+from duat_cli.models.budgets import PRINTED_BYTES, likely_sets, printed_on, printed_vectors
 from duat_cli.models.sweep.lockstep import Pass
 from duat_cli.models.terms.sites import BlockSites, TermId
 from duat_cli.results.base import Skipped

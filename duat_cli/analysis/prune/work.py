@@ -42,8 +42,8 @@ from duat_cli.errors import InputError
 from duat_cli.kinds import WHOLE, Kind, names_of
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.budgets import CARRIED
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.budgets import CARRIED
 from duat_cli.models.sweep.lockstep import Pass, Visit
 from duat_cli.models.sweep.passes import Means, Recorded, RecordingPass, record
 from duat_cli.models.terms.sites import TermId

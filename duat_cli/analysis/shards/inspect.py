@@ -24,8 +24,8 @@ from duat_cli.errors import DuatError, InputError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompt_set import PromptSet
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.budgets import most_together
 from duat_cli.models.instrument.activations import Place
-from duat_cli.models.sweep.budgets import most_together
 from duat_cli.results.base import Certificate, PromptFacts, Run
 from duat_cli.results.inspect import EndToEnd, InspectReport, PromptBlock, UatTerm
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_signs, relative_error, tolerance_for, wide
 from duat_cli.models.block.mixer import MixerForm
+from duat_cli.models.budgets import IMPULSES
 from duat_cli.models.instrument.attention import AttentionCall, RowSource, apply_rows, unwatched
 from duat_cli.models.instrument.calls import first_tensor
 from duat_cli.models.instrument.hooks import hooked
@@ -26,7 +27,6 @@ from duat_cli.text import plural
 SEED = 31
 FAULTS = (RuntimeError, ValueError, TypeError, LookupError, UnsupportedModelError)
 """What foreign code may raise where it is given other values, or other numbers of items, than it was written for."""
-ELEMENTS = 1 << 20  # of values put into the kernel at once, which may hold a state of 16 or more for each
 
 
 def places(form: MixerForm) -> tuple[Place, ...]:
@@ -170,7 +170,7 @@ class MixerCall:
 
     def _at_once(self) -> int:
         """Items that go through the kernel together."""
-        return max(1, ELEMENTS // self.value.numel())
+        return max(1, IMPULSES // self.value.numel())
 
     def mix(self, values: Tensor) -> Tensor:
         """What the kernel makes of other values, (items, N, channels) both."""

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.budgets import ROW_BLOCKS, rows_at_once
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import hidden_of
-from duat_cli.models.sweep.budgets import ROW_BLOCKS, rows_at_once
 from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.sweep.passes import BlockPass, Calls, Forward, Original, Removals, showing, with_hidden
 from duat_cli.models.terms.sites import Site, watching

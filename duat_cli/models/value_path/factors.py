@@ -30,6 +30,7 @@ from duat_cli.models.arrays import (
 from duat_cli.models.block.linears import stored_matrix
 from duat_cli.models.block.norms import NormForm
 from duat_cli.models.block.parts import Projection
+from duat_cli.models.budgets import CHANNEL_HEADS
 from duat_cli.models.instrument.attention import AttentionCall, ScaledRows
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
@@ -43,7 +44,6 @@ from duat_cli.operators.kronecker import HeadFactors
 
 NO_MIXING = "it has no token mixer, so no token reaches another"
 MERGES = "it has no attention: a held affine map makes other tokens of the stream, of another number or width"
-CHANNEL_HEADS = 8192  # most heads of one channel each
 
 
 @dataclass(frozen=True)

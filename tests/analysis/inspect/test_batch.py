@@ -27,7 +27,7 @@ from duat_cli.analysis.inspect.total import PromptSweep
 from duat_cli.analysis.session import Session
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.sweep import budgets
+from duat_cli.models import budgets
 from duat_cli.results.inspect import InspectReport
 
 OPTIONS = InspectOptions(threshold=0.3, cache=False)

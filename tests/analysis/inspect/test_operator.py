@@ -34,7 +34,7 @@ from duat_cli.analysis.inspect.measured.numbers import OperatorNumbers
 from duat_cli.analysis.inspect.operator import measure
 from duat_cli.analysis.inspect.uniform import UniformNulls
 from duat_cli.cache.tensors import TensorCache
-from duat_cli.models.sweep import budgets
+from duat_cli.models import budgets
 from duat_cli.models.value_path.factors import operator_of
 from duat_cli.operators.coupling import CouplingNumbers
 

@@ -40,8 +40,8 @@ from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.run import inspect
 from duat_cli.analysis.inspect.uniform import UniformNulls
 from duat_cli.cache.tensors import TensorCache
+from duat_cli.models import budgets
 from duat_cli.models.instrument.attention import StoredRows
-from duat_cli.models.sweep import budgets
 from duat_cli.models.value_path.factors import operator_of
 from duat_cli.models.value_path.operator import AttentionOperator
 

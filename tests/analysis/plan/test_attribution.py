@@ -19,7 +19,7 @@ from duat_cli.analysis.plan.terms import FORKED, STRUCTURE
 from duat_cli.analysis.plan.waves import RECORDED_BYTES
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_path
-from duat_cli.models.sweep.budgets import TARGET_BYTES
+from duat_cli.models.budgets import TARGET_BYTES
 from duat_cli.results.plan import Residence
 
 

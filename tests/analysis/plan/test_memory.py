@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 
-from duat_cli.analysis.plan.memory import BATCHES, IMPULSE_STATES, IMPULSES, KERNEL_SQUARES, MOST_PREPARED, peak
-from duat_cli.analysis.plan.shape import CHANNEL_HEADS, Shape, shape_of
+from duat_cli.analysis.plan.memory import BATCHES, IMPULSE_STATES, KERNEL_SQUARES, MOST_PREPARED, peak
+from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import LIBRARIES, LIBRARIES_GPU, PREPARED, STATES, STRUCTURE
 from duat_cli.analysis.plan.waves import WAVE_BYTES
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
-from duat_cli.models.instrument import mixer
-from duat_cli.models.sweep.budgets import BATCH_BYTES_GPU, batched_bytes
-from duat_cli.models.value_path import factors
+from duat_cli.models.budgets import BATCH_BYTES_GPU, CHANNEL_HEADS, IMPULSES, batched_bytes
 from duat_cli.results.plan import Planned, Residence
 
 MIB = 1 << 20
@@ -125,7 +123,6 @@ def test_long_prompts_cost_their_square() -> None:
 
 
 def test_a_kernel_of_many_channels_takes_impulses_then_squares_of_its_heads() -> None:
-    assert IMPULSES == mixer.ELEMENTS
     small = shape(embedding=4 * MIB)
     few, many = (replace(small, kernels=3, channels=channels, state=16) for channels in (512, 8192))
     impulses, squares = (terms(one, "inspect", [64], "streamed") for one in (few, many))
@@ -138,7 +135,6 @@ def test_a_kernel_of_many_channels_takes_impulses_then_squares_of_its_heads() ->
 
 
 def test_of_more_channels_than_are_measured_no_statistics_are_planned() -> None:
-    assert CHANNEL_HEADS == factors.CHANNEL_HEADS
     refused = replace(shape(embedding=4 * MIB), kernels=3, channels=CHANNEL_HEADS + 1, state=16)
     found = terms(refused, "inspect", [64], "streamed")
     assert set(found) >= {"impulses in the kernel"}

@@ -17,7 +17,7 @@ from duat_cli.kinds import Kind
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.sweep import budgets
+from duat_cli.models import budgets
 
 COUNTS: dict[Kind, int] = {"neuron": 2304, "head": 36, "expert": 0, "ffn": 6, "attention": 6, "block": 6}
 PARTS = 2 * 3 * 6  # of each whole part, and of the stream without it

@@ -25,8 +25,8 @@ from duat_cli.kinds import KINDS
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.loading.model.load import load
+from duat_cli.models.budgets import ABLATION_BYTES, GRADIENT_BYTES, probes_at_once, waiting_bytes
 from duat_cli.models.discovery.structure import discover
-from duat_cli.models.sweep.budgets import ABLATION_BYTES, GRADIENT_BYTES, probes_at_once, waiting_bytes
 from duat_cli.models.terms.sites import find_sites
 from duat_cli.results.plan import Residence
 

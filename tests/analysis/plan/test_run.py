@@ -16,7 +16,7 @@ from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_path
-from duat_cli.models.sweep.budgets import ABLATION_BYTES
+from duat_cli.models.budgets import ABLATION_BYTES
 from duat_cli.results.plan import Residence, Way
 
 

@@ -13,7 +13,7 @@ from removal import OWN, weights_zeroed
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.run import prune_bound
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.sweep import budgets
+from duat_cli.models import budgets
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.prune.report import PruneReport
 

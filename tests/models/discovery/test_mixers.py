@@ -126,7 +126,7 @@ def test_impulses_some_at_a_time_show_the_same_rows(
     with InDouble():
         ids = token_ids(model, 13)
         sweep(model, ids, listen, None)
-        monkeypatch.setattr(mixer, "ELEMENTS", elements)
+        monkeypatch.setattr(mixer, "IMPULSES", elements)
         sweep(model, ids, listen, None)
     whole, parts = found
     assert far(parts, whole) <= 1e-13

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 import torch
 from torch import Tensor
 
-from duat_cli.models.sweep.budgets import measured_at_once
+from duat_cli.models.budgets import measured_at_once
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.coupling import CouplingNumbers
 from duat_cli.operators.leading import spectral_norm

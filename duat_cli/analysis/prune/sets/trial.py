@@ -15,7 +15,7 @@ from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.terms.ablation import Ablations, Ablator, Tick, counted
 from duat_cli.loading.model.processes import Each, in_turn
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.sweep.budgets import LEADING, waiting_bytes
+from duat_cli.models.budgets import LEADING, waiting_bytes
 from duat_cli.models.sweep.lockstep import Pass
 from duat_cli.models.sweep.passes import Leading
 from duat_cli.models.terms.sites import TermId

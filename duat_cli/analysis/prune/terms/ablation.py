@@ -20,8 +20,8 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.model.processes import Each, in_turn
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, tolerance_for
+from duat_cli.models.budgets import ABLATION_BYTES, waiting_bytes
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.sweep.budgets import ABLATION_BYTES, waiting_bytes
 from duat_cli.models.sweep.lockstep import Pass, Weights, one_by_one
 from duat_cli.models.sweep.passes import (
     BlockCall,

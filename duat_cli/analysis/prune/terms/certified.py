@@ -23,12 +23,12 @@ from duat_cli.analysis.prune.terms.layers import Layers
 from duat_cli.errors import UnsupportedModelError, or_reason
 from duat_cli.kinds import KINDS, Kind
 from duat_cli.models.arrays import equal
+from duat_cli.models.budgets import BOUNDED_ENTRIES
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.plain import InstrumentedPass
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Event, Trace, Tracer
-from duat_cli.models.sweep.budgets import BOUNDED_ENTRIES
 from duat_cli.models.sweep.lockstep import Call, Pass, Visit, Weights
 from duat_cli.models.terms.arrival import Arrival, BlockArrivals, block_arrivals
 from duat_cli.models.terms.experts import Experts

@@ -17,8 +17,8 @@ from torch import Tensor
 from duat_cli.analysis.prune.terms.readings import activations, behind_layer, given_without, holds, move
 from duat_cli.models.arrays import wide
 from duat_cli.models.block.linears import matrix_of
+from duat_cli.models.budgets import AT_ONCE
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.budgets import AT_ONCE
 from duat_cli.models.sweep.passes import Removal
 from duat_cli.models.terms.sites import BlockSites, Site, TermId, watching
 

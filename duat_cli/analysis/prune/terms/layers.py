@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from duat_cli.models.sweep.budgets import NEURONS_AT_ONCE
+from duat_cli.models.budgets import NEURONS_AT_ONCE
 from duat_cli.models.terms.experts import Experts
 from duat_cli.models.terms.feedforward import FeedForward
 from duat_cli.operators.activations import Activation

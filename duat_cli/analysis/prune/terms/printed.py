@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.prune.terms.frozen import FrozenBlock, Neurons
 from duat_cli.models.arrays import wide
+from duat_cli.models.budgets import AT_ONCE, drawn_in_block
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.budgets import AT_ONCE, drawn_in_block
 from duat_cli.models.sweep.passes import Removal, Removals
 from duat_cli.models.terms.sites import BlockSites, TermId, by_block
 from duat_cli.statistics.drawn import Drawn, draw

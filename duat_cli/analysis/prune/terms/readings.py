@@ -22,9 +22,9 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import gaussian, relative_error, rounding, tolerance_for, wide
 from duat_cli.models.block.linears import applied, matrix_of
 from duat_cli.models.block.norm_scale import NormScale, norm_scale
+from duat_cli.models.budgets import AT_ONCE, NEURONS_AT_ONCE
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
-from duat_cli.models.sweep.budgets import AT_ONCE, NEURONS_AT_ONCE
 from duat_cli.models.sweep.passes import Removal
 from duat_cli.models.terms.branches import Branch, Branches, branch_at
 from duat_cli.models.terms.sites import BlockSites, Edit, Site, TermId, by_block, watching

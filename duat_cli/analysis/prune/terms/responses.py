@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from duat_cli.analysis.prune.terms.damage import Metric
 from duat_cli.kinds import Kind
 from duat_cli.models.arrays import wide
+from duat_cli.models.budgets import probes_at_once, pulled_at_once
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.sweep.budgets import probes_at_once, pulled_at_once
 from duat_cli.models.sweep.gradients import Backward, BlockGradient
 from duat_cli.models.sweep.lockstep import Weights, one_by_one
 from duat_cli.models.sweep.passes import Means, Recorded, Removals

@@ -17,8 +17,8 @@ from duat_cli.analysis.prune.terms.damage import Hidden
 from duat_cli.analysis.prune.terms.printed import Printed, PrintedReader
 from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.kinds import KINDS
+from duat_cli.models import budgets
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
-from duat_cli.models.sweep import budgets
 from duat_cli.models.sweep.passes import Means, removals
 from duat_cli.models.terms.sites import TermId, find_sites
 

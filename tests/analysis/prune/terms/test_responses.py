@@ -15,9 +15,10 @@ from duat_cli.analysis.prune.terms.ablation import mean_values
 from duat_cli.analysis.prune.terms.damage import Divergence, Hidden, Loss, Metric
 from duat_cli.analysis.prune.terms.responses import SEED, Responses, TermList, Without, noise
 from duat_cli.kinds import Kind
+from duat_cli.models import budgets
 from duat_cli.models.discovery.structure import ModelStructure, discover
 from duat_cli.models.edits.surgery import zeroed
-from duat_cli.models.sweep import budgets, gradients
+from duat_cli.models.sweep import gradients
 from duat_cli.models.sweep.lockstep import one_by_one
 from duat_cli.models.sweep.passes import Recorded, record, removals
 from duat_cli.models.terms.sites import TermId, find_sites

@@ -8,6 +8,11 @@ MEASURED_ELEMENTS = 1 << 19
 """Of Ĥ that `inspect` works on at once: what a processor's caches hold."""
 MEASURED_ELEMENTS_GPU = 1 << 25
 """The same on a GPU, which is kept busy by large pieces: each is a number of launches."""
+IMPULSES = 1 << 20
+"""Values that go through a kernel at once to show its H, which may hold a state of 16 or more for each; of at least one
+prompt."""
+CHANNEL_HEADS = 8192
+"""Heads of one channel each whose W' is measured, at most."""
 PROBE_ELEMENTS = 1 << 23
 """Of probes in the output's space that are drawn at once: 32 MB in float32."""
 PULLED_ELEMENTS = 1 << 25
