@@ -28,8 +28,8 @@ from safetensors.torch import load_file, save_file
 from transformers import T5Config, T5ForConditionalGeneration, ViTImageProcessor, WhisperFeatureExtractor
 
 import duat_cli
-from duat_cli.analysis.lora.lint import LEVELS
 from duat_cli.analysis.prune.sets import worth
+from duat_cli.checks.rules.adapter import LEVELS
 from duat_cli.cli.main import app, run
 from duat_cli.cli.terminal import libraries, talk
 from duat_cli.errors import InputError

@@ -45,12 +45,12 @@ class ModelRequest:
 
     model: str | None
     """A folder or a hub id; None is the bundled demo."""
-    revision: str | None
-    token: str | None
-    cache_dir: str | None
-    trust_remote_code: bool
-    dtype: str
-    device: str
+    revision: str | None = None
+    token: str | None = None
+    cache_dir: str | None = None
+    trust_remote_code: bool = False
+    dtype: str = "float32"
+    device: str = "auto"
     memory: int | None = None
     """Bytes that the process may take; None is what the system leaves."""
     task: Task | None = None

@@ -8,7 +8,7 @@ import math
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import transformers
@@ -40,13 +40,8 @@ from duat_cli.models.value_path.factors import checked
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
 
-
-class Listener(Protocol):
-    """What a sweep does behind every block."""
-
-    def __call__(self, run: BlockRun, /) -> None: ...
-
-
+Listener = Callable[[BlockRun], None]
+"""What a sweep does behind every block."""
 Ended = Callable[[int, Any], None]
 
 

@@ -142,18 +142,7 @@ class Asked:
         given = self.loading
         if given.get("trust_remote_code") and not own_code:
             raise InputError("trust_remote_code: this command runs no code that comes with a checkpoint")
-        return ModelRequest(
-            model=None if self.model is None else os.fspath(self.model),
-            revision=given.get("revision"),
-            token=given.get("token"),
-            cache_dir=given.get("cache_dir"),
-            trust_remote_code=given.get("trust_remote_code", False),
-            dtype=given.get("dtype", "float32"),
-            device=given.get("device", "auto"),
-            memory=given.get("memory"),
-            task=task,
-            device_map=given.get("device_map"),
-        )
+        return ModelRequest(None if self.model is None else os.fspath(self.model), task=task, **given)
 
     def open(self, task: Task, progress: Progress, given: list[PromptText] | None = None) -> Opened:
         """The model and its prompts. given: texts that are read already."""

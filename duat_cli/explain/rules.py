@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from duat_cli.checks.registry import all_rules
 from duat_cli.checks.rule import Need, Rule
-from duat_cli.checks.rules.adapter import LINT
+from duat_cli.checks.rules.adapter import LEVELS, LINT
 from duat_cli.results.explain import Explanation
 
 _NEEDS: dict[Need, str] = {
@@ -21,7 +21,6 @@ _NEEDS: dict[Need, str] = {
     "tokenizer": "the tokenizer",
 }
 _OWN_LIMIT = "within bounds of its own: of the policy, of the baseline's tolerance, or of the dtype"
-_LINT_LEVELS = {"error": "error", "warn": "warning", "off": "note"}
 
 
 def rules() -> list[Explanation]:
@@ -42,5 +41,5 @@ def _rule(rule: Rule) -> Explanation:
 
 
 def _lint(name: str, rule: Rule) -> Explanation:
-    facts = {"level": _LINT_LEVELS[rule.level], "in duat check": rule.id, "advice": rule.advice}
+    facts = {"level": LEVELS[name], "in duat check": rule.id, "advice": rule.advice}
     return Explanation.of(name, "lint rule", rule.about, "duat lora-diff --lint", facts=facts)

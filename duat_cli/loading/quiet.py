@@ -116,10 +116,8 @@ def foreign_errors(what: str, kind: type[DuatError] = CheckpointError) -> Iterat
         yield
     except DuatError:
         raise
-    except Exception as error:
-        raise kind(f"{what}: {described(error)}") from error
     except BaseException as error:
-        if not is_panic(error):
+        if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise kind(f"{what}: {described(error)}") from error
 

@@ -9,7 +9,7 @@ its sister on vision, arXiv 2407.17480). A layer f(X; W) becomes a product x' ->
 X is N×M, one token a row, and vec is row-major, so that vec(H X A) = (H ⊗ Aᵀ) vec(X). Entry (i, a) of X
 stands at place i·M + a of x'. A bias is added to the product and stays outside W'.
 
-These matrices have (NM)² entries; the closed forms beside this file never build them. `max_entries` guards.
+These matrices have (NM)² entries; the closed forms beside this file never build them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import InputError
-
-MAX_ENTRIES = 4096 * 4096  # NM = 4096; 64 MiB in float32
-
 
 # The diamond product
 
@@ -53,31 +50,22 @@ def vectorise(X: Tensor) -> Tensor:
     return X.reshape(-1)
 
 
-def unvectorise(x: Tensor, tokens: int) -> Tensor:
-    """X = T_D⁻¹(x').  x (N·M,) with N = `tokens`; gives (N, M)."""
-    return x.reshape(tokens, -1)
-
-
 # T_P: the parameters as a matrix
 
 
-def linear_matrix(W: Tensor, tokens: int, *, max_entries: int = MAX_ENTRIES) -> Tensor:
+def linear_matrix(W: Tensor, tokens: int) -> Tensor:
     """W' = I_N ⊗ W for y_j = W x_j, that is Y = X Wᵀ: torch's linear layer without its bias.
 
     W (out, in); gives (N·out, N·in). Density 1/N when W has no zeros: tokens do not mix.
     """
-    out, inner = W.shape
-    _require_buildable("I_N ⊗ W", tokens * out, tokens * inner, max_entries)
     return _kronecker(_identity(tokens, W), W)
 
 
-def linear_matrix_left(W: Tensor, columns: int, *, max_entries: int = MAX_ENTRIES) -> Tensor:
+def linear_matrix_left(W: Tensor, columns: int) -> Tensor:
     """W' = W ⊗ I_M for Y = W X: the paper's orientation, where W acts from the left and mixes the rows.
 
     W (out, N); gives (out·M, N·M) with M = `columns`. Density 1/M when W has no zeros.
     """
-    out, inner = W.shape
-    _require_buildable("W ⊗ I_M", out * columns, inner * columns, max_entries)
     return _kronecker(W, _identity(columns, W))
 
 
@@ -88,7 +76,6 @@ def conv1d_matrix(
     *,
     stride: int = 1,
     dilation: int = 1,
-    max_entries: int = MAX_ENTRIES,
 ) -> Tensor:
     """W' = Σ_w S_w ⊗ K_w: a convolution over the tokens, as attention with k heads whose H are shifts.
 
@@ -100,7 +87,7 @@ def conv1d_matrix(
     padding (k-1)/2 <= N at stride 1, where N_out = N, it is k/N - (k²-1)/(4N²): the edges lose some.
     """
     left, right = padding if isinstance(padding, tuple) else (padding, padding)
-    out, inner, width = kernel.shape
+    width = kernel.shape[-1]
     reach = dilation * (width - 1) + 1
     outputs = (tokens + left + right - reach) // stride + 1
     if outputs < 1:
@@ -108,12 +95,11 @@ def conv1d_matrix(
             f"conv1d_matrix: a kernel reaching over {reach} tokens does not fit into {tokens} tokens "
             f"with padding {left}+{right}; use more tokens or more padding"
         )
-    _require_buildable("Σ_w S_w ⊗ K_w", outputs * out, tokens * inner, max_entries)
     shifts = [_shift(outputs, tokens, w * dilation - left, stride, kernel) for w in range(width)]
     return _kronecker_sum(torch.stack(shifts), kernel.permute(2, 0, 1))
 
 
-def attention_value_matrix(H: Tensor, W_V: Tensor, *, max_entries: int = MAX_ENTRIES) -> Tensor:
+def attention_value_matrix(H: Tensor, W_V: Tensor) -> Tensor:
     """W'_HV: the heads' H_h ⊗ W_V,hᵀ stacked, x' -> vec of the concatenated heads (Eq. 5-10).
 
     transformers concatenates the heads inside each token: the output is vec of an N × (heads·d) matrix, with
@@ -131,27 +117,24 @@ def attention_value_matrix(H: Tensor, W_V: Tensor, *, max_entries: int = MAX_ENT
     heads, tokens, _ = H.shape
     _, hidden, d = W_V.shape
     rows, columns = tokens * heads * d, tokens * hidden
-    _require_buildable("W'_HV", rows, columns, max_entries)
     return torch.einsum("hij,hab->ihbja", H, W_V).reshape(rows, columns)
 
 
-def attention_output_matrix(W_O: Tensor, tokens: int, *, max_entries: int = MAX_ENTRIES) -> Tensor:
+def attention_output_matrix(W_O: Tensor, tokens: int) -> Tensor:
     """W'_O = I_N ⊗ W_Oᵀ, where W_O (h·d, M) has the heads' rows one under another (Eq. 5-10).
 
     W_O (heads, d, M); gives (N·M, N·heads·d). Its columns are in the row order of `attention_value_matrix`.
     """
-    return linear_matrix(W_O.flatten(0, 1).mT, tokens, max_entries=max_entries)
+    return linear_matrix(W_O.flatten(0, 1).mT, tokens)
 
 
-def attention_matrix(H: Tensor, W_V: Tensor, W_O: Tensor, *, max_entries: int = MAX_ENTRIES) -> Tensor:
+def attention_matrix(H: Tensor, W_V: Tensor, W_O: Tensor) -> Tensor:
     """W'_HVO = W'_O W'_HV = Σ_h H_h ⊗ (W_V,h W_O,h)ᵀ: all of multi-head attention, H frozen (Eq. 5-10).
 
     H (heads, N, N), W_V (heads, M, d), W_O (heads, d, M); gives (N·M, N·M). A causal H limits its density
     to (N+1)/2N.
     """
     _require_heads(H, W_V, W_O)
-    side = H.shape[1] * W_V.shape[1]
-    _require_buildable("W'_HVO", side, side, max_entries)
     return _kronecker_sum(H, (W_V @ W_O).mT)
 
 
@@ -185,15 +168,6 @@ def _shift(rows: int, columns: int, offset: int, stride: int, like: Tensor) -> T
 def _identity(side: int, like: Tensor) -> Tensor:
     """I in the dtype and on the device of `like`.  (side, side)."""
     return torch.eye(side, dtype=like.dtype, device=like.device)
-
-
-def _require_buildable(name: str, rows: int, columns: int, max_entries: int) -> None:
-    """Refuse a matrix of more than `max_entries` entries, before anything of its size is allocated."""
-    if rows * columns > max_entries:
-        raise InputError(
-            f"{name}: {rows:,} × {columns:,} = {rows * columns:,} entries, more than max_entries = "
-            f"{max_entries:,}; use fewer tokens, a closed form, or a larger max_entries"
-        )
 
 
 def _require_heads(H: Tensor, W_V: Tensor, W_O: Tensor | None = None) -> None:

@@ -56,7 +56,7 @@ class Roll:
     def __init__(self, *, every: bool = False) -> None:
         """every: list all of them, however many."""
         self._every = every
-        self._first: list[PromptFacts] = []
+        self.listed: list[PromptFacts] = []
         self._count = self._tokens = self._longest = 0
         self._shortest: int | None = None
         self._texts, self._lengths = hashlib.sha256(), hashlib.sha256()
@@ -70,17 +70,12 @@ class Roll:
         self._longest = max(self._longest, prompt.tokens)
         self._shortest = prompt.tokens if self._shortest is None else min(self._shortest, prompt.tokens)
         if self._every or self._count <= LISTED:
-            self._first.append(prompt)
+            self.listed.append(prompt)
         else:
-            del self._first[FIRST:]
+            del self.listed[FIRST:]
 
     def __len__(self) -> int:
         return self._count
-
-    @property
-    def listed(self) -> list[PromptFacts]:
-        """What a report lists."""
-        return self._first
 
     @property
     def facts(self) -> PromptSetFacts:

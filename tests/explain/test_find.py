@@ -13,8 +13,8 @@ import pytest
 from children import PATIENCE
 from pydantic import Field
 
-from duat_cli.analysis.lora.lint import LEVELS
 from duat_cli.checks.registry import all_rules
+from duat_cli.checks.rules.adapter import LEVELS
 from duat_cli.cli.main import run
 from duat_cli.errors import InputError
 from duat_cli.explain import fields

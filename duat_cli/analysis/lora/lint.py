@@ -9,43 +9,18 @@ from collections.abc import Iterable, Iterator
 
 from duat_cli.analysis.lora.change import Read, adapter_tensors
 from duat_cli.analysis.lora.magnitude import RelativeNorm, lint_magnitude, lint_saved_heads, relative_norm
+from duat_cli.checks.rules.adapter import LEVELS
 from duat_cli.compat.peft import MEGATRON, MODULE_FIELDS, OWN_LIBRARIES
 from duat_cli.loading.adapter.base_weights import EMBEDDINGS, HEADS, VOCABULARY, BaseWeights
 from duat_cli.loading.adapter.folder import ADAPTER_CONFIG, AdapterFiles, names, number, patterns
 from duat_cli.loading.adapter.keys import Keys, read_keys
 from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
 from duat_cli.loading.adapter.plan import plans
+from duat_cli.loading.quantised.found import leaf_of
 from duat_cli.loading.wording import listed, shown
 from duat_cli.operators.lowrank import is_zero, nonfinite
 from duat_cli.results.lora import LintFinding
 from duat_cli.text import plural
-
-LEVELS = {
-    "ambiguous-layout": "error",
-    "alpha-zero": "error",
-    "config": "error",
-    "convolution": "error",
-    "dora-flag-missing": "error",
-    "dora-magnitude-missing": "error",
-    "factor-missing": "error",
-    "foreign-code": "error",
-    "magnitude": "error",  # a warning below ten times
-    "needs-base": "note",
-    "non-finite": "error",
-    "rank-mismatch": "error",
-    "shape-mismatch": "error",
-    "target-absent": "error",
-    "unknown-tensor": "error",
-    "mutated-base": "warning",
-    "expert-keys": "warning",
-    "module-saved-by-accident": "warning",
-    "target-unmatched": "warning",
-    "tied-weights": "warning",
-    "two-tied-deltas": "error",
-    "untouched": "warning",
-    "embedding-saved": "note",
-    "key-dialect": "note",
-}
 
 
 def lint_adapter(adapter: AdapterFiles, base: BaseWeights | None = None) -> list[LintFinding]:
@@ -130,14 +105,14 @@ def _mutated(known: list[ParameterPlan]) -> Iterator[LintFinding]:
 
 def _saved(adapter: AdapterFiles, known: list[ParameterPlan]) -> Iterator[LintFinding]:
     wanted = names(adapter, "modules_to_save")
-    embeddings = [p.parameter for p in known if p.kind == "saved" and _leaf(p.module) in VOCABULARY]
+    embeddings = [p.parameter for p in known if p.kind == "saved" and leaf_of(p.module) in VOCABULARY]
     extra = [p for p in embeddings if not any(_asked(p, name) for name in wanted)]
     if extra:
         yield finding("embedding-saved", adapter.name, f"{listed(extra)} saved whole with the adapter, which "
                       "modules_to_save does not ask for: a copy of the base, or of a resized vocabulary")  # fmt: skip
     for name in wanted:
         hit = [p.module for p in known if p.kind in ("saved", "bias") and "saved" in p.parts]
-        caught = sorted({m for m in hit if name in _leaf(m) and _leaf(m) != name})
+        caught = sorted({m for m in hit if name in leaf_of(m) and leaf_of(m) != name})
         if caught:
             yield finding("module-saved-by-accident", ADAPTER_CONFIG, f"modules_to_save {shown(name)} also caught "
                           f"{listed(caught)}")  # fmt: skip
@@ -146,10 +121,6 @@ def _saved(adapter: AdapterFiles, known: list[ParameterPlan]) -> Iterator[LintFi
 def _asked(parameter: str, name: str) -> bool:
     module = parameter.rpartition(".")[0]
     return module == name or module.endswith("." + name)
-
-
-def _leaf(module: str) -> str:
-    return module.rpartition(".")[2]
 
 
 def _unmatched(adapter: AdapterFiles, keys: Keys) -> Iterator[LintFinding]:
@@ -174,8 +145,8 @@ def _experts(adapter: AdapterFiles, known: list[ParameterPlan]) -> Iterator[Lint
 def _tied(known: list[ParameterPlan], base: BaseWeights | None) -> Iterator[LintFinding]:
     if base is None or not _is_tied(base):
         return
-    inputs = [p for p in known if _leaf(p.module) in EMBEDDINGS and p.kind != "saved"]
-    heads = [p for p in known if _leaf(p.module) in HEADS and p.kind != "saved"]
+    inputs = [p for p in known if leaf_of(p.module) in EMBEDDINGS and p.kind != "saved"]
+    heads = [p for p in known if leaf_of(p.module) in HEADS and p.kind != "saved"]
     if inputs and heads:
         yield finding("two-tied-deltas", heads[0].module, f"{shown(inputs[0].module)} and {shown(heads[0].module)} "
                       "share one weight and have a change each: merging adds both to it")  # fmt: skip
@@ -190,7 +161,7 @@ def _is_tied(base: BaseWeights) -> bool:
     stated = base.files.config.get("tie_word_embeddings")
     if isinstance(stated, bool):
         return stated
-    return not any(_leaf(name.rpartition(".")[0]) in HEADS for name in base.files.tensors)
+    return not any(leaf_of(name.rpartition(".")[0]) in HEADS for name in base.files.tensors)
 
 
 def lint_changes(

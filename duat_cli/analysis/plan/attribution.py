@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
-from duat_cli.analysis.plan.terms import PREDICTIONS, Moment, held, layer_of, page_of, term, through_block
-from duat_cli.analysis.plan.waves import recorded_bytes, recorded_waves
+from duat_cli.analysis.plan.terms import PREDICTIONS, Moment, held, layer_of, page_of, recorded_of, term, through_block
+from duat_cli.analysis.plan.waves import recorded_waves
 from duat_cli.models.budgets import TARGET_BYTES, target_bytes
 from duat_cli.results.plan import Residence
 
@@ -36,7 +36,7 @@ def attribution(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     every = [*every, term(PREDICTIONS, report)]
     for wave in waves:
         longest = max(wave, default=0)
-        side = sum(_recorded(shape, n) + n * ending * shape.element for n in wave)
+        side = sum(recorded_of(shape, ending, n) for n in wave)
         recorded = term("the prompts' own passes", side)
         carried = term("gradients on their way back", sum(_carried(shape, task, n) for n in wave))
         count, each = task.targets_of(longest), target_bytes(longest, shape.width, shape.inner)
@@ -75,10 +75,6 @@ def attribution_reads(shape: Shape, task: Task) -> float:
 
 def _waves(shape: Shape, task: Task) -> list[range]:
     return recorded_waves(task.tokens, len(shape.parts.blocks), shape.width, shape.element)
-
-
-def _recorded(shape: Shape, tokens: int) -> int:
-    return recorded_bytes(tokens, len(shape.parts.blocks), shape.width, shape.element)
 
 
 def _carried(shape: Shape, task: Task, tokens: int) -> int:

@@ -22,13 +22,13 @@ from duat_cli.analysis.plan.terms import (
     held,
     layer_of,
     page_of,
+    recorded_of,
     replayed,
     size_of,
     structure_bytes,
     term,
     through_block,
 )
-from duat_cli.analysis.plan.waves import recorded_bytes
 from duat_cli.kinds import Kind
 from duat_cli.models.budgets import (
     BOUNDED_ENTRIES,
@@ -159,7 +159,7 @@ def _every(shape: Shape, task: Task, weights: Residence) -> Moment:
     found = held(shape, weights)
     if weights == "resident":
         found.append(term("values of all blocks, V", len(shape.parts.blocks) * shape.values))
-    recorded = sum(_recorded(shape, ending, n) for n in _among(task, weights))
+    recorded = sum(recorded_of(shape, ending, n) for n in _among(task, weights))
     kept = _kept(shape, task, weights)
     return [*found, *kept, term("the prompts' own passes", recorded), *found_of_terms(shape, task)]
 
@@ -253,11 +253,6 @@ def _ending(shape: Shape, options: PruneOptions) -> int:
 def ends_in_logits(shape: Shape, options: PruneOptions) -> bool:
     """Whether the damage is measured at the logits, else at the last hidden states."""
     return options.metric != "hidden" and shape.vocabulary > 0
-
-
-def _recorded(shape: Shape, ending: int, tokens: int) -> int:
-    """Of one prompt, bytes: every block call, the mask and the output."""
-    return recorded_bytes(tokens, len(shape.parts.blocks), shape.width, shape.element) + tokens * ending * shape.element
 
 
 def _probes(shape: Shape, task: Task) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from duat_cli.analysis.plan.shape import Shape
+from duat_cli.analysis.plan.waves import recorded_bytes
 from duat_cli.models.budgets import AT_ONCE
 from duat_cli.results.plan import MemoryTerm, Residence
 
@@ -38,6 +39,11 @@ def term(what: str, size: float) -> MemoryTerm:
 
 def size_of(moment: Moment) -> int:
     return sum(one.bytes for one in moment)
+
+
+def recorded_of(shape: Shape, ending: int, tokens: int) -> int:
+    """Of one prompt, bytes: every block call, the mask and the output."""
+    return recorded_bytes(tokens, len(shape.parts.blocks), shape.width, shape.element) + tokens * ending * shape.element
 
 
 def on_gpu(shape: Shape, moment: Moment) -> Moment:

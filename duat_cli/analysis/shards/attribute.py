@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 
@@ -24,22 +24,6 @@ from duat_cli.loading.prompt_set import PromptSet
 from duat_cli.loading.prompts import Prompt
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
 from duat_cli.results.base import PromptFacts, Run
-
-
-class Settings(Stored):
-    """The options that numbers or the report follow from."""
-
-    target: str | None
-    against: str | None
-    position: int | Literal["all"] | None
-    first_token: bool
-    target_field: str | None
-    """Its name, and a hash of the targets."""
-    steps: int
-    continuation: str | None
-    measure: int
-    top: int
-    max_tokens: int | None
 
 
 class Facts(Stored):
@@ -124,18 +108,18 @@ class _Worker(Worker[AttributeReport]):
     ) -> None:
         self._session, self._each, self._progress = session, each, progress
         asked = options.asked
-        self.settings = Settings(
-            target=asked.target,
-            against=asked.against,
-            position=asked.position,
-            first_token=asked.first_token,
-            target_field=None if options.each is None else str(options.each),
-            steps=options.steps,
-            continuation=options.continuation,
-            measure=options.measure,
-            top=options.top,
-            max_tokens=max_tokens,
-        )
+        self.settings = {
+            "target": asked.target,
+            "against": asked.against,
+            "position": asked.position,
+            "first_token": asked.first_token,
+            "target_field": None if options.each is None else str(options.each),  # its name, a hash of the targets
+            "steps": options.steps,
+            "continuation": options.continuation,
+            "measure": options.measure,
+            "top": options.top,
+            "max_tokens": max_tokens,
+        }
 
     def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[AttributeRecord]:
         """Of prompts with their positions."""
@@ -153,7 +137,7 @@ class _Worker(Worker[AttributeReport]):
 def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> AttributeReport:
     """The report of all prompts. run: asked for at the end."""
     index, head = complete(folder), Facts.model_validate(folder.manifest.facts).head
-    total = AttributeTotal(Settings.model_validate(folder.manifest.settings).top)
+    total = AttributeTotal(cast(int, folder.manifest.settings["top"]))
     for done, line in enumerate(folder.lines(index), 1):
         record = AttributeRecord.model_validate_json(line.record)
         total.add(PromptFacts(sha256=line.sha256, tokens=line.tokens), record.found())

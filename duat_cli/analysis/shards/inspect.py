@@ -143,7 +143,7 @@ class _Worker(Worker[InspectReport]):
             per_prompt=options.per_prompt,
             null=options.null,
             max_tokens=max_tokens,
-        )
+        ).model_dump(mode="json")
 
     def begin(self, first: Prompt, /, *, own: bool) -> Sequence[PromptRecord]:
         """Of another process's prompt the comparison with the model that has no instruments is enough."""

@@ -6,11 +6,11 @@ What the weights alone say is computed by every process, since the tuned model i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import JsonValue
 
 from duat_cli.analysis.lora.eq18 import INPUTS
 from duat_cli.analysis.lora.places import FrontNorms
@@ -31,15 +31,6 @@ from duat_cli.results.lora import BlockChange, Eq18, LoraReport, PromptChange
 from duat_cli.results.prompts import Roll
 
 _EQ18 = "eq18.json"
-
-
-class Settings(Stored):
-    """What numbers or the report follow from."""
-
-    tuned: str = Field(alias="TUNED")
-    """Hash of the adapter's files, or the fingerprint of the checkpoint."""
-    directions: bool
-    max_tokens: int | None
 
 
 class Facts(Stored):
@@ -95,7 +86,7 @@ class IntoFolder:
 
     def __call__(self, pair: Pair, asked: Asked, tuned: str) -> LoraReport | None:
         assert isinstance(asked.prompts, PromptSet)
-        settings = Settings(TUNED=tuned, directions=self.directions, max_tokens=self.max_tokens)
+        settings: dict[str, JsonValue] = {"TUNED": tuned, "directions": self.directions, "max_tokens": self.max_tokens}
         worker = _Worker(pair, asked, asked.prompts, settings, self.progress)
         return share(self.path, pair.base, asked.prompts, worker, self.ranks, self.progress)
 
@@ -105,7 +96,9 @@ class _Worker(Worker[LoraReport]):
 
     command = "lora-diff"
 
-    def __init__(self, pair: Pair, asked: Asked, prompts: PromptSet, settings: Settings, progress: Progress) -> None:
+    def __init__(
+        self, pair: Pair, asked: Asked, prompts: PromptSet, settings: Mapping[str, JsonValue], progress: Progress
+    ) -> None:
         self.settings = settings
         self._pair, self._run, self._prompts, self._progress = pair, asked.run, prompts, progress
         self._compare = pair.comparer(asked.decode, len(prompts.keys), progress)

@@ -11,9 +11,9 @@ import math
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
+from pydantic import JsonValue
 
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.progress import Progress
@@ -30,7 +30,7 @@ from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored, packed
 from duat_cli.analysis.shards.run import Worker, share
 from duat_cli.analysis.shards.state import complete
 from duat_cli.errors import InputError
-from duat_cli.kinds import Effort, Kind, MetricName
+from duat_cli.kinds import Kind
 from duat_cli.loading.prompt_set import PromptSet, key_of
 from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.texts import PromptText
@@ -39,35 +39,6 @@ from duat_cli.results.prune.report import PruneReport
 
 _SETS = "sets.json"
 _READINGS = ("local", "stream", "frozen")
-
-
-class Settings(Stored):
-    """The options that what is kept of a prompt follows from."""
-
-    granularity: tuple[Kind, ...]
-    metric: MetricName | None
-    probes: int
-    measure: int
-    ablate: Literal["zero", "mean"]
-    effort: Effort
-    max_tokens: int | None
-
-
-class Choice(Stored):
-    """Those that only the sets follow from."""
-
-    budget: float
-    confidence: float
-    exceed: float
-    uniform: bool
-    repair: bool
-    joint: bool
-    remove: float | None
-    of_all: bool
-    rounds: int
-    held_out: str
-    """Hash of the token ids."""
-    calibration: str
 
 
 class Facts(Stored):
@@ -151,7 +122,8 @@ class PruneRecord(PromptRecord):
 class SetsRecord(Aside):
     """The end of the work."""
 
-    choice: Choice
+    choice: dict[str, JsonValue]
+    """Options and hashes of token ids that only the sets follow from."""
     report: PruneReport
     orders: dict[str, list[int]]
     """By the plan's granularity: places of terms, in the order in which they go."""
@@ -176,15 +148,15 @@ class _Worker(Worker[PruneOutcome]):
     def __init__(self, path: Path, begun: Begun, max_tokens: int | None, progress: Progress) -> None:
         self._path, self._begun, self._progress = path, begun, progress
         options = begun.work.options
-        self.settings = Settings(
-            granularity=options.kinds,
-            metric=options.metric,
-            probes=options.probes,
-            measure=options.measure,
-            ablate="mean" if options.ablate_mean else "zero",
-            effort=options.effort,
-            max_tokens=max_tokens,
-        )
+        self.settings = {
+            "granularity": list(options.kinds),
+            "metric": options.metric,
+            "probes": options.probes,
+            "measure": options.measure,
+            "ablate": "mean" if options.ablate_mean else "zero",
+            "effort": options.effort,
+            "max_tokens": max_tokens,
+        }
 
     def begin(self, first: Prompt, /, *, own: bool) -> Sequence[PromptRecord]:
         """The comparison with the model that has no instruments; and which terms are ablated."""
@@ -248,20 +220,10 @@ def _outcome(begun: Begun, known: SetsRecord) -> PruneOutcome:
     )
 
 
-def _choice(options: PruneOptions, held_out: Sequence[Prompt], calibration: Sequence[Prompt]) -> Choice:
-    return Choice(
-        budget=options.budget,
-        confidence=options.confidence,
-        exceed=options.exceed,
-        uniform=options.uniform,
-        repair=options.repair,
-        joint=options.joint,
-        remove=options.remove,
-        of_all=options.of_all,
-        rounds=options.rounds,
-        held_out=_digest(held_out),
-        calibration=_digest(calibration),
-    )
+def _choice(options: PruneOptions, held_out: Sequence[Prompt], calibration: Sequence[Prompt]) -> dict[str, JsonValue]:
+    names = ("budget", "confidence", "exceed", "uniform", "repair", "joint", "remove", "of_all", "rounds")
+    chosen = {name: getattr(options, name) for name in names}
+    return {**chosen, "held_out": _digest(held_out), "calibration": _digest(calibration)}
 
 
 def _digest(prompts: Sequence[Prompt]) -> str:

@@ -10,12 +10,13 @@ import hashlib
 import itertools
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
+from pydantic import JsonValue
 
 from duat_cli import __version__
 from duat_cli.analysis.plan.waves import SIDE_BY_SIDE
@@ -42,7 +43,7 @@ class Worker(Protocol[R_co]):
 
     command: str
     """Its name."""
-    settings: Stored
+    settings: Mapping[str, JsonValue]
     """The options that numbers or the report follow from."""
 
     def begin(self, first: Prompt, /, *, own: bool) -> Sequence[PromptRecord]:
@@ -161,7 +162,7 @@ def _manifest(session: Session, prompts: PromptSet, worker: Worker[object]) -> M
         prompt_set=digest_of(prompts.keys),
         environment=anywhere(session.environment()),
         fingerprint=session.fingerprint,
-        settings=worker.settings.model_dump(mode="json", by_alias=True),
+        settings=dict(worker.settings),
         facts=worker.facts().model_dump(mode="json"),
     )
 

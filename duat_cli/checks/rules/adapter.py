@@ -67,4 +67,6 @@ def _rules(table: dict[str, tuple[str, str]], level: Level) -> dict[str, Rule]:
 
 LINT = _rules(_ERRORS, "error") | _rules(_WARNINGS, "warn") | _rules(_NOTES, "off")
 """The linter's id -> its rule."""
+LEVELS = {name: {"error": "error", "warn": "warning", "off": "note"}[rule.level] for name, rule in LINT.items()}
+"""The linter's own names of them."""
 RULES = list(LINT.values())

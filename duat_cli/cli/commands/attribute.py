@@ -141,9 +141,7 @@ def attribute(
     one_question(target, against, position, steps, continuation, target_field)
     shared = 1 if out is not None else processes()
     task = Task("attribute", every_position=place == "all", steps=steps, top=top, processes=shared)
-    wanted = ModelRequest(
-        model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
-    )
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map)
     if target_field is not None and (target is not None or prompt or prompts is None):
         raise InputError(
             "--target-field: the targets stand in a file; give --prompts FILE, no --prompt and no --target"

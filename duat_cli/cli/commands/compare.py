@@ -106,9 +106,7 @@ def compare(
 
     limit = options.parse_memory(memory)
     task = Task("compare", fixed=fixed)
-    wanted = ModelRequest(
-        model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
-    )
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map)
     talk = talk_of(quiet, verbose, no_color)
     chosen = options.parse_layers(layers)
     presentation = Presentation.of_page(output, form, json, no_color, wide=wide)

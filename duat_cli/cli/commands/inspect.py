@@ -175,9 +175,7 @@ def inspect(
     files = matrices is not None or save is not None or (maps or 0) > 1  # made by one process, as the prompts run
     shared = 1 if out is not None or files else processes()
     task = Task("inspect", reinitialised=null == "all", processes=shared)
-    wanted = ModelRequest(
-        model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
-    )
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map)
     texts = PromptRequest(
         prompt, prompts, max_tokens, options.input_files(image, audio, tensors, stack, decoder_prompt)
     )

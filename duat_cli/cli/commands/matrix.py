@@ -117,9 +117,7 @@ def matrix(
 
     limit = options.parse_memory(memory)
     task = Task("matrix")
-    wanted = ModelRequest(
-        model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
-    )
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map)
     files = options.input_files(image, audio, tensors, no_decoder(stack))
     texts = PromptRequest([_only(prompt)], None, max_tokens, files, made_up=not prompt)
     talk = talk_of(quiet, verbose, no_color)

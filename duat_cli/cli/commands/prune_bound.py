@@ -196,9 +196,7 @@ def prune_bound(
         whole=out is not None,
     )  # fmt: skip
     task = Task("prune-bound", pruning=settings, processes=1 if out is not None else processes())
-    wanted = ModelRequest(
-        model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
-    )
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map)
     presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
     chosen = _Chosen.of(export, apply, chosen_set, kinds, ablate, presentation)
 

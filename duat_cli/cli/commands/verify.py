@@ -45,9 +45,7 @@ def verify(
 
     limit = options.parse_memory(memory)
     task = Task("verify")
-    wanted = ModelRequest(
-        model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
-    )
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map)
     texts = PromptRequest(
         prompt, prompts, max_tokens, options.input_files(image, audio, tensors, stack, decoder_prompt)
     )

@@ -34,8 +34,6 @@ class Place:
     tensor: str
     """Its name where it is read from."""
     shape: tuple[int, ...]
-    dtype: str
-    """As stored, such as 'bfloat16'."""
     loaded: bool
     """Whether it is read from the loaded model."""
 
@@ -71,16 +69,15 @@ class BaseWeights:
         tensor = self._in_files(parameter)
         if tensor is not None:
             entry = self.files.tensors[tensor]
-            dtype = "float32" if entry.made else str(STORED[entry.dtype]).removeprefix("torch.")
             longer = tensor if tensor.endswith("." + parameter) else parameter
-            return Place(longer, tensor, entry.shape, dtype, False)
+            return Place(longer, tensor, entry.shape, False)
         if not load:
             return None
         shapes = self._named()
         name = next((n for n in (parameter, *_tail(parameter)) if n in shapes), None)
         if name is None:
             return None
-        return Place(parameter, name, shapes[name], self.dtype(), True)
+        return Place(parameter, name, shapes[name], True)
 
     def read(self, place: Place) -> Tensor:
         """The tensor as it is stored, in memory of its own or of the loaded model: not to be written to. A quantised

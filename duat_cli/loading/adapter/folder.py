@@ -51,10 +51,6 @@ class AdapterFiles:
         """The weight file, for messages."""
         return self.path / ADAPTER_WEIGHTS
 
-    @property
-    def shards(self) -> tuple[str, ...]:
-        return (ADAPTER_WEIGHTS,)
-
 
 def digest_of(adapter: AdapterFiles) -> str:
     """sha256 of both files."""

@@ -23,7 +23,7 @@ FIRST_ORDINARY_ID = 10  # special ids without an entry in the config are the fir
 
 def bytes_of(model: Any) -> int:
     """Of a second model like this one."""
-    return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
+    return sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
 
 
 def reinitialised(model: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import RenderableType
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.grid import BLOCK, Column, grids
+from duat_cli.report.tables.grid import BLOCK, Column, spaced
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.inspect import BlockCertificate, VerifyReport
 
@@ -21,10 +21,9 @@ def render_verify(report: VerifyReport, page: Page) -> str:
     """What was loaded, the errors of every block, the certificate."""
     crossing = any(block.cross_error is not None or block.cross_reason is not None for block in report.blocks)
     columns = [*_COLUMNS, _CROSS] if crossing else _COLUMNS
-    tables = grids(report.blocks, BLOCK, columns, page) if report.blocks else []
     parts: list[RenderableType] = [
         *facts.loaded(report.model, report.prompts, report.environment),
-        *(part for table in tables for part in (BLANK, table)),
+        *(spaced(report.blocks, BLOCK, columns, page) if report.blocks else []),
         BLANK,
         line(
             "block output: |x - rebuilt| / |x|; operator W': residual of its factors."

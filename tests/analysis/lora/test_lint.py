@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from duat_cli.analysis.lora.lint import LEVELS, lint_adapter
+from duat_cli.analysis.lora.lint import lint_adapter
+from duat_cli.checks.rules.adapter import LEVELS
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import open_adapter
 from duat_cli.loading.checkpoint.preflight import inspect_folder

@@ -62,7 +62,7 @@ class Records:
         if key in self._kept:
             return self._kept[key]
         found = self._ablator.record(ids)
-        size = size_of(found.output) + sum(size_of(call.after) for call in found.calls)
+        size = found.output.nbytes + sum(call.after.nbytes for call in found.calls)
         if size <= self._left:
             self._kept[key] = found
             self._left -= size
@@ -91,7 +91,7 @@ class Repairer:
         for k, prompt in enumerate(calibration):
             say("recording calibration prompts", k, len(calibration))
             calls.append(self._calls(ablator.place(prompt), left))
-            left -= sum(map(size_of, calls[-1].after))
+            left -= sum(one.nbytes for one in calls[-1].after)
         self._refitting = Refitting(ablator.structure, self._consumers, calls, dtype)
         self._folds: list[tuple[Refitting, Sequence[Prompt]]] = []
         """One half of the prompts is judged with what is fitted to the other; none where other prompts choose sets."""
@@ -115,7 +115,7 @@ class Repairer:
             for module in structure.calls
         }
         recorded = record(structure, self._ablator.metric.forward(ids), seen, see)
-        size = sum(size_of(call.after) for call in recorded.calls)
+        size = sum(call.after.nbytes for call in recorded.calls)
         return Calls.of(structure, recorded.calls, own if 2 * size <= left else None)
 
     def repaired(self, terms: Sequence[TermId], limit: float = math.inf) -> Repaired:
@@ -171,8 +171,3 @@ def _lower(damages: Damages) -> bool:
 
 def key_of(ids: Tensor) -> Key:
     return tuple(ids.flatten().tolist())
-
-
-def size_of(value: Tensor) -> int:
-    """Bytes."""
-    return value.numel() * value.element_size()

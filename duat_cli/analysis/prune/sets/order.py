@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,14 +27,29 @@ STEPS = 50
 UNIFORM: tuple[Kind, ...] = ("neuron", "head")  # kinds that a config states one number of, for all blocks
 
 
-class Alike(Protocol):
-    """What some terms do to the output alike with those of them that are gone."""
+class Alike:
+    """2 <change of what is gone, change of the term>, estimated from their responses to the probes of all prompts.
+
+    Unless signed, less its standard error, so that what is alike by chance does not count, and nothing below 0.
+    """
+
+    def __init__(self, responses: Sequence[Tensor], *, signed: bool = False) -> None:
+        """A prompt: (probes, terms)."""
+        self._responses, self._signed = responses, signed
+        self._sums = [one.new_zeros(len(one)) for one in responses]
 
     def go(self, gone: Tensor) -> None:
-        """These are gone as well, numbers of terms."""
+        for number, one in enumerate(self._responses):
+            self._sums[number] += one[:, gone].sum(dim=1)
 
     def adding(self) -> Tensor:
-        """What that adds to the damage of each, (terms,) float64."""
+        pairs, count = list(zip(self._responses, self._sums, strict=True)), sum(map(len, self._sums))
+        mean = torch.stack([total @ one for one, total in pairs]).double().sum(dim=0) / count
+        if self._signed:
+            return 2 * mean
+        square = torch.stack([total.square() @ one.square() for one, total in pairs]).double().sum(dim=0) / count
+        error = ((square - mean.square()).clamp_min(0) / count).sqrt()
+        return 2 * (mean - error).clamp_min(0)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class Sketch:
         """What these terms do alike with those of them that go. whole: of parts that are few, so that the least of them
         is not the least by chance; what cancels then counts."""
         index, first = torch.tensor(places, dtype=torch.long), len(self.responses[0]) - self.probes
-        return _Alike([one[first:, index] for one in self.responses], signed=whole)
+        return Alike([one[first:, index] for one in self.responses], signed=whole)
 
     @property
     def probes(self) -> int:
@@ -88,31 +88,6 @@ class Sketch:
         if self.starts is None:
             return self.metric.of_set(sums[None])[0]
         return self.metric.of_moved(sums, self.starts[prompt]) - self.starts[prompt]
-
-
-class _Alike:
-    """2 <change of what is gone, change of the term>, estimated from their responses to the probes of all prompts.
-
-    Unless signed, less its standard error, so that what is alike by chance does not count, and nothing below 0.
-    """
-
-    def __init__(self, responses: Sequence[Tensor], *, signed: bool = False) -> None:
-        """A prompt: (probes, terms)."""
-        self._responses, self._signed = responses, signed
-        self._sums = [one.new_zeros(len(one)) for one in responses]
-
-    def go(self, gone: Tensor) -> None:
-        for number, one in enumerate(self._responses):
-            self._sums[number] += one[:, gone].sum(dim=1)
-
-    def adding(self) -> Tensor:
-        pairs, count = list(zip(self._responses, self._sums, strict=True)), sum(map(len, self._sums))
-        mean = torch.stack([total @ one for one, total in pairs]).double().sum(dim=0) / count
-        if self._signed:
-            return 2 * mean
-        square = torch.stack([total.square() @ one.square() for one, total in pairs]).double().sum(dim=0) / count
-        error = ((square - mean.square()).clamp_min(0) / count).sqrt()
-        return 2 * (mean - error).clamp_min(0)
 
 
 @dataclass(frozen=True)

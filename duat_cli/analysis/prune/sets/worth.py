@@ -7,6 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,17 +57,9 @@ def worth(
         granularity=kind,
         terms=terms,
         repaired=repaired,
-        removed_blocks=list(applied.removed_blocks),
-        removed_neurons=applied.removed_neurons,
-        removed_groups=applied.removed_groups,
-        zeroed=applied.zeroed,
-        notes=list(applied.notes),
-        dtype=applied.dtype,
-        error=applied.error,
+        **asdict(applied),
         parameters_before=_parameters(loaded.model),
         parameters_after=_parameters(again.model),
-        bytes_before=applied.bytes_before,
-        bytes_after=applied.bytes_after,
         measured_on=on,
         prompts=len(ids),
         tokens=scored,

@@ -59,6 +59,7 @@ class Metric(Protocol):
     def first_order(self, reference: Tensor, ids: Tensor) -> Tensor | None:
         """The direction along which the damage grows at once, (*reference.shape); None where it has none: it is then
         of second order. Responses to it stand in front of those to the probes."""
+        return None
 
     def predicted(self, responses: Tensor, confidence: float) -> Interval:
         """Mean over prompts from responses (prompts, probes, …), the change of the output being minus the term."""
@@ -68,17 +69,19 @@ class Metric(Protocol):
 
     def adding(self, damage: Tensor) -> Tensor:
         """What adds up over terms that move the output in different directions: of a length its square."""
+        return damage
 
     def slope(self, reference: Tensor, output: Tensor, ids: Tensor) -> Tensor:
         """Gradient of the damage at `output`, of `reference`; for hidden half that of its square."""
 
     def of_moved(self, responses: Tensor, start: float) -> Tensor:
         """The damage of one prompt where a damage `start` is done already. responses: (1 + probes, …), of the slope
-        and of probes, both at the output as it then is."""
+        and of probes, both at the output as it then is. The Hessian of KL and of the loss is the probes' covariance."""
+        return start - responses[0].double() + responses[1:].double().square().mean(dim=0)
 
 
 @dataclass(frozen=True)
-class Hidden:
+class Hidden(Metric):
     """Relative change of the final hidden states."""
 
     structure: ModelStructure
@@ -100,9 +103,6 @@ class Hidden:
         drawn = noise((count, *reference.shape)).to(reference)
         return drawn / torch.linalg.vector_norm(reference.double()).to(reference)
 
-    def first_order(self, reference: Tensor, ids: Tensor) -> None:
-        return None
-
     def predicted(self, responses: Tensor, confidence: float) -> Interval:
         return mean_length(responses.square(), confidence)
 
@@ -123,7 +123,7 @@ class Hidden:
 
 
 @dataclass(frozen=True)
-class Divergence:
+class Divergence(Metric):
     """KL divergence of the next-token distribution."""
 
     model: Any
@@ -150,28 +150,19 @@ class Divergence:
         tokens = reference.shape[1]
         return _fisher_noise(reference, noise, count).div_(math.sqrt(2 * tokens))
 
-    def first_order(self, reference: Tensor, ids: Tensor) -> None:
-        return None
-
     def predicted(self, responses: Tensor, confidence: float) -> Interval:
         return mean_square(responses.square(), confidence)
 
     def of_set(self, responses: Tensor) -> Tensor:
         return responses.double().square().mean(dim=1)
 
-    def adding(self, damage: Tensor) -> Tensor:
-        return damage
-
     def slope(self, reference: Tensor, output: Tensor, ids: Tensor) -> Tensor:
         found = wide(output).softmax(dim=-1) - wide(reference).softmax(dim=-1)
         return (found / output.shape[1]).to(output)
 
-    def of_moved(self, responses: Tensor, start: float) -> Tensor:
-        return _from_slope(responses, start)
-
 
 @dataclass(frozen=True)
-class Loss:
+class Loss(Metric):
     """Change of the next-token loss; negative where the ablated model does better."""
 
     model: Any
@@ -217,22 +208,11 @@ class Loss:
     def of_set(self, responses: Tensor) -> Tensor:
         return -responses[:, 0].double() + responses[:, 1:].double().square().mean(dim=1)
 
-    def adding(self, damage: Tensor) -> Tensor:
-        return damage
-
     def slope(self, reference: Tensor, output: Tensor, ids: Tensor) -> Tensor:
         found = wide(output).softmax(dim=-1)
         found[0, :-1].scatter_add_(1, ids[0, 1:, None], -torch.ones_like(ids[0, 1:, None], dtype=found.dtype))
         found[:, -1] = 0
         return (found / (output.shape[1] - 1)).to(output)
-
-    def of_moved(self, responses: Tensor, start: float) -> Tensor:
-        return _from_slope(responses, start)
-
-
-def _from_slope(responses: Tensor, start: float) -> Tensor:
-    """The Hessian of KL and of the loss in the logits is F at the output, which the probes have as covariance."""
-    return start - responses[0].double() + responses[1:].double().square().mean(dim=0)
 
 
 def metric_for(name: MetricName | None, model: Any, structure: ModelStructure, head: HeadTest | None = None) -> Metric:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import BLOCK, Column, Labels, filled, grids
+from duat_cli.report.tables.grid import BLOCK, Column, Labels, filled, spaced
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.base import Result
 from duat_cli.results.prune.eq16 import Eq16
@@ -33,15 +33,12 @@ def eq16(report: PruneReport, page: Page) -> list[RenderableType]:
     sets = [row for row in report.eq16 if row.what == "set"]
     parts = _by_block([row for row in report.eq16 if row.what == "part"])
     prompts = f"{report.eq16[0].prompts} of {plural(len(report.prompts), 'prompt')}"
-    tables = [
-        *(grids(sets, _SET, filled(sets, set_columns()), page) if sets else []),
-        *(grids(parts, BLOCK, filled(parts, _part_columns()), page) if parts else []),
-    ]
     reacting = "; measured: with everything reacting" if any(row.measured is not None for row in report.eq16) else ""
     return [
         BLANK,
         line("Eq. 16 as printed: norms at the last block's output, relative to that output's own", "bold"),
-        *(part for table in tables for part in (BLANK, table)),
+        *(spaced(sets, _SET, filled(sets, set_columns()), page) if sets else []),
+        *(spaced(parts, BLOCK, filled(parts, _part_columns()), page) if parts else []),
         BLANK,
         line(
             "bound: norm of the sum of the removed terms, each carried there through the frozen blocks; held: change "
