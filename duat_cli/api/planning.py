@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -51,14 +52,19 @@ class PlanRequest:
     """Of attribute."""
     fixed: bool = False
     """Of compare."""
+    calibration: str | None = None
+    """Of prune-bound, which repairs."""
     processes: int = 1
     """Of the commands that share prompts."""
     device: str = "cpu"
     """What computes."""
 
     def __post_init__(self) -> None:
-        if self.tokens is not None and (self.texts.own or self.default_prompts or self.holdout is not None):
-            raise InputError("--tokens stands in place of texts: give it without --prompt, --prompts and --holdout")
+        own = self.texts.own or self.default_prompts
+        if self.tokens is not None and (own or self.holdout is not None or self.calibration is not None):
+            raise InputError(
+                "--tokens stands in place of texts: give it without --prompt, --prompts, --holdout and --calibration"
+            )
 
     @property
     def runs(self) -> bool:
@@ -69,9 +75,11 @@ class PlanRequest:
 def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanReport:
     """The plan of a command, from config.json and the headers of the weight files."""
     from duat_cli.analysis.plan.run import plan
+    from duat_cli.loading.prompts import read_prompts
 
     wanted, texts, given = request.model, request.texts, request.tokens
     read, apart, _ = texts.read_apart(request.holdout, progress) if given is None and request.runs else ([], [], False)
+    fitting = [] if request.calibration is None else read_prompts([], request.calibration, sys.stdin, "--calibration")
     found = wanted.find(progress)
     task = _task(request, found, progress)
     if given is None:
@@ -80,13 +88,16 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
         counter = texts.counter(found, trust_remote_code=False)
         counts = counter(read) if request.runs and task.runs else []
         held_out = counter(apart) if request.pruning is not None else []
+        fitted = counter(fitting)
     else:
-        counts, held_out = [min(count, texts.max_tokens or count) for count in given], []
+        counts, held_out, fitted = [min(count, texts.max_tokens or count) for count in given], [], []
     counts = [count + task.steps for count in counts]
     processes = request.processes if request.command in SHARING else 1
-    task = replace(task, tokens=tuple(counts), held_out=tuple(held_out), processes=processes)
+    task = replace(task, tokens=tuple(counts), held_out=tuple(held_out), calibration=tuple(fitted), processes=processes)
     device, task, memory = _on_device(request, task)
     made = plan(found.files, task, wanted.dtype, memory)
+    if task.pruning is not None and task.pruning.repair:  # refused over weights that are read block by block
+        made = replace(made, ways=tuple(way for way in made.ways if way.weights == "resident"))
     if request.time:
         progress(0, 0, "measuring how fast this machine is")
         made = made.timed(device)

@@ -38,10 +38,13 @@ _WEIGHTED = "by |B_ik e_k|, e_k the encoder's state of token k"
 class OperatorStats(WithReasons):
     """The frozen attention operator W' of one block, an NM x NM matrix that is never built."""
 
-    rows: Annotated[Finite, Meaning("entries", "exact", formula="N M")] = Field(description="N*M, the side of W'")
-    dense_bytes: Annotated[Finite, Meaning("bytes", "exact", formula="(N M)^2 times the bytes of one number")] = Field(
-        description="bytes that W' would take as a dense matrix of the run's dtype"
+    rows: Annotated[Finite, Meaning("entries", "exact", formula="N M")] = Field(description="N*M, the rows of W'")
+    columns: Annotated[Finite, Meaning("entries", "exact", formula="N M, or N times the values' width")] = Field(
+        description="columns of W': N*M, or of a mixer whose W' reads its own values N times their width"
     )
+    dense_bytes: Annotated[
+        Finite, Meaning("bytes", "exact", formula="rows times columns times the bytes of one number")
+    ] = Field(description="bytes that W' would take as a dense matrix of the run's dtype")
     frobenius_norm: Annotated[
         Finite | None,
         Meaning(

@@ -44,7 +44,7 @@ def terms(share: float, pre: float | None) -> Terms:
 
 def operator(norm: float, error: float, rows: float = 32) -> OperatorStats:
     return OperatorStats(
-        rows=rows, dense_bytes=4 * rows**2, frobenius_norm=norm, spectral_norm=None, stable_rank=None,
+        rows=rows, columns=rows, dense_bytes=4 * rows**2, frobenius_norm=norm, spectral_norm=None, stable_rank=None,
         effective_heads=2.0, block_correlation=0.5, certificate_error=error,
         reasons={"spectral_norm": "computed with --spectrum", "stable_rank": "computed with --spectrum"},
     )  # fmt: skip

@@ -195,9 +195,10 @@ def operator(index: int, spectrum: bool = False, gated: bool = False) -> Operato
         names = ("frobenius_norm", "spectral_norm", "stable_rank", "effective_heads", "block_correlation",
                  "kronecker_products", "certificate_error")  # fmt: skip
         empty, reasons = dict.fromkeys(names), dict.fromkeys(names, GATED)
-        return OperatorStats(rows=45792.0, dense_bytes=8387629056.0, reasons=reasons, **empty)
+        return OperatorStats(rows=45792.0, columns=45792.0, dense_bytes=8387629056.0, reasons=reasons, **empty)
     return OperatorStats(
         rows=45792.0,
+        columns=45792.0,
         dense_bytes=8387629056.0,
         frobenius_norm=183.4 + 20 * index,
         spectral_norm=41.27 + index if spectrum else None,

@@ -41,6 +41,7 @@ def measured_block(
     options: InspectOptions,
     like: Tensor,
     *,
+    inner: int,
     products: int,
     error: float,
     cross: CrossOperator | None = None,
@@ -48,12 +49,13 @@ def measured_block(
 ) -> PromptBlock:
     """Of a block whose W' was measured; its null of uniform attention follows once all blocks are through.
 
-    like: the stream, (…, M); products, error: as of `AttentionOperator`.
+    like: the stream, (…, M); inner: what V reads of a token, M where that is the stream; products, error: as of
+    `AttentionOperator`.
     """
     tokens, width = len(numbers.seen), like.shape[-1]
     return PromptBlock(
         prompt=prompt,
-        operator=operator_stats(numbers, tokens, width, like.element_size(), products, error, options.spectrum),
+        operator=operator_stats(numbers, (width, inner), like.element_size(), products, error, options.spectrum),
         density=density(numbers, tokens, width, options),
         coupling=coupling(numbers.coupling, tokens),
         coupling_weighted=coupling(numbers.weighted, tokens),
@@ -67,8 +69,7 @@ def measured_block(
 
 def operator_stats(
     numbers: OperatorNumbers,
-    tokens: int,
-    width: int,
+    widths: tuple[int, int],
     element_size: int,
     products: int,
     error: float,
@@ -84,10 +85,11 @@ def operator_stats(
     for name in ("effective_heads", "block_correlation"):
         if getattr(numbers, name) is None:
             reasons[name] = numbers.reasons.get(name, ZERO_OPERATOR)
-    side = tokens * width
+    rows, columns = (len(numbers.seen) * width for width in widths)
     return OperatorStats(
-        rows=side,
-        dense_bytes=side * side * element_size,
+        rows=rows,
+        columns=columns,
+        dense_bytes=rows * columns * element_size,
         frobenius_norm=numbers.frobenius_norm,
         spectral_norm=numbers.spectral_norm,
         stable_rank=stable_rank,
@@ -101,7 +103,7 @@ def operator_stats(
 
 def no_operator(tokens: int, width: int, element_size: int, reason: str) -> OperatorStats:
     side = tokens * width
-    return OperatorStats.absent(reason, rows=side, dense_bytes=side * side * element_size)
+    return OperatorStats.absent(reason, rows=side, columns=side, dense_bytes=side * side * element_size)
 
 
 def density(numbers: OperatorNumbers, tokens: int, width: int, options: InspectOptions) -> Density:

@@ -344,6 +344,7 @@ def _prompt_block(
         step.terms,
         options,
         run.input,
+        inner=operator.factors.width,
         products=operator.products,
         error=operator.error,
         cross=cross,

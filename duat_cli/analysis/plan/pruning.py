@@ -12,7 +12,7 @@ from dataclasses import replace
 from duat_cli.analysis.plan.printed import carried, printed_memory
 from duat_cli.analysis.plan.repair import repairing
 from duat_cli.analysis.plan.shape import Shape
-from duat_cli.analysis.plan.task import PruneOptions, Task, ablated
+from duat_cli.analysis.plan.task import PruneOptions, Task, ablated, by_measure
 from duat_cli.analysis.plan.terms import (
     NAMES,
     READINGS,
@@ -113,6 +113,8 @@ def _by_prompt(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     drawing = pulling = every
     if streamed:  # prompts that are side by side have none of these yet
         drawing, pulling = _without(drawing, RESPONSES, READINGS), _without(every, READINGS)
+        logits = term("logits for Taylor's criterion", _unmeasured(shape, task))
+        drawing, pulling = [*drawing, logits], [*pulling, logits]
     page, head = _page(shape, weights), layer_of(shape) if streamed else []
     vectors = 2 * (options.probes + 1) * shape.width * sum(_among(task, weights)) * shape.wide
     carried = term("probes on their way back", vectors)
@@ -135,6 +137,12 @@ def _by_prompt(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
 
 def _page(shape: Shape, weights: Residence) -> Moment:
     return page_of(shape) if weights == "streamed" else []
+
+
+def _unmeasured(shape: Shape, task: Task) -> int:
+    """Of the logits of all prompts, where the damage is measured at something else."""
+    assert task.pruning is not None
+    return 0 if ends_in_logits(shape, task.pruning) else sum(task.chosen_on) * shape.vocabulary * shape.element
 
 
 def _at_head(shape: Shape, task: Task) -> Moment:
@@ -239,10 +247,13 @@ def singles(counts: dict[Kind, int], options: PruneOptions) -> int:
     return sum(ablated(kind, count, options.measure) for kind, count in counts.items())
 
 
-def orders_of(counts: dict[Kind, int], options: PruneOptions) -> int:
-    """In how many orders terms leave; counts: as of `terms_of`."""
+def orders_of(counts: dict[Kind, int], options: PruneOptions) -> tuple[int, int]:
+    """In how many orders terms leave that are chosen by what is predicted of them, and by what each does alone, which
+    is known later. counts: as of `terms_of`."""
     there = [kind for kind, count in counts.items() if count]
-    return len(options.groups(there)) if there else 0
+    groups = options.groups(there) if there else []
+    late = sum(by_measure({kind: counts[kind] for kind in kinds}, options.measure) for kinds in groups)
+    return len(groups) - late, late
 
 
 def _ending(shape: Shape, options: PruneOptions) -> int:
@@ -284,9 +295,11 @@ def followed_terms(counts: dict[Kind, int], options: PruneOptions) -> int:
 def ablation_bytes(task: Task, counts: dict[Kind, int], options: PruneOptions, width: int) -> tuple[int, int]:
     """Of all ablations under the prompts, and under the held-out ones, if all of them waited at the same time."""
     one = [waiting_bytes(n, width) for n in task.chosen_on]
-    orders = orders_of(counts, options)
-    together = sum(one) * (singles(counts, options) + (SETS + options.spent.points) * orders)
-    apart = sum(waiting_bytes(n, width) for n in task.tested_on) * (LEADING + options.spent.tested * orders)
+    early, late = orders_of(counts, options)
+    sets = SETS + options.spent.points
+    together = sum(one) * max(singles(counts, options) + sets * early, sets * late)
+    tried = LEADING + options.spent.tested * (early + late)
+    apart = sum(waiting_bytes(n, width) for n in task.tested_on) * tried
     return together, apart
 
 

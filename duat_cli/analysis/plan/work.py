@@ -17,7 +17,7 @@ from duat_cli.analysis.plan.pruning import (
 )
 from duat_cli.analysis.plan.repair import REPAIRED, RUNS, solving
 from duat_cli.analysis.plan.shape import Shape
-from duat_cli.analysis.plan.task import PruneOptions, Task, by_measure
+from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.analysis.plan.terms import CHECKED
 from duat_cli.analysis.plan.waves import prompt_waves
 from duat_cli.results.plan import Residence
@@ -75,7 +75,7 @@ def pruning_operations(shape: Shape, task: Task) -> float:
     if options is None:
         return 0.0
     counts = terms_of(shape, options)
-    taken, orders = singles(counts, options), orders_of(counts, options)
+    taken, orders = singles(counts, options), sum(orders_of(counts, options))
     head = 2 * shape.width * shape.vocabulary if ends_in_logits(shape, options) else 0
     tokens, held_out = sum(task.chosen_on), sum(task.tested_on)
     once, apart = _passes(shape, task.chosen_on), _passes(shape, task.tested_on)
@@ -149,9 +149,8 @@ def _more_sweeps(shape: Shape, task: Task, options: PruneOptions) -> int:
     measured there, and the trial. Eq. 16 goes beside one of these, if the chosen sets are those that were likely."""
     counts = terms_of(shape, options)
     together, apart = ablation_bytes(task, counts, options, shape.width)
-    groups = options.groups(options.kinds)
-    after = any(by_measure({kind: counts[kind] for kind in kinds}, options.measure) for kinds in groups)
-    return max(0, -(-together // task.waiting) - 1) + after + -(-apart // task.waiting)
+    _, late = orders_of(counts, options)
+    return max(0, -(-together // task.waiting) - 1) + (late > 0) + -(-apart // task.waiting)
 
 
 def _passes(shape: Shape, tokens: Iterable[int]) -> float:

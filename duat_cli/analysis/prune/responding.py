@@ -85,15 +85,15 @@ class Responder:
         """Of the loss, where that is none of the responses already; it needs a pass that ends in logits."""
         name, model = self._ground.metric.name, self._session.loaded.model
         wanted = [number for number in numbers if self._scored(number) and name != "nll"]
-        known = dict(enumerate(self._ground.logits or ()))
-        apart = [number for number in wanted if name == "hidden" and known.get(number) is None]
+        known = self._ground.logits
+        apart = [number for number in wanted if name == "hidden" and number not in known]
         heads = {number: LogitsPass(model, self._ids[number]) for number in apart}
         self._session.together(list(heads.values()))
         found: list[Responses | None] = []
         for number, one in zip(numbers, recorded, strict=True):
             passed = one
             if number in wanted and name == "hidden":
-                logits = heads[number].found if number in heads else known[number]
+                logits = heads[number].found if number in heads else known.pop(number)
                 assert logits is not None
                 passed = Recorded(logits, one.calls)
             assert self._loss is not None or number not in wanted

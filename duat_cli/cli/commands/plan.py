@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 from duat_cli.cli.commands.lora_diff import DefaultPrompts
 from duat_cli.cli.commands.prune_bound import Granularity, Holdout, Measure, MetricOption, Probes, parse_kinds
-from duat_cli.cli.shared import options
+from duat_cli.cli.shared import options, repairing
 from duat_cli.cli.shared.sets import EffortOption
 from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, InputError
+from duat_cli.kinds import apart
 
 TOKENS_LIMIT = 1_000_000  # prompts; more would only fill the memory
 
@@ -85,6 +86,8 @@ def plan(
     effort: EffortOption = "default",
     probes: Probes = None,
     measure: Measure = None,
+    repair: repairing.Repair = False,
+    calibration: repairing.Calibration = None,
     policy: Policy = None,
     select: Select = None,
     position: Position = None,
@@ -118,7 +121,8 @@ def plan(
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
-    limit = options.parse_memory(memory)
+    repairing.require_repair(calibration, repair)
+    limit, kinds = options.parse_memory(memory), parse_kinds(granularity)
     request = PlanRequest(
         command=command,
         model=ModelRequest(model, revision, token, cache_dir, False, dtype, "cpu", limit),
@@ -128,7 +132,10 @@ def plan(
         tuned=tuned,
         default_prompts=default_prompts,
         holdout=holdout,
-        pruning=PruneOptions(parse_kinds(granularity), metric, *effort_of(effort, probes, measure), effort=effort)
+        calibration=calibration,
+        pruning=PruneOptions(
+            kinds, metric, *effort_of(effort, probes, measure), repair=repair, joint=apart(kinds), effort=effort
+        )
         if command == "prune-bound"
         else None,
         checked=check_task(policy, select or [], dtype) if command == "check" else None,

@@ -187,8 +187,7 @@ def prune_bound(
     texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     kinds = parse_kinds(granularity)
-    if calibration is not None and not repair:
-        raise InputError("--calibration: says what --repair is fitted to; give --repair as well")
+    repairing.require_repair(calibration, repair)
     share, of_all = sets.parse_remove(remove)
     settings = PruneOptions(
         kinds, metric, *effort_of(effort, probes, measure), budget, confidence, exceed, ablate == "mean", uniform,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from duat_cli.cli.shared import options
+from duat_cli.errors import InputError
 
 Repair = Annotated[
     bool,
@@ -23,3 +24,9 @@ Calibration = Annotated[
         help="Prompts that --repair fits to, as of --prompts. Default: the prompts of the report.",
     ),
 ]
+
+
+def require_repair(calibration: str | None, repair: bool) -> None:
+    """InputError where the one is given without the other."""
+    if calibration is not None and not repair:
+        raise InputError("--calibration: says what --repair is fitted to; give --repair as well")

@@ -111,12 +111,14 @@ def _legend(report: InspectReport) -> list[RenderableType]:
     if not report.blocks:
         return []
     density, rows = report.blocks[0].density, report.blocks[0].operator
-    side = numbers.count(rows.rows)
+    sides = f"{numbers.count(rows.rows)} x {numbers.count(rows.columns)}"
+    softmax = report.certificate.capture != "frozen kernel"
+    alike = "Softmax rows are positive, so heads look" if softmax else "Heads may look"
     return [
         line(
             "eff. heads to context: of W', the attention operator from a block's input to what attention "
-            f"adds; dense it would be {side} x {side}, {numbers.size(rows.dense_bytes)}. Softmax rows are positive, so "
-            "heads look alike untrained as well: compare the null below.",
+            f"adds; dense it would be {sides}, {numbers.size(rows.dense_bytes)}. {alike} alike untrained as well: "
+            "compare the null below.",
             "dim",
         ),
         line(

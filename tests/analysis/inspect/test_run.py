@@ -11,7 +11,19 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Wiring, correlation_of, dense_blocks, effective_number, far, kronecker_singular_values, minilm
+from helpers import (
+    Wiring,
+    as_loaded,
+    correlation_of,
+    dense_blocks,
+    effective_number,
+    far,
+    kronecker_singular_values,
+    minilm,
+    prompt_of,
+    single_model,
+    token_ids,
+)
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -24,6 +36,8 @@ from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.attention import StoredRows
+from duat_cli.report.tables.inspect import render_inspect
+from duat_cli.report.tables.page import Page
 from duat_cli.results.inspect import InspectReport
 
 Encoded = Callable[..., list[Prompt]]
@@ -84,7 +98,7 @@ def test_its_numbers_are_those_of_the_dense_operator(checkpoint: Path, loaded: L
         W = dense.W
         side = n * 32
         operator = block.operator
-        assert (operator.rows, operator.dense_bytes) == (side, 4 * side**2)
+        assert (operator.rows, operator.columns, operator.dense_bytes) == (side, side, 4 * side**2)
         assert far(operator.frobenius_norm, float(W.norm())) <= 1e-5
         top = float(torch.linalg.matrix_norm(W, ord=2))
         assert far(operator.spectral_norm, top) <= 1e-3
@@ -94,6 +108,20 @@ def test_its_numbers_are_those_of_the_dense_operator(checkpoint: Path, loaded: L
         assert block.density.structural == pytest.approx((n + 1) / (2 * n), rel=1e-12)
         cutoff = 0.5 * float(W.square().mean().sqrt())
         assert block.density.numerical == pytest.approx(float((W.abs() > cutoff).double().mean()), abs=1e-4)
+
+
+def test_where_w_reads_a_mixer_s_own_values_it_has_their_width() -> None:
+    model = single_model("mamba")
+    assert model.config.intermediate_size != model.config.hidden_size
+    report = inspect(as_loaded(model), [prompt_of(token_ids(model, 7))], InspectOptions(null="uniform"), quiet)
+    for block in report.blocks:
+        operator, sides = block.operator, (7 * model.config.hidden_size, 7 * model.config.intermediate_size)
+        assert (operator.rows, operator.columns) == sides
+        assert operator.dense_bytes == 4 * math.prod(sides)
+    text = " ".join(render_inspect(report, Page(200)).split())
+    assert f"dense it would be {sides[0]} x {sides[1]}," in text
+    assert "Heads may look alike untrained as well" in text
+    assert "Softmax" not in text
 
 
 def test_heads_that_write_to_disjoint_columns_fill_half_of_each_block(loaded: LoadedModel, prompts: Encoded) -> None:

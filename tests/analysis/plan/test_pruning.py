@@ -10,6 +10,7 @@ import pytest
 from duat_cli.analysis.plan.memory import peak
 from duat_cli.analysis.plan.pruning import (
     PROBABILITIES,
+    SETS,
     ablation_bytes,
     followed_terms,
     pruning,
@@ -132,10 +133,23 @@ def test_passes_that_wait_come_to_the_head_together(shape: Shape) -> None:
     assert not any({"outputs of passes", "lm_head.weight"} <= set(one) for one in found)
 
 
+def test_logits_beside_another_metric_are_there_until_gradients_are_back(shape: Shape) -> None:
+    task = Task("prune-bound", (64,) * 3, pruning=PruneOptions(metric="hidden"))
+    found = [{term.what: term.bytes for term in moment} for moment in pruning(shape, task, "streamed")]
+    assert [one.get("logits for Taylor's criterion") for one in found[:3]] == [3 * 64 * 2048 * 4] * 2 + [None]
+    measured = dataclasses.replace(task, pruning=PruneOptions())
+    every = [term for moment in pruning(shape, measured, "streamed") for term in moment]
+    assert not any(term.bytes for term in every if term.what == "logits for Taylor's criterion")
+
+
 def test_sets_are_planned_by_the_orders_that_they_are_of(shape: Shape) -> None:
-    """Of all kinds together there is one; five of each are tried, beside the prompt's own pass."""
+    """Of all kinds together there is one; five of each are tried, beside the prompt's own pass. Sets of whole parts are
+    measured later than those of neurons."""
     apart, joint = PruneOptions(kinds=("neuron", "head")), PruneOptions(kinds=("neuron", "head"), joint=True)
     task = Task("prune-bound", (64,), (32,) * 3, pruning=apart)
     waits = waiting_bytes(32, shape.width)
     for options, orders in ((apart, 2), (joint, 1)):
         assert ablation_bytes(task, terms_of(shape, options), options, shape.width)[1] == 3 * (2 + 5 * orders) * waits
+    whole = PruneOptions(kinds=("neuron", "block"), measure=4)
+    both, _ = ablation_bytes(task, terms_of(shape, whole), whole, shape.width)
+    assert both == (4 + 6 + (SETS + whole.spent.points)) * waiting_bytes(64, shape.width)

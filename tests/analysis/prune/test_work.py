@@ -12,7 +12,7 @@ import torch
 from helpers import single_model, token_ids
 from paging import in_parts, whole
 
-from duat_cli.analysis.prune.run import PruneOptions, PruneOutcome, prune_bound
+from duat_cli.analysis.prune.run import PruneOptions, PruneOutcome, begin, prune_bound
 from duat_cli.analysis.prune.sets import nested
 from duat_cli.analysis.prune.sets.nested import Candidates
 from duat_cli.analysis.prune.sets.trial import Claim, Trial
@@ -117,6 +117,17 @@ def test_no_option_costs_a_read_more(options: PruneOptions, tmp_path: Path) -> N
     assert same(streamed, resident)
     assert all(plan.guarantee is None for plan in resident.report.plans)
     assert read <= (4 if set(options.kinds) & WHOLE else 3)
+
+
+def test_logits_that_the_metric_does_not_look_at_go_once_their_loss_has_a_slope(tmp_path: Path) -> None:
+    """Those of all prompts would be the largest tensors of the run."""
+    loaded = opened(saved("llama", tmp_path), paged=True)
+    given, _ = drawn(loaded)
+    begun = begin(loaded, given, [], replace(OPTIONS, metric="hidden", kinds=("head",)), lambda *_: None)
+    kept = begun.work._ground.logits
+    assert [kept[number].shape[1] for number in kept] == [prompt.input_ids.shape[1] for prompt in given]
+    begun.work.run()
+    assert not kept
 
 
 @pytest.mark.parametrize("kinds", [("head", "neuron"), ("head", "block", "ffn")], ids=["terms", "whole parts"])

@@ -80,7 +80,7 @@ def test_what_cannot_run_is_exit_2_with_a_report(capsys: pytest.CaptureFixture[s
     assert report["limit_bytes"] == 100 << 20
 
 
-PRUNE = ["--granularity", "head", "--probes", "3", "--measure", "2"]
+PRUNE = ["--granularity", "neuron,head", "--probes", "3", "--measure", "2"]
 OPTIONS: dict[str, tuple[list[str], list[str]]] = {  # what the command is given, and of it what its plan is
     "inspect": (["--null", "uniform", "--no-cache"], ["--null", "uniform"]),
     "verify": ([], []),
@@ -146,6 +146,23 @@ def test_options_that_cost_are_planned(capsys: pytest.CaptureFixture[str]) -> No
         for texts in ([], ["--tokens", "64"])
     )
     assert with_trial > without  # of fifteen prompts, ablations do not all fit beside each other
+
+
+def test_a_repair_is_planned_in_memory_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "more.txt"
+    file.write_text("def f(x):\n" * 40, encoding="utf-8")
+    texts = [*PRUNE, "--prompt", "def f(x):", "--max-tokens", "9", "--repair"]
+    question, more = ["--for", "prune-bound", *texts], ["--calibration", str(file)]
+    [way] = planned(capsys, *question)["ways"]
+    [calibrated] = planned(capsys, *question, *more)["ways"]
+    assert calibrated["peak_memory_bytes"] > way["peak_memory_bytes"]
+    assert run(["prune-bound", MODEL, *texts, *more, "--json", "-q", "--device", "cpu"]) == 0
+    said = json.loads(capsys.readouterr().out)["run"]["planned_memory_bytes"]
+    assert said == calibrated["peak_memory_bytes"]
+    too_little = ["--memory", str(way["peak_memory_bytes"] - 1)]
+    assert planned(capsys, *question, *too_little, code=2)["reason"].startswith("resident, it needs")
+    assert run(["plan", MODEL, "--for", "prune-bound", *more]) == 2
+    assert "give --repair as well" in capsys.readouterr().err
 
 
 def test_without_prompts_weights_are_compared_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:

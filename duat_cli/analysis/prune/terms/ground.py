@@ -41,7 +41,8 @@ class Ground:
     head: HeadTest
     metric: Metric
     recorded: list[Recorded] = field(default_factory=list)  # the prompts' own passes, if they have run
-    logits: Sequence[Tensor | None] | None = None  # of the prompts, where the metric looks at something else
+    # of the prompts, by number, where the metric looks at something else: to be taken out by whoever needs them
+    logits: dict[int, Tensor] = field(default_factory=dict)
     seen: Activations | None = None  # what its sites held
     sums: MeanSums | None = None  # the same, if asked for
 
@@ -82,7 +83,7 @@ def ground_beside(session: Session, name: MetricName | None, prompts: Sequence[T
     for one in guest.records if means else ():
         guest.sums.add(one.calls)
     sums = guest.sums if means else None
-    logits = None if guest.logits else [head.found for head in guest.heads]
+    logits = {number: head.found for number, head in enumerate(guest.heads) if head.found is not None}
     return Ground(guest.sites, guest.branches, guest.parameters, guest.head, metric, recorded, logits, guest.seen, sums)
 
 
