@@ -77,6 +77,8 @@ def _inspect(path: Path) -> CheckpointFiles:
     check_config(path / CONFIG, config)
     weights = weight_files(path)
     merged = merge(path, weights)
+    if not merged.tensors:
+        fail(path / weights.shards[0], "holds no tensors: expected the model's weights; fetch or save it again")
     tensors, quantised = dequantised(path, _quantisation(config), merged)
     _refuse_small_floats(path, tensors)
     _check_sizes(path / CONFIG, config, tensors)

@@ -76,6 +76,11 @@ def test_an_adapter_folder_says_what_it_is(tmp_path: Path) -> None:
     assert "holds an adapter" in refusal_of_files(bad.lora(tmp_path))
 
 
+def test_a_file_without_tensors(sound: Path) -> None:
+    bad.wedit(sound, lambda _: {})
+    assert "model.safetensors: holds no tensors" in refusal_of_files(sound)
+
+
 def test_eight_bit_floats_without_their_scales(sound: Path) -> None:
     import torch
 
