@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress
     from duat_cli.results.plan import Planned, PlanReport
 
-SHARING = ("inspect", "attribute", "prune-bound", "lora-diff", "check")
+SHARING = ("inspect", "verify", "attribute", "prune-bound", "lora-diff", "check")
 """Commands whose prompts several processes may share."""
 
 

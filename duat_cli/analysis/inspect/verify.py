@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from duat_cli import __version__
 from duat_cli.analysis.decomposition import Decomposition, crossing
@@ -11,43 +12,28 @@ from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Listener, Session, prompt_facts
 from duat_cli.errors import or_reason
 from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.results.inspect import BlockCertificate, VerifyReport
 
 
+class _Seen(NamedTuple):
+    """One block under one prompt."""
+
+    error: float
+    operator: float | str
+    """Of W'; why there is none."""
+    cross: float | str | None
+    """The same of W'_c; None where the block has none."""
+
+
 def verify(loaded: LoadedModel, prompts: Sequence[Prompt], progress: Progress) -> VerifyReport:
     """The certificate alone: blocks, factors of W', and how far each is from the model's own output."""
-    session = Session(loaded, progress, cache=False, every_plain=True)
-    errors: dict[tuple[int, int], float] = {}  # by block and prompt
-    operators: dict[tuple[int, int], float] = {}
-    crossed: dict[tuple[int, int], float] = {}
-    reasons: dict[int, str] = {}
-    uncrossed: dict[int, str] = {}
-    tick = ticker(progress, session, prompts)
-
-    def listener(number: int) -> Listener:
-        decomposition = Decomposition()
-
-        def listen(run: BlockRun) -> None:
-            step = decomposition.advance(run)
-            errors[run.index, number] = step.terms.error
-            operator = or_reason(lambda: session.operator(run, step))
-            if isinstance(operator, str):
-                reasons[run.index] = operator
-            else:
-                operators[run.index, number] = operator.error
-            cross = or_reason(lambda: crossing(run, session.structure.block(run.index)))
-            if isinstance(cross, str):
-                uncrossed[run.index] = cross
-            elif cross is not None:
-                crossed[run.index, number] = cross.error
-            tick(number)
-
-        return listen
-
-    session.sweep_all(prompts, listener)
-    certificate = session.certificate(max(errors.values()))
+    processes = Processes(loaded.processes, progress, loaded.model)
+    session = Session(loaded, processes, cache=False, every_plain=True)
+    seen = _swept(session, prompts, processes)
+    certificate = session.certificate(max(one.error for blocks in seen for one in blocks.values()))
     return VerifyReport(
         duat_version=__version__,
         environment=session.environment(),
@@ -55,23 +41,75 @@ def verify(loaded: LoadedModel, prompts: Sequence[Prompt], progress: Progress) -
         prompts=prompt_facts(prompts),
         certificate=certificate,
         blocks=[
-            BlockCertificate(
-                index=i,
-                name=session.structure.block(i).parts.name,
-                certificate_error=max(e for (block, _), e in errors.items() if block == i),
-                operator_error=_largest(operators, i) if i not in reasons else None,
-                operator_reason=reasons.get(i),
-                cross_error=_largest(crossed, i) if i not in uncrossed else None,
-                cross_reason=uncrossed.get(i),
-            )
-            for i in sorted({block for block, _ in errors})
+            _certified(i, session.structure.block(i).parts.name, [blocks[i] for blocks in seen if i in blocks])
+            for i in sorted({block for blocks in seen for block in blocks})
         ],
         skipped=session.skipped(),
         warnings=session.warnings(),
-        run=session.run_facts(),
+        run=session.run_facts(processes.memory),
     )
 
 
-def _largest(errors: Mapping[tuple[int, int], float], index: int) -> float | None:
-    """Over the prompts of one block."""
-    return max((error for (block, _), error in errors.items() if block == index), default=None)
+def _swept(session: Session, prompts: Sequence[Prompt], processes: Processes) -> list[dict[int, _Seen]]:
+    """Of each prompt. Where all weights are in memory the first one runs here, and the processes share the others."""
+    if session.loaded.paged is not None:
+        return _together(session, prompts, processes)
+    depth, count = session.depth, len(prompts)
+
+    def work(number: int) -> tuple[list[dict[int, _Seen]], float]:
+        def progress(done: int, _of: int, _what: str) -> None:
+            processes(number * depth + done, count * depth, f"prompt {number + 1} of {count}")
+
+        return _together(session, [prompts[number]], progress), session.plain_error
+
+    found, _ = work(0)
+    for one, plain_error in processes.each(work, range(1, count)):
+        found += one
+        session.plain_error = max(session.plain_error, plain_error)
+    return found
+
+
+def _together(session: Session, prompts: Sequence[Prompt], progress: Progress) -> list[dict[int, _Seen]]:
+    found: list[dict[int, _Seen]] = [{} for _ in prompts]
+    tick = ticker(progress, session, prompts)
+
+    def listener(number: int) -> Listener:
+        decomposition = Decomposition()
+
+        def listen(run: BlockRun) -> None:
+            step = decomposition.advance(run)
+            operator = or_reason(lambda: session.operator(run, step))
+            cross = or_reason(lambda: crossing(run, session.structure.block(run.index)))
+            found[number][run.index] = _Seen(
+                step.terms.error,
+                operator if isinstance(operator, str) else operator.error,
+                cross if cross is None or isinstance(cross, str) else cross.error,
+            )
+            tick(number)
+
+        return listen
+
+    session.sweep_all(prompts, listener)
+    return found
+
+
+def _certified(index: int, name: str, seen: Sequence[_Seen]) -> BlockCertificate:
+    operator, operator_reason = _largest(one.operator for one in seen)
+    cross, cross_reason = _largest(one.cross for one in seen)
+    return BlockCertificate(
+        index=index,
+        name=name,
+        certificate_error=max(one.error for one in seen),
+        operator_error=operator,
+        operator_reason=operator_reason,
+        cross_error=cross,
+        cross_reason=cross_reason,
+    )
+
+
+def _largest(errors: Iterable[float | str | None]) -> tuple[float | None, str | None]:
+    """Over the prompts of one block; or the reason that the last of those gives which has none."""
+    every = list(errors)
+    reason = next((one for one in reversed(every) if isinstance(one, str)), None)
+    known = [one for one in every if isinstance(one, float)]
+    return (None, reason) if reason is not None else (max(known, default=None), None)

@@ -107,8 +107,9 @@ def _shared(shape: Shape, task: Task, processes: int, tuned: Shape | None) -> Mo
         alone = (attribution(shape, replace(task, tokens=(tokens,)), "resident") for tokens in longest)
         own += sum(max(map(size_of, one)) - size_of(every) for one in alone)
         return [*every, term(PREDICTIONS, predicted(shape, task)), term(SHARING, own)]
-    working = sum(size_of(_at_a_block(shape, task, tokens, True)) for tokens in longest)
-    return [*every, _values(shape), term("entries of V O", _entries(shape, True)), term(SHARING, own + working)]
+    statistics = task.command != "verify"
+    working = sum(size_of(_at_a_block(shape, task, tokens, statistics)) for tokens in longest)
+    return [*every, _values(shape), term("entries of V O", _entries(shape, statistics)), term(SHARING, own + working)]
 
 
 def _resident(shape: Shape, task: Task, statistics: bool) -> list[Moment]:

@@ -40,11 +40,12 @@ def verify(
     from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_stacks
     from duat_cli.analysis.plan.task import Task
     from duat_cli.cli.shared.announce import announce
+    from duat_cli.cli.shared.cores import processes
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
     limit = options.parse_memory(memory)
-    task = Task("verify")
+    task = Task("verify", processes=processes())
     wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map)
     texts = PromptRequest(
         prompt, prompts, max_tokens, options.input_files(image, audio, tensors, stack, decoder_prompt)
