@@ -200,7 +200,7 @@ class Session:
         prompts: Mapping[int, Prompt],
         listener_of: Callable[[int], Listener],
         ended: Ended,
-        guest_of: Callable[[Growing], Guest] | None = None,
+        guest_of: Callable[[Growing], Guest] | None,
     ) -> None:
         """Some prompts, by their number, side by side: one read of the weights."""
         while True:

@@ -76,12 +76,11 @@ class Opened:
 
     def texts(self, tokens: list[int]) -> str:
         """What tokens that follow each other say; positions of a picture or a sound say nothing."""
-        from duat_cli.loading.quiet import calling_tokenizer
+        from duat_cli.loading.prompts import said
 
-        if self.loaded.like is not None and "input_ids" not in self.loaded.like:
+        if not self.loaded.reads_tokens:
             return " ".join(f"#{token}" for token in tokens)
-        with calling_tokenizer("the tokenizer fails", InputError):
-            return str(self.tokenizer.decode(tokens))
+        return said(self.tokenizer, tokens)
 
 
 @dataclass(frozen=True)

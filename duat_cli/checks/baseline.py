@@ -28,6 +28,7 @@ from duat_cli.loading.checkpoint.files import read_json
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.declared.facts import Declared
 from duat_cli.loading.wording import shown
+from duat_cli.results.base import Finite
 from duat_cli.results.inspect import InspectReport
 from duat_cli.results.prompts import PromptSetFacts
 from duat_cli.text import clean
@@ -38,8 +39,7 @@ _TENSORS, _COUNTS = "weights", "integrity"  # first parts of keys that are no fi
 BEHAVIOUR = "behaviour"  # first part of keys that are fields of that result
 FIRST_SCHEMA = 1  # with sketches of another kind; read, and no longer written
 ANSWERS_SCHEMA = 3  # the first with what the model answers, and what it says of itself beside its weights
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Sketch = Annotated[list[Number], Field(min_length=1 + SIZE, max_length=1 + SIZE)]
+Sketch = Annotated[list[Finite], Field(min_length=1 + SIZE, max_length=1 + SIZE)]
 Value = float | list[float]
 
 
@@ -76,7 +76,7 @@ class Baseline(_Part):
     prompts: BaselinePrompts | None
     answers: Answers | None = None
     """What the model answered to the prompts."""
-    metrics: dict[str, Number | Sketch]
+    metrics: dict[str, Finite | Sketch]
     """Path -> value; of a tensor its norm and sketch."""
     declared: dict[str, Any] | None = None
     """What the checkpoint says of itself beside its weights: config, generation config, tokenizer."""

@@ -19,6 +19,7 @@ from duat_cli.checks.nearest import suggestion
 from duat_cli.checks.paths import is_known, known_paths, may_be_negative
 from duat_cli.errors import InputError
 from duat_cli.loading.wording import shown
+from duat_cli.results.base import Finite
 from duat_cli.text import clean
 
 PYPROJECT = "pyproject.toml"
@@ -27,7 +28,6 @@ _MAX_BYTES = 1 << 20
 SLACK_BUDGET = 0.1  # in the unit of the model's metric, as `duat prune-bound` has it
 SLACK_PROBES = 16
 
-Number = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(allow_inf_nan=False, ge=0.0)]
 Level = Literal["error", "warn", "off"]
 DtypeName = Literal["float64", "float32", "float16", "bfloat16"]
@@ -48,8 +48,8 @@ class RuleTable(_Table):
 class BoundTable(_Table):
     """[bounds] "path" = { ... }"""
 
-    min: Number | None = None
-    max: Number | None = None
+    min: Finite | None = None
+    max: Finite | None = None
     level: Level = "error"
     undefined: Literal["fail", "skip"] = "fail"
 

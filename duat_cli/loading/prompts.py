@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from duat_cli.errors import InputError
-from duat_cli.loading.quiet import foreign_errors, silenced
+from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, silenced
 from duat_cli.loading.texts import MAX_BYTES, PromptText, checked, decode, lines, read_stdin, texts_of
 from duat_cli.text import clean
 
@@ -209,15 +209,18 @@ def _encode(
 
 def _token_ids(tokenizer: Any, prompt: PromptText, max_tokens: int | None) -> tuple[list[int], Spans | None]:
     cut = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
+    spans_asked = {"return_offsets_mapping": True} if getattr(tokenizer, "is_fast", False) else {}
     with foreign_errors(f"{prompt.where}: the tokenizer fails", InputError):
-        found = tokenizer(prompt.text, verbose=False, **cut, **_spans_asked(tokenizer))
+        found = tokenizer(prompt.text, verbose=False, **cut, **spans_asked)
         ids, spans = found["input_ids"], found.get("offset_mapping")
         # below the number of special tokens it does not truncate
         return [int(i) for i in ids][:max_tokens], None if spans is None else tuple(map(tuple, spans))[:max_tokens]
 
 
-def _spans_asked(tokenizer: Any) -> dict[str, bool]:
-    return {"return_offsets_mapping": True} if getattr(tokenizer, "is_fast", False) else {}
+def said(tokenizer: Any, tokens: list[int], front: str = "") -> str:
+    """What tokens that follow each other say; one alone may be part of a character. front: of the error."""
+    with calling_tokenizer(f"{front}the tokenizer fails", InputError):
+        return str(tokenizer.decode(tokens))
 
 
 def limits(model: PreTrainedModel) -> Limits:

@@ -107,7 +107,7 @@ class KroneckerSum:
 
     def apply(self, X: Tensor) -> Tensor:
         """W' vec(X) as a matrix: Σ_h left_h (X V_h) O_h, (N, M)."""
-        mixed = self.left @ self._by_head(X @ self.factors.value)  # (heads, N, d)
+        mixed = self.left @ (X @ self.factors.value).repeat_interleave(self.factors.groups, 0)  # (heads, N, d)
         mixed = mixed if self.gate is None else mixed * self.gate
         return torch.einsum("hnd,hdm->nm", mixed, self.factors.output)
 
@@ -131,9 +131,6 @@ class KroneckerSum:
         values = self.factors.value.repeat_interleave(self.factors.groups, 0)
         gated = self.gate[:, :, :, None] * self.factors.output[:, None]  # (heads, N, d, M)
         return torch.einsum("hij,had,hidb->ibja", self.left, values, gated).reshape(rows, columns)
-
-    def _by_head(self, values: Tensor) -> Tensor:
-        return values.repeat_interleave(self.factors.groups, 0)
 
 
 def gram(factors: HeadFactors) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import InputError
-from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, frobenius_norm
+from duat_cli.operators.kronecker import HeadFactors, frobenius_norm
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,6 @@ def maps_and_changes(base: HeadFactors, tuned: HeadFactors) -> HeadFactors:
         torch.cat([base.value, tuned.value - base.value, base.value]),
         torch.cat([base.output, tuned.output, tuned.output - base.output]),
     )
-
-
-def parts(base: Tensor, tuned: Tensor, factors: HeadFactors) -> dict[str, KroneckerSum]:
-    """Each part as an operator; base, tuned: Ĥ and Ĥ', (heads, N, N); factors: of `maps_and_changes`."""
-    zero, moved = torch.zeros_like(base), tuned - base
-    lists = {
-        "base": [base, zero, zero],
-        "total": [moved, tuned, tuned],
-        "routing": [moved, zero, zero],
-        "weights": [zero, base, base],
-        "interaction": [zero, moved, moved],
-    }
-    return {name: KroneckerSum(torch.cat(lefts), factors) for name, lefts in lists.items()}
 
 
 def split(base: Tensor, tuned: Tensor, G: Tensor) -> Split:

@@ -29,12 +29,8 @@ def render_explain(report: ExplainReport, page: Page) -> str:
         return page.render(_list(report.entries))
     parts: list[RenderableType] = []
     for entry in report.entries:
-        parts += [*([BLANK] if parts else []), *(_page(entry, page) if entry.page else _entry(entry))]
+        parts += [*([BLANK] if parts else []), *(markdown(entry.page, page) if entry.page else _entry(entry))]
     return page.render(parts)
-
-
-def _page(entry: Explanation, page: Page) -> list[RenderableType]:
-    return markdown(entry.page or "", page)
 
 
 def _entry(entry: Explanation) -> list[RenderableType]:

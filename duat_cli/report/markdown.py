@@ -72,7 +72,7 @@ def _table(rows: list[list[str]], page: Page) -> list[RenderableType]:
     """As a table; on a narrow page entry by entry, every cell behind the header of its column."""
     head, *body = rows
     if page.width < _NARROW:
-        return [item("; ".join(f"{h}: {c}" if h else c for h, c in zip(head, _all_plain(row), strict=True) if c))
+        return [item("; ".join(f"{h}: {c}" if h else c for h, c in zip(head, map(_plain, row), strict=True) if c))
                 for row in body]  # fmt: skip
     table = page.table()
     for name in head:
@@ -82,10 +82,6 @@ def _table(rows: list[list[str]], page: Page) -> list[RenderableType]:
             table.add_row()
         table.add_row(*map(_inline, row))
     return [table]
-
-
-def _all_plain(row: list[str]) -> list[str]:
-    return [_plain(cell) for cell in row]
 
 
 def _inline(text: str) -> Text:

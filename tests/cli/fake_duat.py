@@ -38,7 +38,7 @@ def resolve(source: str | None, **options: Any) -> SimpleNamespace:
 def load_files(place: Any, files: Any, **options: Any) -> SimpleNamespace:
     if "refuse" in modes():
         raise UnsupportedModelError("mamba: no attention\x1b[31m\nwas found")
-    return SimpleNamespace(name=place.name, files=files, model=None, like=None)
+    return SimpleNamespace(name=place.name, files=files, model=None, like=None, reads_tokens=True)
 
 
 def act() -> None:
@@ -138,6 +138,7 @@ FAKES = {
         ),
         module(
             "duat_cli.loading.prompts",
+            said=lambda *a: "",
             Prompt=object,
             read_prompts=lambda *a, **k: ["x"],
             encode=lambda *a, **k: [[1]],

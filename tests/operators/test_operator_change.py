@@ -6,10 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from duat_cli.errors import InputError
 from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, gram
-from duat_cli.operators.operator_change import maps_and_changes, parts, split
+from duat_cli.operators.operator_change import maps_and_changes, split
 
 sizes = st.tuples(st.integers(1, 4), st.integers(1, 2), st.integers(1, 2), st.integers(1, 5), st.integers(1, 3))
 
@@ -19,6 +20,19 @@ def draw(tokens: int, kv: int, groups: int, width: int, rank: int, seed: int) ->
     shapes = ((kv * groups, tokens, tokens), (kv, width, rank), (kv * groups, rank, width))
     left, value, output = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
     return KroneckerSum(left, HeadFactors(value, output))
+
+
+def parts(base: Tensor, tuned: Tensor, factors: HeadFactors) -> dict[str, KroneckerSum]:
+    """Each part as an operator; base, tuned: Ĥ and Ĥ', (heads, N, N); factors: of `maps_and_changes`."""
+    zero, moved = torch.zeros_like(base), tuned - base
+    lists = {
+        "base": [base, zero, zero],
+        "total": [moved, tuned, tuned],
+        "routing": [moved, zero, zero],
+        "weights": [zero, base, base],
+        "interaction": [zero, moved, moved],
+    }
+    return {name: KroneckerSum(torch.cat(lefts), factors) for name, lefts in lists.items()}
 
 
 @given(sizes, st.integers(0, 9))

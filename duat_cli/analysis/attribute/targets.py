@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import InputError, UnsupportedModelError
-from duat_cli.loading.prompts import Prompt
+from duat_cli.loading.prompts import Prompt, said
 from duat_cli.loading.quiet import calling_tokenizer
 from duat_cli.text import clean
 
@@ -85,8 +85,7 @@ class Words:
 
     def text(self, token: int) -> str:
         """What a token says; it may be part of a character."""
-        with calling_tokenizer("the tokenizer fails", InputError):
-            return clean(str(self._tokenizer.decode([token])))
+        return clean(said(self._tokenizer, [token]))
 
     def tokens(self, option: str, text: str) -> list[int]:
         """Those of a text, without special ones."""

@@ -181,7 +181,8 @@ class Asking:
             why = self._why_none if self.predicts == "embedding" else "no token of the prompts can be asked for"
             return dict.fromkeys(_NUMBERS), dict.fromkeys(_NUMBERS, why)
         loss, scored = tally.loss, len(tally.targets)
-        size = _total([question.bytes for question in self.questions])
+        sizes = [question.bytes for question in self.questions]
+        size = None if None in sizes else sum(filter(None, sizes))
         values: dict[str, Any] = {
             "scored_bytes": size,
             "vocabulary": tally.vocabulary,
@@ -243,10 +244,6 @@ def _bytes(prompt: Prompt, at: Sequence[int], *, together: bool) -> int | None:
     if together and spans:
         spans = [(min(first for first, _ in spans), max(last for _, last in spans))]
     return sum(len(prompt.text[first:last].encode()) for first, last in spans)
-
-
-def _total(sizes: Sequence[int | None]) -> int | None:
-    return None if any(size is None for size in sizes) else sum(size or 0 for size in sizes)
 
 
 def _finite(value: float) -> float | None:

@@ -56,7 +56,11 @@ def measured_block(
     return PromptBlock(
         prompt=prompt,
         operator=operator_stats(numbers, (width, inner), like.element_size(), products, error, options.spectrum),
-        density=density(numbers, tokens, width, options),
+        density=Density(
+            structural=numbers.structural,
+            **_interval(numbers.numerical),
+            **_references(tokens, width, options),
+        ),
         coupling=coupling(numbers.coupling, tokens),
         coupling_weighted=coupling(numbers.weighted, tokens),
         null=nulls("computed for all blocks together", NOT_ASKED),
@@ -104,14 +108,6 @@ def operator_stats(
 def no_operator(tokens: int, width: int, element_size: int, reason: str) -> OperatorStats:
     side = tokens * width
     return OperatorStats.absent(reason, rows=side, columns=side, dense_bytes=side * side * element_size)
-
-
-def density(numbers: OperatorNumbers, tokens: int, width: int, options: InspectOptions) -> Density:
-    return Density(
-        structural=numbers.structural,
-        **_interval(numbers.numerical),
-        **_references(tokens, width, options),
-    )
 
 
 def _interval(estimate: ShareEstimate | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from duat_cli.analysis.lora.change import Change, Read, change_of
 from duat_cli.loading.adapter.base_weights import EMBEDDINGS, HEADS, BaseWeights
 from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.wording import shown
-from duat_cli.operators.lowrank import Piece, energy, inner
+from duat_cli.operators.lowrank import energy, inner
 from duat_cli.results.lora import LintFinding
 from duat_cli.text import plural
 
@@ -52,11 +52,7 @@ def ratio(change: Change, size: float) -> float | None:
     """‖ΔW‖_F / ‖W‖_F; None where W is zero or not finite. size: ‖W‖²_F."""
     if not (math.isfinite(size) and size > 0):
         return None
-    return math.sqrt(sum(map(_energy, change.pieces)) / size)
-
-
-def _energy(piece: Piece) -> float:
-    return max(0.0, inner(piece, piece))
+    return math.sqrt(sum(max(0.0, inner(piece, piece)) for piece in change.pieces) / size)
 
 
 def lint_saved_heads(known: Iterable[ParameterPlan], read: Read, tied: bool) -> Iterator[LintFinding]:

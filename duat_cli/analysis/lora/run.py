@@ -213,10 +213,11 @@ def _asked(
         read = request.texts.read(progress)
         loaded, prompts = open_found(base, found, request.texts, read, progress)
     from duat_cli.loading.model.load import load_tokenizer
+    from duat_cli.loading.prompts import said
 
     tokenizer = load_tokenizer(loaded.files.path)
     facts = functools.partial(run, loaded.planned_memory, device=loaded.device)
-    return Asked(loaded, prompts, lambda i: clean(str(tokenizer.decode([i]))), facts), facts
+    return Asked(loaded, prompts, lambda i: clean(said(tokenizer, [i])), facts), facts
 
 
 def _weights(found: Found) -> BaseWeights:

@@ -38,7 +38,8 @@ def attribution(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
         longest = max(wave, default=0)
         side = sum(recorded_of(shape, ending, n) for n in wave)
         recorded = term("the prompts' own passes", side)
-        carried = term("gradients on their way back", sum(_carried(shape, task, n) for n in wave))
+        back = CARRIED * sum(task.targets_of(n) * n for n in wave) * shape.width * shape.wide
+        carried = term("gradients on their way back", back)
         count, each = task.targets_of(longest), target_bytes(longest, shape.width, shape.inner)
         together = min(count, max(1, TARGET_BYTES // max(1, each))) * each
         output = term("the output and its gradients", LOGITS * longest * ending * shape.wide)
@@ -75,7 +76,3 @@ def attribution_reads(shape: Shape, task: Task) -> float:
 
 def _waves(shape: Shape, task: Task) -> list[range]:
     return recorded_waves(task.tokens, len(shape.parts.blocks), shape.width, shape.element)
-
-
-def _carried(shape: Shape, task: Task, tokens: int) -> int:
-    return CARRIED * task.targets_of(tokens) * tokens * shape.width * shape.wide

@@ -102,7 +102,7 @@ def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
         dtype=named,
         element=element,
         parts=parts,
-        largest_tensor=max((_while_read(tensor) for tensor in files.tensors.values()), default=0),
+        largest_tensor=max((t.read_bytes + (t.bytes if t.made else 0) for t in files.tensors.values()), default=0),
         largest_elements=max((tensor.elements for tensor in files.tensors.values()), default=0),
         width=width,
         heads=heads,
@@ -116,10 +116,6 @@ def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
         state=state,
         products=_products(parts.blocks, config),
     )
-
-
-def _while_read(tensor: TensorEntry) -> int:
-    return tensor.read_bytes + (tensor.bytes if tensor.made else 0)
 
 
 def _number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:

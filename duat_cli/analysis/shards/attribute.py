@@ -16,14 +16,14 @@ from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
-from duat_cli.analysis.shards.records import PromptRecord, Stored, packed, unpacked
+from duat_cli.analysis.shards.records import PromptRecord, Stored, of_prompt, packed, unpacked
 from duat_cli.analysis.shards.run import Worker, anywhere, share
 from duat_cli.analysis.shards.state import complete
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompt_set import PromptSet
 from duat_cli.loading.prompts import Prompt
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
-from duat_cli.results.base import PromptFacts, Run
+from duat_cli.results.base import Run
 
 
 class Facts(Stored):
@@ -64,9 +64,7 @@ class AttributeRecord(PromptRecord):
     @classmethod
     def of(cls, prompt: Prompt, found: Attributed) -> AttributeRecord:
         return cls(
-            line=prompt.line,
-            text=prompt.text,
-            tokens=prompt.input_ids[0].tolist(),
+            **of_prompt(prompt),
             attribution=found.attribution,
             continuation=found.continuation,
             sums=[SumsRecord.of(place, one) for place, one in found.sums.places.items()],
@@ -138,8 +136,6 @@ def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> Attrib
     """The report of all prompts. run: asked for at the end."""
     index, head = complete(folder), Facts.model_validate(folder.manifest.facts).head
     total = AttributeTotal(cast(int, folder.manifest.settings["top"]))
-    for done, line in enumerate(folder.lines(index), 1):
-        record = AttributeRecord.model_validate_json(line.record)
-        total.add(PromptFacts(sha256=line.sha256, tokens=line.tokens), record.found())
-        progress(done, index.found, "adding up the prompts")
+    for prompt, record in folder.each(index, AttributeRecord, progress):
+        total.add(prompt, record.found())
     return total.report(head, run())

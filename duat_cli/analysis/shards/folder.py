@@ -21,20 +21,23 @@ from typing import TypeVar
 import pydantic
 
 from duat_cli import __version__
+from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.shards import records
 from duat_cli.analysis.shards.ranks import Ranks
-from duat_cli.analysis.shards.records import Aside, Manifest
+from duat_cli.analysis.shards.records import Aside, Manifest, PromptRecord
 from duat_cli.analysis.shards.shard import Shard, is_held, shard
 from duat_cli.cache.tensors import replacing
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.files import plain_mode
 from duat_cli.loading.prompt_set import digest_of, key_of
+from duat_cli.results.base import PromptFacts
 from duat_cli.text import clean, one_line
 
 MANIFEST, KEYS, LEADERS = "manifest.json", "prompts.keys", "prompts.batches"
 _NAME = re.compile(r"shard-(\d+)-of-(\d+)\.jsonl")
 _NOWHERE = -1
 A = TypeVar("A", bound=Aside)
+P = TypeVar("P", bound=PromptRecord)
 
 
 @dataclass
@@ -138,6 +141,14 @@ class Folder:
                 if line is None:
                     raise InputError(f"{clean(str(index.shards[number]))}: changed while it was read; run again")
                 yield line
+
+    def each(
+        self, index: Index, kind: type[P], progress: Progress, what: str = "adding up the prompts"
+    ) -> Iterator[tuple[PromptFacts, P]]:
+        """What every prompt gave, by position, with progress."""
+        for done, line in enumerate(self.lines(index), 1):
+            yield PromptFacts(sha256=line.sha256, tokens=line.tokens), kind.model_validate_json(line.record)
+            progress(done, index.found, what)
 
     def last_world(self) -> int:
         """How many processes the last run had."""

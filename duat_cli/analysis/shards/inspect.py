@@ -17,7 +17,7 @@ from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
-from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored
+from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored, of_prompt
 from duat_cli.analysis.shards.run import Together, Worker, anywhere, share
 from duat_cli.analysis.shards.state import complete
 from duat_cli.errors import DuatError, InputError
@@ -26,7 +26,7 @@ from duat_cli.loading.prompt_set import PromptSet
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.budgets import most_together
 from duat_cli.models.instrument.activations import Place
-from duat_cli.results.base import Certificate, PromptFacts, Run
+from duat_cli.results.base import Certificate, Run
 from duat_cli.results.inspect import EndToEnd, InspectReport, PromptBlock, UatTerm
 
 
@@ -79,9 +79,7 @@ class InspectRecord(PromptRecord):
             for i, row in sweep.blocks.items()
         ]
         return cls(
-            line=prompt.line,
-            text=prompt.text,
-            tokens=prompt.input_ids[0].tolist(),
+            **of_prompt(prompt),
             error=max(sweep.errors),
             plain_error=plain_error,
             blocks=blocks,
@@ -202,14 +200,12 @@ def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> Inspec
     known = _untrained(folder, index.counts()) if settings.null == "all" else None
     total = InspectTotal(settings.layers, settings.terms, settings.per_prompt)
     error = plain_error = 0.0
-    for done, line in enumerate(folder.lines(index), 1):
-        record = InspectRecord.model_validate_json(line.record)
+    for prompt, record in folder.each(index, InspectRecord, progress):
         sweep = record.sweep()
         error, plain_error = max(error, record.error), max(plain_error, record.plain_error)
         if known is not None:
-            sweep = with_untrained(sweep, line.tokens, known)
-        total.add(PromptFacts(sha256=line.sha256, tokens=line.tokens), sweep)
-        progress(done, index.found, "adding up the prompts")
+            sweep = with_untrained(sweep, prompt.tokens, known)
+        total.add(prompt, sweep)
     exact = max(error, plain_error) <= facts.certificate.tolerance
     seen = {"relative_error": error, "plain_error": plain_error, "exact": exact}
     return total.report(facts.head, facts.certificate.model_copy(update=seen), run())

@@ -20,13 +20,13 @@ from duat_cli.analysis.lora.run import Asked
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
-from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored
+from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored, of_prompt
 from duat_cli.analysis.shards.run import Worker, anywhere, share
 from duat_cli.analysis.shards.state import complete
 from duat_cli.errors import InputError
 from duat_cli.loading.prompt_set import PromptSet
 from duat_cli.loading.prompts import Prompt
-from duat_cli.results.base import PromptFacts, Run
+from duat_cli.results.base import Run
 from duat_cli.results.lora import BlockChange, Eq18, LoraReport, PromptChange
 from duat_cli.results.prompts import Roll
 
@@ -51,9 +51,7 @@ class LoraRecord(PromptRecord):
     @classmethod
     def of(cls, prompt: Prompt, found: Compared, pair: Pair) -> LoraRecord:
         return cls(
-            line=prompt.line,
-            text=prompt.text,
-            tokens=prompt.input_ids[0].tolist(),
+            **of_prompt(prompt),
             base_error=found.base_error,
             plain_errors=(pair.base.plain_error, pair.tuned.plain_error),
             blocks=found.blocks,
@@ -139,10 +137,8 @@ def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> LoraRe
     if tested is None:
         raise InputError(f"{folder.path}: the test of Eq. 18 is missing: run the same command again")
     found, prompts, plain_errors = Findings(), Roll(), (0.0, 0.0)
-    for done, line in enumerate(folder.lines(index), 1):
-        record = LoraRecord.model_validate_json(line.record)
+    for prompt, record in folder.each(index, LoraRecord, progress):
         found.add(record.found())
-        prompts.add(PromptFacts(sha256=line.sha256, tokens=line.tokens))
+        prompts.add(prompt)
         plain_errors = max(plain_errors[0], record.plain_errors[0]), max(plain_errors[1], record.plain_errors[1])
-        progress(done, index.found, "adding up the prompts")
     return whole_report(head, prompts, found, plain_errors, tested.eq18, run())

@@ -26,7 +26,7 @@ from duat_cli.analysis.prune.wanted import Sample
 from duat_cli.analysis.prune.work import Work
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
-from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored, packed, unpacked
+from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored, of_prompt, packed, unpacked
 from duat_cli.analysis.shards.run import Worker, share
 from duat_cli.analysis.shards.state import complete
 from duat_cli.errors import InputError
@@ -82,9 +82,7 @@ class PruneRecord(PromptRecord):
             whole[[places[term] for term in known]] = torch.tensor(list(known.values()), dtype=torch.float64)
             values[name] = packed(whole)
         return cls(
-            line=prompt.line,
-            text=prompt.text,
-            tokens=prompt.input_ids[0].tolist(),
+            **of_prompt(prompt),
             responses=[packed(row) for row in responded.responses],
             slope=None if responded.slope is None else packed(responded.slope),
             loss=responded.loss,
@@ -186,9 +184,8 @@ class _Worker(Worker[PruneOutcome]):
             return _outcome(begun, known)
         index = complete(folder)
         self._take_sample(folder)
-        for done, line in enumerate(folder.lines(index), 1):
-            self._progress(done, index.found, "reading what the prompts gave")
-            work.add(PruneRecord.model_validate_json(line.record).part(work))
+        for _, record in folder.each(index, PruneRecord, self._progress, "reading what the prompts gave"):
+            work.add(record.part(work))
         work.choose()
         outcome = conclude(begun)
         places = {term: place for place, term in enumerate(work.terms.ids)}

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,6 +82,11 @@ class PromptRecord(Stored):
     """In its file, or the number of its option."""
     text: str
     tokens: list[int]
+
+
+def of_prompt(prompt: Prompt) -> dict[str, Any]:
+    """The fields that every record has."""
+    return {"line": prompt.line, "text": prompt.text, "tokens": prompt.input_ids[0].tolist()}
 
 
 class Aside(Stored):

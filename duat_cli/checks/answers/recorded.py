@@ -14,6 +14,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from duat_cli.results.base import Finite
 from duat_cli.results.behaviour import Behaviour, Predicts
 from duat_cli.text import plural
 
@@ -26,8 +27,7 @@ CHANGED = {"float64": 0.0, "float32": 0.0, "float16": 0.002, "bfloat16": 0.01}
 TURNED = {"float64": 1e-8, "float32": 1e-6, "float16": 1e-4, "bfloat16": 2e-3}
 """1 - cosine that rounding in that dtype may make of an embedding."""
 
-_Number = Annotated[float, Field(allow_inf_nan=False)]
-Sketch = Annotated[list[_Number], Field(min_length=1)]
+Sketch = Annotated[list[Finite], Field(min_length=1)]
 
 
 class Answers(BaseModel):
@@ -38,7 +38,7 @@ class Answers(BaseModel):
     predicts: Predicts
     tokens: list[int] = []
     """The most likely token of each prediction."""
-    margins: list[_Number] = []
+    margins: list[Finite] = []
     """How far it is ahead of the second, in standard deviations of the logits."""
     embeddings: list[Sketch] = []
     """Of each prompt's embedding of length 1, its sketch."""

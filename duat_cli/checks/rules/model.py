@@ -23,7 +23,8 @@ def _unexpected(evidence: Evidence, settings: Settings) -> Iterable[Measurement]
         held = len({p[0] for n in evidence.files.tensors if (p := block_of(n)) and p[0].stack == stack})
         said = f"config.json says {field} {stated}, the files hold {plural(held, 'block')}"
         text = f"{said} ({shown(stack)}): {plural(len(own), 'unused tensor')}: {listed(own)}"
-        yield Measurement(len(own), text, where=own[0], grave=not _announced(evidence, len(blocks)))
+        ahead = text_config(evidence.files.config).get(_AHEAD)  # blocks that predict several tokens ahead
+        yield Measurement(len(own), text, where=own[0], grave=ahead != len(blocks))
     if names:
         text = f"{plural(len(names), 'unexpected tensor')}, unused by the model: {listed(list(names))}"
         yield Measurement(len(names), text, where=min(names))
@@ -42,11 +43,6 @@ def _unused_blocks(evidence: Evidence, names: set[str]) -> dict[str, set[BlockPl
         if block.stack in used:
             found.setdefault(block.stack, set()).add(block)
     return found
-
-
-def _announced(evidence: Evidence, blocks: int) -> bool:
-    """Whether config.json speaks of so many blocks beside the model's own: those that predict several tokens ahead."""
-    return text_config(evidence.files.config).get(_AHEAD) == blocks
 
 
 def _missing(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:

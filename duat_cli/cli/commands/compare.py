@@ -133,9 +133,9 @@ def compare(
             loaded, encoded = tokens_of(loaded, tokenizer, read, texts.texts)
             from duat_cli.analysis.compare.run import CompareOptions, Vocabulary
             from duat_cli.analysis.compare.run import compare as compute
-            from duat_cli.cli.shared.token_texts import texts_of as words_of
+            from duat_cli.loading.prompts import said
 
-            words = Vocabulary(words_of(tokenizer), frozenset(tokenizer.all_special_ids))
+            words = Vocabulary(lambda ids: said(tokenizer, ids, "--prompt: "), frozenset(tokenizer.all_special_ids))
             report = compute(loaded, texts, encoded, CompareOptions(chosen, per_prompt, not no_cache), words, progress)
 
     from duat_cli.report.tables.compare import render_compare

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from duat_cli.cli.terminal.talk import Talk
     from duat_cli.loading.model.load import LoadedModel
     from duat_cli.loading.prompts import Prompt
-    from duat_cli.results.matrix import MatrixReport
 
 Layer = Annotated[
     int | None, options.input_option("--layer", metavar="I", min=0, help="The block, counted from 0. Without it: 0.")
@@ -145,41 +145,28 @@ def _one_block(
     presentation: Presentation,
     talk: Talk,
 ) -> int:
-    from duat_cli.api.tensors import operator_file
-    from duat_cli.cli.shared.token_texts import token_texts
-    from duat_cli.cli.terminal.progress import Progress
-
-    with Progress(talk) as progress:
-        loaded, text = _opened(wanted, texts, progress)
+    with _opened(wanted, texts, target, talk) as (loaded, text, decode, progress):
         from duat_cli.analysis.matrix.run import matrix as compute
+        from duat_cli.api.tensors import operator_file
 
-        decode = token_texts(loaded, wanted.trust_remote_code)
         with operator_file(target, decode) as file:
             report = compute(loaded, text, layer, decode, progress, file, dense=dense)
-        if target is not None:
-            talk.note(f"wrote {target.path}")
 
     from duat_cli.report.tables.matrix import render_matrix
 
     presentation.emit(report, render_matrix, talk)
-    return EXIT_SOUND if _is_sound(report) else EXIT_FINDINGS
+    sound = report.certificate.exact and all(check.holds is not False for check in report.checks)
+    return EXIT_SOUND if sound else EXIT_FINDINGS
 
 
 def _all_blocks(
     wanted: ModelRequest, texts: PromptRequest, target: FileTarget | None, presentation: Presentation, talk: Talk
 ) -> int:
-    from duat_cli.cli.shared.token_texts import token_texts
-    from duat_cli.cli.terminal.progress import Progress
-
-    with Progress(talk) as progress:
-        loaded, text = _opened(wanted, texts, progress)
+    with _opened(wanted, texts, target, talk) as (loaded, text, decode, progress):
         from duat_cli.analysis.network.run import network as compute
 
-        decode = token_texts(loaded, wanted.trust_remote_code)
         with contextlib.nullcontext() if target is None else target.replacing() as part:
             report = compute(loaded, text, decode, progress, part)
-        if target is not None:
-            talk.note(f"wrote {target.path}")
 
     from duat_cli.report.tables.network import render_network
 
@@ -187,14 +174,22 @@ def _all_blocks(
     return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
 
 
-def _opened(wanted: ModelRequest, texts: PromptRequest, progress: Progress) -> tuple[LoadedModel, Prompt]:
-    """The model and its one input."""
+@contextlib.contextmanager
+def _opened(
+    wanted: ModelRequest, texts: PromptRequest, target: FileTarget | None, talk: Talk
+) -> Iterator[tuple[LoadedModel, Prompt, Callable[[int], str], Progress]]:
+    """The model, its one input and what tokens say; the end tells of the file."""
     from duat_cli.analysis.opening import open_session
     from duat_cli.api.settings import one_input
+    from duat_cli.cli.shared.token_texts import token_texts
+    from duat_cli.cli.terminal.progress import Progress
 
-    loaded, read = open_session(wanted, texts, progress)
-    one_input(texts.files, len(read))
-    return loaded, read[0]
+    with Progress(talk) as progress:
+        loaded, read = open_session(wanted, texts, progress)
+        one_input(texts.files, len(read))
+        yield loaded, read[0], token_texts(loaded, wanted.trust_remote_code), progress
+        if target is not None:
+            talk.note(f"wrote {target.path}")
 
 
 def _refuse(*given: tuple[str, bool]) -> None:
@@ -203,10 +198,6 @@ def _refuse(*given: tuple[str, bool]) -> None:
             raise InputError(
                 f"{option} and --network contradict each other: all blocks are taken and all matrices written"
             )
-
-
-def _is_sound(report: MatrixReport) -> bool:
-    return report.certificate.exact and all(check.holds is not False for check in report.checks)
 
 
 def _is_page(output: str | None, form: options.PageFormat | None) -> bool:

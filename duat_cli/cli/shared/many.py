@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from duat_cli.errors import DuatError, InputError
 
@@ -18,19 +18,17 @@ if TYPE_CHECKING:
 
 OBJECTS = 20_000  # made between two looks for garbage: those of a batch are gone by then
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
 
 
-class Into(Protocol[R_co]):
-    """A command's results into its folder."""
+def into_folder(
+    wanted: ModelRequest,
+    texts: PromptRequest,
+    compute: Callable[[LoadedModel, PromptSet, Ranks, Progress], R | None],
+    talk: Talk,
+) -> R | None:
+    """The report, in the first of all processes; None in the others. compute: a command's results into its folder."""
 
-    def __call__(self, loaded: LoadedModel, prompts: PromptSet, ranks: Ranks, progress: Progress, /) -> R_co | None: ...
-
-
-def into_folder(wanted: ModelRequest, texts: PromptRequest, compute: Into[R_co], talk: Talk) -> R_co | None:
-    """The report, in the first of all processes; None in the others."""
-
-    def opened(ranks: Ranks, progress: Progress) -> R_co | None:
+    def opened(ranks: Ranks, progress: Progress) -> R | None:
         from duat_cli.analysis.opening import open_set
 
         loaded, inputs = open_set(wanted, texts, progress, gpu=ranks.local)

@@ -22,16 +22,13 @@ def set_line(plan: Plan, removed: int) -> str:
         beside = "" if guaranteed == plan.removed else f" (the largest within the budget has {plan.removed})"
         return f"the guaranteed set of {what}{beside}"
     if removed == plan.removed and plan.remove is not None:
-        share = f"{100 * plan.parameters_share:.3g} % of the parameters of {_whose(plan)}"
+        whose = "the model" if plan.parameters_of == "all" else "the blocks"
+        share = f"{100 * plan.parameters_share:.3g} % of the parameters of {whose}"
         return f"{what}, which hold {share}" + ("; it is not guaranteed" if plan.guarantee else "")
     if removed == plan.removed:
         return f"{what}, the largest set within the budget" + ("; it is not guaranteed" if plan.guarantee else "")
     beyond = f"; the guaranteed set has {guaranteed}" if plan.guarantee and removed > guaranteed else ""
     return f"{what}, as --set says{beyond}"
-
-
-def _whose(plan: Plan) -> str:
-    return "the model" if plan.parameters_of == "all" else "the blocks"
 
 
 def written_line(written: Written) -> str:

@@ -47,7 +47,8 @@ def experts(
             layouts = {False: (out, into), True: (into, out)} if len(place.shape) == 3 else {False: (out, into)}
             fitting += [(leaf, place, turned) for turned, sides in layouts.items() if shape[1:] == sides]
     if len({leaf for leaf, _, _ in fitting}) > 1:  # of one shape: PEFT wraps the module's first parameter first
-        order = [n.rpartition(".")[2] for n in _declared(base, target.module) if n.rpartition(".")[2] in leaves]
+        declared = (name.rpartition(".") for name in base.parameters())  # in the order of the class
+        order = [leaf for module, _, leaf in declared if module == target.module and leaf in leaves]
         depth = sorted({t.depth for t in siblings}, reverse=True)
         at = depth.index(target.depth)
         fitting = [f for f in fitting if len(order) == len(depth) and f[0] == order[at]]
@@ -65,8 +66,3 @@ def experts(
     scaling = scaling_of(adapter, f"{target.module}.{leaf}", rank)
     module = place.parameter.rpartition(".")[0]
     return ParameterPlan(module, f"{module}.{leaf}", "expert lora", target.parts, rank, scaling, turned, experts, place)
-
-
-def _declared(base: BaseWeights, module: str) -> list[str]:
-    """The module's parameters in the order in which its class declares them."""
-    return [name for name in base.parameters() if name.rpartition(".")[0] == module]

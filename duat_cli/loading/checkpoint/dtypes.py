@@ -17,12 +17,13 @@ SHORT = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloa
 """What `--dtype` may call them as well."""
 _STATED = {"double": "float64", "float": "float32", "half": "float16"}
 _TEXT = ("text_config", "decoder", "llm_config")  # where a config of several models keeps that of its text model
-_STORED = {
+STORED_FLOATS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
-    # these only of empty tensors, which real checkpoints hold as markers
+    # these only of empty tensors, which real checkpoints hold as markers, and of what quantised weights are made of
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
 }  # fmt: skip
+"""By safetensors' names."""
 
 
 def no_dtype(name: str) -> InputError:
@@ -51,8 +52,8 @@ def most_stored_name(files: CheckpointFiles) -> str | None:
         return stated
     sizes: Counter[str] = Counter()
     for entry in files.tensors.values():
-        if entry.elements and entry.dtype in _STORED:
-            sizes[_STORED[entry.dtype]] += entry.bytes
+        if entry.elements and entry.dtype in STORED_FLOATS:
+            sizes[STORED_FLOATS[entry.dtype]] += entry.bytes
     return sizes.most_common(1)[0][0] if sizes else None
 
 

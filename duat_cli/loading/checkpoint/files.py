@@ -44,7 +44,7 @@ def open_file(path: Path) -> BinaryIO:
             fail(path, "is a dangling symlink (an interrupted download or a pruned cache): fetch it again")
         fail(path, "missing: no such file")
     except (OSError, ValueError) as error:
-        fail(path, f"cannot be read: {_reason(error)}")
+        fail(path, f"cannot be read: {clean(getattr(error, 'strerror', None) or str(error))}")
 
 
 def read_into(path: Path, file: BinaryIO, offset: int, view: memoryview, tensor: str) -> None:
@@ -59,10 +59,6 @@ def read_into(path: Path, file: BinaryIO, offset: int, view: memoryview, tensor:
             done += got
     except OSError as error:
         fail(path, f"cannot be read: {error.strerror or error}")
-
-
-def _reason(error: Exception) -> str:
-    return clean(getattr(error, "strerror", None) or str(error))
 
 
 def refuse_foreign_link(folder: Path, name: str) -> None:

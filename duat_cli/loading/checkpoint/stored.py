@@ -14,7 +14,7 @@ from torch import Tensor
 
 from duat_cli.compat.safetensors import open_read
 from duat_cli.loading.checkpoint.dequantised import pieces
-from duat_cli.loading.checkpoint.dtypes import most_stored_name
+from duat_cli.loading.checkpoint.dtypes import STORED_FLOATS, most_stored_name
 from duat_cli.loading.checkpoint.files import fail
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
@@ -26,11 +26,8 @@ from duat_cli.text import clean
 # safetensors' names, for tensors without memory; every dtype that inspect_folder lets through
 STORED = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16, "I16": torch.int16,
-    "U32": torch.uint32, "I32": torch.int32, "U64": torch.uint64, "I64": torch.int64, "F16": torch.float16,
-    "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
-    # these only of empty tensors, which real checkpoints hold as markers, and of what quantised weights are made of
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "F8_E8M0": torch.float8_e8m0fnu,
+    "U32": torch.uint32, "I32": torch.int32, "U64": torch.uint64, "I64": torch.int64, "C64": torch.complex64,
+    **{name: getattr(torch, dtype) for name, dtype in STORED_FLOATS.items()},
 }  # fmt: skip
 
 

@@ -50,8 +50,6 @@ class TokenizerFacts:
     """Whether it puts its bos token in front of a text."""
     lost: tuple[str, ...]
     """Texts that do not come back from their tokens, of a tokenizer that can write every byte."""
-    reversible: bool
-    """Whether it can."""
 
     @property
     def size(self) -> int:
@@ -101,7 +99,6 @@ def _facts(tokenizer: Any, folder: Path, texts: Sequence[str]) -> TokenizerFacts
         template_fault=_template_fault(getattr(tokenizer, "chat_template", None)),
         starts_with_bos=bos is not None and list(tokenizer("a", verbose=False)["input_ids"])[:1] == [bos],
         lost=tuple(text for text in texts if not _comes_back(tokenizer, text)) if reversible else (),
-        reversible=reversible,
     )  # fmt: skip
 
 
@@ -130,7 +127,8 @@ def _fields(tokenizer: Any, roles: Iterable[str]) -> dict[str, str | int | bool]
 def _parts(content: dict[str, Any] | None, folder: Path) -> dict[str, str]:
     """Of tokenizer.json as the library writes it; truncation and padding are set anew at each call."""
     if content is None:
-        return {"files": _hash(sorted((p.name, _bytes(p)) for pattern in _FILES for p in folder.glob(pattern)))}
+        files = (path for pattern in _FILES for path in folder.glob(pattern))
+        return {"files": _hash(sorted((p.name, hashlib.sha256(p.read_bytes()).hexdigest()) for p in files))}
     model = dict(content["model"])
     merges, vocabulary = model.pop("merges", None), model.pop("vocab", None)
     scores = vocabulary if isinstance(vocabulary, list) else None  # unigram: a list of tokens with their scores
@@ -138,10 +136,6 @@ def _parts(content: dict[str, Any] | None, folder: Path) -> dict[str, str]:
     found["normaliser"] = content.get("normalizer")
     found |= {name.replace("_", "-"): content.get(name) for name in ("pre_tokenizer", "post_processor", "decoder")}
     return {name: "none" if value is None else _hash(value) for name, value in found.items()}
-
-
-def _bytes(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _canonical(template: object) -> str:

@@ -37,7 +37,7 @@ def given(model: Any) -> LoadedModel:
     InputError or UnsupportedModelError, one line, says what cannot be taken.
     """
     model = uncompiled(model)
-    wrapped = _is_peft(model)
+    wrapped = hasattr(model, "peft_config") and hasattr(model, "get_base_model")
     own = model.get_base_model() if wrapped else model
     if not isinstance(own, PreTrainedModel):
         raise InputError(f"a {type(model).__name__} was given: expected a transformers model, or a PEFT model of one")
@@ -66,10 +66,6 @@ def given(model: Any) -> LoadedModel:
         warnings=(*notes, *weight_notes(scan.nonfinite, scan.zero, sum(p.ndim > 1 for p in shell.parameters()))),
         nonfinite_weights=scan.nonfinite,
     )
-
-
-def _is_peft(model: Any) -> bool:
-    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
 
 
 def _device(model: PreTrainedModel) -> torch.device:

@@ -19,7 +19,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedCo
 
 from duat_cli.compat.transformers import OnDevice, as_weights_are, load_part, targets_of
 from duat_cli.errors import CheckpointError, InputError
-from duat_cli.loading.checkpoint.dtypes import auto_dtype, no_dtype
+from duat_cli.loading.checkpoint.dtypes import SHORT, SIZES, auto_dtype, no_dtype
 from duat_cli.loading.checkpoint.files import open_file, read_json
 from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles, inspect_folder
 from duat_cli.loading.checkpoint.source import TOKENIZER_FILES, Source, has_tokenizer, resolve
@@ -42,10 +42,7 @@ from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, foreign_no
 from duat_cli.loading.wording import shown
 from duat_cli.text import clean, one_line
 
-DTYPES: dict[str, torch.dtype] = {
-    "float64": torch.float64, "fp64": torch.float64, "float32": torch.float32, "fp32": torch.float32,
-    "bfloat16": torch.bfloat16, "bf16": torch.bfloat16, "float16": torch.float16, "fp16": torch.float16,
-}  # fmt: skip
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, SHORT.get(name, name)) for name in (*SIZES, *SHORT)}
 
 
 @dataclass(frozen=True)
@@ -87,6 +84,11 @@ class LoadedModel:
     """Whether the other stacks of the model have reports of their own, by --stack all."""
     pair: PreTrainedModel | None = None
     """Of a decoder the encoder-decoder that it belongs to, whose head reads what it gives."""
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Positions of a picture or a sound, which some models read in their place, say nothing."""
+        return self.like is None or "input_ids" in self.like
 
     def bring(self, module: nn.Module) -> None:
         """Have the weights of this module in memory, where they are read block by block."""

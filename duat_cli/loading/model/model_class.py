@@ -32,17 +32,14 @@ def check_model_type(files: CheckpointFiles, trust_remote_code: bool) -> None:
     """Refuses a type that this transformers does not know, unless trusted code comes with the checkpoint."""
     where, auto_map = files.path / CONFIG, files.config.get("auto_map")
     model_type = files.config.get("model_type")
-    if (trust_remote_code and auto_map) or _is_known(model_type):
+    is_known = isinstance(model_type, str) and model_type in transformers.CONFIG_MAPPING
+    if (trust_remote_code and auto_map) or is_known:
         return
     if auto_map:
         fail(where, f"auto_map: model_type {shown(model_type)} needs custom code that comes with the "
                     "checkpoint; it was not run. Read it, then use --trust-remote-code")  # fmt: skip
     fail(where, f"model_type: {shown(model_type)} is unknown to transformers {transformers.__version__}; "
                 "a newer transformers may know it")  # fmt: skip
-
-
-def _is_known(model_type: object) -> bool:
-    return isinstance(model_type, str) and model_type in transformers.CONFIG_MAPPING
 
 
 def model_class(

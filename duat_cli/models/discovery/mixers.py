@@ -208,7 +208,7 @@ class _Search:
         if plain is None:
             return None
         places = sorted(plain.tensors, key=lambda p: (p.operation, -(p.element or 0)))  # of one split the last
-        whole = [place for place in places if self._is_whole(plain.tensors[place])]
+        whole = [place for place in places if plain.tensors[place].numel() == self._tokens * self._channels]
         behind = self._behind(whole, plain)
         fallback = None
         for value in (*whole, *(place for place in places if place not in whole)):  # heads may share values
@@ -284,9 +284,6 @@ class _Search:
     def _fits(self, tensor: Tensor, size: int) -> bool:
         by_token = tensor.ndim > 1 and self._tokens in tensor.shape[1:]
         return by_token and size % max(1, tensor.numel()) == 0
-
-    def _is_whole(self, tensor: Tensor) -> bool:
-        return tensor.numel() == self._tokens * self._channels
 
     def _layout(self, tensor: Tensor) -> Layout:
         return Layout.of(tensor, self._tokens)

@@ -284,7 +284,8 @@ class Discovery:
         modules = tuple(event.module for event in calls)
         blocks = tuple(self.proved[module] for module in dict.fromkeys(modules))
         apart = [] if self._chain is None else anew_note(self.seams)
-        uncovered = (*self._uncovered, *self._mixing_notes(modules), *_proof_notes(blocks), *unread, *apart)
+        proofs = sorted({note for block in blocks for note in block.notes})
+        uncovered = (*self._uncovered, *self._mixing_notes(modules), *proofs, *unread, *apart)
         width = blocks[0].parts.hidden.get(calls[0].args, calls[0].kwargs).shape[-1]
         path = self.path if self.tracer.attention else "frozen kernel"
         return ModelStructure(
@@ -393,7 +394,3 @@ def _stack_of(model: Any) -> tuple[Any, tuple[str, ...]]:
 
 def _in_some(at: Sequence[int], count: int) -> str:
     return "" if len(at) == count else f" in block {', '.join(map(str, at))}"
-
-
-def _proof_notes(blocks: Sequence[ProvedBlock]) -> list[str]:
-    return sorted({note for block in blocks for note in block.notes})

@@ -85,7 +85,7 @@ def render_inspect(report: InspectReport, page: Page) -> str:
         *_term_tables(report, page),
         *_routing(report, page),
         *_end_to_end(report, page),
-        *_prompt_tables(report, page),
+        *(part for block in report.blocks for part in _prompts_of(block, report, page)),
         BLANK,
         facts.verdict(report.certificate),
         *facts.section("notable", report.summary.notable),
@@ -228,12 +228,8 @@ def _end_to_end(report: InspectReport, page: Page) -> list[RenderableType]:
     ]
 
 
-def _prompt_tables(report: InspectReport, page: Page) -> list[RenderableType]:
-    """With --per-prompt: the table again for every block, a row a prompt."""
-    return [part for block in report.blocks for part in _prompts_of(block, report, page)]
-
-
 def _prompts_of(block: Block, report: InspectReport, page: Page) -> list[RenderableType]:
+    """With --per-prompt: the table again for a block, a row a prompt."""
     rows = block.prompts
     if not rows:
         return []

@@ -110,7 +110,8 @@ def _head(report: LoraReport) -> list[RenderableType]:
 def _modules(report: LoraReport, page: Page) -> list[RenderableType]:
     parts: list[RenderableType] = []
     shown: list[str] = []
-    for title, rows in ((report.tuned, report.modules), (_other(report), report.other_modules)):
+    other = report.comparison.other if report.comparison else ""
+    for title, rows in ((report.tuned, report.modules), (other, report.other_modules)):
         if not rows:
             continue
         wanted = filled(rows, _MODULE_COLUMNS)
@@ -124,10 +125,6 @@ def _modules(report: LoraReport, page: Page) -> list[RenderableType]:
     if parts:
         parts += [BLANK, *(line(text, "dim") for text in _legend(shown))]
     return parts
-
-
-def _other(report: LoraReport) -> str:
-    return report.comparison.other if report.comparison else ""
 
 
 def _legend(shown: Sequence[str]) -> list[str]:

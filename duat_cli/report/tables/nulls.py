@@ -49,7 +49,11 @@ def null_tables(blocks: Sequence[Block], heads: str, page: Page) -> list[Rendera
     absent = _absent(blocks)
     if kind is None:
         return facts.absences(absent, "block")
-    rows = [_row(block, kind) for block in blocks if getattr(block.null, kind) is not None]
+    rows = [
+        _Row(index=block.index, **{name: _beside(block, kind, column.path) for name, column in _FIELDS.items()})
+        for block in blocks
+        if getattr(block.null, kind) is not None
+    ]
     columns = _columns(heads)
     other = "uniform" if kind != "uniform" else None
     return [
@@ -71,10 +75,6 @@ def _absent(blocks: Sequence[Block]) -> list[tuple[str, str, list[int]]]:
             if getattr(block.null, kind) is None and reason != reason_at(block, "operator.effective_heads"):
                 found.setdefault((name, reason), []).append(block.index)
     return [(f"null ({names})", reason, at) for names, reason, at in together(found, "; ")]
-
-
-def _row(block: Block, kind: str) -> _Row:
-    return _Row(index=block.index, **{name: _beside(block, kind, column.path) for name, column in _FIELDS.items()})
 
 
 def _beside(block: Block, kind: str, path: str) -> _Beside:

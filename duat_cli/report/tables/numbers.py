@@ -65,6 +65,11 @@ def whole(value: float | None) -> str:
     return ABSENT if value is None else str(round(value))
 
 
+def fixed(digits: int) -> Form:
+    """Always so many decimals."""
+    return lambda value: ABSENT if value is None else f"{value:.{digits}f}"
+
+
 def count(value: float) -> str:
     """A count with a letter for its power of ten: 1.24 M."""
     for step, letter in _STEPS:

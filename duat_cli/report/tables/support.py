@@ -39,8 +39,9 @@ def _table(entries: list[SupportEntry], page: Page) -> Table:
     for entry in entries:
         status = Text(entry.status, style=_STYLES[entry.status])
         error = numbers.error(entry.relative_error)
+        path = _PATHS[entry.path] if entry.path else numbers.ABSENT
         read = [entry.modality] if several else []
-        table.add_row(line(entry.model_type), *read, status, _path(entry), error, line(_remark(entry)))
+        table.add_row(line(entry.model_type), *read, status, path, error, line(_remark(entry)))
     return table
 
 
@@ -48,10 +49,6 @@ def _entry(entry: SupportEntry) -> RenderableType:
     error = "" if entry.relative_error is None else f"relative error {numbers.error(entry.relative_error)}"
     facts = [entry.status, entry.path or "", error, _remark(entry)]
     return item(f"{entry.model_type}: {', '.join(fact for fact in facts if fact)}")
-
-
-def _path(entry: SupportEntry) -> str:
-    return _PATHS[entry.path] if entry.path else numbers.ABSENT
 
 
 def _remark(entry: SupportEntry) -> str:

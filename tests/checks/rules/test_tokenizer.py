@@ -132,7 +132,6 @@ def facts(tokens: dict[int, str], special: set[int], template: str = "", front: 
         template_fault=None,
         starts_with_bos=front,
         lost=(),
-        reversible=True,
     )
 
 

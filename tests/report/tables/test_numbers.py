@@ -54,3 +54,7 @@ def test_other_forms() -> None:
         "72 G",
     ]
     assert [numbers.size(value) for value in (12, 2048, 8387629056)] == ["12 B", "2 KiB", "7.81 GiB"]
+
+
+def test_fixed() -> None:
+    assert [numbers.fixed(3)(value) for value in (None, 0.0, -1.0, 0.99961)] == ["-", "0.000", "-1.000", "1.000"]

@@ -137,7 +137,7 @@ def path_in_rounds(
     kinds: Sequence[Kind],
     sizes: Sizes,
     *,
-    asked: bool = False,
+    asked: bool,
 ) -> Path:
     """Of as many rounds, each of which takes an equal share of `wanted` parameters.
 

@@ -49,7 +49,7 @@ def plan_of(
     trial: Trial | None,
     holdout: str,
     size_of: SizeOf,
-    repair: SetRepair | None = None,
+    repair: SetRepair | None,
 ) -> Plan:
     """The largest set within the budget, or the one that was asked for, and what was shown of it.
 

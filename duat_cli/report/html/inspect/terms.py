@@ -12,7 +12,7 @@ from duat_cli.report.html.drawing.series import stack
 from duat_cli.report.html.drawing.table import table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
-from duat_cli.results.inspect import InspectReport, UatTerm
+from duat_cli.results.inspect import InspectReport
 
 _COLUMNS = (
     Column(("share", "%"), "share", numbers.percent),
@@ -31,7 +31,7 @@ def terms(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | No
         return None
     every = [term.share for other in beside for term in other.terms or []]
     plot = Plot(
-        Axis("term of the sum", Band([_label(term) for term in report.terms], most=14)),
+        Axis("term of the sum", Band([t.name if t.block is None else str(t.block) for t in report.terms], most=14)),
         Axis("share of the last output (%)", Linear.over(every, percent=True)),
     )
     drawn = []
@@ -52,7 +52,3 @@ def terms(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | No
         ],
         terms=["terms[].share", "blocks[].terms.pre_activation"],
     )
-
-
-def _label(term: UatTerm) -> str:
-    return term.name if term.block is None else str(term.block)

@@ -37,14 +37,10 @@ def matrix_sheet(report: MatrixReport, beside: Sequence[MatrixReport]) -> Sheet:
 
 def _case(report: MatrixReport) -> str:
     origin = "read from the weights" if report.factors == "read" else "found with unit vectors"
+    built = "the matrices are built" if report.dense else "too large to build, so in factors"
     return (
-        f"{report.name}: {heads(report, 'key/value')} of width d = {report.head_width}; W_V and W_O "
-        f"{origin}; {_built(report)}"
+        f"{report.name}: {heads(report, 'key/value')} of width d = {report.head_width}; W_V and W_O {origin}; {built}"
     )
-
-
-def _built(report: MatrixReport) -> str:
-    return "the matrices are built" if report.dense else "too large to build, so in factors"
 
 
 def _verdict(report: MatrixReport) -> Verdict:

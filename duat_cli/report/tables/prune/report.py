@@ -20,9 +20,10 @@ from duat_cli.results.prune.terms import Prediction
 
 def render_prune(report: PruneReport, page: Page) -> str:
     """What was loaded, predicted damage a block, the largest sets within the budget, how good the prediction was."""
+    stand_in = "set to zero" if report.protocol.ablate == "zero" else "set to its mean over the prompts"
     parts: list[RenderableType] = [
         *facts.loaded(report.model, report.prompts, report.environment),
-        line(f"damage: {report.protocol.meaning}; a removed term is {_stand_in(report)}", "dim"),
+        line(f"damage: {report.protocol.meaning}; a removed term is {stand_in}", "dim"),
         *_own_loss(report),
         *_parts(report, page),
         *_heads_and_neurons(report, page),
@@ -46,10 +47,6 @@ def _own_loss(report: PruneReport) -> list[RenderableType]:
     if own < uniform:
         return [line(text, "dim")]
     return [line(f"{text}; it has nothing to lose, so small damages say nothing of what is removed", "yellow")]
-
-
-def _stand_in(report: PruneReport) -> str:
-    return "set to zero" if report.protocol.ablate == "zero" else "set to its mean over the prompts"
 
 
 # -- blocks --------------------------------------------------------------------------------------------------
@@ -273,10 +270,7 @@ def _criteria(rows: list[Prediction], names: list[str]) -> list[RenderableType]:
     ]
 
 
-def _correlation(value: float | None) -> str:
-    return numbers.ABSENT if value is None else f"{value:.3f}"
-
-
+_correlation = numbers.fixed(3)
 _PREDICTION_COLUMNS = [
     Column(("ablated", "terms"), "n", numbers.whole),
     Column(("Spearman", "-1..1"), "spearman", _correlation),

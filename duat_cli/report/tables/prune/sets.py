@@ -118,10 +118,6 @@ def _held_out(report: PruneReport, page: Page, unit: str) -> list[RenderableType
     ]
 
 
-def _cosine(value: float | None) -> str:
-    return numbers.ABSENT if value is None else f"{value:.4f}"
-
-
 def _pooled(report: PruneReport, page: Page) -> list[RenderableType]:
     """How far sets turn what an embedder gives."""
     if not report.pooled:
@@ -158,6 +154,7 @@ def held_out_columns(unit: str) -> list[Column]:
     ]
 
 
+_cosine = numbers.fixed(4)
 POOLED_COLUMNS = [
     Column(("removed", "terms"), "removed", numbers.whole),
     Column(("mean", "cosine"), "mean", _cosine),
