@@ -287,16 +287,20 @@ class Session:
                 why = f"block {run.index} puts out values that are not finite in {self.loaded.dtype}"
                 raise self._blamed(UnsupportedModelError(why))
             require_signal(run)
-            if run.attention:  # the most of a block; those of softmax attention go before those of mixers
-                found = run.parts.mixer is None, run.attention[0].rows.heads, run.attention[0].value.shape[1]
-                self.heads_differ |= self._most[0] and found[0] and found != self._most
-                self._most = _, self.heads, self.kv_heads = max(self._most, found)
+            self.count_heads(run)
             self._checks = checks
             listener(run)
 
         forward = functools.partial(run_stack, stack, given)
         seen = InstrumentedPass(rig, forward, _ignore if listener is _ignore else listen)
         return _Sweep(seen, PlainPass(blocks, forward) if checks else None)
+
+    def count_heads(self, run: BlockRun) -> None:
+        """To be shown every block: the most of one are the model's; softmax attention goes before mixers."""
+        if run.attention:
+            found = run.parts.mixer is None, run.attention[0].rows.heads, run.attention[0].value.shape[1]
+            self.heads_differ |= self._most[0] and found[0] and found != self._most
+            self._most = _, self.heads, self.kv_heads = max(self._most, found)
 
     def forwards(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """What plain passes of the model give, all at once where its weights are read block by block."""

@@ -165,9 +165,7 @@ class Work:
                 self.known.forget()
             for one in under_way:
                 run, parts = one.through(number, self.known)
-                if run.attention and not self._session.heads:
-                    call = run.attention[0]
-                    self._session.heads, self._session.kv_heads = call.rows.heads, call.value.shape[1]
+                self._session.count_heads(run)
                 if predictions > 1:
                     self.sums[one.prompt].add(parts)
             for kept in calls:

@@ -80,8 +80,8 @@ class Folder:
             for (what, there), here in zip(theirs.same().items(), manifest.same().values(), strict=False):
                 if there != here:
                     raise InputError(
-                        f"--out {clean(str(path))}: holds results of another {what}, {one_line(str(there), 40)} there, "
-                        f"{one_line(str(here), 40)} here; give another folder"
+                        f"--out {clean(str(path))}: holds results of another {what}, {_told(there)} there, "
+                        f"{_told(here)} here; give another folder"
                     )
             _put(path / KEYS, keys.tobytes())
             _put(path / LEADERS, leaders.tobytes())
@@ -211,3 +211,7 @@ def _faults(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(f"{clean(str(error.filename or path))}: {error.strerror or error}") from error
+
+
+def _told(value: object) -> str:
+    return "not given" if value is None else one_line(str(value), 40)

@@ -148,7 +148,7 @@ class _Worker(Worker[PruneOutcome]):
         options = begun.work.options
         self.settings = {
             "granularity": list(options.kinds),
-            "metric": options.metric,
+            "metric": begun.work.metric.name,  # also where it was not given
             "probes": options.probes,
             "measure": options.measure,
             "ablate": "mean" if options.ablate_mean else "zero",

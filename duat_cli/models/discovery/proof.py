@@ -104,7 +104,9 @@ class Proof:
     def _ask(self, run: BlockRun) -> None:
         if run.parts.module not in self._asked:
             self._asked.add(run.parts.module)
-            self._on_verdict(_verdict(run, self._factors))
+            verdict = _verdict(run, self._factors)
+            with self._rig.suspended():  # what is asked of the block then may call it
+                self._on_verdict(verdict)
 
 
 def opened(verdict: Verdict, written: Trace) -> BlockParts:

@@ -296,7 +296,7 @@ class Rig:
                 return self._mixer_replay(run.recording.mixers[module], plan, run, args, kwargs)
             if recording is None or self._block is None or self._block.mixer is None:
                 return original(*args, **kwargs)
-            with self._suspended():
+            with self.suspended():
                 call = MixerCall.capture(self._block.mixer, original, args, kwargs)
             recording.mixers[module] = call
             if not call.form.affine:
@@ -312,7 +312,7 @@ class Rig:
         self, call: MixerCall, plan: Substitutes, run: BlockRun, args: Any, kwargs: dict[str, Any]
     ) -> Any:
         if call.form.affine:
-            with self._suspended():
+            with self.suspended():
                 value = call.values_at(args, kwargs)
         else:
             x = first_tensor(args, kwargs)
@@ -328,7 +328,7 @@ class Rig:
             raise ReplayStop
         mixed = None if plan.attention is None else plan.attention.clone()
         if mixed is None and isinstance(rows, KernelRows):
-            with self._suspended():
+            with self.suspended():
                 mixed = call.by_head(call.mix(value))
             if torch.is_grad_enabled() and value.requires_grad and not mixed.requires_grad:
                 mixed = None  # its kernel stands inside a function with a gradient of its own, which records no graph
@@ -338,7 +338,7 @@ class Rig:
         return call.returning(mixed)
 
     @contextlib.contextmanager
-    def _suspended(self) -> Iterator[None]:
+    def suspended(self) -> Iterator[None]:
         """The model's own code, unwatched and not replayed."""
         before = self._run, self._plan, self._recording, self._on_block
         self._run = self._plan = self._recording = self._on_block = None

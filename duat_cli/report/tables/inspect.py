@@ -10,8 +10,8 @@ from duat_cli.report.tables.nulls import null_tables
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.base import Finite, WithReasons
 from duat_cli.results.inspect import Block, InspectReport
-from duat_cli.results.operator import Coupling
-from duat_cli.results.prompts import all_prompts
+from duat_cli.results.operator import Coupling, OperatorStats
+from duat_cli.results.prompts import all_prompts, set_of
 
 
 class _Through(WithReasons):
@@ -110,15 +110,14 @@ def _legend(report: InspectReport) -> list[RenderableType]:
     """What the headers mean, and the references for density."""
     if not report.blocks:
         return []
-    density, rows = report.blocks[0].density, report.blocks[0].operator
-    sides = f"{numbers.count(rows.rows)} x {numbers.count(rows.columns)}"
+    density = report.blocks[0].density
+    own = ", of a mixer from its own values," if any(o.rows != o.columns for o in _operators(report)) else ""
     softmax = report.certificate.capture != "frozen kernel"
     alike = "Softmax rows are positive, so heads look" if softmax else "Heads may look"
     return [
         line(
-            "eff. heads to context: of W', the attention operator from a block's input to what attention "
-            f"adds; dense it would be {sides}, {numbers.size(rows.dense_bytes)}. {alike} alike untrained as well: "
-            "compare the null below.",
+            f"eff. heads to context: of W', the attention operator from a block's input{own} to what attention adds; "
+            f"dense it would be {_dense(report)}. {alike} alike untrained as well: compare the null below.",
             "dim",
         ),
         line(
@@ -140,6 +139,21 @@ def _legend(report: InspectReport) -> list[RenderableType]:
             "dim",
         ),
     ]
+
+
+def _operators(report: InspectReport) -> list[OperatorStats]:
+    return [block.operator for block in report.blocks]
+
+
+def _dense(report: InspectReport) -> str:
+    """What W' would take: its sides where they are those of all blocks and prompts, else bytes."""
+    ran = set_of(all_prompts(report))
+    sizes = sorted({(o.dense_bytes, o.rows, o.columns) for o in _operators(report)})
+    said = " to ".join(numbers.size(size) for size in sorted({sizes[0][0], sizes[-1][0]}))
+    if ran.shortest != ran.longest:
+        return f"{said}, mean over prompts"
+    _, rows, columns = sizes[0]
+    return said if len(sizes) > 1 else f"{numbers.count(rows)} x {numbers.count(columns)}, {said}"
 
 
 def _half(blocks: list[Block]) -> str:

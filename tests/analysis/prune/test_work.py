@@ -25,7 +25,7 @@ from duat_cli.loading.prompts import Prompt, default_prompts, encode, holdout_pr
 from duat_cli.models.terms.sites import TermId
 
 OPTIONS = PruneOptions(probes=4, measure=3, budget=0.3, exceed=0.5, confidence=0.9)
-TYPES = ["llama", "mixtral", "bert", "albert"]  # albert's blocks share one page
+TYPES = ["llama", "mixtral", "bert", "albert", "jamba"]  # albert's blocks share one page
 HELD_OUT = 6
 
 

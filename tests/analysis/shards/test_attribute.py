@@ -81,7 +81,7 @@ def test_weights_that_are_read_block_by_block(said: Any, tmp_path: Path, monkeyp
     ("options", "message"),
     [
         (["--target", "a"], "holds results of another --target, b there, a here"),
-        (["--target", "b", "--position", "0"], "holds results of another --position, None there, 0 here"),
+        (["--target", "b", "--position", "0"], "holds results of another --position, not given there, 0 here"),
         (["--target", "b", "--top", "3"], "holds results of another --top, 4 there, 3 here"),
     ],
 )

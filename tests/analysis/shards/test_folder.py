@@ -67,7 +67,7 @@ def test_a_line_that_was_changed_is_missing(folder: Path) -> None:
         ({"threshold": 0.5}, "--threshold, 0.01 there, 0.5 here"),
         ({"terms": True}, "--terms, False there, True here"),
         ({"layers": frozenset({1})}, r"--layers, \[0, 1\] there, \[1\] here"),
-        ({"max_tokens": 2}, "--max-tokens, None there, 2 here"),
+        ({"max_tokens": 2}, "--max-tokens, not given there, 2 here"),
         ({"null": "all"}, "--null, uniform there, all here"),
     ],
 )

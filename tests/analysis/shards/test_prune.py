@@ -98,8 +98,10 @@ def test_another_budget_asks_only_for_other_sets(
 
 def test_other_options_are_refused(said: Any, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
-    said("--granularity", "head", "--out", out)
+    plain = said("--granularity", "head", "--out", out)
+    assert said("--granularity", "head", "--metric", "kl", "--out", out) == plain  # the same, by its name
     for more, what in (
+        (["--granularity", "head", "--metric", "hidden"], "--metric, kl there, hidden here"),
         (["--granularity", "neuron"], "--granularity"),
         (["--granularity", "head", "--probes", "5"], "--probes, 4 there, 5 here"),
         (["--granularity", "head", "--ablate", "mean"], "--ablate, zero there, mean here"),

@@ -253,7 +253,7 @@ def test_a_prompt_of_the_users_own_is_never_left_out(
 def test_no_lm_head(metric: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = save("bert", tmp_path, bare=True)
     line = refused([model, "--metric", metric, "--prompt", "w1 w2"], capsys)
-    assert f"--metric {metric}: BertModel has no LM head" in line
+    assert f"--metric {metric}: BertModel is no next-token model: it has no LM head; use --metric hidden" in line
     assert "--metric hidden" in line
 
 

@@ -221,10 +221,7 @@ def metric_for(name: MetricName | None, model: Any, structure: ModelStructure, h
     if name == "hidden" or (name is None and not head.exists):
         return Hidden(structure)
     if not head.exists:
-        raise InputError(
-            f"--metric {name}: {type(model).__name__} has no LM head, so there is no next-token distribution; "
-            "use --metric hidden"
-        )
+        raise InputError(f"--metric {name}: {head.why_no_next_token()}; use --metric hidden")
     if name == "nll":
         if not head.causal:
             raise InputError(f"--metric nll: {type(model).__name__} does not predict the next token; use --metric kl")
