@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from duat_cli import __version__
 from duat_cli.errors import CheckpointError, InputError
-from duat_cli.text import clean
+from duat_cli.text import PAPER_PROMPT, clean
 
 if TYPE_CHECKING:
     from duat_cli.analysis.clock import Clock
@@ -77,7 +77,7 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
     from duat_cli.analysis.plan.run import plan
     from duat_cli.loading.prompts import read_prompts
 
-    wanted, texts, given = request.model, request.texts, request.tokens
+    wanted, texts, given = request.model, _texts(request), request.tokens
     read, apart, _ = texts.read_apart(request.holdout, progress) if given is None and request.runs else ([], [], False)
     fitting = [] if request.calibration is None else read_prompts([], request.calibration, sys.stdin, "--calibration")
     found = wanted.find(progress)
@@ -102,6 +102,19 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
         progress(0, 0, "measuring how fast this machine is")
         made = made.timed(device)
     return _report(made, found, device, clock)
+
+
+def _texts(request: PlanRequest) -> PromptRequest:
+    """As given; without any, the command's own, where these are not the bundled set."""
+    texts = request.texts
+    if request.command == "matrix" and len(texts.prompts or ()) > 1:
+        raise InputError(f"--prompt: given {len(texts.prompts or ())} times; a matrix belongs to one prompt")
+    if texts.own or request.command not in ("matrix", "compare") or request.fixed:
+        return texts
+    from duat_cli.analysis.compare.request import PAPER
+
+    own = PAPER if request.command == "compare" else (PAPER_PROMPT,)
+    return replace(texts, prompts=list(own), made_up=True)
 
 
 def _on_device(request: PlanRequest, task: Task) -> tuple[str, Task, int | None]:

@@ -17,6 +17,12 @@ def rounding(dtype: torch.dtype) -> float:
     return max(1e-5, 4 * float(torch.finfo(dtype).eps))
 
 
+def in_narrow(dtype: torch.dtype) -> str:
+    """What is to be said behind a refusal where rounding may be its cause; nothing of float32 and wider."""
+    name = str(dtype).removeprefix("torch.")
+    return "" if dtype.itemsize >= 4 else f"; in {name} rounding may hide it, try --dtype float32"
+
+
 def relative_error(got: Tensor, expected: Tensor) -> float:
     """|got - expected| / |expected| (Frobenius); 0 where both vanish, infinity where only `expected` does.
 

@@ -176,7 +176,7 @@ class Eq18(WithReasons):
 class LoraSummary(WithReasons):
     """The most important numbers, and sentences that they support."""
 
-    changed: int = Field(description="parameters that change")
+    changed: int | None = Field(description="parameters that change")
     frobenius_norm: Annotated[Finite | None, Meaning("norm of dW", "exact", formula="sqrt(sum |dW|_F^2)")] = Field(
         description="of all changes together"
     )

@@ -24,9 +24,10 @@ from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
 from duat_cli.loading.adapter.plan import plans
 from duat_cli.operators.lowrank import energy
 from duat_cli.results.base import Run, Skipped
-from duat_cli.results.lora import LintFinding, LoraReport
+from duat_cli.results.lora import LintFinding, LoraReport, LoraSummary
 from duat_cli.results.weight_change import ModuleChange
 
+CHECKED_ONLY = "with --lint an adapter is checked only"
 NOT_READ = "the base's tensors were not read (--no-base)"
 
 
@@ -103,6 +104,11 @@ class Opened:
         }
 
 
+def _of(adapter: str, finding: LintFinding) -> LintFinding:
+    """The same with which of two adapters it is of."""
+    return finding if finding.where == adapter else finding.model_copy(update={"where": f"{adapter}: {finding.where}"})
+
+
 def adapter_report(
     base: BaseWeights,
     adapters: Sequence[AdapterFiles],
@@ -125,7 +131,8 @@ def adapter_report(
             if not options.lint_only:
                 _refuse(one)
                 norms = _collect(one, base, options, into, progress)
-            lint += _lint(one, base, options.read_base, norms)
+            faults = _lint(one, base, options.read_base, norms)
+            lint += faults if len(opened) == 1 else [_of(one.adapter.name, each) for each in faults]
         comparison = None
         if len(opened) > 1 and not options.lint_only:
             progress(0, 1, "comparing the adapters")
@@ -160,7 +167,9 @@ def adapter_report(
         added=first.added,
         removed=[],
         comparison=comparison,
-        summary=summarise(first.modules, first.energy, first.base_energy, comparison),
+        summary=LoraSummary.absent(CHECKED_ONLY, notable=[])
+        if options.lint_only
+        else summarise(first.modules, first.energy, first.base_energy, comparison),
         lint=lint,
         skipped=[entry for part in collected for entry in part.skipped],
         warnings=warnings,

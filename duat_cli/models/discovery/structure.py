@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import in_narrow
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.chains import (
     ByNameError,
@@ -319,7 +320,7 @@ class Discovery:
         if not self.tracer.attention and not self.mixers:
             raise UnsupportedModelError(
                 f"{name}: neither softmax attention nor a mixer that is linear in its values runs in its forward pass, "
-                f"as far as duat can follow it{why_unseen(self.parts.values())}"
+                f"as far as duat can follow it{why_unseen(self.parts.values())}{in_narrow(self.model.dtype)}"
             )
         home = self.home()
         if not self._calls[home]:

@@ -19,6 +19,7 @@ from duat_cli.models.arrays import (
     fit,
     fit_heads,
     gaussian,
+    in_narrow,
     moved,
     or_else,
     random_like,
@@ -195,7 +196,8 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
     """V, O and the tap of this block; UnsupportedModelError says why W' is no sum of Kronecker products."""
     if not run.attention:
         alone = NO_MIXING if run.output.shape == run.input.shape else MERGES
-        raise UnsupportedModelError("its token mixer has no form that could be proved" if run.parts.mixing else alone)
+        unproved = f"its token mixer has no form that could be proved{in_narrow(run.input.dtype)}"
+        raise UnsupportedModelError(unproved if run.parts.mixing else alone)
     if len(run.attention) != 1:
         raise UnsupportedModelError(f"it calls attention {len(run.attention)} times; W' is defined for one call")
     tokens = run.input.shape[1]

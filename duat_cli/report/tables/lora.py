@@ -100,7 +100,7 @@ def _head(report: LoraReport) -> list[RenderableType]:
     what += facts.quantised(report.tuned_quantised)
     base = f"{report.dtype} weights{facts.quantised(report.base_quantised)}"
     text = f"{what}, on {base}: " if report.tuned_quantised else f"{what} on {base}: "
-    text += f"{plural(summary.changed, 'parameter')} changed{size}{share}"
+    text += f"{plural(summary.changed or 0, 'parameter')} changed{size}{share}"
     parts.append(line(text))
     if report.prompts is not None and report.environment is not None:
         parts.append(line(facts.ran(all_prompts(report), report.environment)))
@@ -261,7 +261,9 @@ def _lint(report: LoraReport) -> list[RenderableType]:
     parts: list[RenderableType] = [line("lint", "bold")]
     for entries in by_rule.values():
         style = _STYLES[entries[0].level]
-        parts += [item(f"{e.level} {e.rule}: {e.message}", style) for e in entries[:_LINT_SHOWN]]
+        several = report.mode == "two adapters"
+        said = [f"{e.level} {e.rule}: {e.where + ': ' if several else ''}{e.message}" for e in entries[:_LINT_SHOWN]]
+        parts += [item(text, style) for text in said]
         more = len(entries) - _LINT_SHOWN
         parts += [item(f"{entries[0].rule}: {more} more", style)] if more > 0 else []
     return parts

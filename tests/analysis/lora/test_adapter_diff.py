@@ -161,6 +161,12 @@ def test_every_base_tensor_is_read_and_summed_once(tmp_path: Path, monkeypatch: 
     save_file(tensors, file)
     linted = report(base, adapter, options=LoraOptions(lint_only=True)).lint
     assert {"magnitude", "untouched"} <= {finding.rule for finding in linted}
+    both = report(base, adapter, adapter, options=LoraOptions(lint_only=True))
+    assert [one.where for one in both.lint] == 2 * [
+        f"adapter: {one.where}" if one.where != "adapter" else "adapter" for one in linted
+    ]
+    assert both.summary.changed is both.summary.frobenius_norm is None
+    assert both.summary.reasons["changed"] == "with --lint an adapter is checked only"
     read, summed = Counter[str](), list[tuple[int, ...]]()
     reader, energy = BaseWeights.read, lowrank.energy
 

@@ -165,6 +165,16 @@ def test_a_repair_is_planned_in_memory_alone(tmp_path: Path, capsys: pytest.Capt
     assert "give --repair as well" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["matrix", "compare"])
+def test_without_prompts_the_command_s_own_are_planned(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ways = planned(capsys, "--for", command)["ways"]
+    assert run([command, MODEL, "--json", "-q", "--device", "cpu"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"]["planned_memory_bytes"] == ways[0]["peak_memory_bytes"]
+    assert len(planned(capsys, "--for", "compare", "--fixed")["prompt_tokens"]) == 15
+    assert run(["plan", MODEL, "--for", "matrix", "--prompt", "a", "--prompt", "b"]) == 2
+    assert "given 2 times; a matrix belongs to one prompt" in capsys.readouterr().err
+
+
 def test_without_prompts_weights_are_compared_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
     for tuned in (str(demo_adapter_path()), MODEL):
         report = planned(capsys, "--for", "lora-diff", "--tuned", tuned)
