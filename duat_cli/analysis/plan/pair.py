@@ -6,6 +6,7 @@ from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import (
     FORKED,
+    REUSED,
     SHARING,
     STRUCTURE,
     TORCH,
@@ -26,6 +27,7 @@ PIECE = 64 << 20  # of a tensor that is looked at piece by piece
 ADAPTED, COMPARED = 4, 6.5  # a matrix in float64: its change, and what spectrum and rounding of it take
 TESTED = 3  # the same of a layer that Eq. 18 is tested on
 STATES = 8  # (N, M) of a block under one prompt, kept until another comes there: in and out, biases, the hidden layer
+FREED = 20 << 20  # by the prompts' passes through two models, and not given back
 KEPT = 4  # (N, M) of a block that the other model's is compared with
 
 
@@ -63,6 +65,7 @@ def two_models(shape: Shape, task: Task, weights: Residence, tuned: Shape | None
         *held(shape, weights),
         term("the tuned model's frame", other.parts.frame.elements * shape.element),
         term("the tuned model's structure", structure_bytes(other)),
+        term(REUSED, FREED),
     ]
     wave = prompt_waves(task.tokens, shape.width, shape.element)
     waiting = max((sum(2 * sizes[k] + _kept(shape, task.tokens[k]) for k in numbers) for numbers in wave), default=0)
@@ -94,6 +97,7 @@ def _both_resident(shape: Shape, task: Task, tuned: Shape | None) -> Moment:
         *held(shape, "resident"),
         _second(shape, task, tuned),
         term("the tuned model's structure", structure_bytes(tuned or shape)),
+        term(REUSED, FREED),
         term("values of all blocks, V", 4 * blocks * shape.values),
         term("outputs of all blocks, O", blocks * shape.outputs),
     ]

@@ -17,6 +17,7 @@ from duat_cli.analysis.plan.terms import (
     NAMES,
     READINGS,
     REPORT,
+    REUSED,
     SHARING,
     Moment,
     held,
@@ -46,7 +47,6 @@ from duat_cli.results.plan import MemoryTerm, Residence
 RESPONSES = "responses of all terms"
 SETS_ON_THEIR_WAY = "sets on their way to the last block"
 CERTIFIED = "certified bounds of a block"
-REUSED = "freed memory that is used again"
 BATCHED = 12 << 20
 FREED = 60 << 20  # by earlier prompts, and not given back
 OUTPUTS, OUTPUT_BYTES = (6, 16), 144 << 20  # the same, of (N, V): with few prompts and with many; all together at most

@@ -13,6 +13,7 @@ LIBRARIES = 426 << 20  # Python, torch, transformers and duat, imported
 LIBRARIES_GPU = 72 << 20  # of a GPU: what its libraries keep to work in, and gaps between tensors
 TORCH = 402 << 20  # the same without transformers
 STRUCTURE = 1 << 20  # of a block, what discovery writes down of it
+REUSED = "freed memory that is used again"
 SHARING = "processes that share the prompts"
 FORKED = 16 << 20  # of a forked process: what libraries make and change there
 CHECKED = 32  # tokens of the random prompt on which the pass under instruments is compared with the plain one

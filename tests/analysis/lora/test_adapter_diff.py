@@ -162,9 +162,8 @@ def test_every_base_tensor_is_read_and_summed_once(tmp_path: Path, monkeypatch: 
     linted = report(base, adapter, options=LoraOptions(lint_only=True)).lint
     assert {"magnitude", "untouched"} <= {finding.rule for finding in linted}
     both = report(base, adapter, adapter, options=LoraOptions(lint_only=True))
-    assert [one.where for one in both.lint] == 2 * [
-        f"adapter: {one.where}" if one.where != "adapter" else "adapter" for one in linted
-    ]
+    where = [one.where if one.where == "adapter" else f"adapter: {one.where}" for one in linted]
+    assert [one.where for one in both.lint] == 2 * where
     assert both.summary.changed is both.summary.frobenius_norm is None
     assert both.summary.reasons["changed"] == "with --lint an adapter is checked only"
     read, summed = Counter[str](), list[tuple[int, ...]]()

@@ -276,5 +276,5 @@ def test_attention_whose_values_come_of_a_gated_norm_reads_a_uat_term() -> None:
 def test_what_rounding_may_hide_is_said_with_the_dtype() -> None:
     model = single_model("mamba")
     assert discover(model).calls
-    with pytest.raises(UnsupportedModelError, match="; in bfloat16 rounding may hide it, try --dtype float32$"):
+    with pytest.raises(UnsupportedModelError, match=r"; in bfloat16 rounding may hide it, try --dtype float32$"):
         discover(model.to(torch.bfloat16))
