@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from duat_cli import __version__
+from duat_cli.api.settings import one_prompt
 from duat_cli.errors import CheckpointError, InputError
-from duat_cli.text import PAPER_PROMPT, clean
+from duat_cli.text import clean
 
 if TYPE_CHECKING:
     from duat_cli.analysis.clock import Clock
@@ -107,14 +108,13 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
 def _texts(request: PlanRequest) -> PromptRequest:
     """As given; without any, the command's own, where these are not the bundled set."""
     texts = request.texts
-    if request.command == "matrix" and len(texts.prompts or ()) > 1:
-        raise InputError(f"--prompt: given {len(texts.prompts or ())} times; a matrix belongs to one prompt")
-    if texts.own or request.command not in ("matrix", "compare") or request.fixed:
-        return texts
-    from duat_cli.analysis.compare.request import PAPER
+    if request.command == "matrix" and texts.file is None:
+        return replace(texts, prompts=[one_prompt(texts.prompts)], made_up=not texts.own)
+    if request.command == "compare" and not request.fixed and not texts.own:
+        from duat_cli.analysis.compare.request import PAPER
 
-    own = PAPER if request.command == "compare" else (PAPER_PROMPT,)
-    return replace(texts, prompts=list(own), made_up=True)
+        return replace(texts, prompts=list(PAPER), made_up=True)
+    return texts
 
 
 def _on_device(request: PlanRequest, task: Task) -> tuple[str, Task, int | None]:

@@ -9,7 +9,7 @@ from typing import cast
 from duat_cli.errors import InputError
 from duat_cli.kinds import KINDS, Kind
 from duat_cli.loading.inputs.request import READS, InputFiles
-from duat_cli.text import clean
+from duat_cli.text import PAPER_PROMPT, clean
 
 
 def one_of(name: str, value: object, choices: Sequence[object]) -> None:
@@ -62,6 +62,13 @@ def one_input(files: InputFiles | None, count: int) -> None:
     """Of `matrix`."""
     if files is not None and files.option is not None and count > 1:
         raise InputError(f"{files.option}: given {count} times; a matrix belongs to one input")
+
+
+def one_prompt(prompts: Sequence[str] | None) -> str:
+    """Of `matrix`: the one, or without any the paper's."""
+    if prompts and len(prompts) > 1:
+        raise InputError(f"--prompt: given {len(prompts)} times; a matrix belongs to one prompt")
+    return prompts[0] if prompts else PAPER_PROMPT
 
 
 def refuse_cut(max_tokens: int | None, shared: str | None) -> None:

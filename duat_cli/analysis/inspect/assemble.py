@@ -10,6 +10,7 @@ from torch import Tensor
 from duat_cli.analysis.decomposition import BlockTerms, PartNumbers, ThreeParts
 from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers
 from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.coupling import CouplingNumbers
 from duat_cli.operators.sampling import ShareEstimate
 from duat_cli.results.inspect import Part, Parts, PromptBlock, Terms
@@ -41,21 +42,20 @@ def measured_block(
     options: InspectOptions,
     like: Tensor,
     *,
-    inner: int,
-    products: int,
+    operator: AttentionOperator,
     error: float,
     cross: CrossOperator | None = None,
     routing: Routing | None = None,
 ) -> PromptBlock:
     """Of a block whose W' was measured; its null of uniform attention follows once all blocks are through.
 
-    like: the stream, (…, M); inner: what V reads of a token, M where that is the stream; products, error: as of
-    `AttentionOperator`.
+    like: the stream, (…, M); operator: that was measured, also of several prompts; error: of this one's.
     """
     tokens, width = len(numbers.seen), like.shape[-1]
+    widths = width, operator.factors.width  # what V reads of a token may be a mixer's own values
     return PromptBlock(
         prompt=prompt,
-        operator=operator_stats(numbers, (width, inner), like.element_size(), products, error, options.spectrum),
+        operator=operator_stats(numbers, widths, like.element_size(), operator.products, error, options.spectrum),
         density=Density(
             structural=numbers.structural,
             **_interval(numbers.numerical),

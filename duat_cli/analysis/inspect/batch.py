@@ -111,14 +111,7 @@ def _swept(session: Session, batch: Sequence[Tensor], options: InspectOptions) -
         for prompt, (sweep, own, terms, error, largest) in enumerate(each):
             sweep.largest[run.index] = largest
             sweep.blocks[run.index] = measured_block(
-                prompt,
-                own,
-                terms,
-                options,
-                run.input,
-                inner=operator.factors.width,
-                products=operator.products,
-                error=error,
+                prompt, own, terms, options, run.input, operator=operator, error=error
             )
 
     session.sweep_batch(batch, listen)

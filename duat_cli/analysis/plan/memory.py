@@ -63,7 +63,7 @@ def peak(shape: Shape, task: Task, weights: Residence, tuned: Shape | None = Non
         moments += _resident(shape, task, False) if weights == "resident" else _streamed(shape, task, False)
         moments += attribution(shape, task, weights)
     elif task.runs:
-        statistics = task.command in ("inspect", "check", "compare")
+        statistics = _has_statistics(task)
         moments += _resident(shape, task, statistics) if weights == "resident" else _streamed(shape, task, statistics)
         moments += pruning(shape, task, weights) if task.pruning is not None else []
         if task.command == "compare":
@@ -74,6 +74,11 @@ def peak(shape: Shape, task: Task, weights: Residence, tuned: Shape | None = Non
     if task.gpu:
         moments = [on_gpu(shape, moment) for moment in moments]
     return max(moments, key=size_of)
+
+
+def _has_statistics(task: Task) -> bool:
+    """Whether W' is measured, not only compared with the model."""
+    return task.command in ("inspect", "check", "compare")
 
 
 def _prepared(shape: Shape, task: Task, processes: int) -> MemoryTerm:
@@ -107,7 +112,7 @@ def _shared(shape: Shape, task: Task, processes: int, tuned: Shape | None) -> Mo
         alone = (attribution(shape, replace(task, tokens=(tokens,)), "resident") for tokens in longest)
         own += sum(max(map(size_of, one)) - size_of(every) for one in alone)
         return [*every, term(PREDICTIONS, predicted(shape, task)), term(SHARING, own)]
-    statistics = task.command != "verify"
+    statistics = _has_statistics(task)
     working = sum(size_of(_at_a_block(shape, task, tokens, statistics)) for tokens in longest)
     return [*every, _values(shape), term("entries of V O", _entries(shape, statistics)), term(SHARING, own + working)]
 

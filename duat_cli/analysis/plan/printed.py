@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from duat_cli.analysis.plan.shape import Shape
-from duat_cli.analysis.plan.task import PruneOptions, Task, by_measure
+from duat_cli.analysis.plan.task import PruneOptions, Task, orders
 from duat_cli.analysis.plan.terms import replayed
 from duat_cli.kinds import WHOLE, Kind
 from duat_cli.models.budgets import likely_sets, printed_bytes, printed_on, printed_vectors
@@ -30,12 +30,12 @@ class Carried:
 
 def carried(shape: Shape, counts: dict[Kind, int], options: PruneOptions) -> Carried:
     """counts: terms of each kind."""
-    there = {kind: count for kind, count in counts.items() if count}
-    sets = [0, 0]
-    for kinds in options.groups(tuple(there)) if there else []:
-        here = {kind: there[kind] for kind in kinds}
-        sets[by_measure(here, options.measure)] += printed_vectors(sum(here.values()), len(shape.parts.blocks))
-    return Carried(2 * sum(there.get(kind, 0) for kind in WHOLE), *sets)
+    blocks = len(shape.parts.blocks)
+    early, late = (
+        sum(printed_vectors(sum(counts[kind] for kind in kinds), blocks) for kinds in some)
+        for some in orders(counts, options)
+    )
+    return Carried(2 * sum(counts.get(kind, 0) for kind in WHOLE), early, late)
 
 
 def printed_tokens(shape: Shape, task: Task, vectors: int, options: PruneOptions) -> list[int]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from duat_cli.analysis.plan.printed import carried, printed_memory
 from duat_cli.analysis.plan.repair import repairing
 from duat_cli.analysis.plan.shape import Shape
-from duat_cli.analysis.plan.task import PruneOptions, Task, ablated, by_measure
+from duat_cli.analysis.plan.task import PruneOptions, Task, ablated, orders
 from duat_cli.analysis.plan.terms import (
     NAMES,
     READINGS,
@@ -247,15 +247,6 @@ def singles(counts: dict[Kind, int], options: PruneOptions) -> int:
     return sum(ablated(kind, count, options.measure) for kind, count in counts.items())
 
 
-def orders_of(counts: dict[Kind, int], options: PruneOptions) -> tuple[int, int]:
-    """In how many orders terms leave that are chosen by what is predicted of them, and by what each does alone, which
-    is known later. counts: as of `terms_of`."""
-    there = [kind for kind, count in counts.items() if count]
-    groups = options.groups(there) if there else []
-    late = sum(by_measure({kind: counts[kind] for kind in kinds}, options.measure) for kinds in groups)
-    return len(groups) - late, late
-
-
 def _ending(shape: Shape, options: PruneOptions) -> int:
     """Width of the output that the damage is measured at."""
     return shape.vocabulary if ends_in_logits(shape, options) else shape.width
@@ -295,7 +286,7 @@ def followed_terms(counts: dict[Kind, int], options: PruneOptions) -> int:
 def ablation_bytes(task: Task, counts: dict[Kind, int], options: PruneOptions, width: int) -> tuple[int, int]:
     """Of all ablations under the prompts, and under the held-out ones, if all of them waited at the same time."""
     one = [waiting_bytes(n, width) for n in task.chosen_on]
-    early, late = orders_of(counts, options)
+    early, late = map(len, orders(counts, options))
     sets = SETS + options.spent.points
     together = sum(one) * max(singles(counts, options) + sets * early, sets * late)
     tried = LEADING + options.spent.tested * (early + late)

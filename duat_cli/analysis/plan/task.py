@@ -114,6 +114,16 @@ def ablated(kind: Kind, count: int, measure: int) -> int:
     return min(count, 4 * measure if kind in WHOLE else measure)
 
 
+def orders(counts: Mapping[Kind, int], options: PruneOptions) -> tuple[list[tuple[Kind, ...]], list[tuple[Kind, ...]]]:
+    """Of which kinds orders are, in which terms leave: those chosen by what is predicted of them, and those by what
+    each does alone, which is known later. counts: terms of each kind."""
+    there = [kind for kind, count in counts.items() if count]
+    found: tuple[list[tuple[Kind, ...]], list[tuple[Kind, ...]]] = [], []
+    for kinds in options.groups(there) if there else []:
+        found[by_measure({kind: counts[kind] for kind in kinds}, options.measure)].append(kinds)
+    return found
+
+
 def by_measure(counts: Mapping[Kind, int], measure: int) -> bool:
     """Whether sets of kinds of so many terms are chosen by what each term does alone: whole parts, all ablated."""
     return set(counts) <= WHOLE and all(count == ablated(kind, count, measure) for kind, count in counts.items())

@@ -11,13 +11,12 @@ from duat_cli.analysis.plan.pruning import (
     ablation_bytes,
     ends_in_logits,
     followed_terms,
-    orders_of,
     singles,
     terms_of,
 )
 from duat_cli.analysis.plan.repair import REPAIRED, RUNS, solving
 from duat_cli.analysis.plan.shape import Shape
-from duat_cli.analysis.plan.task import PruneOptions, Task
+from duat_cli.analysis.plan.task import PruneOptions, Task, orders
 from duat_cli.analysis.plan.terms import CHECKED
 from duat_cli.analysis.plan.waves import prompt_waves
 from duat_cli.results.plan import Residence
@@ -75,21 +74,21 @@ def pruning_operations(shape: Shape, task: Task) -> float:
     if options is None:
         return 0.0
     counts = terms_of(shape, options)
-    taken, orders = singles(counts, options), sum(orders_of(counts, options))
+    taken, groups = singles(counts, options), sum(map(len, orders(counts, options)))
     head = 2 * shape.width * shape.vocabulary if ends_in_logits(shape, options) else 0
     tokens, held_out = sum(task.chosen_on), sum(task.tested_on)
     once, apart = _passes(shape, task.chosen_on), _passes(shape, task.tested_on)
-    sets = (SETS + options.spent.points) * orders
+    sets = (SETS + options.spent.points) * groups
     gradients = (options.probes + 2) * (once + head * tokens)
     removed = (taken / 2 + sets) * once + (taken + sets) * head * tokens
-    tried = options.spent.tested * orders * (apart + head * held_out)
+    tried = options.spent.tested * groups * (apart + head * held_out)
     values = 2 * shape.width * (shape.heads + shape.kv_heads) * shape.head_width * len(shape.parts.blocks)
     vectors = carried(shape, counts, options).once
     shown = printed_tokens(shape, task, vectors, options)
     moved = (followed_terms(counts, options) * tokens + vectors * sum(shown)) / 2 * values
     swept = SWEPT * _passes(shape, shown)
     certified = certified_operations(shape, options) if options.spent.certified else 0.0
-    repaired = _repaired(shape, task, options, once, apart) * orders if options.repair else 0.0
+    repaired = _repaired(shape, task, options, once, apart) * groups if options.repair else 0.0
     return gradients + removed + tried + moved + swept + certified + repaired
 
 
@@ -149,8 +148,8 @@ def _more_sweeps(shape: Shape, task: Task, options: PruneOptions) -> int:
     measured there, and the trial. Eq. 16 goes beside one of these, if the chosen sets are those that were likely."""
     counts = terms_of(shape, options)
     together, apart = ablation_bytes(task, counts, options, shape.width)
-    _, late = orders_of(counts, options)
-    return max(0, -(-together // task.waiting) - 1) + (late > 0) + -(-apart // task.waiting)
+    _, late = orders(counts, options)
+    return max(0, -(-together // task.waiting) - 1) + bool(late) + -(-apart // task.waiting)
 
 
 def _passes(shape: Shape, tokens: Iterable[int]) -> float:

@@ -110,7 +110,7 @@ def matrix(
     """
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.analysis.plan.task import Task
-    from duat_cli.api.settings import no_decoder
+    from duat_cli.api.settings import no_decoder, one_prompt
     from duat_cli.api.tensors import tensor_target
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
@@ -119,7 +119,7 @@ def matrix(
     task = Task("matrix")
     wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map)
     files = options.input_files(image, audio, tensors, no_decoder(stack))
-    texts = PromptRequest([_only(prompt)], None, max_tokens, files, made_up=not prompt)
+    texts = PromptRequest([one_prompt(prompt)], None, max_tokens, files, made_up=not prompt)
     talk = talk_of(quiet, verbose, no_color)
     paged = not json and _is_page(output, form)
     presentation = Presentation.of_page(output if paged else None, form, json, no_color)
@@ -205,9 +205,3 @@ def _is_page(output: str | None, form: options.PageFormat | None) -> bool:
     if output is None or form in ("table", "json"):
         return False
     return output.lower().endswith((".html", ".htm")) or (form == "html" and not output.endswith(".safetensors"))
-
-
-def _only(prompt: list[str] | None) -> str:
-    if prompt and len(prompt) > 1:
-        raise InputError(f"--prompt: given {len(prompt)} times; a matrix belongs to one prompt")
-    return prompt[0] if prompt else PAPER_PROMPT

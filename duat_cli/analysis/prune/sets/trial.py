@@ -7,6 +7,7 @@ budget, and that the mean damage is within it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -179,7 +180,8 @@ def try_together(
             ids = ablator.place(prompt)
             own = Leading(ablator.structure, ablator.metric.forward(ids))
             gone = [removals[place][k] for place, k in wanted]
-            one = ablator.ablations(own, ids, gone, _behind(len(gone), own.forget))
+            done = counted(functools.partial(_at_end, own.forget), 0, len(gone))
+            one = ablator.ablations(own, ids, gone, done)
             held = one.size + LEADING * waiting_bytes(ids.shape[1], ablator.structure.hidden_size)
             if found and size + held > ablator.waiting:
                 break
@@ -195,10 +197,9 @@ def try_together(
                 trial.count(_damages(one, place, wanted))
 
 
-def _behind(count: int, last: Callable[[], None]) -> Callable[[], None]:
-    """What calls `last` once it has been called so many times."""
-    left = iter(range(count - 1, -1, -1))
-    return lambda: None if next(left) else last()
+def _at_end(last: Callable[[], None], done: int, every: int) -> None:
+    if done == every:
+        last()
 
 
 def _damages(found: Ablations, place: int, wanted: Sequence[tuple[int, int]]) -> Callable[[int], float]:
