@@ -68,7 +68,7 @@ class Way(Result):
         Meaning(
             "s",
             "estimate",
-            how="0.3 to 2.3 times what it took, on an idle machine",
+            how="0.5 to 1.6 times what it took on an idle machine, nulls and Gram matrices not yet on the disk",
             formula="operations / rate of a matrix product + bytes read / rate of a read",
             checked=False,
         ),

@@ -1,5 +1,5 @@
 """How long a run takes: its operations and bytes at the rates of this machine, measured by one matrix product and one
-read. An estimate: 0.3 to 2.3 times what commands took on an idle machine, less where others compute beside it."""
+read. An estimate: 0.5 to 1.6 times what commands took on an idle machine, less where others compute beside it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from duat_cli.analysis.plan.compared import comparing_operations
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
-from duat_cli.analysis.plan.work import operations, statistics_operations
+from duat_cli.analysis.plan.work import operations, statistics_operations, untrained_operations
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
-from duat_cli.results.plan import Way
+from duat_cli.results.plan import Residence, Way
 
 START = 3.0  # seconds: libraries
 DISCOVERY = 0.1  # seconds a block
 SHARE = 0.6  # of the rate of one large product that a model's blocks come to
-ROWS = 128  # tokens of the measured product
+ROWS = 128  # of the measured product, where prompts are as long or passes go together
 PATIENCE = 0.1  # seconds of measured products
 READ = 32 << 20  # bytes of the measured read
 LONG = 60.0  # seconds from which a command says how long it will take
@@ -39,15 +39,16 @@ class Pace:
         weights are streamed, one after the other where they are resident."""
         alone = self.operations if self.alone is None else self.alone
         rate = self.operations if way.processes == 1 else way.processes * alone
-        computing = work(shape, task) / (SHARE * rate)
+        computing = work(shape, task, way.weights) / (SHARE * rate)
         reading = way.weight_reads * stored / self.bytes
         start = START + DISCOVERY * len(shape.parts.blocks)
         return start + (max(computing, reading) if way.weights == "streamed" else computing + reading)
 
 
-def work(shape: Shape, task: Task) -> float:
-    """Floating-point operations, statistics included."""
-    return operations(shape, task) + statistics_operations(shape, task) + comparing_operations(shape, task)
+def work(shape: Shape, task: Task, weights: Residence) -> float:
+    """Floating-point operations, statistics and nulls included, as if none of these were kept on the disk."""
+    behind = statistics_operations(shape, task) + untrained_operations(shape, task, weights)
+    return operations(shape, task) + behind + comparing_operations(shape, task)
 
 
 def may_be_long(shape: Shape, task: Task, way: Way, stored: int) -> bool:
@@ -55,13 +56,23 @@ def may_be_long(shape: Shape, task: Task, way: Way, stored: int) -> bool:
     return Pace(SLOWEST, SLOWEST / 10).seconds(shape, task, way, stored) > LONG
 
 
-def measured_pace(files: CheckpointFiles, shape: Shape, device: str = "cpu", *, alone: bool = False) -> Pace:
-    """A product of the block's shape in the run's dtype, and a read from the middle of the largest file; what is in
-    the system's file cache is read faster than what is not. alone: whether the rate of one thread is asked for."""
+def rows_of(task: Task) -> int:
+    """Of its products: a prompt's tokens on average, of which few take longer each. Ablations go many at a time."""
+    if task.pruning is not None or not task.tokens:
+        return ROWS
+    return max(1, min(ROWS, sum(task.tokens) // len(task.tokens)))
+
+
+def measured_pace(
+    files: CheckpointFiles, shape: Shape, device: str = "cpu", *, rows: int = ROWS, alone: bool = False
+) -> Pace:
+    """A product of the block's shape, of so many rows, in the run's dtype, and a read from the middle of the largest
+    file; what is in the system's file cache is read faster than what is not. alone: whether the rate of one thread is
+    asked for."""
     import torch
 
     dtype = getattr(torch, shape.dtype)
-    left = torch.ones(ROWS, shape.width, dtype=dtype, device=device)
+    left = torch.ones(rows, shape.width, dtype=dtype, device=device)
     right = torch.ones(shape.width, shape.inner, dtype=dtype, device=device)
 
     def rate() -> float:
@@ -70,7 +81,7 @@ def measured_pace(files: CheckpointFiles, shape: Shape, device: str = "cpu", *, 
         while (spent := time.perf_counter() - start) < PATIENCE or not done:
             float((left @ right)[0, 0])
             done += 1
-        return 2.0 * ROWS * shape.width * shape.inner * done / spent
+        return 2.0 * rows * shape.width * shape.inner * done / spent
 
     found, threads = Pace(rate(), _reading(files)), torch.get_num_threads()
     if not alone or threads == 1:

@@ -21,6 +21,7 @@ from duat_cli.analysis.plan.terms import CHECKED
 from duat_cli.analysis.plan.waves import prompt_waves
 from duat_cli.results.plan import Residence
 
+REPLAYS = 2  # passes that those of a block are worth
 STATISTICS = 3  # passes that the replays of a block and the statistics of W' are worth
 # of a kernel that treats each channel by itself, in products' operations that take as long
 KERNEL_STEP = 700  # of one value of its state: a few steps of its own code
@@ -30,6 +31,7 @@ BOUNDED_NEURON = 3e6  # of one gated neuron: the search over an angle
 BOUNDED_HEAD = 100  # M d² of one head: two QR factorisations and singular values
 EIGENVALUES = 15  # M³: of a Gram matrix, in float64
 SPECTRAL_SIDE = 1536  # M up to which whole FFNs and attention are bounded by singular values, as in operators.bounds
+DRAWN = 300  # operations of a product that take as long as one random weight
 SWEPT = 2  # passes of a prompt for Eq. 16, under instruments and without
 
 
@@ -50,10 +52,29 @@ def operations(shape: Shape, task: Task) -> float:
 
 def statistics_operations(shape: Shape, task: Task) -> float:
     """What is computed behind the blocks, in operations of the passes."""
-    if not task.runs or task.command in ("verify", "matrix", "attribute"):
+    if not task.runs or task.command in ("matrix", "attribute"):
         return 0.0
-    found = STATISTICS * _passes(shape, task.tokens) * (2 if task.command == "lora-diff" else 1)
-    return found + _kernels(shape, (*task.tokens, *(set(task.tokens) if task.reinitialised else ())))
+    if task.command == "verify":
+        return REPLAYS * _passes(shape, task.tokens)
+    models = 2 if task.command == "lora-diff" else 1
+    grams = 0.0 if task.command == "prune-bound" else _grams(shape)
+    return models * (STATISTICS * _passes(shape, task.tokens) + grams) + _kernels(shape, task.tokens)
+
+
+def untrained_operations(shape: Shape, task: Task, weights: Residence) -> float:
+    """Of the re-initialised model: weights that are drawn, streamed once more for the state of the generator, and its
+    own statistics under every count of tokens."""
+    if not (task.runs and task.reinitialised):
+        return 0.0
+    counts = set(task.tokens)
+    drawn = (1 if weights == "resident" else 2) * DRAWN * shape.weights / shape.element
+    return drawn + (1 + STATISTICS) * _passes(shape, counts) + _grams(shape) + _kernels(shape, counts)
+
+
+def _grams(shape: Shape) -> float:
+    """Of the Gram matrices of all heads: products of V and of O, each with itself."""
+    side, few = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
+    return 2 * shape.width * (side**2 + few**2) * len(shape.parts.blocks)
 
 
 def _kernels(shape: Shape, tokens: Iterable[int]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duat_cli.analysis.plan.pace import DISCOVERY, LONG, SHARE, START, Pace
+from duat_cli.analysis.plan.pace import DISCOVERY, LONG, ROWS, SHARE, START, Pace, rows_of
 from duat_cli.analysis.plan.run import Plan, plan
 from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.analysis.plan.work import operations, statistics_operations
@@ -44,6 +44,13 @@ def test_what_is_long_is_known_before_anything_is_measured() -> None:
     assert not short.may_be_long(short.ways[0])
     assert long.may_be_long(long.ways[0])
     assert long.seconds(long.ways[0], Pace(1e9, 1e8)) > LONG
+
+
+def test_products_have_as_many_rows_as_prompts_have_tokens_on_average() -> None:
+    assert rows_of(Task("inspect", (8, 24))) == 16
+    assert rows_of(Task("inspect", (4096,))) == ROWS
+    assert rows_of(Task("prune-bound", (8, 24), pruning=PruneOptions())) == ROWS
+    assert rows_of(Task("check", runs=False)) == ROWS
 
 
 def test_the_pace_is_measured_here() -> None:

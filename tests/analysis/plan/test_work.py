@@ -21,14 +21,23 @@ from duat_cli.analysis.plan.shape import shape_of
 from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.analysis.plan.terms import CHECKED
 from duat_cli.analysis.plan.waves import prompt_waves
-from duat_cli.analysis.plan.work import KERNEL_SPECTRUM, KERNEL_STEP, operations, statistics_operations, weight_reads
+from duat_cli.analysis.plan.work import (
+    DRAWN,
+    KERNEL_SPECTRUM,
+    KERNEL_STEP,
+    operations,
+    statistics_operations,
+    untrained_operations,
+    weight_reads,
+)
 from duat_cli.analysis.prune.run import prune_bound
 from duat_cli.kinds import Kind, MetricName
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.operators import bounds
-from duat_cli.results.plan import Planned
+from duat_cli.operators.kronecker import HeadFactors, gram
+from duat_cli.results.plan import Planned, Residence
 
 
 def quiet(*_: object) -> None:
@@ -73,6 +82,30 @@ def test_weight_reads_of_pruning(tried: int, metric: MetricName, tmp_path: Path)
     assert weight_reads(shape, task, "resident") == 1
 
 
+def test_gram_matrices_are_counted_as_torch_counts_them() -> None:
+    shape = shape_of(inspect_folder(demo_path()), "float32")
+    factors = HeadFactors(
+        torch.zeros(shape.kv_heads, shape.width, shape.head_width),
+        torch.zeros(shape.heads, shape.head_width, shape.width),
+    )
+    with FlopCounterMode(display=False) as counted:
+        gram(factors)
+    grams = counted.get_total_flops() * len(shape.parts.blocks)
+    once, twice = (statistics_operations(shape, Task("inspect", (9,) * n)) for n in (1, 2))
+    assert once - (twice - once) == pytest.approx(grams)
+
+
+def test_a_reinitialised_model_is_drawn_and_run_once_a_count_of_tokens() -> None:
+    shape = shape_of(inspect_folder(demo_path()), "float32")
+
+    def of(weights: Residence, *tokens: int) -> float:
+        return untrained_operations(shape, Task("inspect", tokens, reinitialised=True), weights)
+
+    assert untrained_operations(shape, Task("inspect", (9,)), "resident") == 0
+    assert of("resident", 9, 9) == of("resident", 9) < of("resident", 9, 10)
+    assert of("streamed", 9) - of("resident", 9) == DRAWN * shape.weights / shape.element
+
+
 def test_more_probes_and_terms_are_more_operations() -> None:
     shape = shape_of(inspect_folder(demo_path()), "float32")
 
@@ -107,7 +140,10 @@ def test_kernels_of_channels_cost_impulses_and_pairs_of_heads() -> None:
     wide = replace(shape, kernels=3, channels=512, state=16)
 
     def added(task: Task) -> float:
-        return statistics_operations(wide, task) - statistics_operations(shape, task)
+        more, less = (
+            statistics_operations(one, task) + untrained_operations(one, task, "resident") for one in (wide, shape)
+        )
+        return more - less
 
     one = added(Task("inspect", (30,)))
     assert one == pytest.approx(3 * (900 * (KERNEL_STEP * 512 * 16 + 6 * 512**2) + KERNEL_SPECTRUM * 512**3))
