@@ -193,8 +193,7 @@ def _sweep(shape: Shape, task: Task, weights: Residence) -> Moment:
     """The same between two blocks, while terms and sets are on their way to the last one."""
     assert task.pruning is not None
     options, counts = task.pruning, terms_of(shape, task.pruning)
-    among = _among(task, weights)  # those of one prompt are there twice while a block's own are put beside them
-    moving = followed_terms(counts, options) * shape.width * (sum(among) + max(among, default=0)) * shape.wide
+    moving = followed_terms(counts, options) * shape.width * sum(_among(task, weights)) * shape.element
     on_their_way = term("terms on their way to the last block", moving)
     ablations, _ = ablation_bytes(task, counts, options, shape.width)
     found = [*_every(shape, task, weights), on_their_way, _waiting(task, ablations, weights)]
@@ -295,10 +294,9 @@ def ablation_bytes(task: Task, counts: dict[Kind, int], options: PruneOptions, w
 
 
 def _readings(shape: Shape, followed: int, tokens: int) -> int:
-    terms = followed * shape.width * tokens * shape.wide + replayed(shape, followed, tokens)
     together = min(shape.inner, max(NEURONS_AT_ONCE, tokens))
     values = (NEURONS * together * 8 + shape.inner * shape.wide) * tokens
-    return max(terms, values + _last_layer(shape) + 8 * _rows(shape))
+    return max(replayed(shape, followed, tokens), values + _last_layer(shape) + 8 * _rows(shape))
 
 
 def _last_layer(shape: Shape) -> int:

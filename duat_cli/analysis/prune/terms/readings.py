@@ -65,41 +65,34 @@ class Reader:
         self._sites, self._branches = sites, branches
         self._wanted = by_block(wanted)
         self._followed = followed
-        self._names: list[TermId] = []
-        self._carried: Tensor | None = None  # (followed terms so far, N, M)
+        self._carried: dict[TermId, Tensor] = {}  # followed terms so far, (1, N, M) each, as one tensor there twice
 
     def __call__(self, run: BlockRun) -> None:
         self._carry(run)
         here = _Here(run, self._sites[run.parts.module], self._branches[run.parts.module])
-        fresh: dict[TermId, Tensor] = {}
         terms = self._wanted.get(run.index, [])
         for term in terms:
             if term.kind != "neuron":
                 difference = self._read(here, term)
                 if term in self._followed:
-                    fresh[term] = difference
+                    self._carried[term] = difference
         neurons = [term for term in terms if term.kind == "neuron"]
         for site in here.sites.of("neuron"):
             wanted = [t for t in neurons if t.index is not None and 0 <= t.index - site.offset < site.count]
             if wanted:
-                fresh |= self._neurons(here, site, wanted)
-        if fresh:
-            added = torch.cat(list(fresh.values()))
-            self._names += fresh
-            self._carried = added if self._carried is None else torch.cat([self._carried, added])
+                self._carried |= self._neurons(here, site, wanted)
         self._angles(run)
 
     def finish(self, output: Tensor) -> Readings:
         """The readings; `output` is the last block's, (1, N, M)."""
-        if self._carried is not None:
-            norms = wide(self._carried).flatten(1).norm(dim=1) / torch.linalg.vector_norm(wide(output))
-            self.found.frozen = dict(zip(self._names, norms.tolist(), strict=True))
+        size = _size(output)
+        self.found.frozen = {term: _size(part) / size for term, part in self._carried.items()}
         return self.found
 
     def _carry(self, run: BlockRun) -> None:
         """The followed terms through this block's linear part."""
-        if self._carried is not None:
-            move(run, [self._carried])
+        if self._carried:
+            move(run, list(self._carried.values()))
 
     def _read(self, here: _Here, term: TermId) -> Tensor:
         """local of one term that is no neuron; its part of the block's output, (1, N, M), with every norm held."""
