@@ -219,11 +219,14 @@ def asked_inputs(
 
     shell_of: makes the model without weights; read: the texts. InputError where the other kind was given.
     """
-    if files.stack == "text" or (files.stack is None and class_reads_ids(cls)):
-        if files.option is None:
-            return []
+    reads_ids = files.stack == "text" or (files.stack is None and class_reads_ids(cls))
+    if reads_ids and files.option is None:
+        return []
+    if texts.max_tokens is not None:
+        raise InputError("--max-tokens: pictures, sounds and texts with pictures are read whole; leave it out")
+    if reads_ids:
         own = read if texts.own and not texts.made_up else []
-        return within_texts(shell_of(), home, files, own, texts.max_tokens, trust=trust_remote_code)
+        return within_texts(shell_of(), home, files, own, trust=trust_remote_code)
     if texts.own and not texts.made_up:
         raise InputError(
             f"--prompt and --prompts: {cls.__name__} reads no token ids here; give --image, --audio or --inputs"
@@ -262,7 +265,7 @@ def prepared_inputs(shell: Any, home: Home, given: InputFiles, *, trust_remote_c
 
 
 def within_texts(
-    shell: Any, home: Home, given: InputFiles, read: Sequence[PromptText], max_tokens: int | None, *, trust: bool
+    shell: Any, home: Home, given: InputFiles, read: Sequence[PromptText], *, trust: bool
 ) -> list[Prepared]:
     """What a model of text reads where pictures stand within it: one a text, or a file of --inputs.
 
@@ -274,8 +277,6 @@ def within_texts(
         parts = [part for part in parts_of(shell) if part != "text"]
         way = f", or --stack {' or '.join(parts)}" if parts else ""
         raise InputError(f"{given.option}: {kind} reads token ids here; give --prompt{way}")
-    if max_tokens is not None:
-        raise InputError("--max-tokens: a text with pictures in it is read whole; leave it out")
     if given.tensors and (read or given.images):
         raise InputError("--inputs: its tensors hold the text and the pictures; leave out --prompt and --image")
     found = []
@@ -290,9 +291,7 @@ def within_texts(
     for text, tensors in found:
         count = tensors["input_ids"].shape[1]
         if room is not None and count > room:
-            raise InputError(
-                f"{text.where}: too long, {count} tokens with its pictures, the model has {room} positions"
-            )
+            raise InputError(f"{text.where}: too long, {count} tokens with pictures, the model has {room} positions")
         whole = {"attention_mask": torch.ones_like(tensors["input_ids"]), **tensors}
         prepared.append(Prepared(text.where, whole, count, text))
     return prepared

@@ -19,10 +19,12 @@ from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.run import inspect
 from duat_cli.analysis.inspect.verify import verify
 from duat_cli.analysis.matrix.run import matrix
+from duat_cli.analysis.opening import PromptRequest
 from duat_cli.analysis.prepared import (
     Prepared,
     all_chains,
     as_prompts,
+    asked_inputs,
     chosen_stack,
     parts_of,
     prepared_inputs,
@@ -50,6 +52,15 @@ def given(loaded: LoadedModel, tensors: dict[str, Tensor]) -> tuple[LoadedModel,
 
 def quiet(*_: Any) -> None:
     pass
+
+
+@pytest.mark.parametrize("files", [InputFiles(), InputFiles(images=("a.png",))])
+def test_what_is_no_text_is_not_cut(files: InputFiles, tmp_path: Path) -> None:
+    """It is said before anything is read or built."""
+    cut = PromptRequest(None, None, 3, files)
+    with pytest.raises(InputError, match="--max-tokens: pictures, sounds and texts with pictures are read whole"):
+        asked_inputs(t.ViTModel, build, tmp_path, cut, files, [], trust_remote_code=False)
+    assert asked_inputs(t.LlamaModel, build, tmp_path, cut, InputFiles(), [], trust_remote_code=False) == []
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,6 +6,7 @@ numpy alone, and that not before a checkpoint is quantised.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -76,7 +77,7 @@ def dequantised(
     except UnfitError as fault:
         entry = stored.get(fault.name)
         fail(path if entry is None else path / entry.shard, str(fault))
-    except (TypeError, ValueError, AttributeError, LookupError) as fault:
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, re.error) as fault:
         fail(where, f"{clean(field)}: not as {shown(method)} writes it ({clean(str(fault))})")
     if not found.weights:
         fail(where, f"{clean(field)}: quantised weights (quant_method {shown(method)}), but the files hold "

@@ -22,13 +22,16 @@ from duat_cli.text import clean
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 PARTS = {AutoImageProcessor: "image_processor", AutoFeatureExtractor: "feature_extractor"}  # of a whole processor
 MAX_BYTES = 1 << 30  # of one file
+_DEEP = ("I", "F")
+_UNSTATED = 0x7FFF0000  # bytes of sound from which a header's size is that of a stream whose end was not known
 Home = Any
 """What says how input is made: the checkpoint's folder, a Path, or its processor, beside a model in memory."""
 
 
 def read_image(given: Any, home: Home, trust_remote_code: bool, number: int = 1) -> dict[str, Tensor]:
     """A picture, of a file or of PIL, through the checkpoint's image processor. number: of those that are given."""
-    return pixels_of(open_picture(given), label("--image", given, number), home, trust_remote_code)
+    where = label("--image", given, number)
+    return pixels_of(open_picture(given, where), where, home, trust_remote_code)
 
 
 def pixels_of(picture: Any, where: str, home: Home, trust_remote_code: bool) -> dict[str, Tensor]:
@@ -37,12 +40,11 @@ def pixels_of(picture: Any, where: str, home: Home, trust_remote_code: bool) -> 
     return _processed(where, lambda: processor(images=picture, return_tensors="pt"))
 
 
-def open_picture(given: Any) -> Any:
-    """A file of --image as Pillow's picture, or such a picture as it is; RGB."""
+def open_picture(given: Any, where: str) -> Any:
+    """A file of --image as Pillow's picture, or such a picture; RGB. where: what an error calls it."""
     if not isinstance(given, str):
-        return given.convert("RGB")
-    name = given
-    path = _regular("--image", name)
+        return _upright(given, where)
+    path = _regular("--image", given)
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
@@ -51,9 +53,18 @@ def open_picture(given: Any) -> Any:
         ) from error
     try:
         with Image.open(path) as picture:
-            return picture.convert("RGB")
+            return _upright(picture, where)
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"--image {clean(name)}: no picture that Pillow can read ({clean(str(error))})") from error
+        raise InputError(f"{where}: no picture that Pillow can read ({clean(str(error))})") from error
+
+
+def _upright(picture: Any, where: str) -> Any:
+    """As it is meant to be seen, by its EXIF orientation, as transformers' `load_image` turns it; RGB."""
+    from PIL import ImageOps
+
+    if picture.mode in _DEEP or picture.mode.startswith("I;"):  # which Pillow would clip to white, not scale
+        raise InputError(f"{where}: more than 8 bits a value (Pillow's mode {picture.mode}); save it with 8")
+    return ImageOps.exif_transpose(picture).convert("RGB")
 
 
 def read_sound(name: str, home: Home, trust_remote_code: bool) -> dict[str, Tensor]:
@@ -80,9 +91,12 @@ def read_wav(name: str) -> tuple[int, Any]:
     try:
         with wave.open(str(path), "rb") as file:
             rate, channels, width = file.getframerate(), file.getnchannels(), file.getsampwidth()
+            stated = file.getnframes() * channels * width
             raw = file.readframes(file.getnframes())
     except (wave.Error, EOFError, OSError, RuntimeError) as error:
         raise InputError(f"--audio {clean(name)}: no PCM .wav file ({clean(str(error) or 'it ends early')})") from error
+    if len(raw) < stated < _UNSTATED:
+        raise InputError(f"--audio {clean(name)}: it ends early, after {len(raw)} of {stated} bytes; fetch it again")
     kinds: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("<i2"), 4: np.dtype("<i4")}
     if width not in kinds:
         raise InputError(f"--audio {clean(name)}: {8 * width} bits a sample; expected 8, 16 or 32")

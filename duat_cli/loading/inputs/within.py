@@ -11,6 +11,7 @@ from transformers import AutoProcessor
 
 from duat_cli.errors import InputError
 from duat_cli.loading.inputs.files import PROCESSORS, Home, load_processor, open_picture
+from duat_cli.loading.inputs.request import label
 from duat_cli.loading.quiet import foreign_errors, hushed
 from duat_cli.loading.texts import PromptText
 from duat_cli.text import clean
@@ -39,7 +40,7 @@ def with_pictures(
 ) -> list[Within]:
     """Every text with all the pictures, in their order. Without texts a question of duat's own, asked as the
     checkpoint's template says."""
-    pictures = [open_picture(name) for name in images]
+    pictures = [open_picture(one, label("--image", one, number)) for number, one in enumerate(images, 1)]
     processor = load_processor(AutoProcessor, "--image", home, trust_remote_code)
     if not callable(getattr(processor, "image_processor", None)) or getattr(processor, "tokenizer", None) is None:
         raise InputError(

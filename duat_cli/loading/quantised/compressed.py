@@ -5,10 +5,11 @@ Source: the library's `dequantize` and `unpack_from_int32`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from duat_cli.loading.quantised.formula import WHOLE, Formula, Tensor, UnfitError, misshapen, require
+from duat_cli.loading.quantised.formula import FLOATS, WHOLE, Formula, Tensor, UnfitError, misshapen, require
 from duat_cli.loading.quantised.found import Found, UnknownFormatError, leaf_of
 from duat_cli.loading.quantised.grouped import Packed
 from duat_cli.loading.quantised.numbers import words_of
@@ -17,10 +18,13 @@ from duat_cli.loading.wording import shown
 
 Read = Callable[[str], bytes]
 """The bytes of a small tensor."""
+Scheme = Mapping[str, Any]
+"""How a group of modules has its weights quantised."""
 
 _PLAIN = ("naive-quantized", "int-quantized", "float-quantized")
 _PACKED = "pack-quantized"
 _VALUES = ("I8", "F8_E4M3", "F8_E5M2")
+_REORDERED = ("group", "dynamic", True)  # actorder of which each input has its group stored
 # of activations and caches, which are not quantised here
 _BESIDE = frozenset({
     "input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point",
@@ -42,29 +46,71 @@ def compressed(config: Mapping[str, Any], tensors: Mapping[str, Tensor], read: R
         raise UnknownFormatError(
             f"format {shown(unknown[0])} of compressed-tensors; read are {', '.join((*_PLAIN, _PACKED))}"
         )
-    schemes = [g["weights"] for g in groups if isinstance(g.get("weights"), Mapping)]
-    weights = dict(_weights(tensors, read, schemes))
-    kinds = sorted({_scheme(scheme) for scheme in schemes})
+    groups = [g for g in groups if isinstance(g.get("weights"), Mapping)]
+    weights = dict(_weights(tensors, read, groups))
+    kinds = sorted({_words(group["weights"]) for group in groups})
     beside = {name for name in tensors if leaf_of(name) in _BESIDE}
     shapes = {name for name in tensors if name.endswith(".weight_shape") and f"{name[:-6]}_packed" in tensors}
     return Found(f"compressed-tensors {', '.join(formats)} ({'; '.join(kinds)})", weights, frozenset(beside | shapes))
 
 
-def _scheme(weights: Mapping[str, Any]) -> str:
+def _words(scheme: Scheme) -> str:
     """int4, groups of 128."""
-    size, block = weights.get("group_size"), weights.get("block_structure")
-    each = weights.get("strategy") or "tensor"
-    over = f"groups of {size}" if each == "group" else f"a scale for each {each}"
-    if each == "block" and isinstance(block, list):
-        over = f"blocks of {' x '.join(map(str, block))}"
-    return f"{weights.get('type', 'int')}{weights.get('num_bits', 8)}, {over}"
+    each = scheme.get("strategy") or "tensor"
+    over = f"groups of {scheme.get('group_size')}" if each == "group" else f"a scale for each {each}"
+    if each == "block":
+        over = " or ".join(f"blocks of {m} x {n}" for m, n in _blocks([scheme]))
+    return f"{scheme.get('type', 'int')}{scheme.get('num_bits', 8)}, {over}"
+
+
+def _schemes(groups: Sequence[Mapping[str, Any]], module: str) -> list[Scheme]:
+    """Those that the module may be of: by its name, else by a class, else all of them."""
+    named, others = list[Scheme](), list[Scheme]()
+    for group in groups:
+        targets = [str(target) for target in group.get("targets") or ()]
+        if any(_names(target, module) for target in targets):
+            named.append(group["weights"])
+        elif any("." not in target and not target.startswith("re:") for target in targets):
+            others.append(group["weights"])
+    return named or others or [group["weights"] for group in groups]
+
+
+def _names(target: str, module: str) -> bool:
+    return re.match(target[3:], module) is not None if target.startswith("re:") else target == module
+
+
+def _blocks(schemes: Sequence[Scheme]) -> list[tuple[int, int]]:
+    """Rows and columns of a scale, of schemes that have such."""
+    found = []
+    for scheme in schemes:
+        size = scheme.get("block_structure")
+        if scheme.get("strategy") == "group":
+            found.append((1, int(scheme["group_size"])))
+        elif size is not None:
+            rows, columns = map(int, size.split("x") if isinstance(size, str) else size)
+            found.append((rows, columns))
+    return found
+
+
+def _symmetric(scheme: Scheme) -> bool:
+    return scheme.get("symmetric", True) is not False
+
+
+def _zero_points(tensors: Mapping[str, Tensor], name: str, zero: str, schemes: Sequence[Scheme]) -> bool:
+    """Whether the weight has them; UnfitError where the config says otherwise."""
+    kinds = {_symmetric(scheme) for scheme in schemes}
+    if kinds == {True} and zero in tensors:
+        raise UnfitError(zero, f"zero points of {shown(name)}, which is symmetric by the config")
+    if kinds == {False}:
+        require(tensors, name, zero, dtypes=(*FLOATS, *WHOLE, *_VALUES))
+    return zero in tensors
 
 
 def _weights(
-    tensors: Mapping[str, Tensor], read: Read, schemes: list[Mapping[str, Any]]
+    tensors: Mapping[str, Tensor], read: Read, groups: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[str, Formula]]:
-    blocks = [tuple(map(int, s["block_structure"])) for s in schemes if isinstance(s.get("block_structure"), list)]
     for name, tensor in tensors.items():
+        schemes = _schemes(groups, name.rpartition(".")[0])
         if name.endswith(".weight_packed"):
             yield f"{name.removesuffix('_packed')}", _packed(tensors, name, read, schemes)
         elif name.endswith(".weight"):
@@ -76,11 +122,12 @@ def _weights(
                 continue
             if order in tensors:
                 raise UnfitError(order, "the order of groups of a weight that is not packed is not supported")
-            fitting = [(m, n) for m, n in blocks]
-            yield name, scaled(tensors, name, scale, zero=f"{name}_zero_point", blocks=fitting)
+            zero = f"{name}_zero_point"
+            given = zero if _zero_points(tensors, name, zero, schemes) else None
+            yield name, scaled(tensors, name, scale, zero=given, blocks=_blocks(schemes))
 
 
-def _packed(tensors: Mapping[str, Tensor], name: str, read: Read, schemes: list[Mapping[str, Any]]) -> Packed:
+def _packed(tensors: Mapping[str, Tensor], name: str, read: Read, schemes: Sequence[Scheme]) -> Packed:
     own = name.removesuffix("_packed")
     scale, zero, order = (f"{own}_{leaf}" for leaf in ("scale", "zero_point", "g_idx"))
     held = tensors[name]
@@ -100,10 +147,11 @@ def _packed(tensors: Mapping[str, Tensor], name: str, read: Read, schemes: list[
     if groups > 1 and inputs // groups not in sizes:
         raise misshapen(tensors, name, scale, f"groups of {sorted(map(str, sizes))} by the config")
     parts = {"values": name, "scales": scale}
-    if any(s.get("symmetric") is False for s in schemes) and (zero in tensors or not _has_symmetric(schemes)):
+    if _zero_points(tensors, name, zero, schemes):
         require(tensors, name, zero, (words_of(outs, bits), groups), ("I32",))
         parts["zeros"] = zero
-    if order in tensors:
+    reordered = groups > 1 and all(s.get("actorder") in _REORDERED for s in schemes)
+    if order in tensors or reordered:
         require(tensors, name, order, (inputs,), WHOLE)
         parts["groups"] = order
     return Packed(
@@ -115,10 +163,6 @@ def _packed(tensors: Mapping[str, Tensor], name: str, read: Read, schemes: list[
         step=32,
         bits=bits,
     )
-
-
-def _has_symmetric(schemes: list[Mapping[str, Any]]) -> bool:
-    return any(s.get("symmetric", True) is not False for s in schemes)
 
 
 def _shape(tensors: Mapping[str, Tensor], name: str, shape: str, read: Read) -> tuple[int, int]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from duat_cli.loading.quantised.formula import WHOLE, Formula, Tensor, UnfitError, misshapen, require
+from duat_cli.loading.quantised.formula import WHOLE, Tensor, UnfitError, misshapen, require
 from duat_cli.loading.quantised.found import Found, UnknownFormatError
-from duat_cli.loading.quantised.grouped import Awq, Gptq
+from duat_cli.loading.quantised.grouped import Awq, Gptq, Grouped
 from duat_cli.loading.quantised.numbers import words_of
 from duat_cli.loading.wording import shown
 
@@ -25,7 +25,7 @@ def gptq(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Found:
         raise UnknownFormatError(f"checkpoint_format {shown(layout)} of gptq")
     stated = config.get("bits")
 
-    def weight(module: str) -> Formula:
+    def weight(module: str) -> Grouped:
         name, zero, scale, order = (f"{module}.{leaf}" for leaf in ("qweight", "qzeros", "scales", "g_idx"))
         words, outs = _matrix(tensors, name)
         fits = [b for b in _BITS if order in tensors and words_of(_length(tensors[order]), b) == words]
@@ -36,9 +36,9 @@ def gptq(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Found:
             )
         inputs = words * 32 // bits
         groups = _groups(tensors, name, scale, outs)
-        ragged = order not in tensors and inputs % groups
-        if ragged or _stated_groups(config, inputs) not in (None, groups):
-            raise misshapen(tensors, name, scale, f"expected one row for each {config.get('group_size')} inputs")
+        _require_stated(config, tensors, name, inputs, in_order=order not in tensors)
+        if config.get("desc_act") and groups > 1:
+            require(tensors, name, order, dtypes=WHOLE)
         require(tensors, name, zero, (groups, words_of(outs, bits)), ("I32",))
         if order in tensors:
             require(tensors, name, order, (inputs,), WHOLE)
@@ -53,7 +53,9 @@ def gptq(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Found:
             added=_ADDED[layout],
         )
 
-    return Found(f"gptq ({stated} bits{_group_words(config)})", _every(tensors, weight))
+    weights = _every(tensors, weight)
+    bits = " or ".join(map(str, sorted({formula.bits for formula in weights.values()})))
+    return Found(f"gptq ({bits} bits{_group_words(config)})", weights)
 
 
 def awq(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Found:
@@ -63,12 +65,11 @@ def awq(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Found:
         what = f"version {shown(layout)}, bits {shown(bits)}, zero_point {shown(config.get('zero_point'))}"
         raise UnknownFormatError(f"{what} of awq; read are version 'gemm', 4 bits and zero points")
 
-    def weight(module: str) -> Formula:
+    def weight(module: str) -> Grouped:
         name, zero, scale = (f"{module}.{leaf}" for leaf in ("qweight", "qzeros", "scales"))
         inputs, words = _matrix(tensors, name)
         groups = _groups(tensors, name, scale, 8 * words)
-        if inputs % groups or _stated_groups(config, inputs) not in (None, groups):
-            raise misshapen(tensors, name, scale, f"expected one row for each {config.get('group_size')} inputs")
+        _require_stated(config, tensors, name, inputs)
         require(tensors, name, zero, (groups, words), ("I32",))
         return Awq(
             shape=(8 * words, inputs),
@@ -87,7 +88,7 @@ def awq(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Found:
     return Found(f"awq (4 bits{_group_words(config)})", weights)
 
 
-def _every(tensors: Mapping[str, Tensor], weight: Callable[[str], Formula]) -> dict[str, Formula]:
+def _every(tensors: Mapping[str, Tensor], weight: Callable[[str], Grouped]) -> dict[str, Grouped]:
     modules = [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]
     return {f"{module}.weight": weight(module) for module in modules}
 
@@ -106,12 +107,20 @@ def _groups(tensors: Mapping[str, Tensor], name: str, scale: str, outs: int) -> 
     return found.shape[0]
 
 
-def _stated_groups(config: Mapping[str, Any], inputs: int) -> int | None:
-    """What the config says that there are; None where it says nothing."""
-    size = config.get("group_size")
+def _require_stated(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str, inputs: int, *, in_order: bool = True
+) -> None:
+    """UnfitError where the scales are not of as many groups as the config says; where it says nothing, of equal ones.
+    in_order: inputs lie in them as they are numbered, so that none is shorter."""
+    scale, size = f"{name.removesuffix('qweight')}scales", config.get("group_size")
+    groups = tensors[scale].shape[0]
     if not isinstance(size, int) or isinstance(size, bool) or size == 0:
-        return None
-    return 1 if size < 0 else -(-inputs // size)
+        each = -(-inputs // groups)
+    else:
+        each = size if size > 0 else inputs
+    shorter = in_order and groups > 1 and inputs % each
+    if groups != -(-inputs // each) or shorter:
+        raise misshapen(tensors, name, scale, f"expected one row for each {size} inputs")
 
 
 def _group_words(config: Mapping[str, Any]) -> str:

@@ -36,9 +36,9 @@ class Grouped(Formula):
             blocks *= scales[..., None]
             return values
         groups = arrays["groups"]
-        if not (groups.min() >= 0 and groups.max() < scales.shape[1]):
-            name = self.parts["groups"]
-            raise UnfitError(name, f"groups {groups.min()} to {groups.max()} of {scales.shape[1]} that have scales")
+        count, last = scales.shape[1], groups.max()
+        if groups.min() < 0 or last >= count or (last == 0 and count > 1):  # of all 0 readers make different weights
+            raise UnfitError(self.parts["groups"], f"groups {groups.min()} to {last} of {count} that have scales")
         values -= zeros[:, groups] if zeros.shape[1] > 1 else zeros
         values *= scales[:, groups]
         return values

@@ -67,14 +67,14 @@ def scaled(
     times: float | None = None,
 ) -> Scaled:
     """The formula of a stored weight; UnfitError where its scales are missing or of another shape. blocks: sizes that
-    the config names, of which the first that fits is meant; without one the grid divides the sides."""
+    the config names, of which the first that fits is meant; without one scales are of rows, columns or all."""
     stored = tensors[name]
     shape = (*stored.shape[:-1], stored.shape[-1] * (2 if pairs else 1))
     found = require(tensors, name, scale, dtypes=(*FLOATS, "F8_E8M0", "F8_E4M3", "U8"))
     layout = _layout(shape, found.shape, blocks)
     if layout is None:
-        sizes = " or ".join(f"one scale for each block of {m} x {n}" for m, n in blocks) or "one scale for equal blocks"
-        raise misshapen(tensors, name, scale, f"expected {sizes}, row or tensor")
+        sizes = "".join(f"block of {m} x {n}, " for m, n in blocks)
+        raise misshapen(tensors, name, scale, f"expected one scale for each {sizes}row, column or tensor")
     dtypes = {"values": stored.dtype, "scales": found.dtype}
     parts = {"values": name, "scales": scale}
     if zero is not None and zero in tensors:
@@ -101,7 +101,8 @@ class _Layout(NamedTuple):
 
 
 def _layout(shape: tuple[int, ...], grid: tuple[int, ...], blocks: Sequence[tuple[int, int]]) -> _Layout | None:
-    """None where no grid of blocks is of that shape; in front of matrices, experts have one grid each."""
+    """None where no grid of blocks is of that shape: other sizes would be guessed. In front of matrices, experts have
+    one grid each."""
     if math.prod(grid) == 1:
         every = math.prod(shape[:-1])
         return _Layout((every, shape[-1]), (1, 1), every)
@@ -112,6 +113,6 @@ def _layout(shape: tuple[int, ...], grid: tuple[int, ...], blocks: Sequence[tupl
     for m, n in blocks:
         if (down, across) == (-(-height // m), -(-width // n)):
             return _Layout((m, n), (down, across), height)
-    if down and across and height % down == 0 and width % across == 0:
+    if down in (1, height) and across in (1, width):
         return _Layout((height // down, width // across), (down, across), height)
     return None

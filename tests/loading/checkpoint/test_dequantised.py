@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,15 @@ def test_experts_without_scales(tmp_path: Path) -> None:
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "format 'marlin-24'"),
         ({"quant_method": "compressed-tensors", "config_groups": 3}, "not as 'compressed-tensors' writes it"),
+        ({"quant_method": "fp8", "weight_block_size": [math.inf, 32]}, "not as 'fp8' writes it"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "int-quantized",
+                "config_groups": {"a": {"weights": {}, "targets": ["re:("]}},
+            },
+            "not as 'compressed-tensors' writes it",
+        ),
         ("int8", "quant_method 'int8'"),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from safetensors.torch import save_file
 from transformers import ViTImageProcessor, Wav2Vec2FeatureExtractor, WhisperFeatureExtractor
 
@@ -52,6 +52,27 @@ def test_a_grey_picture_has_three_channels(seen: Path, tmp_path: Path) -> None:
     Image.new("L", (40, 30), 255).save(tmp_path / "a.png")
     found = read_image(str(tmp_path / "a.png"), seen, False)["pixel_values"]
     assert torch.allclose(found, torch.ones(1, 3, 16, 16))
+
+
+def test_a_picture_is_turned_as_its_camera_was_held(seen: Path, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6  # to be turned by 90 degrees, clockwise
+    Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
+    found = read_image(str(tmp_path / "a.png"), seen, False)["pixel_values"]
+    upright = read_image(Image.fromarray(np.rot90(pixels, -1).copy()), seen, False)["pixel_values"]
+    assert torch.equal(found, upright)
+    assert torch.equal(read_image(Image.open(tmp_path / "a.png"), seen, False)["pixel_values"], upright)
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_more_than_eight_bits_a_value(mode: str, seen: Path, tmp_path: Path) -> None:
+    """Pillow makes white of all values of 255 and more."""
+    picture = Image.new(mode, (16, 16), 4000)
+    assert f"(Pillow's mode {mode}); save it with 8" in refused(read_image, picture, seen, False, 2)
+    picture.save(tmp_path / "a.tiff")
+    assert "--image 2 (Image): more than 8 bits" in refused(read_image, picture, seen, False, 2)
+    assert "a.tiff: more than 8 bits" in refused(read_image, str(tmp_path / "a.tiff"), seen, False)
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
@@ -102,6 +123,17 @@ def test_a_broken_sound(case: str, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "a.wav").write_bytes(content)
     assert said in refused(read_wav, str(tmp_path / "a.wav"))
+
+
+def test_a_sound_that_ends_early(tmp_path: Path) -> None:
+    """But for what a program wrote that did not know where it would end."""
+    path = Path(sound(tmp_path / "a.wav", np.zeros(100)))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-120])
+    assert "it ends early, after 80 of 200 bytes" in refused(read_wav, str(path))
+    assert whole[40:44] == struct.pack("<I", 200)
+    path.write_bytes(whole[:4] + b"\xff" * 4 + whole[8:40] + b"\xff" * 4 + whole[44:])
+    assert len(read_wav(str(path))[1]) == 100
 
 
 def test_a_sound_without_samples(tmp_path: Path) -> None:

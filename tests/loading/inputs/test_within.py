@@ -120,7 +120,7 @@ def test_the_checkpoints_own_processor_makes_the_input(tmp_path: Path) -> None:
 
     def read(*texts: str) -> list[Prepared]:
         own = [PromptText(text, f"--prompt {k}", k) for k, text in enumerate(texts, 1)]
-        return within_texts(shell, tmp_path, files, own, None, trust=False)
+        return within_texts(shell, tmp_path, files, own, trust=False)
 
     one, two = read("USER <image> What is in the picture ?", "a <image>")
     assert [one.positions, two.positions] == [7 + 16, 1 + 16]
@@ -142,9 +142,8 @@ def picture(folder: Path) -> str:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "cut": ({"max_tokens": 5}, "--max-tokens: a text with pictures in it is read whole"),
     "text beside tensors": ({"read": [PromptText("a", "--prompt 1", 1)]}, "--inputs: its tensors hold the text"),
-    "too long": ({"tensors": {"input_ids": torch.full((1, 300), MARK)}}, "too long, 300 tokens with its pictures"),
+    "too long": ({"tensors": {"input_ids": torch.full((1, 300), MARK)}}, "too long, 300 tokens with pictures"),
     "no text": ({"tensors": {"pixel_values": torch.zeros(1, 3, 16, 16)}}, "it holds pixel_values; "),
     "unknown": ({"tensors": {"ids": torch.zeros(1, 3)}}, "ids: LlavaForConditionalGeneration takes no such argument"),
     "a sound": ({"files": InputFiles(sounds=("a.wav",))}, "--audio: LlavaForConditionalGeneration reads token ids"),
@@ -158,6 +157,6 @@ def test_what_cannot_be_read_is_said_in_one_line(case: str, tmp_path: Path) -> N
     save_file(tensors, tmp_path / "in.safetensors")
     files = asked.get("files", InputFiles(tensors=(str(tmp_path / "in.safetensors"),)))
     with pytest.raises(InputError) as refused:
-        within_texts(build("llava"), tmp_path, files, asked.get("read", []), asked.get("max_tokens"), trust=False)
+        within_texts(build("llava"), tmp_path, files, asked.get("read", []), trust=False)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)

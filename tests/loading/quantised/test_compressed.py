@@ -24,6 +24,58 @@ def test_columns_in_another_order() -> None:
     assert torch.equal(values(found_in(held.config, stored).weights["layer.weight"], stored), codes * scale[:, order])
 
 
+def changed(config: dict[str, Any], **scheme: Any) -> dict[str, Any]:
+    """The same with fields of the first group's weights."""
+    found = copy.deepcopy(config)
+    found["config_groups"]["group_0"]["weights"].update(scheme)
+    return found
+
+
+def test_a_lost_order_of_columns() -> None:
+    held = cases("compressed_tensors")["int4"]
+    with pytest.raises(UnfitError, match=r"its 'layer.weight_g_idx' is missing"):
+        found_in(changed(held.config, actorder="group"), held.stored)
+    assert found_in(changed(held.config, actorder="weight"), held.stored).weights
+
+
+@pytest.mark.parametrize("case", ["int4", "int8 a row"])
+def test_zero_points_are_there_where_the_config_says_so(case: str) -> None:
+    held = cases("compressed_tensors")[case]
+    symmetric = changed(held.config, symmetric=True)
+    without = {name: tensor for name, tensor in held.stored.items() if not name.endswith("zero_point")}
+    assert found_in(symmetric, without).weights
+    with pytest.raises(UnfitError, match=r"its 'layer.weight_zero_point' is missing"):
+        found_in(changed(held.config, symmetric=False), without)
+    with pytest.raises(UnfitError, match=r"zero points of 'layer.weight\w*', which is symmetric by the config"):
+        found_in(symmetric, {**without, "layer.weight_zero_point": torch.zeros(40, 1, dtype=torch.int8)})
+
+
+def test_a_module_is_of_the_group_that_names_it() -> None:
+    """By name or pattern; a class is for the rest. Another group's zero points are none of its own."""
+    held = cases("compressed_tensors")["int4"]
+    without = {name: tensor for name, tensor in held.stored.items() if not name.endswith("zero_point")}
+    config = changed(held.config, symmetric=True)
+    other = {"weights": {**config["config_groups"]["group_0"]["weights"], "symmetric": False}, "targets": ["re:lay.*"]}
+    assert found_in({**config, "config_groups": {**config["config_groups"], "b": {**other, "targets": ["x"]}}}, without)
+    with pytest.raises(UnfitError, match="is missing"):
+        found_in({**config, "config_groups": {**config["config_groups"], "b": other}}, without)
+
+
+def test_blocks_may_be_stated_as_a_text() -> None:
+    codes = torch.ones(6, 6, dtype=torch.int8)
+    stored = {"layer.weight": codes, "layer.weight_scale": torch.arange(6.0).reshape(2, 3)}
+    weights = {"num_bits": 8, "strategy": "block", "block_structure": "3x2"}
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"a": {"weights": weights}},
+    }
+    grid = stored["layer.weight_scale"].repeat_interleave(3, 0).repeat_interleave(2, 1)
+    found = found_in(config, stored)
+    assert torch.equal(values(found.weights["layer.weight"], stored), grid)
+    assert "blocks of 3 x 2" in found.format
+
+
 def test_scales_of_activations_and_caches_are_left_out() -> None:
     held = cases("compressed_tensors")["fp8 a tensor"]
     beside = {"layer.input_scale": torch.ones(1), "attn.k_scale": torch.ones(1), "attn.v_scale": torch.ones(1)}

@@ -36,6 +36,33 @@ def test_a_number_of_bits_that_is_not_read() -> None:
         found_in({**held.config, "bits": 5}, stored)
 
 
+def test_the_format_names_the_bits_that_are_stored() -> None:
+    held = cases("gptqmodel")["gptq 8"]
+    assert found_in({**held.config, "bits": 4}, held.stored).format.startswith("gptq (8 bits")
+
+
+def test_a_lost_order_of_groups() -> None:
+    """With act-order, or with groups of which the last is shorter, inputs in turn are other weights."""
+    held = cases("gptqmodel")["gptq 4"]
+    stored = {name: tensor for name, tensor in held.stored.items() if name != "layer.g_idx"}
+    with pytest.raises(UnfitError, match=r"its 'layer.g_idx' is missing"):
+        found_in({**held.config, "desc_act": True}, stored)
+    groups = len(stored["layer.scales"])
+    inputs = len(held.stored["layer.g_idx"])
+    shorter = inputs // (groups - 1) - 1  # as many groups, of which the last is shorter
+    assert -(-inputs // shorter) == groups
+    with pytest.raises(UnfitError, match=f"expected one row for each {shorter} inputs"):
+        found_in({**held.config, "desc_act": False, "group_size": shorter}, stored)
+
+
+def test_an_order_in_which_all_inputs_are_of_one_group_of_many() -> None:
+    """One kernel takes it for inputs in turn, another for what it says."""
+    held = cases("gptqmodel")["gptq 4"]
+    stored = {**held.stored, "layer.g_idx": torch.zeros_like(held.stored["layer.g_idx"])}
+    with pytest.raises(UnfitError, match=r"groups 0 to 0 of \d that have scales"):
+        values(found_in(held.config, stored).weights["layer.weight"], stored)
+
+
 def test_scales_of_an_activation_function() -> None:
     """AutoAWQ's, without which the model computes something else."""
     held = cases("gptqmodel")["awq"]
