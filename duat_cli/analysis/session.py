@@ -113,7 +113,7 @@ class Session:
     def fingerprint(self) -> str:
         """Of the weights."""
         assert self.loaded.paged is not None
-        return self.loaded.paged.fingerprint()
+        return self.loaded.paged.fingerprint(self.loaded.model)
 
     @property
     def structure(self) -> ModelStructure:

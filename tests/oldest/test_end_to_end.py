@@ -97,7 +97,7 @@ def test_a_model_read_block_by_block_is_the_model(model_type: str, tmp_path: Pat
         ids = ids_of(known)
         assert torch.equal(outputs(loaded.model, ids), outputs(known.model, ids))
         assert loaded.paged is not None
-        assert loaded.paged.fingerprint() == fingerprint(known.model)
+        assert loaded.paged.fingerprint(loaded.model) == fingerprint(known.model)
 
 
 def test_bounds_of_pruning(duat: Duat) -> None:

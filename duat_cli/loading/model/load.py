@@ -128,10 +128,10 @@ class PagedWeights:
     kept: int = 0
     """Bytes that stay in the memory of the device that computes once they are read."""
 
-    def fingerprint(self) -> str:
-        """Of all weights: what no pass has asked for is read now."""
+    def fingerprint(self, model: Any) -> str:
+        """Of all weights of the model, or of a part of it: what no pass has asked for is read now."""
         self.pager.complete()
-        return combined(self.digests)
+        return combined(self.pager.within(model, self.digests))
 
 
 def load(

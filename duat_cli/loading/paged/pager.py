@@ -131,6 +131,19 @@ class Pager:
                 self._turn_to(page)
         self.release()
 
+    def within(self, part: nn.Module, found: Mapping[str, bytes]) -> dict[str, bytes]:
+        """What is found of parameters and buffers, of those in a part of the model alone and by their names in it. Of
+        a tied one the first name in the part counts."""
+        outside = next(path for path, module in self._model.named_modules() if module is part)
+        prefix = f"{outside}." if outside else ""
+        every = dict(found)
+        for names in ([self._names[place] for place in group] for group in self._ties):
+            held = next((name for name in names if name in found), None)
+            inside = [name for name in names if name.startswith(prefix)]
+            if held is not None and held not in inside and inside:
+                every[inside[0]] = found[held]
+        return {name.removeprefix(prefix): value for name, value in every.items() if name.startswith(prefix)}
+
     def close(self) -> None:
         """Stop reading."""
         self._thread.shutdown(cancel_futures=True)

@@ -52,7 +52,7 @@ def test_a_model_has_the_numbers_of_its_format(pair: tuple[Path, Path]) -> None:
     with in_parts(quantised) as parts:
         assert torch.equal(outputs(parts.model, ids), outputs(one.model, ids))
         assert parts.paged is not None
-        assert parts.paged.fingerprint() == fingerprint(one.model)
+        assert parts.paged.fingerprint(parts.model) == fingerprint(one.model)
 
 
 def test_the_stream_has_the_same_numbers(pair: tuple[Path, Path]) -> None:
@@ -81,7 +81,7 @@ def test_sizes(pair: tuple[Path, Path]) -> None:
     assert weight_bytes(files, "float32") == weight_bytes(full, "float32")
     with in_parts(quantised) as parts:
         assert parts.paged is not None
-        parts.paged.fingerprint()
+        parts.paged.fingerprint(parts.model)
         assert parts.paged.pager.bytes_read == held - spared - states
 
 

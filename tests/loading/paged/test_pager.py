@@ -39,7 +39,10 @@ def test_the_output_and_the_fingerprint_are_the_models(model_type: str, dtype: s
             model, stack = model.get_encoder(), stack.get_encoder()
         assert torch.equal(outputs(model, ids), outputs(stack, ids))
         assert loaded.paged is not None
-        assert loaded.paged.fingerprint() == fingerprint(known.model)
+        assert loaded.paged.fingerprint(loaded.model) == fingerprint(known.model)
+        part = known.model.base_model  # as with --stack
+        assert loaded.paged.fingerprint(loaded.model.base_model) == fingerprint(part)
+        assert loaded.paged.fingerprint(model) == fingerprint(stack)
         assert loaded.nonfinite_weights == {}
 
 
