@@ -1,20 +1,24 @@
 """Whether a model's own forward pass fails, without any part of duat in it: then its config.json is at fault; or gives
-nothing."""
+nothing, or each time something else."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from duat_cli.analysis.prepared import parts_of
-from duat_cli.errors import ForwardError, NoSignalError, is_out_of_memory
+from duat_cli.errors import ForwardError, NoSignalError, UnsupportedModelError, is_out_of_memory
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.quiet import described
+from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.modality import Given, placed, stack_of
-from duat_cli.models.discovery.structure import probe_inputs, run_stack
+from duat_cli.models.discovery.structure import ModelStructure, probe_inputs, run_stack
+from duat_cli.models.instrument.plain import PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.forwards import forwards
+from duat_cli.models.sweep.lockstep import Pass
 
 _TOKENS = 8
 
@@ -41,6 +45,29 @@ def own_fault(loaded: LoadedModel, prompts: Iterable[Given] = ()) -> ForwardErro
                 "these weights are: restore it"
             )
     return None
+
+
+def require_repeatable(
+    structure: ModelStructure,
+    run: Callable[[Sequence[Pass]], None],
+    like: Mapping[str, Tensor] | None,
+    device: str | None = None,
+) -> None:
+    """Refuses a model that seems to be moved by duat's instruments, but gives another output each time without them.
+
+    run: runs passes. like: as of `probe_inputs`; device: None is where the weights are.
+    """
+    tolerance = tolerance_for(structure.stack.dtype)
+    if structure.plain_error <= tolerance:
+        return
+    given = probe_inputs(structure.stack, like, _TOKENS, device)
+    passes = [PlainPass(structure.calls, lambda: run_stack(structure.stack, given)) for _ in range(2)]
+    run(passes)
+    if not deviation(passes[0].outputs, passes[1].outputs) <= tolerance:
+        raise UnsupportedModelError(
+            "its forward pass draws random numbers: two passes over one input differ; where it takes them as an input "
+            "(the noise of ViT-MAE), give it with --inputs"
+        )
 
 
 def require_signal(run: BlockRun) -> None:

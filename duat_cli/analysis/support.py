@@ -13,7 +13,7 @@ from torch import Tensor
 
 from duat_cli import __version__
 from duat_cli.analysis.decomposition import Decomposition, crossing
-from duat_cli.analysis.own_fault import own_fault, require_signal
+from duat_cli.analysis.own_fault import own_fault, require_repeatable, require_signal
 from duat_cli.analysis.prepared import chosen_stack, parts_of, prepared_inputs, reads
 from duat_cli.analysis.progress import Progress
 from duat_cli.compat.libc import give_back_free_memory
@@ -35,6 +35,7 @@ from duat_cli.models.discovery.structure import (
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.signatures import taken_by
+from duat_cli.models.sweep.lockstep import one_by_one
 from duat_cli.models.value_path.factors import MERGES, NO_MIXING
 from duat_cli.results.base import Run
 from duat_cli.results.support import StackEntry, SupportEntry, SupportReport
@@ -43,7 +44,6 @@ from duat_cli.zoo.inputs import made_inputs
 from duat_cli.zoo.modality import modality_of, modality_of_type
 
 CHECKED_TOKENS = 17
-RANDOM = "its forward pass draws random numbers: two passes over one input differ"
 NOT_TRIED = "not tried"
 """What the reason of a type begins with of which no tiny model could be made, or no input for it."""
 
@@ -214,7 +214,11 @@ def _examine_stack(
         return _refused(model_type, str(fault))
     if not structure.plain_error <= tolerance_for(model.dtype):
         reason = f"duat's instruments change this model: under them its output is off by {structure.plain_error:.1e}"
-        return _refused(model_type, RANDOM if _is_random(structure, like) else reason, structure)
+        try:
+            require_repeatable(structure, one_by_one, like)
+        except UnsupportedModelError as fault:
+            reason = str(fault)
+        return _refused(model_type, reason, structure)
     if not error <= tolerance_for(model.dtype):
         return _refused(model_type, f"the rebuilt output misses the model's by {error:.1e}", structure)
     parts = [*structure.uncovered, *faults]
@@ -226,14 +230,6 @@ def _examine_stack(
         reason=None,
         relative_error=error,
     )
-
-
-def _is_random(structure: ModelStructure, like: Mapping[str, Tensor] | None) -> bool:
-    """Whether two plain passes over the same input differ."""
-    given = probe_inputs(structure.stack, like, CHECKED_TOKENS)
-    with torch.no_grad():
-        one, two = (run_stack(structure.stack, given)[0] for _ in range(2))
-    return not torch.equal(one, two)
 
 
 def _errors(structure: ModelStructure, like: Mapping[str, Tensor] | None) -> tuple[float, list[str]]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import bad_checkpoints as bad
 import pytest
 import torch
+import transformers as t
 
 from duat_cli.analysis.own_fault import own_fault
 from duat_cli.analysis.session import Session
-from duat_cli.errors import ForwardError
+from duat_cli.errors import ForwardError, UnsupportedModelError
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import resolve
 from duat_cli.loading.model.load import load_files
@@ -32,6 +34,19 @@ def test_more_experts_a_token_than_there_are(paged: bool, experts: Path) -> None
     assert "forward pass fails: RuntimeError: selected index k out of range" in str(fault.value)
     assert "config.json" in str(fault.value)
     assert "\n" not in str(fault.value)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_model_that_draws_random_numbers(paged: bool, tmp_path: Path) -> None:
+    """It is not duat that moves it; with what it draws given, it is exact."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    t.ViTMAEModel(t.ViTMAEConfig(**sizes, image_size=32, patch_size=8)).save_pretrained(tmp_path)
+    pixels = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    loaded = load_files(resolve(str(tmp_path)), inspect_folder(tmp_path), paged=paged)
+    with pytest.raises(UnsupportedModelError, match="draws random numbers: two passes over one input differ"):
+        _ = Session(replace(loaded, like={"pixel_values": pixels}), lambda *_: None).structure
+    given = {"pixel_values": pixels, "noise": torch.arange(16.0)[None]}
+    assert Session(replace(loaded, like=given), lambda *_: None).structure.plain_error == 0
 
 
 @pytest.mark.parametrize("paged", [False, True])

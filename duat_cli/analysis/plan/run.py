@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +24,7 @@ from duat_cli.text import clean
 if TYPE_CHECKING:
     import torch
 
-_MIB = 1 << 20
+_MIB, _GIB = 1 << 20, 1 << 30
 SMALL_BLOCK = 32 << 20  # bytes up to which a block goes through one thread as well as through many
 _NAMED = 3  # terms of a peak in a message
 
@@ -56,7 +58,7 @@ class Plan:
         if block is not None:
             size = _size(block.elements * self.shape.element)
             said += f"; the largest block, {clean(block.name)}, takes {size} as {self.shape.dtype}"
-        needed, left = _size(least.peak_memory_bytes), _size(self.limit or 0)
+        needed, left = _size(least.peak_memory_bytes, math.ceil), _size(self.limit or 0, math.floor)
         return f"{least.weights}, it needs {needed} of memory ({said}), has {left}"
 
     def may_be_long(self, way: Way) -> bool:
@@ -187,5 +189,5 @@ def _largest_block(shape: Shape) -> Part | None:
     return max(shape.parts.blocks, key=lambda block: block.elements, default=None)
 
 
-def _size(size: int) -> str:
-    return f"{size / _MIB:.0f} MiB" if size < 1024 * _MIB else f"{size / _MIB / 1024:.2f} GiB"
+def _size(size: int, rounded: Callable[[float], int] = round) -> str:
+    return f"{rounded(size / _MIB)} MiB" if size < _GIB else f"{rounded(100 * size / _GIB) / 100:.2f} GiB"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -42,6 +43,13 @@ def test_what_cannot_be_done_is_said_in_one_line() -> None:
     assert "\n" not in message
     for word in ("streamed, it needs 43", "libraries 426 MiB", "model.layers.0, takes 1 MiB as float32", "has 43"):
         assert word in message
+
+
+def test_what_is_named_is_enough() -> None:
+    needed = re.search(r"it needs (\d+) MiB", str(demo(peaks()["streamed"] - 1).reason))
+    assert needed is not None
+    assert demo(int(needed[1]) << 20).chosen is not None
+    assert demo((int(needed[1]) - 1) << 20).chosen is None
 
 
 def test_without_an_option_the_system_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
