@@ -180,9 +180,9 @@ def _kept(shape: Shape, task: Task, weights: Residence) -> Moment:
 def _freed(shape: Shape, task: Task, weights: Residence) -> int:
     """Memory that is freed and not given back; more where all weights are there: it costs less to use it again."""
     assert task.pruning is not None
+    if weights == "streamed":  # it is given back between blocks
+        return FREED // 2
     freed = min(FREED, shape.weights)
-    if weights == "streamed":
-        return freed
     longest, (few, many) = max(task.chosen_on, default=0), OUTPUTS
     outputs = min(few + len(task.chosen_on), many) * longest * _ending(shape, task.pruning) * shape.wide
     gradients = int(GRADIENTS * _gradients(shape, task.pruning, longest))
