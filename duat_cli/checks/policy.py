@@ -225,9 +225,19 @@ def _refuse(where: str, fault: Any) -> NoReturn:
     got = shown(fault["input"], 60)
     if fault["type"] == "extra_forbidden":
         hint = suggestion(parts[-1], _known_keys(parts)) or suggestion(parts[-1], PolicyFile.model_fields)
+        if len(parts) == 1 and isinstance(fault["input"], dict):
+            hint = _rule_in_parts(parts[0], fault["input"]) or hint
         raise InputError(f"{where}: unknown key {key}{hint}")
     expected = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     raise InputError(f"{where}: {key or 'the policy'}: expected {expected}, got {got}")
+
+
+def _rule_in_parts(key: str, held: dict[str, Any]) -> str:
+    """What to write where a rule stands as tables of its parts, [behaviour.loss]; empty where it is none."""
+    from duat_cli.checks.registry import all_rules
+
+    found = next((rule for name in held if (rule := f"{key}.{name}") in all_rules()), None)
+    return f'; rules stand under rules, their names in quotes: [rules."{found}"]' if found else ""
 
 
 def _known_keys(parts: list[str]) -> list[str]:

@@ -117,13 +117,14 @@ SAME = 1e-6  # relative distance of copies; the sketches hold more digits
 def distance(norm: float, sketch: tuple[float, ...], old_norm: float, old_sketch: tuple[float, ...]) -> float:
     """|W - W'| / |W'|, the exact part from the norms, the rest estimated from the sketches.
 
-    |norm - old| / old is a lower bound of it, and stands where the estimate is below. Infinite where a tensor of
-    zeros became something else.
+    The estimate stands within |norm - old| / old and (norm + old) / old, beyond which no distance is. Infinite where a
+    tensor of zeros became something else.
     """
     if old_norm == 0:
         return 0.0 if norm == 0 else math.inf
     squares = [(s * norm - o * old_norm) ** 2 for s, o in zip(sketch, old_sketch, strict=True)]
-    return max(math.sqrt(math.fsum(squares) / len(squares)), abs(norm - old_norm)) / old_norm
+    estimate = math.sqrt(math.fsum(squares) / len(squares))
+    return min(max(estimate, abs(norm - old_norm)), norm + old_norm) / old_norm
 
 
 # --- one tensor -------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ LIGHT = ("--weights-only", "-q")
         ("[drift]\nxyzzy = 1", ("unknown key drift.xyzzy; expected one of dtype, tolerance",)),
         ("extend = 1", ("unknown key extend; the nearest known is 'extends'",)),
         ("[rule]\na = 1", ("unknown key rule", "'rules'")),
+        ("[behaviour.loss]\nmax = 5.0", ("unknown key behaviour", 'in quotes: [rules."behaviour.loss"]')),
         ('[rules]\n"integrity.nonfinit" = "warn"', ("integrity.nonfinit", "'integrity.nonfinite'")),
         ('[rules]\n"integrity.nonfinite" = { levl = "warn" }', ("levl", "'level'")),
         ('[rules]\n"integrity.nonfinite" = "high"', ("integrity.nonfinite", "'high'")),

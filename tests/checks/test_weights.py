@@ -87,6 +87,13 @@ def test_a_vector_s_sketch_tells_as_much(tmp_path: Path) -> None:
     assert distance(found["c"].norm, found["c"].sketch, found["a"].norm, found["a"].sketch) >= 1.0 - 1e-6
 
 
+def test_a_distance_is_one_that_can_be(tmp_path: Path) -> None:
+    """Of a tensor of which zeros are left it is 1; whatever the sketch says."""
+    found = facts(tmp_path / "m", **{f"t{k}": torch.randn(16, 4 + k) for k in range(40)}, zero=torch.zeros(16, 4))
+    gone = found.pop("zero")
+    assert {distance(gone.norm, gone.sketch, one.norm, one.sketch) for one in found.values()} == {1.0}
+
+
 def test_rows_longer_than_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "LONGEST_ROW", 100)
     monkeypatch.setattr(stream, "PIECE", 64)

@@ -342,7 +342,7 @@ def shortened(prompts: Sequence[Prompt], options: PruneOptions) -> tuple[list[Pr
     long = sum(n > most for n in lengths)
     cut = [replace(p, input_ids=p.input_ids[:, :most], spans=p.spans and p.spans[:most]) for p in prompts]
     note = f"--effort {options.effort}: {long} of {len(prompts)} prompts are cut to {most} tokens where sets are chosen"
-    return cut, [f"{note}; held-out prompts are whole"]
+    return cut, [f"{note}; held-out prompts are not cut further"]
 
 
 def few(held_out: list[Prompt], options: PruneOptions) -> tuple[list[Prompt], list[str]]:

@@ -181,13 +181,22 @@ class _Grouping:
             return field_
         if nearest is not None:
             return nearest
-        broken = [d for d in allowed if d.origin in ("files", "tokenizer") and d.id not in _STORAGE]
+        broken = [d for d in allowed if d.origin in ("files", "tokenizer") and d.id not in _STORAGE and self._feeds(d)]
         if rule in ("drift.vanished", "drift.new"):
             return self._first(d for d in broken if self._worst(d) == "failed")
         if not rule.startswith("drift."):  # what the model predicts
             broken += [d for d in allowed if d.origin == "adapter"]
             return self._first(d for d in broken if self._worst(d) == "failed")
         return None
+
+    def _feeds(self, draft: _Draft) -> bool:
+        """Whether it can change what the model reads: of the tokenizer its ids and texts do, not a config's bos or eos,
+        and no template."""
+        texts = (self.outcomes[at].where == "tokenizer.json" for at in draft.findings if self._fails(at))
+        return draft.id != "integrity.tokenizer" or any(texts)
+
+    def _fails(self, at: int) -> bool:
+        return self.outcomes[at].status == "failed"
 
     def _may_follow(self, at: int, cause: _Draft) -> bool:
         return self.outcomes[at].status == "warned" or self._worst(cause) == "failed"
@@ -196,7 +205,7 @@ class _Grouping:
         return min(drafts, key=lambda d: _ORDER.index(d.origin), default=None)
 
     def _worst(self, draft: _Draft) -> Literal["failed", "warned"]:
-        return "failed" if any(self.outcomes[at].status == "failed" for at in draft.findings) else "warned"
+        return "failed" if any(map(self._fails, draft.findings)) else "warned"
 
     def _tensor(self, at: int) -> str:
         return metric_of(self.outcomes[at].where or "").name

@@ -82,6 +82,6 @@ def size(value: float) -> str:
     """Bytes, in powers of 1024: 28.1 TiB."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if value < 1024:
-            return f"{value:.3g} {unit}"
+            return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
         value /= 1024
     return f"{value:.3g} EiB"

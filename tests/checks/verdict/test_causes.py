@@ -77,7 +77,12 @@ def test_a_failure_never_follows_from_a_warning() -> None:
 
 def test_what_the_model_predicts_follows_from_broken_files_but_not_from_how_they_are_stored() -> None:
     loss = outcome("behaviour.loss")
-    assert brief(outcome("integrity.tokenizer"), loss) == [("integrity.tokenizer", 1, 1)]
+    assert brief(outcome("integrity.tokenizer", where="tokenizer.json"), loss) == [("integrity.tokenizer", 1, 1)]
+    # which id ends a text says nothing of what the model makes of one
+    ending = outcome("integrity.tokenizer", where="config.json")
+    assert brief(ending, loss) == [("integrity.tokenizer", 1, 0), ("behaviour.loss", 1, 0)]
+    harmless = outcome("integrity.tokenizer", status="warned", where="tokenizer.json")
+    assert brief(ending, harmless, loss) == [("integrity.tokenizer", 2, 0), ("behaviour.loss", 1, 0)]
     assert brief(outcome("integrity.dtype"), loss) == [("integrity.dtype", 1, 0), ("behaviour.loss", 1, 0)]
     assert brief(loss) == [("behaviour.loss", 1, 0)]
 

@@ -54,6 +54,7 @@ def test_other_forms() -> None:
         "72 G",
     ]
     assert [numbers.size(value) for value in (12, 2048, 8387629056)] == ["12 B", "2 KiB", "7.81 GiB"]
+    assert [numbers.size(value * 2**20) for value in (999, 1008, 1023.6)] == ["999 MiB", "1008 MiB", "1024 MiB"]
 
 
 def test_fixed() -> None:
