@@ -1070,7 +1070,7 @@ def prediction(kind: Kind, n: int, of: int) -> Prediction:
         names = ("spearman", "kendall", "median_ratio", "worst_ratio", "valid_to")
         return Prediction(
             granularity=kind, metric="kl", n=n, of=of, mean_predicted=0.643, mean_measured=None, criteria={},
-            reasons=dict.fromkeys(names, f"{n} ablated terms cannot be ranked")
+            reasons=dict.fromkeys(names, f"{n} ablated terms are too few to be ranked")
             | {"mean_measured": f"{n} ablated terms say too little of all {of}"},
             **dict.fromkeys(names),
         )  # fmt: skip
@@ -1139,6 +1139,7 @@ def plan(kind: Kind, of: int, removed: int, *, passed: bool = True, repaired: bo
             confidence=0.999,
             share_above_limit=0.125,
             exceeded=1 if passed else 0,
+            may_exceed=1,
             holdout_prompts=83,
             holdout_sha256="ab" * 32,
             method="Clopper-Pearson",

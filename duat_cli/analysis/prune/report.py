@@ -25,6 +25,7 @@ from duat_cli.statistics.ranking import Estimate, bootstrap, kendall, median_rat
 from duat_cli.statistics.survey import mean_of
 
 FEWEST = 3  # terms that can be ranked
+DRAWN = 8  # the same of those that stand for others: of four, resampled, one interval in seven is [1, 1]
 _STATISTICS = {  # field of the report -> statistic of predicted and measured damages, and whether it divides them
     "spearman": (spearman, False),
     "kendall": (kendall, False),
@@ -246,9 +247,10 @@ def _prediction(
     picked = torch.tensor(sample.places, dtype=torch.long)
     every, chance = damage[here.start : here.stop], torch.tensor(sample.chance, dtype=torch.float64)
     weights = 1 / chance
-    enough = len(truth) >= FEWEST
+    fewest = FEWEST if len(truth) == len(every) else DRAWN
+    enough = len(truth) >= fewest
     within, names = None, (*_STATISTICS, "valid_to")
-    reasons = {} if enough else dict.fromkeys(names, f"{len(truth)} ablated terms cannot be ranked")
+    reasons = {} if enough else dict.fromkeys(names, f"{len(truth)} ablated terms are too few to be ranked")
     values: dict[str, Estimated | None] = dict.fromkeys(_STATISTICS)
     criteria: dict[str, Estimated | None] = {}
     if enough:
@@ -257,13 +259,13 @@ def _prediction(
         for name, (statistic, divides) in _STATISTICS.items():
             which = both if divides else torch.ones_like(both)
             x, y, w = guess[which], truth[which], weights[which]
-            ranked = bootstrap(statistic, x, y, confidence, weights=w) if len(x) >= FEWEST else None
+            ranked = bootstrap(statistic, x, y, confidence, weights=w) if len(x) >= fewest else None
             values[name] = _estimated(ranked)
             if values[name] is None:
-                reasons[name] = "one side is constant" if len(x) >= FEWEST else "too few damages above zero"
-        within = valid_to(guess[both], truth[both]) if len(guess[both]) >= FEWEST else None
+                reasons[name] = "one side is constant" if len(x) >= fewest else "too few damages above zero"
+        within = valid_to(guess[both], truth[both]) if len(guess[both]) >= fewest else None
         if within is None:
-            few = len(guess[both]) < FEWEST
+            few = len(guess[both]) < fewest
             reasons["valid_to"] = "too few damages above zero" if few else "the smallest prediction is further off"
         for name, score in scores.items():
             if bool(torch.isfinite(score[picked]).all()):

@@ -117,6 +117,9 @@ class Guarantee(WithReasons):
         "damage above the budget"
     )
     exceeded: int = Field(description="held-out prompts whose damage did exceed it")
+    may_exceed: int | None = Field(
+        default=None, description="how many of so many held-out prompts may have such a damage for a set to pass"
+    )
     holdout_prompts: int = Field(description="how many prompts were held out")
     holdout_sha256: str = Field(description="of the held-out prompts' own sha256, one a line")
     method: str = Field(description="how the statement was tested")

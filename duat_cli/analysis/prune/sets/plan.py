@@ -14,6 +14,7 @@ from duat_cli.analysis.prune.sets.trial import Trial
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.prune.repair import SetRepair
 from duat_cli.results.prune.sets import CurvePoint, Guarantee, HeldOut, MeanGuarantee, Plan, SetSize
+from duat_cli.statistics.binomial import allowed
 
 NO_HOLDOUT = "no held-out prompts: give --holdout FILE, or a share such as --holdout 0.5"
 ONE_BLOCK = "the model has one block, and one has to stay"
@@ -122,6 +123,7 @@ def _guarantee(nested: Nested, budget: float, trial: Trial, holdout: str, size_o
         confidence=trial.claim.confidence,
         share_above_limit=trial.claim.share,
         exceeded=0 if number is None else trial.exceeded(number),
+        may_exceed=allowed(trial.prompts, trial.claim.share, trial.claim.confidence),
         holdout_prompts=trial.prompts,
         holdout_sha256=holdout,
         method=METHOD,

@@ -13,6 +13,7 @@ from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.html.prune.sets import many
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
+from duat_cli.report.tables.prune.repair import left_out
 from duat_cli.results.prune.repair import RepairedSet
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.text import plural
@@ -57,8 +58,8 @@ def _figure(report: PruneReport, number: int) -> Figure:
     return Figure(
         key=f"repair-{plan.granularity.replace(',', '-')}",
         title=f"Removing {many(plan.granularity)}, before and after repair",
-        says=f"{plural(repair.refitted, 'layer')} refitted on {tokens} for the plan's set. Where repair did "
-        "not lower the damage it was left out, and both are the same.",
+        says=f"{plural(repair.refitted, 'layer')} refitted on {tokens} for the plan's set{left_out(plan, repair)}. "
+        "Where repair did not lower the damage it was left out, and both are the same.",
         picture=plot.svg(drawn, "Pairs of points: mean damage of a set without repair and with it."),
         tables=[
             _table(getattr(repair, field), f"plans.{number}.repair.{field}", field, who, unit)

@@ -23,7 +23,7 @@ def repair(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
         BLANK,
         line(f"Repair: damage without it and with it, {report.protocol.unit}", "bold"),
         *spaced_named(rows, repair_columns(unit), page),
-        *(item(f"{plan.granularity}: {_refitted(found)}") for plan, found in plans),
+        *(item(f"{plan.granularity}: {_refitted(found)}{left_out(plan, found)}") for plan, found in plans),
         line(
             "in-sample: the prompts that chose the set; without --calibration layers are fitted to them as well. "
             "held out: prompts that took no part. 9 of 10: have at most that damage. over: share of prompts over the "
@@ -49,6 +49,13 @@ def _refitted(found: SetRepair) -> str:
     prompts = plural(found.calibration_prompts, "prompt")
     fitted = f"{plural(found.calibration_tokens, 'token')} of {prompts}"
     return f"{layers} to {fitted}{kept}"
+
+
+def left_out(plan: Plan, found: SetRepair) -> str:
+    """That the plan's set is as without repair, if so."""
+    if not any(one.dropped for one in found.chosen_on if one.removed == plan.removed):
+        return ""
+    return "; the repair was left out, because it did not lower the damage: the set is as without it"
 
 
 def repair_columns(unit: str) -> list[Column]:

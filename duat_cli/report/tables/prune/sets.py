@@ -13,7 +13,7 @@ from duat_cli.report.tables.grid import KIND, Column, filled, spaced, spaced_nam
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.report.tables.prune.repair import repair
 from duat_cli.results.prune.report import PruneReport
-from duat_cli.results.prune.sets import Plan
+from duat_cli.results.prune.sets import HeldOut, Plan
 
 UNITS = {"hidden": "rel.", "kl": "nats", "nll": "nats"}  # short, for headers
 PICTURE_WIDTH = 40
@@ -174,7 +174,10 @@ def mean_guarantee(plan: Plan) -> list[str]:
     if given is None:
         return []
     if not given.removed:
-        return [f"{plan.granularity}, mean: none; that of {given.tested[0]} is not shown to be within the budget"]
+        one = _of_size(plan, given.tested[0])
+        within = one is not None and one.mean <= given.budget
+        few = f": on {given.holdout_prompts} held-out prompts it is, too few to show it" if within else ""
+        return [f"{plan.granularity}, mean: none; that of {given.tested[0]} is not shown to be within the budget{few}"]
     return [
         f"{plan.granularity}, mean: with {numbers.exactly(given.confidence)}% confidence, removing {given.removed} of "
         f"{plan.of} has a mean damage within the budget, a prompt counting for at most {numbers.plain(given.most)} "
@@ -200,9 +203,13 @@ def guarantee(plan: Plan) -> str:
     if given is None:
         return f"{plan.granularity}: none; {plan.reasons.get('guarantee', 'no reason was given')}"
     if not given.removed:
+        tried = f"{plan.granularity}: none; the first set tested, {given.tested[0]} of the {plan.removed}, exceeded the"
+        one = _of_size(plan, given.tested[0])
+        if one is None or given.may_exceed is None:
+            return f"{tried} budget too often"
+        may = f"at most {given.may_exceed}" if given.may_exceed else "none"
         return (
-            f"{plan.granularity}: none; the first set tested, {given.tested[0]} of the {plan.removed}, exceeded the "
-            "budget too often"
+            f"{tried} budget on {one.exceeded} of {one.prompts} held-out prompts; {may} of {given.holdout_prompts} may"
         )
     return (
         f"{plan.granularity}: with {numbers.exactly(given.confidence)}% confidence, removing {given.removed} of "
@@ -210,6 +217,11 @@ def guarantee(plan: Plan) -> str:
         f"({given.exceeded} of {given.holdout_prompts} "
         f"held-out prompts did). {_named(given.set)}"
     )
+
+
+def _of_size(plan: Plan, removed: int) -> HeldOut | None:
+    """The set of so many terms on held-out prompts."""
+    return next((one for one in plan.held_out if one.removed == removed), None)
 
 
 def _named(terms: Sequence[str]) -> str:
