@@ -175,8 +175,9 @@ def mean_guarantee(plan: Plan) -> list[str]:
         return []
     if not given.removed:
         one = _of_size(plan, given.tested[0])
-        within = one is not None and one.mean <= given.budget
-        few = f": on {given.holdout_prompts} held-out prompts it is, too few to show it" if within else ""
+        few = ""
+        if one is not None and one.mean <= given.budget:
+            few = f": on {one.prompts} held-out prompts it is, too few to show it"
         return [f"{plan.granularity}, mean: none; that of {given.tested[0]} is not shown to be within the budget{few}"]
     return [
         f"{plan.granularity}, mean: with {numbers.exactly(given.confidence)}% confidence, removing {given.removed} of "
@@ -207,10 +208,8 @@ def guarantee(plan: Plan) -> str:
         one = _of_size(plan, given.tested[0])
         if one is None or given.may_exceed is None:
             return f"{tried} budget too often"
-        may = f"at most {given.may_exceed}" if given.may_exceed else "none"
-        return (
-            f"{tried} budget on {one.exceeded} of {one.prompts} held-out prompts; {may} of {given.holdout_prompts} may"
-        )
+        may = f"{given.may_exceed or 'none'} of {given.holdout_prompts} may"
+        return f"{tried} budget on {one.exceeded} of {one.prompts} held-out prompts; {may}"
     return (
         f"{plan.granularity}: with {numbers.exactly(given.confidence)}% confidence, removing {given.removed} of "
         f"{plan.of} exceeds the budget on at most {numbers.exactly(given.share_above_limit)}% of prompts "
