@@ -28,9 +28,10 @@ from duat_cli.loading.checkpoint.files import plain_mode, read_json
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import load
-from duat_cli.loading.quiet import hushed
+from duat_cli.loading.quiet import described, hushed
 from duat_cli.models.arrays import relative_error, tolerance_for
-from duat_cli.models.discovery.structure import ModelStructure, probe_output
+from duat_cli.models.discovery.modality import without_decoder
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, probe_output
 from duat_cli.models.edits.heads import without_heads
 from duat_cli.models.edits.surgery import without_blocks, without_neurons, zeroed
 from duat_cli.models.sweep.passes import record, removals, run_without
@@ -243,7 +244,26 @@ def _ablated(
 def _read_back(part: Path, model: Any, expected: Tensor) -> tuple[float, int]:
     """How far the written checkpoint, read back, is from what was meant; and the bytes of its tensors."""
     again = load(str(part), dtype=str(model.dtype).removeprefix("torch."), device=str(model.device))
-    return relative_error(probe_output(again.model), expected), again.files.total_bytes
+    error = relative_error(probe_output(again.model), expected)
+    if _fault_as_called(model) is None and (fault := _fault_as_called(again.model)) is not None:
+        raise UnsupportedModelError(f"it then runs with use_cache=False alone ({described(fault)})")
+    return error, again.files.total_bytes
+
+
+@torch.no_grad()
+def _fault_as_called(model: Any) -> Exception | None:
+    """What the model raises as others call it, with a cache and one token behind the first ones. A hybrid that has no
+    attention left may not know how long its cache is."""
+    stack = without_decoder(model)
+    ids = probe_ids(stack, DISCOVERY_TOKENS)
+    try:
+        with hushed():
+            kept = getattr(stack(ids), "past_key_values", None)
+            if kept is not None:
+                stack(ids[:, -1:], past_key_values=kept)
+    except Exception as fault:  # of code that is not duat's
+        return fault
+    return None
 
 
 def _part_folder(directory: Path) -> Path:

@@ -99,6 +99,17 @@ def test_a_block_is_removed(model_type: str, tmp_path: Path) -> None:
     assert close(case.logits(), case.own())
 
 
+def test_a_hybrid_is_not_written_as_one_that_only_runs_without_a_cache(tmp_path: Path) -> None:
+    """Without any attention transformers does not know how long the cache is."""
+    case = Case(tmp_path, "qwen3_next")
+    attention = [k for k, kind in enumerate(case.model.config.layer_types) if kind == "full_attention"]
+    done = case.apply(*(TermId("block", block) for block in attention))
+    assert (done.removed_blocks, done.zeroed) == ((), len(attention))
+    assert "not removed but zeroed: it then runs with use_cache=False alone (ValueError" in done.notes[-1]
+    written = AutoModelForCausalLM.from_pretrained(case.out)
+    assert written.generate(torch.arange(40, 45)[None], max_new_tokens=2, do_sample=False).shape[1] > 5
+
+
 def test_blocks_neurons_and_heads_at_once(tmp_path: Path) -> None:
     case = Case(tmp_path, "llama")
     terms = [TermId("block", 0), TermId("head", 1, 3), TermId("attention", 2, 0), TermId("neuron", 0, 9)]
