@@ -173,6 +173,17 @@ class Eq18(WithReasons):
     not_covered: list[Skipped] = Field(description="other changed parameters in blocks, and why they were not tested")
 
 
+_CHANCE = Meaning(
+    "nats a token",
+    "estimate",
+    how="for prompts drawn as these; Student's t of the differences, whose sums are exact",
+    formula="mean +- t sd / sqrt(prompts)",
+    signed=True,
+    needs="prompts",
+    checked=False,
+)
+
+
 class LoraSummary(WithReasons):
     """The most important numbers, and sentences that they support."""
 
@@ -190,6 +201,12 @@ class LoraSummary(WithReasons):
         Finite | None,
         Meaning("nats a token", "exact", formula="mean of loss_tuned - loss_base", signed=True, needs="prompts"),
     ] = Field(default=None, description="mean over prompts of loss_tuned - loss_base, nats a token; below 0 is better")
+    loss_change_low: Annotated[Finite | None, _CHANCE] = Field(
+        default=None, description="lower end of the 95 % interval of that mean; null of fewer than five prompts"
+    )
+    loss_change_high: Annotated[Finite | None, _CHANCE] = Field(
+        default=None, description="upper end of it; where the interval holds 0 the change may be chance"
+    )
     notable: list[str] = Field(description="sentences that the numbers support")
 
 

@@ -1,10 +1,11 @@
-"""The summary of a change of weights: what a reader should see first, each sentence backed by the numbers."""
+"""What a reader should see first of a change of weights and of what it does to prompts: sentences that the numbers
+back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.results.lora import LoraSummary
+from duat_cli.results.lora import BlockChange, LoraSummary, PromptChange
 from duat_cli.results.weight_change import Comparison, ModuleChange
 
 FAR_BELOW = 8  # times a rank that is called low is at most the matrix's smaller side
@@ -35,6 +36,41 @@ def summarise(
         ][:4],
         reasons=reasons,
     )
+
+
+def most_moved(blocks: Sequence[BlockChange]) -> list[str]:
+    """Which W' changed most, and through what."""
+    changed = [b for b in blocks if b.operator.relative_change]
+    known = [b for b in changed if b.operator.routing is not None and b.operator.weights is not None]
+    if not known:
+        return []
+    top = max(known, key=lambda b: b.operator.relative_change or 0.0)
+    routing, weights = top.operator.routing or 0.0, top.operator.weights or 0.0
+    what = "routing (what attention looks at)" if routing > weights else "weights (what attention carries)"
+    return [
+        f"W' of block {top.index} changed most, by {100 * (top.operator.relative_change or 0):.3g} %, more through"
+        f" {what}: routing {100 * routing:.3g} %, weights {100 * weights:.3g} %"
+    ]
+
+
+def most_and_least(most: PromptChange | None, least: PromptChange | None) -> list[str]:
+    """The prompts whose next tokens moved most and least."""
+    if most is None or least is None or most is least or not most.kl:
+        return []
+    return [
+        f"prompt {most.prompt} moved most (KL {most.kl:.3g} nats a token), prompt {least.prompt} least ({least.kl:.3g})"
+    ]
+
+
+def loss_between(change: float, interval: tuple[float, float] | None) -> str:
+    """How far the loss moved, and whether other prompts of the kind would say so too."""
+    said = f"the loss fell by {-change:.3g}" if change < 0 else f"the loss rose by {change:.3g}"
+    said += " nats a token, the mean over the prompts"
+    if interval is None:
+        return f"{said}, too few to say whether it is more than chance"
+    low, high = interval
+    chance = ", not told apart from no change" if low <= 0 <= high else ""
+    return f"{said} (95 % interval of the change: {low:+.3g} to {high:+.3g}{chance})"
 
 
 def _largest(modules: Sequence[ModuleChange]) -> list[str]:

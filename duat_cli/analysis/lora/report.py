@@ -17,6 +17,7 @@ from duat_cli.analysis.lora.applied import by_parameter, refuse_other_base, tied
 from duat_cli.analysis.lora.change import Change, Read, adapter_tensors, change_of
 from duat_cli.analysis.lora.eq18 import Eq18Test, Stated
 from duat_cli.analysis.lora.ground import Ground, ground_of
+from duat_cli.analysis.lora.notable import loss_between, most_and_least, most_moved
 from duat_cli.analysis.lora.places import NONE_IN_FRONT, Front, FrontNorms, sup_local
 from duat_cli.analysis.lora.prompts import ONE_TOKEN, Compared, Comparer, Decode
 from duat_cli.analysis.progress import Progress
@@ -37,6 +38,10 @@ from duat_cli.results.base import Certificate, Run
 from duat_cli.results.lora import BlockChange, Eq18, LoraReport, LoraSummary, OperatorChange, PromptChange, TermsChange
 from duat_cli.results.prompts import LISTED, Roll, roll_of
 from duat_cli.results.weight_change import ModuleChange
+from duat_cli.statistics.bootstrap import FEWEST
+from duat_cli.statistics.survey import quantile
+
+CONFIDENCE = 0.95
 
 
 @contextlib.contextmanager
@@ -105,7 +110,7 @@ class Changes:
     """What the prompts so far say together of KL and loss."""
 
     def __init__(self) -> None:
-        self._kl, self._loss = ExactSum(), ExactSum()
+        self._kl, self._loss, self._squares = ExactSum(), ExactSum(), ExactSum()
         self._no_kl = self._no_loss = False
         self._why: dict[str, str] = {}
         self._by_kl, self._by_output = Order(lambda one: one.kl or 0.0), Order(lambda one: one.output)
@@ -128,6 +133,7 @@ class Changes:
         else:
             change = one.loss_tuned - one.loss_base
             self._loss.add(change)
+            self._squares.add(change**2)
             self.scored += 1
             self.better += change < 0
 
@@ -150,6 +156,15 @@ class Changes:
     def loss(self) -> float | None:
         """Tuned less base, of every prompt but those of one token; None where one of the others has no finite loss."""
         return None if self._no_loss or not self.scored else self._loss.mean()
+
+    @property
+    def loss_interval(self) -> tuple[float, float] | None:
+        """Student's, 95 %, of the mean over prompts drawn as these are; None of too few to say how they differ."""
+        if self.loss is None or self.scored < FEWEST:
+            return None
+        spread = max(0.0, self._squares.mean() - self.loss**2) / (self.scored - 1)
+        half = quantile((1 + CONFIDENCE) / 2, self.scored - 1) * spread**0.5
+        return self.loss - half, self.loss + half
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -365,6 +380,8 @@ def _summary(before: LoraSummary, found: Findings) -> LoraSummary:
         update={
             "kl": changes.kl,
             "loss_change": changes.loss,
+            "loss_change_low": None if changes.loss_interval is None else changes.loss_interval[0],
+            "loss_change_high": None if changes.loss_interval is None else changes.loss_interval[1],
             "notable": [*_notable(found), *before.notable],
             "reasons": {**before.reasons, **changes.reasons},
         }
@@ -372,28 +389,10 @@ def _summary(before: LoraSummary, found: Findings) -> LoraSummary:
 
 
 def _notable(found: Findings) -> list[str]:
-    """Where the change acts most, and through what."""
-    changed = [b for b in found.blocks if b.operator.relative_change]
-    known = [b for b in changed if b.operator.routing is not None and b.operator.weights is not None]
-    lines = []
-    if known:
-        top = max(known, key=lambda b: b.operator.relative_change or 0.0)
-        routing, weights = top.operator.routing or 0.0, top.operator.weights or 0.0
-        what = "routing (what attention looks at)" if routing > weights else "weights (what attention carries)"
-        lines.append(
-            f"W' of block {top.index} changed most, by {100 * (top.operator.relative_change or 0):.3g} %, more through"
-            f" {what}: routing {100 * routing:.3g} %, weights {100 * weights:.3g} %"
-        )
+    """Where the change acts most, and through what; on which prompts; and what it does to the loss."""
     changes = found.changes
-    most, least = changes.order.first, changes.order.last
-    if most is not None and least is not None and most is not least and most.kl:
-        lines.append(
-            f"prompt {most.prompt} moved most (KL {most.kl:.3g} nats a token), prompt {least.prompt} least "
-            f"({least.kl:.3g})"
-        )
+    lines = [*most_moved(found.blocks), *most_and_least(changes.order.first, changes.order.last)]
     if changes.loss:
-        lines.append(
-            f"the loss on the prompts {'fell' if changes.loss < 0 else 'rose'} by {abs(changes.loss):.3g} nats a token "
-            f"on average; it fell on {changes.better} of {changes.scored}"
-        )
+        between = loss_between(changes.loss, changes.loss_interval)
+        lines.append(f"{between}; it fell on {changes.better} of {changes.scored}")
     return lines

@@ -57,6 +57,9 @@ def test_against_the_whole_list(broken: set[int], listed: int, monkeypatch: pyte
     assert found.kl == statistics.fmean(row.kl or 0.0 for row in rows)
     assert found.loss == statistics.fmean(losses)
     assert (found.scored, found.better) == (len(losses), sum(loss < 0 for loss in losses))
+    half = 2.0117 * statistics.stdev(losses) / len(losses) ** 0.5  # Student's t at 0.975, 47 degrees of freedom
+    assert len(losses) == 48
+    assert found.loss_interval == pytest.approx((found.loss - half, found.loss + half), rel=1e-3)
     assert found.reasons == {}
 
 
