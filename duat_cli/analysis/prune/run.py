@@ -21,7 +21,7 @@ from duat_cli.analysis.prune.repair.repairer import Repairer
 from duat_cli.analysis.prune.repair.standing import biases
 from duat_cli.analysis.prune.report import blocks_of, predictions_of, terms_of
 from duat_cli.analysis.prune.sets.apply import apply_terms
-from duat_cli.analysis.prune.sets.export import chosen_set, mergekit_slices
+from duat_cli.analysis.prune.sets.export import chosen_set, kinds_of_blocks, mergekit_slices
 from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.sets.plan import Setting, plan_of
 from duat_cli.analysis.prune.sets.size import set_size
@@ -98,7 +98,8 @@ class PruneOutcome:
             gone = [term.block for term in terms]
             path = loaded.name if loaded.revision else str(loaded.files.path)
             dtype = str(most_stored(loaded.files) or loaded.model.dtype).removeprefix("torch.")
-            return mergekit_slices(facts.blocks, gone, model=path, dtype=dtype)
+            kinds = kinds_of_blocks(loaded.model, self.session.structure)
+            return mergekit_slices(facts.blocks, gone, model=path, dtype=dtype, kinds=kinds)
         chosen = chosen_set(
             loaded.model,
             self.session.structure,

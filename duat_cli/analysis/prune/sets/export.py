@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
 from duat_cli.errors import InputError
 from duat_cli.models.block.linears import applied_axis
+from duat_cli.models.discovery.modality import is_pair
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.terms.sites import BlockSites, TermId
@@ -67,10 +69,23 @@ def _chosen(
     )  # fmt: skip
 
 
-def mergekit_slices(blocks: int, removed: Sequence[int], *, model: str, dtype: str) -> str:
+def kinds_of_blocks(model: Any, structure: ModelStructure) -> int:
+    """How many there are, which the config tells apart by number. InputError where slices cannot say which go."""
+    if is_pair(model):
+        raise InputError(
+            "--export: mergekit slices do not tell an encoder's blocks from a decoder's; give a .json file"
+        )
+    if len(set(structure.calls)) < len(structure.calls):
+        raise InputError("--export: blocks that are one module cannot be sliced apart; give a .json file")
+    stated = getattr(model.config.get_text_config(), "layer_types", None) or [None]
+    return max(len(set(stated)), len({type(block) for block in structure.calls}))
+
+
+def mergekit_slices(blocks: int, removed: Sequence[int], *, model: str, dtype: str, kinds: int = 1) -> str:
     """A mergekit configuration that passes the other blocks through: one slice a run of blocks that stay.
 
-    `layer_range` is half-open, [first, past the last). blocks: how many there are; removed: which go.
+    `layer_range` is half-open, [first, past the last). blocks: how many there are; removed: which go; kinds: as of
+    `kinds_of_blocks`.
     """
     gone = set(removed)
     if bad := [b for b in gone if not 0 <= b < blocks]:
@@ -81,6 +96,8 @@ def mergekit_slices(blocks: int, removed: Sequence[int], *, model: str, dtype: s
     starts = [b for b in keep if b - 1 not in keep]
     ends = [b + 1 for b in keep if b + 1 not in keep]
     lines = ["slices:"]
+    if kinds > 1:
+        lines = ["# the config says by its number of which kind a block is: it must lose the same ones", *lines]
     for start, end in zip(starts, ends, strict=True):
         lines += ["- sources:", f"  - model: {_quoted(model)}", f"    layer_range: [{start}, {end}]"]
     return "\n".join([*lines, "merge_method: passthrough", f"dtype: {dtype}", ""])

@@ -10,7 +10,7 @@ from helpers import single_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duat_cli.analysis.prune.sets.export import chosen_set, mergekit_slices
+from duat_cli.analysis.prune.sets.export import chosen_set, kinds_of_blocks, mergekit_slices
 from duat_cli.errors import InputError
 from duat_cli.models.discovery.structure import discover
 from duat_cli.models.terms.sites import TermId, find_sites
@@ -75,6 +75,22 @@ def test_slices_keep_what_is_not_removed(case: tuple[int, set[int]], model: str)
     assert kept == [k for k in range(blocks) if k not in removed]
     assert {source["model"] for piece in read["slices"] for source in piece["sources"]} == {model}
     assert (read["merge_method"], read["dtype"]) == ("passthrough", "float32")
+
+
+@pytest.mark.parametrize(("model_type", "kinds"), [("llama", 1), ("gemma2", 2), ("jamba", 2)])
+def test_blocks_of_several_kinds_are_said_to_be(model_type: str, kinds: int) -> None:
+    model = single_model(model_type)
+    assert kinds_of_blocks(model, discover(model)) == kinds
+    text = mergekit_slices(3, [1], model="m", dtype="float32", kinds=kinds)
+    assert text.startswith("# the config says by its number" if kinds > 1 else "slices:")
+    assert [slice["sources"][0]["layer_range"] for slice in yaml.safe_load(text)["slices"]] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(("model_type", "why"), [("albert", "one module"), ("bart", "an encoder's blocks")])
+def test_blocks_that_are_no_list_of_a_decoder(model_type: str, why: str) -> None:
+    model = single_model(model_type)
+    with pytest.raises(InputError, match=f"{why}.*give a .json file"):
+        kinds_of_blocks(model, discover(model))
 
 
 def test_slices_that_cannot_be() -> None:
