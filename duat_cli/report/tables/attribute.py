@@ -33,6 +33,10 @@ NOT_CAUSAL = (
     "Parts are exact shares of this output with attention, norms and gates held as they are. They do not say what "
     "would happen if a part were removed: then these react."
 )
+BARE = (
+    "The logit is held against nothing: what raises all logits alike counts, and makes nothing likelier; "
+    "--against mean leaves it out."
+)
 _TOKENS = 40  # of a prompt, in its table; the largest parts of a longer one
 
 
@@ -52,6 +56,7 @@ def render_attribute(report: AttributeReport, page: Page) -> str:
         *facts.section("held fixed between the last block and the logits", report.held),
         _verdict(report.certificate),
         line(NOT_CAUSAL, "dim"),
+        *([line(BARE, "dim")] if any(is_bare(one) for one in report.attribution) else []),
         *facts.remarks(report.skipped, report.warnings),
     ]
     return page.render(parts)
@@ -75,6 +80,11 @@ def _prediction(one: Attribution, page: Page, prompts: int) -> list[RenderableTy
         *_flows(one.flows, one),
         *_measured(one.measured, page),
     ]
+
+
+def is_bare(one: Attribution) -> bool:
+    """Whether it is of one logit, held against nothing."""
+    return one.target.token is not None and one.target.against is None and not one.target.against_mean
 
 
 def named(one: Attribution) -> str:

@@ -51,7 +51,7 @@ def predictions(report: AttributeReport, drawn: int, texts: int) -> list[Figure]
             key="all",
             wide=True,
             title=f"All {len(report.attribution)} predictions",
-            says="In their order. Adding most is by size, whether towards the prediction or against it.",
+            says="In their order. Adding most is by size, whether it raises the logit or lowers it.",
             tables=[table],
             terms=["attribution[].logit", "attribution[].rank"],
             notes=_left_out(drawn, texts, len(report.attribution)),
