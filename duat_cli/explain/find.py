@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 
 from duat_cli import __version__
@@ -12,6 +13,7 @@ from duat_cli.explain.fields import fields
 from duat_cli.explain.pages import topics, words
 from duat_cli.explain.rules import lint_rules, rules
 from duat_cli.loading.wording import shown
+from duat_cli.report.headers import printed
 from duat_cli.results.explain import ExplainReport, Explanation
 
 
@@ -24,7 +26,8 @@ def explain(asked: str | None) -> ExplainReport:
     if asked is not None:
         wanted = _plain(asked)
         entries = sorted(
-            _by_name().get(wanted, []), key=lambda entry: (_plain(entry.name) != wanted, entry.formula is None)
+            _by_name().get(wanted) or _by_words().get(_bare(wanted), []),
+            key=lambda entry: (_plain(entry.name) != wanted, entry.formula is None),
         )
         if not entries:
             known = dict.fromkeys(name for entry in everything() for name in _names(entry))
@@ -48,6 +51,24 @@ def _by_name() -> dict[str, list[Explanation]]:
         for name in {_plain(name): None for name in (*_names(entry), *_paths(entry))}:
             found.setdefault(name, []).append(entry)
     return found
+
+
+@functools.cache
+def _by_words() -> dict[str, list[Explanation]]:
+    """Fields by words that stand side by side in the printed headers of their columns, units included."""
+    at = {place: entry for entry in everything() if entry.kind == "field" for place in entry.where}
+    found: dict[str, list[Explanation]] = {}
+    for (report, path), titles in printed().items():
+        for parts in (_bare(_plain(title)).split() for title in titles):
+            for first, last in itertools.combinations(range(len(parts) + 1), 2):
+                entries = found.setdefault(" ".join(parts[first:last]), [])
+                entries += [entry for entry in [at[f"{report}: {path}"]] if entry not in entries]
+    return found
+
+
+def _bare(words: str) -> str:
+    """Without what stands between a header and its unit."""
+    return " ".join(word.strip(",") for word in words.split())
 
 
 def _names(entry: Explanation) -> Iterator[str]:

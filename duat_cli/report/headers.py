@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 from duat_cli.report.tables import compare as compare_table
 from duat_cli.report.tables import inspect as table
@@ -20,6 +21,7 @@ _TABLES: dict[str, dict[str, list[Column]]] = {
 }
 _OF_TEXT = {  # tables that are more words than numbers
     ("attribute", "attribution[].parts.tokens[].value"): ["its own part"],
+    ("attribute", "attribution[].parts.units[].tokens"): ["UAT terms at it"],
     ("attribute", "attribution[].direct.heads[].value"): ["direct"],
     ("attribute", "attribution[].direct.heads[].moved"): ["moved"],
     ("attribute", "attribution[].measured.heads[].change"): ["lost"],
@@ -35,10 +37,20 @@ _OF_TEXT = {  # tables that are more words than numbers
 @functools.cache
 def headers() -> dict[tuple[str, str], list[str]]:
     """(report, path of the field) -> headers of the columns that show it."""
-    found = dict(_OF_TEXT)
+    return _headers(lambda column: column.name)
+
+
+@functools.cache
+def printed() -> dict[tuple[str, str], list[str]]:
+    """The same with the units that stand under them."""
+    return _headers(lambda column: " ".join(filter(None, column.header)))
+
+
+def _headers(text: Callable[[Column], str]) -> dict[tuple[str, str], list[str]]:
+    found = {place: list(titles) for place, titles in _OF_TEXT.items()}
     for report, tables in _TABLES.items():
         for rows, columns in tables.items():
             for column in columns:
-                names = found.setdefault((report, rows + column.path), [])
-                names += [column.name] if column.name not in names else []
+                names, title = found.setdefault((report, rows + column.path), []), text(column)
+                names += [title] if title not in names else []
     return found

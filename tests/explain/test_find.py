@@ -71,6 +71,15 @@ def test_every_column_is_found_by_its_header_and_says_how_exact_it_is() -> None:
         assert all(entry.exact for entry in found if entry.columns), column.name
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [("idle", "negligible_share"), ("over budget, %", "share_exceeded"), ("9 of 10 at most", "percentile_90"),
+     ("pred.", "mean_predicted"), ("loss base", "loss_base"), ("UAT terms at it", "tokens")],
+)  # fmt: skip
+def test_words_of_a_header_are_enough(words: str, name: str) -> None:
+    assert name in {entry.name for entry in named(words, "field")}
+
+
 def test_every_rule_and_every_lint_rule_is_explained_as_it_is_declared() -> None:
     for name, rule in all_rules().items():
         [entry] = named(name, "rule")

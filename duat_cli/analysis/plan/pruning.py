@@ -181,7 +181,8 @@ def _freed(shape: Shape, task: Task, weights: Residence) -> int:
     """Memory that is freed and not given back; more where all weights are there: it costs less to use it again."""
     assert task.pruning is not None
     if weights == "streamed":  # it is given back between blocks
-        return FREED // 2
+        waiting = max(ablation_bytes(task, terms_of(shape, task.pruning), task.pruning, shape.width))
+        return min(FREED // 2, shape.weights + min(waiting, task.waiting))
     freed = min(FREED, shape.weights)
     longest, (few, many) = max(task.chosen_on, default=0), OUTPUTS
     outputs = min(few + len(task.chosen_on), many) * longest * _ending(shape, task.pruning) * shape.wide

@@ -41,7 +41,7 @@ class Column:
     @property
     def name(self) -> str:
         """The header in one line, without its unit."""
-        return " ".join(self.title[:-1]).replace(f"{_BREAK} ", "").replace("- ", "-")
+        return " ".join(filter(None, self.title[:-1])).replace(f"{_BREAK} ", "").replace("- ", "-")
 
 
 @dataclass(frozen=True)
