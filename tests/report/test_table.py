@@ -175,6 +175,22 @@ def test_a_prune_report_without_ablations_of_single_terms_speaks_of_none() -> No
         assert words not in text
 
 
+def test_a_title_speaks_of_the_kinds_that_are_there() -> None:
+    report = sample.prune_report()
+    assert "removing one head or one neuron, nats" in render_prune(report, Page(120))
+    heads = [b.model_copy(update={"neurons": None, "reasons": {**b.reasons, "neurons": "x"}}) for b in report.blocks]
+    assert "removing one head, nats" in render_prune(report.model_copy(update={"blocks": heads}), Page(120))
+
+
+def test_of_many_prompts_some_rows_are_printed() -> None:
+    report = sample.lora_report(prompts_too=True)
+    assert report.by_prompt is not None
+    many = report.model_copy(update={"by_prompt": report.by_prompt * 90})
+    text = render_lora(many, Page(80))
+    assert len(text.splitlines()) < 110
+    assert "The 40 of 90 prompts that moved most (--json has 90)" in text
+
+
 def test_a_prune_report_without_terms_renders() -> None:
     empty = sample.prune_report().model_copy(update={"blocks": [], "plans": [], "prediction": [], "terms": []})
     assert "exact: largest relative error" in render_prune(empty, Page(80))

@@ -56,6 +56,7 @@ _BLOCK_COLUMNS = [
     Column(("dynamic", "bias", "%"), "terms.dynamic_bias", numbers.percent),
     Column(("output", "%"), "terms.output", numbers.percent),
 ]
+_SHOWN = 40  # prompts of many; the others are in the JSON
 _PROMPT_COLUMNS = [
     Column(("output", "%"), "output", numbers.percent),
     Column(("KL", "nats"), "kl", numbers.plain),
@@ -184,23 +185,26 @@ def _blocks(report: LoraReport, page: Page) -> list[RenderableType]:
 def _prompts(report: LoraReport, page: Page) -> list[RenderableType]:
     if report.by_prompt is None:
         return []
+    rows = report.by_prompt[:_SHOWN]
     moved = [
         f"prompt {row.prompt}: {', '.join(_token(token) for token in row.moved_tokens)}"
-        for row in report.by_prompt[:5]
-        if row.moved_tokens
+        for row in rows[:5]
+        if any(token.kl for token in row.moved_tokens)
     ]
     return [
         BLANK,
         line(_prompts_title(report), "bold"),
-        *spaced(report.by_prompt, PROMPT, _PROMPT_COLUMNS, page),
-        *_absent(report.by_prompt, _PROMPT_COLUMNS),
+        *spaced(rows, PROMPT, _PROMPT_COLUMNS, page),
+        *_absent(rows, _PROMPT_COLUMNS),
         *facts.section("tokens whose next token moved most (KL, nats)", moved),
     ]
 
 
 def _prompts_title(report: LoraReport) -> str:
-    shown, count = len(report.by_prompt or []), report.prompt_set.count if report.prompt_set else 0
-    return f"The {shown:,} of {count:,} prompts that moved most" if shown < count else "Prompts, most moved first"
+    listed = len(report.by_prompt or [])
+    shown, count = min(listed, _SHOWN), report.prompt_set.count if report.prompt_set else listed
+    more = f" (--json has {listed:,})" if shown < listed else ""
+    return f"The {shown:,} of {count:,} prompts that moved most{more}" if shown < count else "Prompts, most moved first"
 
 
 def _token(token: TokenChange) -> str:

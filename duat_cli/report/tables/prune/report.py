@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -142,12 +143,18 @@ def _heads_and_neurons(report: PruneReport, page: Page) -> list[RenderableType]:
         return [BLANK, *precision]
     return [
         BLANK,
-        line(f"Predicted damage of removing one head or one neuron, {report.protocol.unit}", "bold"),
+        line(f"Predicted damage of removing {_ones(shown)}, {report.protocol.unit}", "bold"),
         *spaced(rows, BLOCK, shown, page),
         BLANK,
         *precision,
         *facts.absences(missing(rows, shown, [row.index for row in rows]), "block"),
     ]
+
+
+def _ones(shown: Sequence[Column]) -> str:
+    """Of which kinds the columns are: one head or one neuron."""
+    kinds = [kind for kind in ("head", "neuron") if any(column.path.startswith(f"{kind}s.") for column in shown)]
+    return " or ".join(f"one {kind}" for kind in kinds)
 
 
 def _head_columns(unit: str) -> list[Column]:

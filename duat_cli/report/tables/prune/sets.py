@@ -13,7 +13,7 @@ from duat_cli.report.tables.grid import KIND, Column, filled, spaced, spaced_nam
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.report.tables.prune.repair import repair
 from duat_cli.results.prune.report import PruneReport
-from duat_cli.results.prune.sets import HeldOut, Plan
+from duat_cli.results.prune.sets import HeldOut, Plan, SetSize
 
 UNITS = {"hidden": "rel.", "kl": "nats", "nll": "nats"}  # short, for headers
 PICTURE_WIDTH = 40
@@ -214,8 +214,15 @@ def guarantee(plan: Plan) -> str:
         f"{plan.granularity}: with {numbers.exactly(given.confidence)}% confidence, removing {given.removed} of "
         f"{plan.of} exceeds the budget on at most {numbers.exactly(given.share_above_limit)}% of prompts "
         f"({given.exceeded} of {given.holdout_prompts} "
-        f"held-out prompts did). {_named(given.set)}"
+        f"held-out prompts did). {_saving(given.saves)}{_named(given.set)}"
     )
+
+
+def _saving(saves: SetSize | None) -> str:
+    """What a file without the guaranteed set no longer holds; the table says it of the chosen one."""
+    if saves is None or not saves.parameters_removed:
+        return ""
+    return f"It saves {_millions(saves.parameters_removed)} M parameters, {_millions(saves.bytes_removed)} MB. "
 
 
 def _of_size(plan: Plan, removed: int) -> HeldOut | None:
