@@ -57,21 +57,28 @@ def may_be_long(shape: Shape, task: Task, way: Way, stored: int) -> bool:
 
 
 def rows_of(task: Task) -> int:
-    """Of its products: a prompt's tokens on average, of which few take longer each. Ablations go many at a time."""
+    """Of its products of matrices: a prompt's tokens, on average; where there are few, each takes longer. Ablations go
+    side by side."""
     if task.pruning is not None or not task.tokens:
         return ROWS
     return max(1, min(ROWS, sum(task.tokens) // len(task.tokens)))
 
 
 def measured_pace(
-    files: CheckpointFiles, shape: Shape, device: str = "cpu", *, rows: int = ROWS, alone: bool = False
+    files: CheckpointFiles,
+    shape: Shape,
+    device: str = "cpu",
+    *,
+    rows: int = ROWS,
+    alone: bool = False,
+    wide: bool = False,
 ) -> Pace:
     """A product of the block's shape, of so many rows, in the run's dtype, and a read from the middle of the largest
     file; what is in the system's file cache is read faster than what is not. alone: whether the rate of one thread is
-    asked for."""
+    asked for; wide: that of float32, whatever the dtype, of which half precision is several times faster."""
     import torch
 
-    dtype = getattr(torch, shape.dtype)
+    dtype = torch.float32 if wide else getattr(torch, shape.dtype)
     left = torch.ones(rows, shape.width, dtype=dtype, device=device)
     right = torch.ones(shape.width, shape.inner, dtype=dtype, device=device)
 

@@ -68,7 +68,8 @@ class Plan:
     def pace(self, device: str = "cpu") -> Pace:
         """Of this machine, measured."""
         alone = any(way.processes > 1 for way in self.ways)
-        return measured_pace(self.files, self.shape, device, rows=rows_of(self.task), alone=alone)
+        wide = self.task.pruning is not None  # gradients, readings and bounds take its time, and are wider than passes
+        return measured_pace(self.files, self.shape, device, rows=rows_of(self.task), alone=alone, wide=wide)
 
     def seconds(self, way: Way, pace: Pace) -> float:
         """How long one of the ways takes."""

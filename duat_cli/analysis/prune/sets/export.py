@@ -97,7 +97,7 @@ def mergekit_slices(blocks: int, removed: Sequence[int], *, model: str, dtype: s
     ends = [b + 1 for b in keep if b + 1 not in keep]
     lines = ["slices:"]
     if kinds > 1:
-        lines = ["# the config says by its number of which kind a block is: it must lose the same ones", *lines]
+        lines = ["# the config lists kinds of blocks by their number: take the same numbers out of that list", *lines]
     for start, end in zip(starts, ends, strict=True):
         lines += ["- sources:", f"  - model: {_quoted(model)}", f"    layer_range: [{start}, {end}]"]
     return "\n".join([*lines, "merge_method: passthrough", f"dtype: {dtype}", ""])

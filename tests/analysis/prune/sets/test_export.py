@@ -82,7 +82,7 @@ def test_blocks_of_several_kinds_are_said_to_be(model_type: str, kinds: int) -> 
     model = single_model(model_type)
     assert kinds_of_blocks(model, discover(model)) == kinds
     text = mergekit_slices(3, [1], model="m", dtype="float32", kinds=kinds)
-    assert text.startswith("# the config says by its number" if kinds > 1 else "slices:")
+    assert text.startswith("# the config lists kinds of blocks" if kinds > 1 else "slices:")
     assert [slice["sources"][0]["layer_range"] for slice in yaml.safe_load(text)["slices"]] == [[0, 1], [2, 3]]
 
 
