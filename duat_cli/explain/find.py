@@ -59,10 +59,12 @@ def _by_words() -> dict[str, list[Explanation]]:
     at = {place: entry for entry in everything() if entry.kind == "field" for place in entry.where}
     found: dict[str, list[Explanation]] = {}
     for (report, path), titles in printed().items():
+        entry = at[f"{report}: {path}"]
         for parts in (_bare(_plain(title)).split() for title in titles):
             for first, last in itertools.combinations(range(len(parts) + 1), 2):
                 entries = found.setdefault(" ".join(parts[first:last]), [])
-                entries += [entry for entry in [at[f"{report}: {path}"]] if entry not in entries]
+                if entry not in entries:
+                    entries.append(entry)
     return found
 
 

@@ -159,7 +159,8 @@ class Changes:
 
     @property
     def loss_interval(self) -> tuple[float, float] | None:
-        """Student's, 95 %, of the mean over prompts drawn as these are; None of too few to say how they differ."""
+        """Student's, 95 %, of the mean over prompts drawn as these are, which two sums are enough for, unlike
+        `paired_interval`; None of too few to say how they differ."""
         if self.loss is None or self.scored < FEWEST:
             return None
         spread = max(0.0, self._squares.mean() - self.loss**2) / (self.scored - 1)
@@ -376,12 +377,13 @@ def _with_sup(
 
 def _summary(before: LoraSummary, found: Findings) -> LoraSummary:
     changes = found.changes
+    low, high = changes.loss_interval or (None, None)
     return before.model_copy(
         update={
             "kl": changes.kl,
             "loss_change": changes.loss,
-            "loss_change_low": None if changes.loss_interval is None else changes.loss_interval[0],
-            "loss_change_high": None if changes.loss_interval is None else changes.loss_interval[1],
+            "loss_change_low": low,
+            "loss_change_high": high,
             "notable": [*_notable(found), *before.notable],
             "reasons": {**before.reasons, **changes.reasons},
         }

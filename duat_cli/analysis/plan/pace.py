@@ -65,20 +65,14 @@ def rows_of(task: Task) -> int:
 
 
 def measured_pace(
-    files: CheckpointFiles,
-    shape: Shape,
-    device: str = "cpu",
-    *,
-    rows: int = ROWS,
-    alone: bool = False,
-    wide: bool = False,
+    files: CheckpointFiles, shape: Shape, task: Task, device: str = "cpu", *, alone: bool = False
 ) -> Pace:
-    """A product of the block's shape, of so many rows, in the run's dtype, and a read from the middle of the largest
-    file; what is in the system's file cache is read faster than what is not. alone: whether the rate of one thread is
-    asked for; wide: that of float32, whatever the dtype, of which half precision is several times faster."""
+    """A product of the block's shape and the task's rows, and a read from the middle of the largest file; what is in
+    the system's file cache is read faster than what is not. alone: whether the rate of one thread is asked for."""
     import torch
 
-    dtype = torch.float32 if wide else getattr(torch, shape.dtype)
+    # Gradients, readings and bounds take the time of pruning, and are wider than passes in half precision.
+    rows, dtype = rows_of(task), torch.float32 if task.pruning is not None else getattr(torch, shape.dtype)
     left = torch.ones(rows, shape.width, dtype=dtype, device=device)
     right = torch.ones(shape.width, shape.inner, dtype=dtype, device=device)
 

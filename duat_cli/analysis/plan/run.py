@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from duat_cli.analysis.plan.memory import SPARE, kernel_factors, peak, shared
-from duat_cli.analysis.plan.pace import Pace, may_be_long, measured_pace, rows_of
+from duat_cli.analysis.plan.pace import Pace, may_be_long, measured_pace
 from duat_cli.analysis.plan.pruning import ablation_bytes, terms_of
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import Task
@@ -68,8 +68,7 @@ class Plan:
     def pace(self, device: str = "cpu") -> Pace:
         """Of this machine, measured."""
         alone = any(way.processes > 1 for way in self.ways)
-        wide = self.task.pruning is not None  # gradients, readings and bounds take its time, and are wider than passes
-        return measured_pace(self.files, self.shape, device, rows=rows_of(self.task), alone=alone, wide=wide)
+        return measured_pace(self.files, self.shape, self.task, device, alone=alone)
 
     def seconds(self, way: Way, pace: Pace) -> float:
         """How long one of the ways takes."""

@@ -92,16 +92,12 @@ def _blocks(schemes: Sequence[Scheme]) -> list[tuple[int, int]]:
     return found
 
 
-def _symmetric(scheme: Scheme) -> bool:
-    return scheme.get("symmetric", True) is not False
-
-
 def _zero_points(tensors: Mapping[str, Tensor], name: str, zero: str, schemes: Sequence[Scheme]) -> bool:
     """Whether the weight has them; UnfitError where the config says otherwise."""
-    kinds = {_symmetric(scheme) for scheme in schemes}
-    if kinds == {True} and zero in tensors:
+    symmetric = {scheme.get("symmetric", True) is not False for scheme in schemes}
+    if symmetric == {True} and zero in tensors:
         raise UnfitError(zero, f"zero points of {shown(name)}, which is symmetric by the config")
-    if kinds == {False}:
+    if symmetric == {False}:
         require(tensors, name, zero, dtypes=(*FLOATS, *WHOLE, *_VALUES))
     return zero in tensors
 

@@ -37,11 +37,10 @@ def gptq(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Found:
         inputs = words * 32 // bits
         groups = _groups(tensors, name, scale, outs)
         _require_stated(config, tensors, name, inputs, in_order=order not in tensors)
-        if config.get("desc_act") and groups > 1:
-            require(tensors, name, order, dtypes=WHOLE)
-        require(tensors, name, zero, (groups, words_of(outs, bits)), ("I32",))
-        if order in tensors:
+        reordered = bool(config.get("desc_act")) and groups > 1
+        if order in tensors or reordered:
             require(tensors, name, order, (inputs,), WHOLE)
+        require(tensors, name, zero, (groups, words_of(outs, bits)), ("I32",))
         return Gptq(
             shape=(outs, inputs),
             parts={"values": name, "scales": scale, "zeros": zero, **({"groups": order} if order in tensors else {})},

@@ -67,7 +67,8 @@ def scaled(
     times: float | None = None,
 ) -> Scaled:
     """The formula of a stored weight; UnfitError where its scales are missing or of another shape. blocks: sizes that
-    the config names, of which the first that fits is meant; without one scales are of rows, columns or all."""
+    the config names, of which the first that fits is meant; without one scales are of rows, columns or all. zero: its
+    zero points, if it has any."""
     stored = tensors[name]
     shape = (*stored.shape[:-1], stored.shape[-1] * (2 if pairs else 1))
     found = require(tensors, name, scale, dtypes=(*FLOATS, "F8_E8M0", "F8_E4M3", "U8"))
@@ -77,7 +78,7 @@ def scaled(
         raise misshapen(tensors, name, scale, f"expected one scale for each {sizes}row, column or tensor")
     dtypes = {"values": stored.dtype, "scales": found.dtype}
     parts = {"values": name, "scales": scale}
-    if zero is not None and zero in tensors:
+    if zero is not None:
         dtypes["zeros"] = require(tensors, name, zero, found.shape, (*FLOATS, "I8", stored.dtype)).dtype
         parts["zeros"] = zero
     return Scaled(

@@ -245,7 +245,8 @@ def _read_back(part: Path, model: Any, expected: Tensor) -> tuple[float, int]:
     """How far the written checkpoint, read back, is from what was meant; and the bytes of its tensors."""
     again = load(str(part), dtype=str(model.dtype).removeprefix("torch."), device=str(model.device))
     error = relative_error(probe_output(again.model), expected)
-    if _fault_as_called(model) is None and (fault := _fault_as_called(again.model)) is not None:
+    fault = _fault_as_called(again.model)
+    if fault is not None and _fault_as_called(model) is None:
         raise UnsupportedModelError(f"it then runs with use_cache=False alone ({described(fault)})")
     return error, again.files.total_bytes
 
