@@ -50,7 +50,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         analysis/compare/blocks analysis/compare/notable analysis/compare/parameters analysis/compare/states""",
     "the largest activation: analysis/inspect/test_range.py": "models/instrument/activations",
     "against dense float64: analysis/lora/test_adapter_diff.py": """
-        analysis/lora/checkpoint_diff analysis/lora/comparison analysis/lora/weight_change""",
+        analysis/lora/comparison analysis/lora/weight_change""",
+    "blocks removed, repeated, new: analysis/lora/test_checkpoint_diff.py": "loading/adapter/origins",
     "against PEFT's own merge: analysis/lora/test_change.py": """
         loading/adapter/base_weights loading/adapter/experts loading/adapter/folder loading/adapter/keys
         loading/adapter/lora loading/adapter/others loading/adapter/parameter loading/adapter/plan""",

@@ -210,6 +210,23 @@ class LoraSummary(WithReasons):
     notable: list[str] = Field(description="sentences that the numbers support")
 
 
+class BlockOrigin(Result):
+    """A block of a tuned checkpoint that has another number of blocks than the base."""
+
+    block: str = Field(description="its name in the tuned checkpoint")
+    base: str | None = Field(description="the base's block that it was; null where it is like none of them")
+    cosine: Annotated[
+        Finite,
+        Meaning(
+            "cosine",
+            "measured",
+            how="on the first rows of every matrix; blocks of one model have about 0 with each other",
+            formula="mean over matrices of <W, W'> / |W| |W'|",
+            signed=True,
+        ),
+    ] = Field(description="to the base's block that it is most like; from 0.5 on it was that block")
+
+
 class LoraReport(Report):
     """`duat lora-diff`."""
 
@@ -232,6 +249,11 @@ class LoraReport(Report):
     unchanged: list[str] = Field(description="parameters that the adapter or checkpoint holds and does not change")
     added: list[str] = Field(description="parameters that the base has not")
     removed: list[str] = Field(description="parameters that only the base has")
+    matched: list[BlockOrigin] | None = Field(
+        default=None,
+        description="of a checkpoint with another number of blocks: which of the base's each of its blocks was; its "
+        "parameters have the names of the tuned checkpoint",
+    )
     comparison: Comparison | None = None
     environment: Annotated[Environment | None, _PROMPTS] = Field(default=None, description="with prompts")
     model: Annotated[ModelFacts | None, _PROMPTS] = Field(default=None, description="the base, with prompts")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from operator import ne
 
 import torch
 from torch import Tensor
@@ -10,31 +11,39 @@ from torch import Tensor
 from duat_cli import __version__
 from duat_cli.analysis.lora.adapter_diff import NOT_READ, Collected
 from duat_cli.analysis.lora.change import Change, common_rows, replaced
-from duat_cli.analysis.lora.notable import summarise
+from duat_cli.analysis.lora.notable import numbered_anew, of_other_shape, summarise
 from duat_cli.analysis.lora.weight_change import Directions, rounding
 from duat_cli.analysis.progress import Progress
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.adapter.base_weights import BaseWeights, Place
+from duat_cli.loading.adapter.origins import Origin, Renumbered, renumbered_stacks
 from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.wording import listed, shown
 from duat_cli.operators.lowrank import nonfinite
-from duat_cli.results.base import Run
-from duat_cli.results.lora import LoraReport
+from duat_cli.results.base import Run, Skipped
+from duat_cli.results.lora import BlockOrigin, LoraReport
 from duat_cli.text import plural
+
+Pairs = dict[str, tuple[Place, Place]]
 
 
 def checkpoint_report(
     base: BaseWeights, tuned: BaseWeights, directions: Directions, progress: Progress, run: Callable[[], Run]
 ) -> LoraReport:
-    """The report on a fully tuned checkpoint; tensors are matched by name, with or without the head's prefix."""
-    pairs = _pairs(base, tuned)
+    """The report on a fully tuned checkpoint; tensors are matched by name, with or without the head's prefix, and in
+    stacks of another number of blocks by the block of the base that each block was."""
     collected = Collected(directions)
     with base, tuned:
+        renumbered = renumbered_stacks(base, tuned)
+        pairs, reshaped = _pairs(base, tuned, renumbered)
         for number, (name, (old, new)) in enumerate(pairs.items(), 1):
             _compare(base, tuned, name, old, new, collected)
             progress(number, len(pairs), "comparing the checkpoints")
-    added = sorted(set(tuned.files.tensors) - {new.tensor for _, new in pairs.values()})
-    removed = sorted(set(base.files.tensors) - {old.tensor for old, _ in pairs.values()})
+    both = [*pairs.values(), *reshaped.values()]
+    added = sorted(set(tuned.files.tensors) - {new.tensor for _, new in both})
+    removed = sorted(set(base.files.tensors) - {old.tensor for old, _ in both})
+    summary = summarise(collected.modules, collected.energy, collected.base_energy, None)
+    seen = [*map(numbered_anew, renumbered), *of_other_shape(len(reshaped))]
     resized = [m.whole_name for m in collected.modules if m.added_rows]
     notes = [f"resized: {listed(resized)}; only the common rows are compared"] if resized else []
     return LoraReport(
@@ -51,32 +60,61 @@ def checkpoint_report(
         unchanged=collected.unchanged,
         added=added,
         removed=removed,
-        summary=summarise(collected.modules, collected.energy, collected.base_energy, None),
+        matched=[_origin(one) for stack in renumbered for one in stack.blocks] or None,
+        summary=summary.model_copy(update={"notable": [*seen, *summary.notable]}),
         lint=[],
-        skipped=collected.skipped,
+        skipped=[*collected.skipped, *_grouped(reshaped)],
         warnings=[*base.files.warnings, *tuned.files.warnings, *collected.warnings, *notes],
         run=run(),
     )
 
 
-def _pairs(base: BaseWeights, tuned: BaseWeights) -> dict[str, tuple[Place, Place]]:
-    pairs = {}
-    for name in base.files.tensors:
-        old, new = base.find(name, load=False), tuned.find(name, load=False)
-        if old is not None and new is not None:
+def _origin(one: Origin) -> BlockOrigin:
+    return BlockOrigin(block=one.block.name, base=None if one.base is None else one.base.name, cosine=one.cosine)
+
+
+def _grouped(reshaped: Pairs) -> Iterator[Skipped]:
+    """An entry for all that changed their shape alike."""
+    names: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
+    for name, (old, new) in reshaped.items():
+        names.setdefault((old.shape, new.shape), []).append(name)
+    for (old_shape, shape), alike in names.items():
+        yield Skipped(what=listed(alike), why=f"{list(shape)} where the base has {list(old_shape)}: not compared")
+
+
+def _pairs(base: BaseWeights, tuned: BaseWeights, renumbered: Sequence[Renumbered]) -> tuple[Pairs, Pairs]:
+    """Places of what can be subtracted, and of what is longer on one side; by the base's names, in renumbered
+    stacks by those of the tuned checkpoint. CheckpointError where they are of different models."""
+    pairs, reshaped = Pairs(), Pairs()
+    for name, at in _names(base, renumbered):
+        old, new = base.find(at, load=False), tuned.find(name, load=False)
+        if old is None or new is None:
+            continue
+        if old.shape == new.shape or (base.is_vocabulary(old) and old.shape[1:] == new.shape[1:]):
             pairs[name] = (old, new)
-    if 2 * len(pairs) < len(base.files.tensors):
-        raise CheckpointError(
-            f"{shown(tuned.source.name)}: only {len(pairs)} of the base's {len(base.files.tensors)} tensors are in it; "
-            f"{shown(base.source.name)} is not its base model"
-        )
-    for name, (old, new) in pairs.items():
-        if old.shape != new.shape and not (base.is_vocabulary(old) and old.shape[1:] == new.shape[1:]):
+        elif len(old.shape) == len(new.shape) and sum(map(ne, old.shape, new.shape)) == 1:
+            reshaped[name] = (old, new)
+        else:
             raise CheckpointError(
                 f"{shown(tuned.source.name)}: {shown(name)}: shape mismatch, {list(new.shape)} against the base's "
                 f"{list(old.shape)}: it is not of this base model"
             )
-    return pairs
+    sizes = [len(one.files.tensors) for one in (base, tuned)]
+    if 2 * len(pairs) < (min(sizes) if renumbered else sizes[0]):
+        raise CheckpointError(
+            f"{shown(tuned.source.name)}: only {len(pairs)} of the base's {sizes[0]} tensors are in it, in their "
+            f"shapes; {shown(base.source.name)} is not its base model"
+        )
+    return pairs, reshaped
+
+
+def _names(base: BaseWeights, renumbered: Sequence[Renumbered]) -> Iterator[tuple[str, str]]:
+    """What a tensor is called in the report, and in the base."""
+    moved = {name for stack in renumbered for block in stack.base for name in block.tensors}
+    yield from ((name, name) for name in base.files.tensors if name not in moved)
+    for one in (one for stack in renumbered for one in stack.blocks):
+        if one.base is not None:
+            yield from ((name, one.base.name + name.removeprefix(one.block.name)) for name in one.block.tensors)
 
 
 def _compare(base: BaseWeights, tuned: BaseWeights, name: str, old: Place, new: Place, into: Collected) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from duat_cli.loading.adapter.origins import Renumbered
+from duat_cli.loading.checkpoint.parts import Part
 from duat_cli.results.lora import BlockChange, LoraSummary, PromptChange
 from duat_cli.results.weight_change import Comparison, ModuleChange
+from duat_cli.text import indices, plural
 
 FAR_BELOW = 8  # times a rank that is called low is at most the matrix's smaller side
 
@@ -36,6 +39,33 @@ def summarise(
         ][:4],
         reasons=reasons,
     )
+
+
+def numbered_anew(found: Renumbered) -> str:
+    """Which of the base's blocks those of the tuned checkpoint were."""
+    by_distance: dict[int | None, list[int]] = {}  # how far on the base's stands; None: it has none
+    for one in found.blocks:
+        number = _number(one.block)
+        by_distance.setdefault(None if one.base is None else _number(one.base) - number, []).append(number)
+    said = [
+        f"{indices('block', own)} {'was' if len(own) == 1 else 'were'} the base's "
+        f"{indices('block', [number + on for number in own])}"
+        for on, own in by_distance.items()
+        if on
+    ]
+    said += [f"{indices('block', by_distance[None])}: like none of the base's"] if None in by_distance else []
+    said += [f"the base's {indices('block', [_number(b) for b in found.gone])}: not in it"] if found.gone else []
+    return f"{found.stack}, by the weights: {'; '.join(said)}"
+
+
+def of_other_shape(count: int) -> list[str]:
+    """Of parameters that are longer in one of the checkpoints."""
+    have = "has another shape" if count == 1 else "have other shapes"
+    return [f"{plural(count, 'parameter')} {have} than in the base: not compared"] if count else []
+
+
+def _number(block: Part) -> int:
+    return int(block.name.rpartition(".")[2])
 
 
 def most_moved(blocks: Sequence[BlockChange]) -> list[str]:

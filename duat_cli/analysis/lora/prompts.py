@@ -70,8 +70,10 @@ class Compared:
     """What one prompt gave."""
 
     blocks: list[BlockChange]
+    """None, where the models have another number of them."""
     base_error: float
     """Of the base's certificate, largest over the blocks."""
+    tuned_error: float
     change: PromptChange
 
 
@@ -88,9 +90,16 @@ class _Row:
     """One prompt on its way through both models."""
 
     blocks: list[BlockChange] = field(default_factory=list)
-    base_error: float = 0.0
-    output: float = 0.0  # how far the last block's output moved, relative
-    outputs: list[Any] = field(default_factory=list)  # what the stacks returned, the base's first
+    errors: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of the certificates, the base's first
+    streams: list[Tensor | None] = field(default_factory=lambda: [None, None])  # what the last blocks gave
+    outputs: list[Any] = field(default_factory=list)  # what the stacks returned
+
+    @property
+    def moved(self) -> float:
+        """How far the last block's output moved, relative."""
+        before, after = (wide(stream) for stream in self.streams if stream is not None)
+        size = float(before.norm())
+        return float((after - before).norm()) / size if size else 0.0
 
     def ended(self, _number: int, output: Any) -> None:
         self.outputs.append(output)
@@ -102,8 +111,7 @@ class Comparer:
     def __init__(self, before: Ground, after: Ground, decode: Decode, total: int, progress: Progress) -> None:
         """before, after: of the base and of the tuned model. total: how many prompts there are in all."""
         base, tuned = before.session, after.session
-        if len(base.structure.calls) != len(tuned.structure.calls):
-            raise UnsupportedModelError("base and tuned model have another number of blocks")
+        self._paired = base.depth == tuned.depth
         self.base, self.tuned = base, tuned
         self._decode, self._total, self._progress = decode, total, progress
         self._why_not = before.why_no_next_token or after.why_no_next_token
@@ -123,13 +131,19 @@ class Comparer:
                 rows = self._rows(some, passes[0], passes[1])
             beside = None, None
             for (number, prompt), row in zip(some, rows, strict=True):
-                change = _prompt(number, prompt, row.output, self._logits(prompt, row), self._decode)
-                found.append(Compared(row.blocks, row.base_error, change))
+                change = _prompt(number, prompt, row.moved, self._logits(prompt, row), self._decode)
+                found.append(Compared(row.blocks, row.errors[0], row.errors[1], change))
         return found
+
+    @property
+    def _weights(self) -> tuple[Weights, Weights] | None:
+        """Of both models, where they go through each block in turn."""
+        before, after = self.base.weights, self.tuned.weights
+        return (before, after) if self._paired and before is not None and after is not None else None
 
     def _side_by_side(self, chunk: Sequence[tuple[int, Prompt]]) -> list[list[tuple[int, Prompt]]]:
         """As many as go through both models at once."""
-        if self.base.weights is None or self.tuned.weights is None:
+        if self._weights is None:
             return [[one] for one in chunk]
         return [[chunk[place] for place in wave] for wave in self.base.waves([prompt for _, prompt in chunk])]
 
@@ -137,15 +151,16 @@ class Comparer:
         self, chunk: Sequence[tuple[int, Prompt]], with_base: Sequence[Pass], with_tuned: Sequence[Pass]
     ) -> list[_Row]:
         """Of prompts that go side by side."""
-        if self.base.weights is not None and self.tuned.weights is not None:
-            return self._in_step(chunk, self.base.weights, self.tuned.weights, (with_base, with_tuned))
+        if self._weights is not None:
+            return self._in_step(chunk, self._weights, (with_base, with_tuned))
         [row] = [self._alone(number, prompt) for number, prompt in chunk]
         one_by_one([*with_base, *with_tuned])
         return [row]
 
     def _alone(self, number: int, prompt: Prompt) -> _Row:
         """A prompt through the base, then through the tuned model."""
-        _check_room(self.base, prompt)
+        if self._paired:
+            _check_room(self.base, prompt)
         kept: dict[int, Kept] = {}
         row = _Row()
         which = f"prompt {number + 1} of {self._total}"
@@ -158,8 +173,7 @@ class Comparer:
     def _in_step(
         self,
         chunk: Sequence[tuple[int, Prompt]],
-        before: Weights,
-        after: Weights,
+        weights: tuple[Weights, Weights],
         beside: tuple[Sequence[Pass], Sequence[Pass]],
     ) -> list[_Row]:
         """All prompts through a block of the base, then of the tuned model, then through the next. Of the base's run,
@@ -185,11 +199,11 @@ class Comparer:
 
         with_base, with_tuned = (lambda _found, passes=passes: Riders(passes) for passes in beside)
         in_step(
-            before,
+            weights[0],
             lambda: self.base.sweep_all(
                 prompts, lambda place: self._keeping(kept[place], rows[place]), ended, with_base
             ),
-            after,
+            weights[1],
             lambda: self.tuned.sweep_all(prompts, comparing, ended, with_tuned),
         )
         return rows
@@ -198,8 +212,10 @@ class Comparer:
         decomposition = Decomposition()
 
         def listen(run: BlockRun) -> None:
-            block = kept[run.index] = _keep(self.base, self._before, run, decomposition.advance(run))
-            row.base_error = max(row.base_error, block.error)
+            block = _keep(self.base, self._before, run, decomposition.advance(run))
+            row.errors[0], row.streams[0] = max(row.errors[0], block.error), block.output
+            if self._paired:
+                kept[run.index] = block
 
         return listen
 
@@ -207,10 +223,10 @@ class Comparer:
         decomposition = Decomposition()
 
         def listen(run: BlockRun) -> None:
-            before, after = kept.pop(run.index), _keep(self.tuned, self._after, run, decomposition.advance(run))
-            row.blocks.append(_block(self.base, run.index, before, after, self._grams))
-            size = float(wide(before.output).norm())
-            row.output = float((wide(after.output) - wide(before.output)).norm()) / size if size else 0.0
+            after = _keep(self.tuned, self._after, run, decomposition.advance(run))
+            row.errors[1], row.streams[1] = max(row.errors[1], after.error), after.output
+            if self._paired:
+                row.blocks.append(_block(self.base, run.index, kept.pop(run.index), after, self._grams))
 
         return listen
 

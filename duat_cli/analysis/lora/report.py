@@ -34,7 +34,7 @@ from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.edits.tuned import Value, own_names
 from duat_cli.operators.lowrank import Piece, is_zero
-from duat_cli.results.base import Certificate, Run
+from duat_cli.results.base import Certificate, Run, Skipped
 from duat_cli.results.lora import BlockChange, Eq18, LoraReport, LoraSummary, OperatorChange, PromptChange, TermsChange
 from duat_cli.results.prompts import LISTED, Roll, roll_of
 from duat_cli.results.weight_change import ModuleChange
@@ -181,7 +181,7 @@ class Findings:
         self._means: list[tuple[Mean[OperatorChange], Mean[TermsChange]]] = []
         self._errors: list[tuple[float, float]] = []  # of a block: the base's certificate, the tuned model's
         self.changes = Changes()
-        self.base_error = 0.0
+        self.base_error = self.tuned_error = 0.0
 
     def add(self, found: Compared) -> None:
         """The next prompt."""
@@ -196,6 +196,7 @@ class Findings:
             base, tuned = self._errors[number]
             self._errors[number] = max(base, block.base_certificate), max(tuned, block.tuned_certificate)
         self.base_error = max(self.base_error, found.base_error)
+        self.tuned_error = max(self.tuned_error, found.tuned_error)
         self.changes.add(found.change)
 
     @property
@@ -212,10 +213,6 @@ class Findings:
             )
             for block, (operator, terms), (base, tuned) in zip(self._first, self._means, self._errors, strict=True)
         ]
-
-    @property
-    def tuned_error(self) -> float:
-        return max(tuned for _, tuned in self._errors)
 
 
 class Pair:
@@ -240,6 +237,12 @@ class Pair:
         """What runs prompts, of which there are so many in all."""
         return Comparer(*self._grounds, decode, total, progress)
 
+    @property
+    def _other_depth(self) -> str:
+        """Why blocks are not compared; empty where the models have as many."""
+        before, after = self.base.depth, self.tuned.depth
+        return "" if before == after else f"{before} in the base, {after} in the tuned checkpoint: not compared"
+
     @functools.cached_property
     def _grounds(self) -> tuple[Ground, Ground]:
         self.progress(0, 1, "discovery of both models' structure")
@@ -256,6 +259,7 @@ class Pair:
         modules = self._report.modules
         if norms is not None and self._pieces is not None:
             modules = self._modules(norms.found(), self._pieces)
+        apart = [Skipped(what="blocks", why=self._other_depth)] if self._other_depth else []
         said = [note for one in (base.loaded, tuned.loaded) for note in (*one.warnings, *one.value_notes())]
         notes = [note for note in said if note not in self._report.warnings]
         return self._report.model_copy(
@@ -266,7 +270,7 @@ class Pair:
                 "model": base.model_facts(),
                 "certificate": base.certificate(0.0),
                 "tuned_certificate": tuned.certificate(0.0),
-                "skipped": [*self._report.skipped, *base.skipped()],
+                "skipped": [*self._report.skipped, *apart, *base.skipped()],
                 "warnings": [*self._report.warnings, *dict.fromkeys(notes)],
             }
         )
@@ -276,9 +280,11 @@ class Pair:
         each = zip(self._report.modules, self._changed, strict=True)
         return [_with_sup(module, name, norms, pieces, moved) for module, name in each]
 
-    def eq18(self, prompts: Sequence[Prompt]) -> Eq18Test:
-        """Of Eq. 18, on the first of the prompts."""
-        return Eq18Test(self._grounds[0], self.tuned, prompts, self._changed, self._stated)
+    def eq18(self, prompts: Sequence[Prompt]) -> Eq18Test | None:
+        """Of Eq. 18, on the first of the prompts; None where the layers of the two are not the same by their names."""
+        return (
+            None if self._other_depth else Eq18Test(self._grounds[0], self.tuned, prompts, self._changed, self._stated)
+        )
 
     def report(self, prompts: Sequence[Prompt], decode: Decode, run: RunFacts) -> LoraReport:
         """On prompts, all at hand."""
@@ -293,7 +299,9 @@ class Pair:
             found.add(one)
         head, errors = self.head(norms), (self.base.plain_error, self.tuned.plain_error)
         facts = run(shared=processes.memory)
-        return whole_report(head, roll_of(prompt_facts(prompts)), found, errors, eq18.found(), facts)
+        return whole_report(
+            head, roll_of(prompt_facts(prompts)), found, errors, None if eq18 is None else eq18.found(), facts
+        )
 
 
 def whole_report(
@@ -301,7 +309,7 @@ def whole_report(
     prompts: Roll,
     found: Findings,
     plain_errors: tuple[float, float],
-    eq18: Eq18,
+    eq18: Eq18 | None,
     run: Run,
 ) -> LoraReport:
     """head: as of `Pair.head`. plain_errors: of the base and of the tuned model, the largest."""

@@ -43,6 +43,7 @@ class LoraRecord(PromptRecord):
     """What one prompt gave."""
 
     base_error: float
+    tuned_error: float
     plain_errors: tuple[float, float]
     """Of the process: base and tuned model against the ones without instruments."""
     blocks: list[BlockChange]
@@ -53,19 +54,20 @@ class LoraRecord(PromptRecord):
         return cls(
             **of_prompt(prompt),
             base_error=found.base_error,
+            tuned_error=found.tuned_error,
             plain_errors=(pair.base.plain_error, pair.tuned.plain_error),
             blocks=found.blocks,
             change=found.change,
         )
 
     def found(self) -> Compared:
-        return Compared(self.blocks, self.base_error, self.change)
+        return Compared(self.blocks, self.base_error, self.tuned_error, self.change)
 
 
 class Eq18Record(Aside):
     """Of the first prompts of the set."""
 
-    eq18: Eq18
+    eq18: Eq18 | None
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,8 @@ class _Worker(Worker[LoraReport]):
         if ranks.first and folder.aside(_EQ18, Eq18Record) is None:
             prompts = itertools.islice(self._prompts.prompts(lambda position: position < INPUTS), INPUTS)
             self._progress(0, 1, "testing Eq. 18")
-            eq18 = self._pair.eq18([prompt for _, prompt in prompts]).alone().found()
+            test = self._pair.eq18([prompt for _, prompt in prompts])
+            eq18 = None if test is None else test.alone().found()
             folder.put_aside(_EQ18, Eq18Record(seal=folder.seal.hex(), eq18=eq18))
 
     def merged(self, folder: Folder) -> LoraReport:

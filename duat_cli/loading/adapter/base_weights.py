@@ -88,6 +88,12 @@ class BaseWeights:
         tensor: Tensor = self._opened[entry.shard].get_tensor(place.tensor)
         return tensor.float() if entry.made else tensor
 
+    def rows(self, tensor: str, count: int) -> Tensor:
+        """The first rows of one of the files' tensors, by its name there."""
+        entry = self.files.tensors[tensor]
+        rows: Tensor = self._opened[entry.shard].get_slice(tensor)[: min(count, entry.shape[0])]
+        return rows
+
     def _in_files(self, parameter: str) -> str | None:
         held = self.files.tensors
         if parameter in held:

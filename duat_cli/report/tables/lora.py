@@ -166,7 +166,7 @@ def _comparison(report: LoraReport, page: Page) -> list[RenderableType]:
 
 
 def _blocks(report: LoraReport, page: Page) -> list[RenderableType]:
-    if report.blocks is None:
+    if not report.blocks:
         return []
     return [
         BLANK,
