@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,6 +36,11 @@ class Place(NamedTuple):
     number: int  # of a neuron inside an expert: behind those of the experts in front
     total: float
     direct: float
+
+    def within(self, blocks: Sequence[BlockParts]) -> tuple[int | None, int]:
+        """Of a neuron: the expert that it is in, if any, and its number there, or in its unit."""
+        inside = blocks[self.block].units[self.unit].in_expert
+        return (None, self.number) if inside is None else divmod(self.number, inside)
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,15 @@ from duat_cli.models.instrument.hooks import After, hooked
 from duat_cli.models.sweep.lockstep import Call
 from duat_cli.models.sweep.passes import BlockCall, RecordingPass, Removal, Removals, removals, without
 from duat_cli.models.terms.sites import TermId
+from duat_cli.results.attribute import Agreement, MeasuredParts, RemovedPart, RemovedToken
+from duat_cli.results.base import Skipped
 from duat_cli.statistics.divergence import kl
-from duat_cli.statistics.ranking import largest
+from duat_cli.statistics.ranking import largest, spearman
+from duat_cli.text import indices
 
 ROWS = 4096  # of the embedding at a time
+UNSOUND = "without it the model's output is not finite"
+FEWEST = 4  # pairs that a rank correlation is given for
 
 
 @dataclass(frozen=True)
@@ -40,52 +45,24 @@ class Change:
     logit: float | None  # how much of it is lost; None where the model then gives no finite number
     kl: float | None  # of the output's distribution there, nats; None without one
 
-
-@dataclass(frozen=True)
-class Removed:
-    """A head or neuron without which the model ran."""
-
-    block: int
-    unit: int | None  # of a neuron
-    expert: int | None  # that the neuron is in
-    index: int
-    part: float  # frozen, total
-    direct: float | None  # of a head
-    change: Change
-
-
-@dataclass(frozen=True)
-class RemovedToken:
-    """A token without which the model ran."""
-
-    position: int
-    part: float
-    cut: Change
-    replaced: Change
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One target's leading parts."""
-
-    heads: list[Removed]
-    neurons: list[Removed]
-    tokens: list[RemovedToken]
-    skipped: dict[tuple[str, str], list[int]]  # blocks whose heads, or neurons, are not taken out, by kind and reason
+    @property
+    def why_no_kl(self) -> str:
+        return UNSOUND if self.logit is None else "the output is no distribution, or leaves its range"
 
 
 class Measurer:
     """Removals from the pass of one prompt, measured on one target."""
 
-    def __init__(self, session: Session, work: Work, ids: Tensor, target: Target) -> None:
-        """work: done, on this prompt."""
+    def __init__(self, session: Session, work: Work, ids: Tensor, target: Target, count: int) -> None:
+        """work: done, on this prompt. count: how many heads, neurons and tokens are taken out."""
         assert work.form is not None
         self._session, self._sites, self._layer = session, work.sites, work.form.layer
         self._columns = work.known.columns
         self._model, self._ids, self._target = session.loaded.model, ids, target
+        self._count = count
 
-    def of(self, found: Found, count: int) -> Measured:
-        """The leading parts of the first target found."""
+    def of(self, found: Found, texts: Sequence[str]) -> MeasuredParts:
+        """The leading parts of the first target found, each taken out by itself. texts: of the tokens."""
         parts, leading = found.parts, found.leading[0]
         record = RecordingPass(self._session.structure, Prediction(self._model, self._ids))
         plain, calls = _Seen(record, self._layer), record.calls
@@ -98,9 +75,9 @@ class Measurer:
                 for head in range(block.heads.shape[1])
             ),
             key=lambda place: -abs(float(parts.blocks[place[0]].heads[0, place[1]])),
-        )[:count]
-        neurons = leading.neurons[:count]
-        places = largest(parts.tokens[0].abs(), count)
+        )[: self._count]
+        neurons = leading.neurons[: self._count]
+        places = largest(parts.tokens[0].abs(), self._count)
         _ = self._mean  # looked up outside of any pass
         passes = [self._without(TermId("head", block, head), calls) for block, head in heads]
         passes += [self._without_neuron(parts.blocks[one.block].units[one.unit], one, calls) for one in neurons]
@@ -110,18 +87,32 @@ class Measurer:
         found_heads = []
         for b, h in heads:
             total, direct = float(parts.blocks[b].heads[0, h]), float(parts.blocks[b].heads_direct[0, h])
-            found_heads.append(Removed(b, None, None, h, total, direct, next(changes)))
+            found_heads.append(_part(b, None, None, h, total, direct, next(changes)))
         found_neurons = []
         for one in neurons:
-            inside = parts.blocks[one.block].units[one.unit].in_expert
-            expert, index = (None, one.number) if inside is None else divmod(one.number, inside)
-            found_neurons.append(Removed(one.block, one.unit, expert, index, one.total, None, next(changes)))
-        cut = [next(changes) for _ in places]
+            expert, index = one.within(parts.blocks)
+            found_neurons.append(_part(one.block, one.unit, expert, index, one.total, None, next(changes)))
+        cuts = [next(changes) for _ in places]
         tokens = [
-            RemovedToken(place, float(parts.tokens[0, place]), without, next(changes))
-            for place, without in zip(places, cut, strict=True)
+            _token(place, texts[place], float(parts.tokens[0, place]), cut, next(changes))
+            for place, cut in zip(places, cuts, strict=True)
         ]
-        return Measured(found_heads, found_neurons, tokens, self._skipped(parts.blocks))
+        return MeasuredParts(
+            heads=found_heads,
+            neurons=found_neurons,
+            tokens=tokens,
+            agreement=[
+                _agreement("heads, total", [(h.part, h.change) for h in found_heads]),
+                _agreement("heads, direct", [(h.direct or 0.0, h.change) for h in found_heads]),
+                _agreement("neurons", [(n.part, n.change) for n in found_neurons]),
+                _agreement("tokens, attention cut", [(t.part, t.cut) for t in tokens]),
+                _agreement("tokens, embedding replaced", [(t.part, t.replaced) for t in tokens]),
+            ],
+            skipped=[
+                Skipped(what=f"{kind} of {indices('block', blocks)}", why=why)
+                for (kind, why), blocks in self._skipped(parts.blocks).items()
+            ],
+        )
 
     def _why_no_heads(self, block: BlockParts) -> str | None:
         """Why the heads of a block are not taken out; None where they are, or there are none."""
@@ -131,6 +122,7 @@ class Measurer:
         return sites.reasons.get("head", f"{sites.count('head')} of its {heads} heads can be told apart in front of O")
 
     def _skipped(self, blocks: Sequence[BlockParts]) -> dict[tuple[str, str], list[int]]:
+        """Blocks whose heads, or neurons, are not taken out, by kind and reason."""
         found: dict[tuple[str, str], list[int]] = {}
         for block in blocks:
             reasons = {("heads", why) for why in [self._why_no_heads(block)] if why is not None}
@@ -225,3 +217,48 @@ class _Seen:
     def raw(self) -> Tensor:
         """The same, in front of a cap."""
         return self._kept[0] if self._kept else self.output
+
+
+def _part(
+    block: int, unit: int | None, expert: int | None, index: int, part: float, direct: float | None, change: Change
+) -> RemovedPart:
+    """A head, or a neuron of a unit, without which the model ran. part, direct: frozen."""
+    reasons = {} if change.kl is not None else {"kl": change.why_no_kl}
+    if change.logit is None:
+        reasons["change"] = UNSOUND
+    if direct is None:
+        reasons["direct"] = "of heads alone"
+    if unit is None:
+        reasons["unit"] = "a head is in no unit"
+    if expert is None:
+        reasons["expert"] = "it is in no expert"
+    return RemovedPart(
+        block=block,
+        unit=unit,
+        expert=expert,
+        index=index,
+        part=part,
+        direct=direct,
+        change=change.logit,
+        kl=change.kl,
+        reasons=reasons,
+    )
+
+
+def _token(position: int, text: str, part: float, cut: Change, replaced: Change) -> RemovedToken:
+    values = {"cut": cut.logit, "cut_kl": cut.kl, "replaced": replaced.logit, "replaced_kl": replaced.kl}
+    whys = (UNSOUND, cut.why_no_kl, UNSOUND, replaced.why_no_kl)
+    reasons = {name: why for (name, value), why in zip(values.items(), whys, strict=True) if value is None}
+    return RemovedToken(position=position, text=text, part=part, **values, reasons=reasons)
+
+
+def _agreement(what: str, given: Sequence[tuple[float, float | None]]) -> Agreement:
+    pairs = [(part, change) for part, change in given if change is not None]
+    if len(pairs) < FEWEST:
+        reason = f"fewer than {FEWEST} were removed"
+        return Agreement(what=what, count=len(pairs), rank_correlation=None, reasons={"rank_correlation": reason})
+    found = float(spearman(*torch.tensor(pairs, dtype=torch.float64).T))
+    if not math.isfinite(found):
+        reasons = {"rank_correlation": "all are alike"}
+        return Agreement(what=what, count=len(pairs), rank_correlation=None, reasons=reasons)
+    return Agreement(what=what, count=len(pairs), rank_correlation=found)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 
 from duat_cli.analysis.attribute.leading import HeadFlow, Place
-from duat_cli.analysis.attribute.measure import Change, Measured, Removed
+from duat_cli.analysis.attribute.measure import Measurer
 from duat_cli.analysis.attribute.parts import PromptParts
 from duat_cli.analysis.attribute.targets import Chooser, Target, Words
 from duat_cli.analysis.attribute.work import Found
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.results.attribute import (
-    Agreement,
     Attribution,
     Direct,
     DirectUnit,
@@ -27,26 +25,18 @@ from duat_cli.results.attribute import (
     Move,
     Parts,
     PicturePart,
-    RemovedPart,
-    RemovedToken,
     StaticPart,
     TargetFacts,
     TokenName,
     TokenPart,
     UnitPart,
 )
-from duat_cli.results.base import Skipped
-from duat_cli.statistics.ranking import spearman
-from duat_cli.text import indices
-
-UNSOUND = "without it the model's output is not finite"
-FEWEST = 4  # pairs that a rank correlation is given for
 
 
 def attributions(
-    found: Found, prompt: Prompt, chooser: Chooser, words: Words, top: int, measured: Measured | None = None
+    found: Found, prompt: Prompt, chooser: Chooser, words: Words, top: int, measurer: Measurer | None
 ) -> list[Attribution]:
-    """Those of some targets of one prompt. top: how many neurons and experts are shown. measured: of its one target."""
+    """Those of some targets of one prompt. top: how many neurons and experts are shown. measurer: of its one target."""
     ids = prompt.input_ids[0].tolist()
     pieces = {place: f"<image {number}>" for number, place in enumerate(prompt.pictures, 1)}
     texts = [pieces.get(place) or words.text(token) for place, token in enumerate(ids)]
@@ -59,6 +49,7 @@ def attributions(
             f"prompt {found.prompt + 1}: the model's output, or a part of it, is not finite; --dtype float32 may help, "
             "and duat check finds weights that are not"
         )
+    measured = None if measurer is None else measurer.of(found, texts)
     return [
         Attribution(
             prompt=found.prompt,
@@ -70,7 +61,7 @@ def attributions(
             parts=_parts(found, k, texts, sources, top, prompt.pictures),
             direct=_direct(found, k, float(direct[k]), top),
             flows=[_flow(flow) for flow in found.leading[k].flows],
-            measured=None if measured is None else _measured(measured, texts),
+            measured=measured,
             residual=float(total[k]),
             reasons=_reasons(target, found.capped[k], measured),
         )
@@ -78,7 +69,7 @@ def attributions(
     ]
 
 
-def _reasons(target: Target, capped: float | None, measured: Measured | None) -> dict[str, str]:
+def _reasons(target: Target, capped: float | None, measured: MeasuredParts | None) -> dict[str, str]:
     found = {} if measured is not None else {"measured": "not removed without --measure"}
     if capped is None:
         found["capped"] = "the model caps nothing"
@@ -177,10 +168,7 @@ def _encoder(parts: PromptParts, k: int, sources: Sequence[str] | None) -> Encod
 def _inner(places: Sequence[Place], parts: PromptParts, *, neurons: bool) -> list[InnerPart]:
     found = []
     for place in places:
-        expert, index = None, place.number
-        inside = parts.blocks[place.block].units[place.unit].in_expert
-        if neurons and inside is not None:
-            expert, index = divmod(index, inside)
+        expert, index = place.within(parts.blocks) if neurons else (None, place.number)
         found.append(
             InnerPart(
                 block=place.block, unit=place.unit, expert=expert, index=index, value=place.total, direct=place.direct
@@ -211,85 +199,6 @@ def _direct(found: Found, k: int, residual: float, top: int) -> Direct:
         experts=_inner(leading.experts_direct[:top], parts, neurons=False),
         residual=residual,
     )
-
-
-def _measured(found: Measured, texts: Sequence[str]) -> MeasuredParts:
-    def why(change: Change) -> str:
-        return UNSOUND if change.logit is None else "the output is no distribution, or leaves its range"
-
-    def removed(one: Removed) -> RemovedPart:
-        reasons = {} if one.change.kl is not None else {"kl": why(one.change)}
-        if one.change.logit is None:
-            reasons["change"] = UNSOUND
-        if one.direct is None:
-            reasons["direct"] = "of heads alone"
-        if one.unit is None:
-            reasons["unit"] = "a head is in no unit"
-        if one.expert is None:
-            reasons["expert"] = "it is in no expert"
-        return RemovedPart(
-            block=one.block,
-            unit=one.unit,
-            expert=one.expert,
-            index=one.index,
-            part=one.part,
-            direct=one.direct,
-            change=one.change.logit,
-            kl=one.change.kl,
-            reasons=reasons,
-        )
-
-    tokens = [
-        RemovedToken(
-            position=one.position,
-            text=texts[one.position],
-            part=one.part,
-            cut=one.cut.logit,
-            cut_kl=one.cut.kl,
-            replaced=one.replaced.logit,
-            replaced_kl=one.replaced.kl,
-            reasons={
-                name: why(change)
-                for name, value, change in (
-                    ("cut", one.cut.logit, one.cut),
-                    ("cut_kl", one.cut.kl, one.cut),
-                    ("replaced", one.replaced.logit, one.replaced),
-                    ("replaced_kl", one.replaced.kl, one.replaced),
-                )
-                if value is None
-            },
-        )
-        for one in found.tokens
-    ]
-    heads = [removed(one) for one in found.heads]
-    neurons = [removed(one) for one in found.neurons]
-    return MeasuredParts(
-        heads=heads,
-        neurons=neurons,
-        tokens=tokens,
-        agreement=[
-            _agreement("heads, total", [(h.part, h.change) for h in heads]),
-            _agreement("heads, direct", [(h.direct or 0.0, h.change) for h in heads]),
-            _agreement("neurons", [(n.part, n.change) for n in neurons]),
-            _agreement("tokens, attention cut", [(t.part, t.cut) for t in tokens]),
-            _agreement("tokens, embedding replaced", [(t.part, t.replaced) for t in tokens]),
-        ],
-        skipped=[
-            Skipped(what=f"{kind} of {indices('block', blocks)}", why=why)
-            for (kind, why), blocks in found.skipped.items()
-        ],
-    )
-
-
-def _agreement(what: str, given: Sequence[tuple[float, float | None]]) -> Agreement:
-    pairs = [(part, change) for part, change in given if change is not None]
-    if len(pairs) < FEWEST:
-        reason = f"fewer than {FEWEST} were removed"
-        return Agreement(what=what, count=len(pairs), rank_correlation=None, reasons={"rank_correlation": reason})
-    found = float(spearman(*torch.tensor(pairs, dtype=torch.float64).T))
-    reasons = {} if math.isfinite(found) else {"rank_correlation": "all are alike"}
-    value = found if not reasons else None
-    return Agreement(what=what, count=len(pairs), rank_correlation=value, reasons=reasons)
 
 
 def _flow(flow: HeadFlow) -> Flow:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from duat_cli.analysis.attribute.continued import continued, given_tokens, summed
-from duat_cli.analysis.attribute.measure import Measured, Measurer
+from duat_cli.analysis.attribute.measure import Measurer
 from duat_cli.analysis.attribute.report import attributions
 from duat_cli.analysis.attribute.targets import Asked, Chooser, FieldTargets, Words
 from duat_cli.analysis.attribute.total import Attributed, AttributeHead, AttributeTotal
@@ -89,10 +89,10 @@ class Attributor:
             ran = work.run(numbered)
         found: dict[int, list[Attribution]] = {number: [] for number in numbered}
         for some in ran:
-            measured = self._measured(some, numbered[some.prompt]) if options.measure else None
-            self._tolerance = max(self._tolerance, *(TOLERANCES[d] for d in (session.loaded.model.dtype, some.dtype)))
             text = numbered[some.prompt]
-            found[some.prompt] += attributions(some, text, self._chooser, self._words, options.top, measured)
+            measurer = self._measurer(some, text) if options.measure else None
+            self._tolerance = max(self._tolerance, *(TOLERANCES[d] for d in (session.loaded.model.dtype, some.dtype)))
+            found[some.prompt] += attributions(some, text, self._chooser, self._words, options.top, measurer)
         return [
             Attributed(
                 attribution=found[number],
@@ -102,13 +102,13 @@ class Attributor:
             for number, text in numbered.items()
         ]
 
-    def _measured(self, some: Found, text: Prompt) -> Measured:
+    def _measurer(self, some: Found, text: Prompt) -> Measurer:
         work, session = self._work, self._session
         assert work.chain is not None
         work.chain.require()
         self._progress(some.prompt, work.count, f"removing what leads in prompt {some.prompt + 1} of {work.count}")
         ids = text.input_ids.to(session.loaded.device)
-        return Measurer(session, work, ids, some.targets[0]).of(some, self._options.measure)
+        return Measurer(session, work, ids, some.targets[0], self._options.measure)
 
     def _continuation(self, number: int, found: list[Attribution], text: Prompt) -> Continuation | None:
         if not self._runs_on:
