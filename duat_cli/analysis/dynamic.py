@@ -28,14 +28,6 @@ def attention_weights(run: BlockRun) -> Iterator[tuple[str, RowSource]]:
         yield "H" if len(calls) == 1 else f"H.{number}", call.rows
 
 
-def row_pieces(rows: RowSource) -> Iterator[tuple[int, Tensor]]:
-    """H in the pieces that the run holds, head by head: (place of its first element in (heads, N, N), rows)."""
-    tokens = rows.tokens
-    for part, weights in rows.chunks():
-        for head, piece in enumerate(weights):
-            yield (head * tokens + part.start) * tokens, piece
-
-
 def norm_scales(run: BlockRun) -> Iterator[tuple[str, Tensor]]:
     """Scale and gain of every norm of the block, with their names."""
     names = {module: name for name, module in run.parts.module.named_modules()}

@@ -32,7 +32,6 @@ import torch
 from torch import Tensor
 
 from duat_cli import __version__
-from duat_cli.analysis.dynamic import row_pieces
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.tensor_file import TensorFile
 from duat_cli.errors import InputError, UnsupportedModelError
@@ -69,7 +68,7 @@ class OperatorFile:
         names += [f"prompt.{p}.block.{b}.{name}" for p in range(len(prompts)) for b in blocks for name in _OF_PROMPT]
         names += [f"prompt.{p}.input_ids" for p in range(len(prompts))]
         room = len(json.dumps(self._metadata)) + 12 * (_REASON + 8) * len(blocks)  # a character takes up to 12 bytes
-        self._file = TensorFile(self._path, names, room)
+        self._file = TensorFile(self._path, names, room, self._dtype)
         for number, prompt in enumerate(prompts):
             self._file.add(f"prompt.{number}.input_ids", prompt.input_ids[0])
 
@@ -87,17 +86,15 @@ class OperatorFile:
             return
         if block not in self._written:
             self._written.add(block)
-            self._file.add(f"block.{block}.V", operator.factors.value.to(self._dtype))
-            self._file.add(f"block.{block}.O", operator.factors.output.to(self._dtype))
-        heads, tokens = operator.source_scale.shape
-        here = f"prompt.{prompt}.block.{block}."
-        self._file.add_pieces(here + "H", (heads, tokens, tokens), self._dtype, row_pieces(operator.rows))
-        self.add(prompt, block, s=operator.source_scale, t=operator.token_scale.expand(tokens), C=C, x=x)
+            self._file.add(f"block.{block}.V", operator.factors.value)
+            self._file.add(f"block.{block}.O", operator.factors.output)
+        self._file.add_rows(f"prompt.{prompt}.block.{block}.H", operator.rows)
+        self.add(prompt, block, s=operator.source_scale, t=operator.token_scale.expand(len(x)), C=C, x=x)
 
     def add(self, prompt: int, block: int, **tensors: Tensor) -> None:
         """Further tensors of one block under one prompt, by their names in the schema."""
         for name, tensor in tensors.items():
-            self._file.add(f"prompt.{prompt}.block.{block}.{name}", tensor.to(self._dtype))
+            self._file.add(f"prompt.{prompt}.block.{block}.{name}", tensor)
 
     def missing(self, block: int, reason: str) -> None:
         self._missing.setdefault(block, one_line(reason, _REASON))

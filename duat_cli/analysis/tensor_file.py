@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from duat_cli.models.instrument.attention import RowSource
 
 _NAMES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
 _LITTLE = {"F32": "<f4", "F64": "<f8", "I64": "<i8"}
@@ -24,20 +26,24 @@ class TensorFile:
     place, so it is written last, into room that was left for it; spaces fill the rest, as the format allows.
     """
 
-    def __init__(self, path: Path, names: Iterable[str], metadata_bytes: int) -> None:
-        """names: of every tensor that may be added; metadata_bytes: the most that the metadata takes as JSON."""
+    def __init__(self, path: Path, names: Iterable[str], metadata_bytes: int, dtype: torch.dtype) -> None:
+        """names: of every tensor that may be added; metadata_bytes: the most that the metadata takes as JSON; dtype: of
+        all floats."""
         room = len(json.dumps(dict.fromkeys(names, _LARGEST))) + metadata_bytes + 64
         self._data = 8 + -(-room // 8) * 8  # where the data begins, aligned
         self._end = self._data
         self._entries: dict[str, Any] = {}
-        self._file = path.open("r+b" if path.exists() else "w+b")
+        self._file, self._dtype = path.open("r+b" if path.exists() else "w+b"), dtype
 
     def add(self, name: str, tensor: Tensor) -> None:
-        self.add_pieces(name, tensor.shape, tensor.dtype, [(0, tensor)])
+        dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
+        self._add(name, tensor.shape, dtype, [(0, tensor)])
 
-    def add_pieces(
-        self, name: str, shape: Sequence[int], dtype: torch.dtype, pieces: Iterable[tuple[int, Tensor]]
-    ) -> None:
+    def add_rows(self, name: str, rows: RowSource) -> None:
+        """H, (heads, N, N), in the pieces that a run holds."""
+        self._add(name, (rows.heads, rows.tokens, rows.tokens), self._dtype, _row_pieces(rows))
+
+    def _add(self, name: str, shape: Sequence[int], dtype: torch.dtype, pieces: Iterable[tuple[int, Tensor]]) -> None:
         """A tensor as (place, run) pairs: a run of its elements, row-major, from that place on."""
         start = self._end
         self._end += math.prod(shape) * dtype.itemsize
@@ -68,3 +74,11 @@ class TensorFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _row_pieces(rows: RowSource) -> Iterator[tuple[int, Tensor]]:
+    """Head by head: (place of its first element in (heads, N, N), rows)."""
+    tokens = rows.tokens
+    for part, weights in rows.chunks():
+        for head, piece in enumerate(weights):
+            yield (head * tokens + part.start) * tokens, piece

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duat_cli.analysis.dynamic import attention_weights, dynamic_names, norm_scales, row_pieces
+from duat_cli.analysis.dynamic import attention_weights, dynamic_names, norm_scales
 from duat_cli.analysis.network.hidden import Sigma
 from duat_cli.analysis.network.layer import Layer
 from duat_cli.analysis.tensor_file import TensorFile
@@ -51,23 +51,21 @@ class NetworkFile:
 
     def __init__(self, path: Path, blocks: Sequence[BlockParts], metadata: dict[str, str], dtype: torch.dtype) -> None:
         """blocks: of every layer; dtype: of the floats."""
-        self._dtype, self._metadata = dtype, metadata
-        self._layers: list[dict[str, Any]] = []
+        self._metadata, self._layers = metadata, list[dict[str, Any]]()
         room = len(json.dumps(metadata)) + 600 * len(blocks) + 200
-        self._file = TensorFile(path, _all_names(blocks), room)
+        self._file = TensorFile(path, _all_names(blocks), room, dtype)
 
     def start(self, input_ids: Tensor, x0: Tensor) -> None:
         """The prompt."""
         self._file.add("input_ids", input_ids)
-        self._file.add(_NAMES["x"] % 0, x0.reshape(-1).to(self._dtype))
+        self._file.add(_NAMES["x"] % 0, x0.reshape(-1))
 
     def dynamic(self, number: int, run: BlockRun) -> None:
         """H and scales of layer `number`."""
         for name, rows in attention_weights(run):
-            place, shape = _at(name, number), (rows.heads, rows.tokens, rows.tokens)
-            self._file.add_pieces(place, shape, self._dtype, row_pieces(rows))
+            self._file.add_rows(_at(name, number), rows)
         for name, tensor in norm_scales(run):
-            self._file.add(_at(name, number), tensor.to(self._dtype))
+            self._file.add(_at(name, number), tensor)
 
     def originals(self, number: int, layer: Layer) -> None:
         """The layer alone."""
@@ -80,7 +78,7 @@ class NetworkFile:
 
     def _add(self, front: str, number: int, tensors: dict[str, Tensor]) -> None:
         for name, tensor in tensors.items():
-            self._file.add(front + _NAMES[name] % number, tensor.to(self._dtype))
+            self._file.add(front + _NAMES[name] % number, tensor)
 
     def original(self, number: int, name: str) -> Tensor:
         """Read back what `originals` wrote."""

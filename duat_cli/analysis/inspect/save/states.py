@@ -29,7 +29,7 @@ from torch import Tensor
 
 from duat_cli import __version__
 from duat_cli.analysis.decomposition import Decomposition, Step
-from duat_cli.analysis.dynamic import attention_weights, dynamic_names, norm_scales, row_pieces
+from duat_cli.analysis.dynamic import attention_weights, dynamic_names, norm_scales
 from duat_cli.analysis.inspect.save.asked import KINDS, require_folder
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.tensor_file import TensorFile
@@ -106,17 +106,16 @@ class StateFiles:
         path = self._folder / f"prompt-{number}.safetensors"
         path.unlink(missing_ok=True)
         room = len(json.dumps(facts)) + 12 * (_REASON + 8) * (self._depth + 1)  # a character takes up to 12 bytes
-        file = TensorFile(path, ["input_ids", *self._names], room)
+        file = TensorFile(path, ["input_ids", *self._names], room, self._dtype)
         file.add("input_ids", prompt.input_ids[0])
-        self._files[number] = _StateFile(file, facts, self._dtype)
+        self._files[number] = _StateFile(file, facts)
 
     def block(self, number: int, run: BlockRun, step: Step, decomposition: Decomposition) -> None:
         """One block under one prompt, whose step the decomposition has just made; while its weights are there."""
         here = self._files[number]
         if "H" in self._kinds:
             for name, rows in attention_weights(run):
-                shape = rows.heads, rows.tokens, rows.tokens
-                here.file.add_pieces(f"block.{run.index}.{name}", shape, self._dtype, row_pieces(rows))
+                here.file.add_rows(f"block.{run.index}.{name}", rows)
         if "S" in self._kinds:
             for name, tensor in norm_scales(run):
                 here.add(run.index, name, tensor)
@@ -154,13 +153,13 @@ class StateFiles:
 class _StateFile:
     """The file of one prompt."""
 
-    def __init__(self, file: TensorFile, facts: dict[str, str], dtype: torch.dtype) -> None:
-        self.file, self._facts, self._dtype = file, facts, dtype
+    def __init__(self, file: TensorFile, facts: dict[str, str]) -> None:
+        self.file, self._facts = file, facts
         self._first: dict[int, str] = {}
         self._missing: dict[int, str] = {}
 
     def add(self, block: int, name: str, tensor: Tensor) -> None:
-        self.file.add(f"block.{block}.{name}", tensor.to(self._dtype))
+        self.file.add(f"block.{block}.{name}", tensor)
 
     def bias(self, run: BlockRun, step: Step) -> None:
         """b'_{j,2}, or why there is none."""
