@@ -12,8 +12,7 @@ from torch import Tensor
 from duat_cli import __version__
 from duat_cli.analysis.lora.change import Change, Read, adapter_tensors, change_of
 from duat_cli.analysis.lora.comparison import compare
-from duat_cli.analysis.lora.lint import lint_changes, lint_plans, lint_values, sorted_findings
-from duat_cli.analysis.lora.magnitude import RelativeNorm, ratio
+from duat_cli.analysis.lora.lint import RelativeNorm, lint_changes, lint_plans, lint_values, ratio, sorted_findings
 from duat_cli.analysis.lora.notable import summarise
 from duat_cli.analysis.lora.weight_change import Directions, Numbers, module_change, numbers_of
 from duat_cli.analysis.progress import Progress

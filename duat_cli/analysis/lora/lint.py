@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
-from duat_cli.analysis.lora.change import Read, adapter_tensors
-from duat_cli.analysis.lora.magnitude import RelativeNorm, lint_magnitude, lint_saved_heads, relative_norm
+from duat_cli.analysis.lora.change import Change, Read, adapter_tensors, change_of
 from duat_cli.checks.rules.adapter import LEVELS
 from duat_cli.compat.peft import MEGATRON, MODULE_FIELDS, OWN_LIBRARIES
 from duat_cli.loading.adapter.base_weights import EMBEDDINGS, HEADS, VOCABULARY, BaseWeights
@@ -18,9 +19,14 @@ from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
 from duat_cli.loading.adapter.plan import plans
 from duat_cli.loading.quantised.found import leaf_of
 from duat_cli.loading.wording import listed, shown
-from duat_cli.operators.lowrank import is_zero, nonfinite
+from duat_cli.operators.lowrank import energy, inner, is_zero, nonfinite
 from duat_cli.results.lora import LintFinding
 from duat_cli.text import plural
+
+LARGE, TOO_LARGE = 1.0, 10.0
+"""Of ‖ΔW‖_F / ‖W‖_F: what trains a model rarely moves a matrix by a tenth of its norm."""
+RelativeNorm: TypeAlias = "tuple[ParameterPlan, float | None]"
+"""A plan, and `relative_norm` of it."""
 
 
 def lint_adapter(adapter: AdapterFiles, base: BaseWeights | None = None) -> list[LintFinding]:
@@ -174,8 +180,60 @@ def lint_changes(
     if base is None:
         return
     known = [plan for plan in found if isinstance(plan, ParameterPlan)]
-    yield from lint_magnitude(((p, relative_norm(p, read, base)) for p in known) if norms is None else norms)
-    yield from lint_saved_heads(known, read, _is_tied(base))
+    yield from _magnitude(((p, relative_norm(p, read, base)) for p in known) if norms is None else norms)
+    if _is_tied(base):
+        yield from _saved_heads(known, read)
+
+
+def _magnitude(norms: Iterable[RelativeNorm]) -> Iterator[LintFinding]:
+    """Matrices whose change is larger than they are: one finding for those above 10 times, one for those above 1."""
+    found: dict[str, float] = {}
+    for plan, norm in norms:
+        if norm is not None and norm > LARGE:
+            found[plan.parameter] = max(norm, found.get(plan.parameter, 0.0))
+    extreme = {name: norm for name, norm in found.items() if norm > TOO_LARGE}
+    others = {name: norm for name, norm in found.items() if name not in extreme}
+    for group, limit in ((extreme, TOO_LARGE), (others, LARGE)):
+        if group:
+            name = max(group, key=lambda one: group[one])
+            many = f"; {plural(len(group), 'matrix') if len(group) == 1 else f'{len(group)} matrices'} above {limit:g}"
+            yield LintFinding(
+                rule="magnitude",
+                level="error" if limit == TOO_LARGE else "warning",
+                where=name,
+                message=f"the change of {shown(name)} is {group[name]:.3g} times its base weight, norm to norm{many}",
+            )
+
+
+def relative_norm(plan: ParameterPlan, read: Read, base: BaseWeights) -> float | None:
+    """‖ΔW‖_F / ‖W‖_F of a matrix or a stack of them; None where there is no such number."""
+    if plan.place is None or len(plan.place.shape) < 2:
+        return None
+    change = change_of(plan, read, base)
+    return None if change.fault or change.is_zero else ratio(change, energy(base.read(plan.place)))
+
+
+def ratio(change: Change, size: float) -> float | None:
+    """‖ΔW‖_F / ‖W‖_F; None where W is zero or not finite. size: ‖W‖²_F."""
+    if not (math.isfinite(size) and size > 0):
+        return None
+    return math.sqrt(sum(max(0.0, inner(piece, piece)) for piece in change.pieces) / size)
+
+
+def _saved_heads(known: list[ParameterPlan], read: Read) -> Iterator[LintFinding]:
+    """A head saved whole, of a base whose head is its embedding; silent where both are saved, and alike."""
+    saved = {plan.module.rpartition(".")[2]: plan for plan in known if plan.kind == "saved"}
+    head = next((plan for leaf, plan in saved.items() if leaf in HEADS), None)
+    if head is None:
+        return
+    table = next((plan for leaf, plan in saved.items() if leaf in EMBEDDINGS), None)
+    if table is not None:
+        a, b = read(head.parts["saved"]), read(table.parts["saved"])
+        if a.shape == b.shape and bool((a == b.to(a.dtype)).all()):
+            return
+    yield finding("tied-weights", head.module, f"{shown(head.module)} is saved whole, and the base ties it to the "
+                  "input embedding: a runtime that keeps the tie loses the saved head, or puts it in place of the "
+                  "embedding as well")  # fmt: skip
 
 
 def lint_values(adapter: AdapterFiles, keys: Keys, read: Read) -> Iterator[LintFinding]:

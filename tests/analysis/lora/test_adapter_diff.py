@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from duat_cli.analysis.lora import adapter_diff, magnitude, weight_change
+from duat_cli.analysis.lora import adapter_diff, lint, weight_change
 from duat_cli.analysis.lora.adapter_diff import LoraOptions, adapter_report
 from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
 from duat_cli.analysis.lora.weight_change import Directions
@@ -178,7 +178,7 @@ def test_every_base_tensor_is_read_and_summed_once(tmp_path: Path, monkeypatch: 
         return energy(tensor)
 
     monkeypatch.setattr(BaseWeights, "read", counted)
-    for module in (adapter_diff, magnitude, weight_change):
+    for module in (adapter_diff, lint, weight_change):
         monkeypatch.setattr(module, "energy", sized)
     found = report(base, adapter)
     assert found.lint == linted
