@@ -30,15 +30,6 @@ CHECKED_ONLY = "with --lint an adapter is checked only"
 NOT_READ = "the base's tensors were not read (--no-base)"
 
 
-@dataclass(frozen=True)
-class LoraOptions:
-    """What is computed of an adapter."""
-
-    read_base: bool = True
-    lint_only: bool = False
-    directions: Directions = field(default_factory=Directions)
-
-
 @dataclass
 class Collected:
     """The changes of one adapter or checkpoint, put into entries one after another."""
@@ -111,11 +102,16 @@ def _of(adapter: str, finding: LintFinding) -> LintFinding:
 def adapter_report(
     base: BaseWeights,
     adapters: Sequence[AdapterFiles],
-    options: LoraOptions,
+    directions: Directions,
     progress: Progress,
     run: Callable[[], Run],
+    *,
+    read_base: bool = True,
+    lint_only: bool = False,
 ) -> LoraReport:
-    """The report on one adapter, or on two of the same base."""
+    """The report on one adapter, or on two of the same base. read_base: whether its tensors may be read; lint_only: the
+    adapters' findings alone."""
+    values = base if read_base else None
     with base, contextlib.ExitStack() as stack:
         opened = []
         for adapter in adapters:
@@ -124,23 +120,20 @@ def adapter_report(
             found = list(plans(adapter, keys, base))
             opened.append(Opened(adapter, keys, found, stack.enter_context(adapter_tensors(adapter))))
         lint: list[LintFinding] = []
-        collected = [Collected(options.directions) for _ in opened]
+        collected = [Collected(directions) for _ in opened]
         for one, into in zip(opened, collected, strict=True):
             norms = None
-            if not options.lint_only:
-                _refuse(one)
-                norms = _collect(one, base, options, into, progress)
-            faults = _lint(one, base, options.read_base, norms)
+            if not lint_only:
+                for fault in one.found:  # an adapter with a part that has no meaning is not half reported
+                    if isinstance(fault, AdapterFault):
+                        raise fault
+                norms = _collect(one, values, into, progress)
+            faults = _lint(one, base, values, norms)
             lint += faults if len(opened) == 1 else [_of(one.adapter.name, each) for each in faults]
         comparison = None
-        if len(opened) > 1 and not options.lint_only:
+        if len(opened) > 1 and not lint_only:
             progress(0, 1, "comparing the adapters")
-            values = base if options.read_base else None
-            comparison = compare(
-                opened[1].adapter.name,
-                opened[0].changes(values),
-                opened[1].changes(values),
-            )
+            comparison = compare(opened[1].adapter.name, opened[0].changes(values), opened[1].changes(values))
     first = collected[0]
     mutated = sorted({plan.other_base for one in opened for plan in one.plans if plan.other_base})
     warnings = [
@@ -154,7 +147,7 @@ def adapter_report(
     return LoraReport(
         duat_version=__version__,
         mode="adapter" if len(opened) == 1 else "two adapters",
-        level="lint" if options.lint_only else "weights",
+        level="lint" if lint_only else "weights",
         base=base.source.name,
         tuned=adapters[0].name,
         base_quantised=base.files.quantised,
@@ -167,7 +160,7 @@ def adapter_report(
         removed=[],
         comparison=comparison,
         summary=LoraSummary.absent(CHECKED_ONLY, notable=[])
-        if options.lint_only
+        if lint_only
         else summarise(first.modules, first.energy, first.base_energy, comparison),
         lint=lint,
         skipped=[entry for part in collected for entry in part.skipped],
@@ -176,27 +169,21 @@ def adapter_report(
     )
 
 
-def _lint(one: Opened, base: BaseWeights, read_base: bool, norms: list[RelativeNorm] | None) -> list[LintFinding]:
-    """norms: of its changes, where they are collected; else they are found."""
+def _lint(
+    one: Opened, base: BaseWeights, values: BaseWeights | None, norms: list[RelativeNorm] | None
+) -> list[LintFinding]:
+    """values: the base, where its tensors may be read. norms: of its changes, where they are collected; else they are
+    found."""
     return sorted_findings(
         [
             *lint_plans(one.adapter, one.keys, one.found, base),
             *lint_values(one.adapter, one.keys, one.read),
-            *lint_changes(one.found, one.read, base if read_base else None, norms),
+            *lint_changes(one.found, one.read, values, norms),
         ]
     )
 
 
-def _refuse(one: Opened) -> None:
-    """An adapter with a part that has no meaning is not half reported."""
-    faults = [fault for fault in one.found if isinstance(fault, AdapterFault)]
-    if faults:
-        raise faults[0]
-
-
-def _collect(
-    one: Opened, base: BaseWeights, options: LoraOptions, into: Collected, progress: Progress
-) -> list[RelativeNorm]:
+def _collect(one: Opened, base: BaseWeights | None, into: Collected, progress: Progress) -> list[RelativeNorm]:
     """All changes into their entries, and the relative norms of those of matrices. A base tensor is read and summed
     once here; `change_of` reads it as well where the method needs its values."""
     norms: list[RelativeNorm] = []
@@ -204,9 +191,11 @@ def _collect(
         if plan.place is None and "saved" in plan.parts:  # a new head, say
             into.added.append(plan.parameter)
             continue
-        change = change_of(plan, one.read, base if options.read_base else None)
-        stored = base.read(plan.place) if options.read_base and plan.place is not None and not change.is_zero else None
-        why = NOT_READ if not options.read_base else "the base has no such parameter"
+        change = change_of(plan, one.read, base)
+        stored = None
+        if base is not None and plan.place is not None and not change.is_zero:
+            stored = base.read(plan.place)
+        why = NOT_READ if base is None else "the base has no such parameter"
         size = None if stored is None or change.fault else energy(stored)
         into.add(change, stored, why, size)
         if size is not None and plan.place is not None and len(plan.place.shape) > 1:

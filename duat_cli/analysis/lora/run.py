@@ -124,13 +124,14 @@ def _adapters(
     adapters = [_adapter(place) for place in places]
     progress(0, 0, "loading torch")
     with uncollected():
-        from duat_cli.analysis.lora.adapter_diff import LoraOptions, adapter_report
+        from duat_cli.analysis.lora.adapter_diff import adapter_report
         from duat_cli.analysis.lora.weight_change import Directions
 
     directions = Directions(request.large, request.cache)
-    options = LoraOptions(read_base=not request.no_base, lint_only=request.lint, directions=directions)
     asked, facts = _asked(request, found, adapter_task(request.texts is not None, adapters[0], found), progress, run)
-    report = adapter_report(_weights(found), adapters, options, progress, facts)
+    report = adapter_report(
+        _weights(found), adapters, directions, progress, facts, read_base=not request.no_base, lint_only=request.lint
+    )
     if asked is None:
         return report
     from duat_cli.analysis.lora.report import adapter_pair

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from duat_cli.analysis.lora import adapter_diff, lint, weight_change
-from duat_cli.analysis.lora.adapter_diff import LoraOptions, adapter_report
+from duat_cli.analysis.lora.adapter_diff import adapter_report
 from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
 from duat_cli.analysis.lora.weight_change import Directions
 from duat_cli.errors import CheckpointError
@@ -33,9 +33,9 @@ def weights(folder: Path) -> BaseWeights:
     return BaseWeights(Source(folder, folder.name, None), inspect_folder(folder))
 
 
-def report(base: Path, *folders: Path, options: LoraOptions = LoraOptions()) -> LoraReport:  # noqa: B008
+def report(base: Path, *folders: Path, large: bool = False, **how: bool) -> LoraReport:
     opened = [open_adapter(folder, folder.name) for folder in folders]
-    return adapter_report(weights(base), opened, options, lambda *a: None, lambda: RUN)
+    return adapter_report(weights(base), opened, Directions(large), lambda *a: None, lambda: RUN, **how)
 
 
 def tuned_report(base: Path, tuned: Path) -> LoraReport:
@@ -64,7 +64,7 @@ def test_every_number_of_an_adapter(
     adapter = adapters.make(base, tmp_path / "adapter", CONFIGS[model_type])
     expected = adapters.merged(base, adapter)
     stored = {name: tensor.double() for name, tensor in adapters.load_base(base).state_dict().items()}
-    found = report(base, adapter, options=LoraOptions(directions=Directions(large=True)))
+    found = report(base, adapter, large=True)
     assert found.modules
     for module in found.modules:
         change, weight = expected[key(module)], stored[key(module)]
@@ -128,11 +128,11 @@ def test_a_random_subspace_aligns_as_the_reference_says() -> None:
 def test_without_the_base_its_own_numbers_are_the_same(tmp_path: Path) -> None:
     base = adapters.base_of("llama", tmp_path / "base")
     adapter = adapters.make(base, tmp_path / "adapter", CONFIGS["llama"])
-    whole, own = report(base, adapter), report(base, adapter, options=LoraOptions(read_base=False))
+    whole, own = report(base, adapter), report(base, adapter, read_base=False)
     assert [m.frobenius_norm for m in whole.modules] == [m.frobenius_norm for m in own.modules]
     assert all(m.relative_frobenius is None and "--no-base" in m.reasons["relative_frobenius"] for m in own.modules)
     dora = adapters.make(base, tmp_path / "dora", peft.LoraConfig(r=2, target_modules=["q_proj"], use_dora=True))
-    found = report(base, dora, options=LoraOptions(read_base=False))
+    found = report(base, dora, read_base=False)
     assert (found.modules, len(found.skipped)) == ([], 3)
 
 
@@ -159,9 +159,9 @@ def test_every_base_tensor_is_read_and_summed_once(tmp_path: Path, monkeypatch: 
     for name, tensor in tensors.items():  # a change that is zero, one too large, others as they were
         tensor.mul_(0 if "layers.0.self_attn.q_proj.lora_B" in name else 1e3 if "down_proj.lora_B" in name else 1)
     save_file(tensors, file)
-    linted = report(base, adapter, options=LoraOptions(lint_only=True)).lint
+    linted = report(base, adapter, lint_only=True).lint
     assert {"magnitude", "untouched"} <= {finding.rule for finding in linted}
-    both = report(base, adapter, adapter, options=LoraOptions(lint_only=True))
+    both = report(base, adapter, adapter, lint_only=True)
     where = [one.where if one.where == "adapter" else f"adapter: {one.where}" for one in linted]
     assert [one.where for one in both.lint] == 2 * where
     assert both.summary.changed is both.summary.frobenius_norm is None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.analysis.lora import applied as lora_applied
-from duat_cli.analysis.lora.adapter_diff import LoraOptions, adapter_report
+from duat_cli.analysis.lora.adapter_diff import adapter_report
 from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
 from duat_cli.analysis.lora.report import adapter_pair, checkpoint_pair
 from duat_cli.analysis.lora.weight_change import Directions
@@ -52,7 +52,7 @@ def some_prompts(model: Any) -> list[Prompt]:
 
 def report_of(base: Path, adapter: Path, dtype: str = "float32") -> LoraReport:
     opened = open_adapter(adapter, "adapter")
-    first = adapter_report(weights(base), [opened], LoraOptions(), quiet, lambda **_: RUN)
+    first = adapter_report(weights(base), [opened], Directions(), quiet, lambda **_: RUN)
     loaded = load(str(base), dtype=dtype)
     with adapter_pair(first, weights(base), opened, loaded, quiet) as pair:
         return pair.report(some_prompts(loaded.model), str, lambda **_: RUN)

@@ -16,7 +16,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from duat_cli.analysis.lora.adapter_diff import LoraOptions, adapter_report
+from duat_cli.analysis.lora.adapter_diff import adapter_report
 from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
 from duat_cli.analysis.lora.ground import ground_of
 from duat_cli.analysis.lora.places import FrontNorms, sup_local, true_gain
@@ -76,7 +76,7 @@ def report_of(base: Path, adapter: Path, count: int = 2, processes: int = 1) -> 
     def weights() -> BaseWeights:
         return BaseWeights(Source(base, "base", None), inspect_folder(base))
 
-    first = adapter_report(weights(), [opened], LoraOptions(), quiet, lambda **_: RUN)
+    first = adapter_report(weights(), [opened], Directions(), quiet, lambda **_: RUN)
     with adapter_pair(first, weights(), opened, loaded, quiet) as pair:
         return pair.report(some_prompts(loaded.model, count), shown, lambda **_: RUN)
 
