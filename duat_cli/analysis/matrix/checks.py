@@ -17,20 +17,15 @@ from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.operators import paper
 from duat_cli.results.matrix import MatrixCheck
 
-
-@dataclass(frozen=True)
-class _Sides:
-    """What a statement says is equal."""
-
-    left: Tensor
-    right: Tensor
+Sides = tuple[Tensor, Tensor]
+"""What a statement says is equal."""
 
 
 @dataclass(frozen=True)
 class _Statement:
     name: str
     text: str
-    sides: Callable[[Case, Dense | None], _Sides | str]  # a string says why it cannot be checked
+    sides: Callable[[Case, Dense | None], Sides | str]  # a string says why it cannot be checked
     against_model: bool  # whether one side is the model's own arithmetic, with its rounding
 
 
@@ -44,63 +39,67 @@ def checks(case: Case, dense: Dense | None) -> list[MatrixCheck]:
 def _check(statement: _Statement, case: Case, dense: Dense | None) -> MatrixCheck:
     sides = statement.sides(case, dense)
     tolerance = tolerance_for(case.dtype if statement.against_model else case.X.dtype)
-    name, text = statement.name, statement.text
+    error, holds, reasons = None, None, {}
     if isinstance(sides, str):
         reasons = {"relative_error": sides, "holds": sides}
-        return MatrixCheck(
-            name=name, statement=text, relative_error=None, tolerance=tolerance, holds=None, reasons=reasons
-        )
-    error = relative_error(sides.left, sides.right)
-    if not isfinite(error):
-        reasons = {"relative_error": "the right side is zero and the left is not, or a value is not finite"}
-        return MatrixCheck(
-            name=name, statement=text, relative_error=None, tolerance=tolerance, holds=False, reasons=reasons
-        )
-    return MatrixCheck(name=name, statement=text, relative_error=error, tolerance=tolerance, holds=error <= tolerance)
+    else:
+        error = relative_error(*sides)
+        holds = error <= tolerance
+        if not isfinite(error):
+            error = None
+            reasons = {"relative_error": "the right side is zero and the left is not, or a value is not finite"}
+    return MatrixCheck(
+        name=statement.name,
+        statement=statement.text,
+        relative_error=error,
+        tolerance=tolerance,
+        holds=holds,
+        reasons=reasons,
+    )
 
 
-def _contribution_sides(case: Case, dense: Dense | None) -> _Sides:
+def _contribution_sides(case: Case, dense: Dense | None) -> Sides:
     """W'_HVO x' and what the model's own attention adds."""
     if dense is None:
-        return _Sides(case.operator.apply(case.X), case.contribution)
-    return _Sides(dense.W_HVO @ paper.vectorise(case.X), paper.vectorise(case.contribution))
+        return case.operator.apply(case.X), case.contribution
+    return dense.W_HVO @ paper.vectorise(case.X), paper.vectorise(case.contribution)
 
 
-def _heads_sides(case: Case, dense: Dense | None) -> _Sides | str:
+def _heads_sides(case: Case, dense: Dense | None) -> Sides | str:
     """W'_HV x' and the model's own concatenated heads."""
     if case.mixed.shape[1] != len(case.left):
         return SUMMED
     if dense is None:
-        return _Sides((case.left @ (case.X @ case.value)).transpose(0, 1), case.mixed)
-    return _Sides(dense.W_HV @ paper.vectorise(case.X), paper.vectorise(case.mixed))
+        return (case.left @ (case.X @ case.value)).transpose(0, 1), case.mixed
+    return dense.W_HV @ paper.vectorise(case.X), paper.vectorise(case.mixed)
 
 
-def _projection_sides(case: Case, dense: Dense | None) -> _Sides | str:
+def _projection_sides(case: Case, dense: Dense | None) -> Sides | str:
     """W'_O times the model's own heads, and what its attention adds: I_N ⊗ W is the linear layer."""
     if case.mixed.shape[1] != len(case.left):
         return SUMMED
     heads = paper.vectorise(case.mixed)  # (N·heads·d,)
     if dense is None:
-        return _Sides(heads.reshape(case.tokens, -1) @ case.projection.mT, case.contribution)
-    return _Sides(dense.W_O @ heads, paper.vectorise(case.contribution))
+        return heads.reshape(case.tokens, -1) @ case.projection.mT, case.contribution
+    return dense.W_O @ heads, paper.vectorise(case.contribution)
 
 
-def _product_sides(case: Case, dense: Dense | None) -> _Sides | str:
+def _product_sides(case: Case, dense: Dense | None) -> Sides | str:
     if dense is None:
         return _too_large(case)
-    return _Sides(dense.W_O @ dense.W_HV, dense.W_HVO)
+    return dense.W_O @ dense.W_HV, dense.W_HVO
 
 
-def _coupling_sides(case: Case, dense: Dense | None) -> _Sides | str:
+def _coupling_sides(case: Case, dense: Dense | None) -> Sides | str:
     """The closed form of C against the norms of the blocks of the dense matrix."""
     if dense is None:
         return _too_large(case)
     blocks = dense.W_HVO.reshape(case.tokens, case.width, case.tokens, case.width)
     norms = torch.linalg.vector_norm(blocks, dim=(1, 3), dtype=torch.float64)
-    return _Sides(coupling(case, SHOWN_TOKENS), norms[:SHOWN_TOKENS, :SHOWN_TOKENS])
+    return coupling(case, SHOWN_TOKENS), norms[:SHOWN_TOKENS, :SHOWN_TOKENS]
 
 
-def _orientation_sides(case: Case, dense: Dense | None) -> _Sides | str:
+def _orientation_sides(case: Case, dense: Dense | None) -> Sides | str:
     """(W ⊗ I_c) vec(Z) and vec(W Z), where Z is c columns of the model's W_V, one head under another.
 
     W ⊗ I_M is the same matrix with M columns; c is as many of them as can be built. Z (heads·d, c).
@@ -110,27 +109,27 @@ def _orientation_sides(case: Case, dense: Dense | None) -> _Sides | str:
         return f"W (x) I_c has {max(case.width, case.inner)} rows for each column; built up to {matrix_case.DENSE_SIDE}"
     W = case.projection
     Z = case.value.mT.flatten(0, 1)[:, :columns]
-    return _Sides(paper.linear_matrix_left(W, columns) @ paper.vectorise(Z), paper.vectorise(W @ Z))
+    return paper.linear_matrix_left(W, columns) @ paper.vectorise(Z), paper.vectorise(W @ Z)
 
 
-def _diamond_left_sides(case: Case, dense: Dense | None) -> _Sides:
+def _diamond_left_sides(case: Case, dense: Dense | None) -> Sides:
     """W1 ⋄ [x ⋄ W2] = (W2 W1) ⋄ x with W2 = W_V,0, W1 = W_O,0 and the tokens as columns of x (M, N)."""
     W2, W1, x = case.value[0], case.output[0], case.X.mT
-    return _Sides(paper.diamond(W1, paper.diamond_right(x, W2)), paper.diamond(W2 @ W1, x))
+    return paper.diamond(W1, paper.diamond_right(x, W2)), paper.diamond(W2 @ W1, x)
 
 
-def _diamond_right_sides(case: Case, dense: Dense | None) -> _Sides:
+def _diamond_right_sides(case: Case, dense: Dense | None) -> Sides:
     """[W1 ⋄ x] ⋄ W2 = (W1 W2) ⋄ x with W1 = W_V,0, W2 = W_O,0 and the tokens as columns of x (M, N)."""
     W1, W2, x = case.value[0], case.output[0], case.X.mT
-    return _Sides(paper.diamond_right(paper.diamond(W1, x), W2), paper.diamond(W1 @ W2, x))
+    return paper.diamond_right(paper.diamond(W1, x), W2), paper.diamond(W1 @ W2, x)
 
 
-def _convolution_sides(case: Case, dense: Dense | None) -> _Sides | str:
+def _convolution_sides(case: Case, dense: Dense | None) -> Sides | str:
     """W'_conv x' and torch's own convolution."""
     matrix = convolution.built(case)
     if matrix is None:
         return _too_large(case)
-    return _Sides(matrix @ paper.vectorise(case.X), paper.vectorise(convolution.by_torch(case)))
+    return matrix @ paper.vectorise(case.X), paper.vectorise(convolution.by_torch(case))
 
 
 def _too_large(case: Case) -> str:
