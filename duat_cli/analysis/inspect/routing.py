@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 import torch
@@ -20,7 +19,7 @@ from duat_cli.results.operator import HeadRouting, Routing, RoutingAtDistance
 
 LEADING = 8  # singular values a head that a report holds
 REBUILT = 1e-5  # H is softmax(scale s + mask) where it agrees with the captured H that far; half precision by its eps
-NUMBERS = ("frobenius_norm", "spectral_norm", "stable_rank", "symmetric_share")
+NUMBERS = ("stable_rank", "symmetric_share")
 SHARES = ("r2_plain", "r2_centred", "r2_bilinear")
 FEW_PAIRS = "scores or the regressor do not vary over the attended pairs"
 
@@ -43,7 +42,7 @@ def routing(run: BlockRun) -> Routing:
         layers = score_layers(run)
     except UnsupportedModelError as fault:
         why = str(fault)
-        named = (*NUMBERS[2:], *SHARES, "heads", "distances")
+        named = (*NUMBERS, *SHARES, "heads", "distances")
         return Routing(
             rebuilt_error=error,
             **dict.fromkeys(named),
@@ -60,13 +59,13 @@ def routing(run: BlockRun) -> Routing:
 
     near = numbers(0)
     heads = _heads(near, _shares(call, call.scored, layers, forms))
-    means = {name: [getattr(head, name) for head in heads] for name in (*NUMBERS[2:], *SHARES)}
+    means = {name: [getattr(head, name) for head in heads] for name in (*NUMBERS, *SHARES)}
     for name, values in means.items():
         if None in values:
             reasons[name] = next(head.reasons[name] for head in heads if getattr(head, name) is None)
     return Routing(
         rebuilt_error=error,
-        **{name: None if None in values else fmean(values) for name, values in means.items()},
+        **{name: _mean(values) for name, values in means.items()},
         heads=heads,
         distances=_distances(layers, near, numbers),
         reasons=reasons,
@@ -126,28 +125,12 @@ def scores_of(given: ScoreInputs, rows: slice = slice(None), heads: slice = slic
 # -- W_QK ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Shares:
-    plain: Tensor  # (heads,), each
-    centred: Tensor
-    bilinear: Tensor
-
-
-def _heads(near: Sequence[BilinearNumbers], shares: _Shares) -> list[HeadRouting]:
-    """near: by head, at distance 0."""
+def _heads(near: Sequence[BilinearNumbers], shares: Mapping[str, Tensor]) -> list[HeadRouting]:
+    """near: by head, at distance 0; shares: (heads,) each."""
     found = []
     for head, numbers in enumerate(near):
-        reasons = _absent(numbers)
-        values: dict[str, float | None] = {}
-        for name, share in (
-            ("r2_plain", shares.plain),
-            ("r2_centred", shares.centred),
-            ("r2_bilinear", shares.bilinear),
-        ):
-            value = float(share[head])
-            values[name] = value if math.isfinite(value) else None
-            if values[name] is None:
-                reasons[name] = FEW_PAIRS
+        own = {name: float(share[head]) for name, share in shares.items()}
+        values = {name: value if math.isfinite(value) else None for name, value in own.items()}
         found.append(
             HeadRouting(
                 index=head,
@@ -157,7 +140,7 @@ def _heads(near: Sequence[BilinearNumbers], shares: _Shares) -> list[HeadRouting
                 stable_rank=numbers.stable_rank,
                 symmetric_share=numbers.symmetric_share,
                 **values,
-                reasons=reasons,
+                reasons=_absent(numbers) | {name: FEW_PAIRS for name, value in values.items() if value is None},
             )
         )
     return found
@@ -166,13 +149,14 @@ def _heads(near: Sequence[BilinearNumbers], shares: _Shares) -> list[HeadRouting
 def _absent(numbers: BilinearNumbers) -> dict[str, str]:
     zero = numbers.frobenius_norm == 0.0
     why = "W_QK is zero" if zero else "queries and keys are made of vectors of other widths"
-    return {name: why for name in ("stable_rank", "symmetric_share") if getattr(numbers, name) is None}
+    return {name: why for name in NUMBERS if getattr(numbers, name) is None}
 
 
 def _shares(
     call: AttentionCall, given: ScoreInputs, layers: tuple[ScoreLayer, ScoreLayer], forms: tuple[Tensor, Tensor]
-) -> _Shares:
-    """R² of the scores on x_i·x_j, plain and centred, and on x_i W_QK x_j; x is what the layer of queries reads.
+) -> dict[str, Tensor]:
+    """By `SHARES`: R² of the scores on x_i·x_j, plain and centred, and on x_i W_QK x_j; x is what the layer of queries
+    reads.
 
     forms: W D^T of both layers at token 0, (heads, width, d) and (kv_heads, width, d).
     """
@@ -189,7 +173,7 @@ def _shares(
         scores = scores_of(given, heads=slice(head, head + 1))
         form = first[head] @ second[head // groups].T
         found.append(tuple(explained(scores, by, pairs)[0] for by in (plain, covariance, form)))
-    return _Shares(*(torch.stack(shares) for shares in zip(*found, strict=True)))
+    return {name: torch.stack(shares) for name, shares in zip(SHARES, zip(*found, strict=True), strict=True)}
 
 
 def _distances(
@@ -207,20 +191,13 @@ def _distances(
     found = []
     for distance in wanted:
         each = numbers(distance) if distance else near
-        ranks = [one.stable_rank for one in each]
-        shares = [one.symmetric_share for one in each]
-        reasons = {}
-        for name, values in (("stable_rank", ranks), ("symmetric_share", shares)):
-            if None in values:
-                reasons[name] = next(why for one in each for key, why in _absent(one).items() if key == name)
-        found.append(
-            RoutingAtDistance(
-                distance=distance,
-                stable_rank=_mean(ranks),
-                symmetric_share=_mean(shares),
-                reasons=reasons,
-            )
-        )
+        means = {name: _mean([getattr(one, name) for one in each]) for name in NUMBERS}
+        reasons = {
+            name: next(why[name] for why in map(_absent, each) if name in why)
+            for name in NUMBERS
+            if means[name] is None
+        }
+        found.append(RoutingAtDistance(distance=distance, **means, reasons=reasons))
     return found
 
 
