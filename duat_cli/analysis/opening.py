@@ -147,9 +147,13 @@ class ModelRequest:
         if way is None:
             return loaded
         stays = 0 if loaded.paged is None else loaded.paged.kept
-        planned = way.peak_memory_bytes + stays
-        loaded = replace(loaded, waiting=way.waiting_bytes or None)
-        return replace(loaded, memory=self.memory, planned_memory=planned, processes=way.processes)
+        return replace(
+            loaded,
+            waiting=way.waiting_bytes or None,
+            memory=self.memory,
+            planned_memory=way.peak_memory_bytes + stays,
+            processes=way.processes,
+        )
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,7 @@ class PromptRequest:
 def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) -> tuple[LoadedModel, list[Prompt]]:
     """The model, and the prompts as its token ids. Texts, names and headers come first: their errors cost no load."""
     if texts.files is not None and texts.files.names_blocks:
-        opened = open_session(model, replace(texts, files=replace(texts.files, stack=None)), progress)
+        opened = open_session(model, _of_whole(texts, texts.files), progress)
         from duat_cli.analysis.decoding import with_chosen_blocks
 
         return with_chosen_blocks(*opened, texts.files, trust_remote_code=model.trust_remote_code)
@@ -210,12 +214,17 @@ def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) 
             from duat_cli.analysis.prepared import open_prepared
 
             return open_prepared(model, found, texts.files, prepared, progress)
-        if texts.files.part is not None:
-            from duat_cli.analysis.prepared import part_of
+    loaded, tokenizer = load_found(model, found, texts, read, progress)
+    if texts.files is not None:
+        from duat_cli.analysis.prepared import part_of
 
-            loaded, tokenizer = load_found(model, found, texts, read, progress)
-            return tokens_of(part_of(loaded, texts.files.part), tokenizer, texts, read)
-    return open_found(model, found, texts, read, progress)
+        loaded = part_of(loaded, texts.files.part)
+    return tokens_of(loaded, tokenizer, texts, read)
+
+
+def _of_whole(texts: PromptRequest, files: InputFiles) -> PromptRequest:
+    """The same without --stack."""
+    return replace(texts, files=replace(files, stack=None))
 
 
 def open_stacks(
@@ -232,16 +241,15 @@ def open_stacks(
         from duat_cli.loading.model.load import skeleton
         from duat_cli.models.discovery.modality import is_pair
     shell = skeleton(model.find(progress).files, model.trust_remote_code)
-    if not is_pair(shell):
-        if len(parts_of(shell)) < 2:
-            loaded, prompts = open_session(model, replace(texts, files=replace(texts.files, stack=None)), progress)
-            for chain in all_chains(loaded):
-                yield chain, prompts
-            return
+    if not is_pair(shell) and len(parts_of(shell)) > 1:
         for asked in asked_of_parts(shell, texts, texts.files):
             yield open_session(model, asked, progress)
         return
-    opened = open_session(model, replace(texts, files=replace(texts.files, stack=None)), progress)
+    opened = open_session(model, _of_whole(texts, texts.files), progress)
+    if not is_pair(shell):
+        for chain in all_chains(opened[0]):
+            yield chain, opened[1]
+        return
     for files in (replace(texts.files, stack="encoder"), replace(texts.files, stack="decoder")):
         loaded, prompts = with_chosen_blocks(*opened, files, trust_remote_code=model.trust_remote_code)
         yield replace(loaded, every_stack=True), prompts
@@ -287,8 +295,7 @@ def open_set(
     found = found or model.find(progress)
     use_gpu(gpu)
     longest = heapq.nlargest(SIDE_BY_SIDE, read, key=lambda text: len(text.text))
-    way = model.counted(*_counts(model, found, texts, longest), prompts=len(keys)).way(found, progress)
-    loaded, tokenizer = _load(model, found, progress, way)
+    loaded, tokenizer = load_found(model, found, texts, longest, progress, prompts=len(keys))
     room, cut = limits(loaded.model), texts.max_tokens
     if not texts.own:  # a bundled text that does not suit the tokenizer is left out
         prompts, notes = _encoded(tokenizer, loaded, list(read), cut, bundled=True)
@@ -302,19 +309,26 @@ def open_set(
     return loaded, PromptSet(read, keys, encoded)
 
 
-def open_found(
-    model: ModelRequest, found: Found, texts: PromptRequest, read: list[PromptText], progress: Progress
-) -> tuple[LoadedModel, list[Prompt]]:
-    """The same of a checkpoint that is found and texts that are read."""
-    return tokens_of(*load_found(model, found, texts, read, progress), texts, read)
-
-
 def load_found(
-    model: ModelRequest, found: Found, texts: PromptRequest, read: list[PromptText], progress: Progress
+    model: ModelRequest,
+    found: Found,
+    texts: PromptRequest,
+    read: list[PromptText],
+    progress: Progress,
+    *more: list[PromptText],
+    prompts: int = 0,
 ) -> tuple[LoadedModel, Any]:
-    """The model, loaded in the way that suits the texts, and its tokenizer."""
-    way = model.counted(*_counts(model, found, texts, read)).way(found, progress)
-    return _load(model, found, progress, way)
+    """The model, loaded in the way that suits the texts, and its tokenizer. more: texts that are held out, and that a
+    repair is fitted to; prompts: how many there are, where those read are the longest."""
+    way = model.counted(*_counts(model, found, texts, read, *more), prompts=prompts).way(found, progress)
+    progress(0, 0, "loading torch and transformers")
+    with uncollected():
+        from duat_cli.loading.model.load import load_tokenizer
+        from duat_cli.models.discovery.modality import require_token_ids
+
+    loaded = model.load(found, progress, way)
+    require_token_ids(loaded.model)  # before the tokenizer, which a model of images has none of
+    return loaded, load_tokenizer(loaded.files.path, trust_remote_code=model.trust_remote_code)
 
 
 def tokens_of(
@@ -352,24 +366,11 @@ def open_with_calibration(
     read, apart, bundled = texts.read_apart(holdout, progress)
     fitted = [] if calibration is None else read_prompts([], calibration, sys.stdin, "--calibration")
     found = model.find(progress)
-    counts = _counts(model, found, texts, read, apart, fitted)
-    loaded, tokenizer = _load(model, found, progress, model.counted(*counts).way(found, progress))
+    loaded, tokenizer = load_found(model, found, texts, read, progress, apart, fitted)
     prompts, notes = _encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not texts.own)
     held_out, more = _encoded(tokenizer, loaded, apart, texts.max_tokens, bundled=bundled)
     fitting, _ = _encoded(tokenizer, loaded, fitted, texts.max_tokens, bundled=False)
     return _noted(loaded, [*notes, *more]), prompts, held_out, fitting
-
-
-def _load(model: ModelRequest, found: Found, progress: Progress, way: Way | None = None) -> tuple[LoadedModel, Any]:
-    """The model and its tokenizer."""
-    progress(0, 0, "loading torch and transformers")
-    with uncollected():
-        from duat_cli.loading.model.load import load_tokenizer
-        from duat_cli.models.discovery.modality import require_token_ids
-
-    loaded = model.load(found, progress, way)
-    require_token_ids(loaded.model)  # before the tokenizer, which a model of images has none of
-    return loaded, load_tokenizer(loaded.files.path, trust_remote_code=model.trust_remote_code)
 
 
 def _noted(loaded: LoadedModel, notes: list[str]) -> LoadedModel:

@@ -132,10 +132,9 @@ def stack_read(loaded: LoadedModel) -> str | None:
 
 
 def asked_of_parts(shell: Any, texts: PromptRequest, files: InputFiles) -> list[PromptRequest]:
-    """What --stack all asks of a model that is no encoder-decoder: every part of its own with what that part reads."""
+    """What --stack all asks of a model that is no encoder-decoder: every part of its own, of
+    which it has several, with what that part reads."""
     stacks = parts_of(shell)
-    if len(stacks) < 2:
-        raise InputError(f"--stack all: {type(shell).__name__} has no two stacks to read; leave it out")
     if files.tensors:
         raise InputError("--inputs: tensors are of one stack; give it beside --stack vision, audio or text")
     given: tuple[tuple[StackName, str, tuple[str, ...]], ...] = (

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, open_found, open_set
+from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, load_found, open_set, tokens_of
 from duat_cli.analysis.plan.task import Task
 from duat_cli.errors import InputError
 from duat_cli.loading.adapter.folder import AdapterFiles, is_adapter, open_adapter
@@ -212,7 +212,7 @@ def _asked(
         loaded, prompts = open_set(base, request.texts, progress, request.into.gpu, found)
     else:
         read = request.texts.read(progress)
-        loaded, prompts = open_found(base, found, request.texts, read, progress)
+        loaded, prompts = tokens_of(*load_found(base, found, request.texts, read, progress), request.texts, read)
     from duat_cli.loading.model.load import load_tokenizer
     from duat_cli.loading.prompts import said
 
