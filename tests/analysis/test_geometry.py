@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import quiet
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -23,10 +24,6 @@ from duat_cli.operators.kronecker import HeadFactors
 from duat_cli.zoo import tiny
 
 Encoded = Callable[..., list[Prompt]]
-
-
-def quiet(done: int, total: int, doing: str) -> None:
-    pass
 
 
 @pytest.fixture

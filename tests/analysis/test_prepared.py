@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as t
-from helpers import as_loaded, prompt_of
+from helpers import as_loaded, prompt_of, quiet
 from image_models import CASES, SMALL, build, picture
 from paging import differing, in_parts, whole
 from safetensors.torch import save_file
@@ -48,10 +48,6 @@ def given(loaded: LoadedModel, tensors: dict[str, Tensor]) -> tuple[LoadedModel,
     other = {k: v + 0.1 if v.is_floating_point() else v for k, v in tensors.items()}
     loaded = replace(loaded, like=tensors)
     return loaded, as_prompts(loaded, [Prepared("one", tensors, None), Prepared("two", other, None)])
-
-
-def quiet(*_: Any) -> None:
-    pass
 
 
 @pytest.mark.parametrize("files", [InputFiles(), InputFiles(images=("a.png",))])

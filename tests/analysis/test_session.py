@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import as_loaded, prompt_of, single_model, token_ids
+from helpers import as_loaded, prompt_of, quiet, single_model, token_ids
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -28,10 +28,6 @@ from duat_cli.models.instrument import attention, interception, rig
 from duat_cli.models.instrument.attention import AttentionCall, StoredRows
 from duat_cli.models.instrument.plain import Outputs, deviation
 from duat_cli.results.base import Certificate
-
-
-def quiet(done: int, total: int, doing: str) -> None:
-    pass
 
 
 def certificate_of(model: Any) -> Certificate:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import prompt_of
+from helpers import prompt_of, quiet
 from paging import differing, in_parts, pager_of, saved, whole
 
 from duat_cli.analysis.inspect.options import InspectOptions
@@ -25,10 +25,6 @@ TYPES = [
     "llama", "gpt2", "bert", "albert", "t5", "mixtral", "gemma2", "gemma3_text", "falcon", "bloom", "deberta-v2",
     "zamba", "nystromformer", "jamba", "llama4_text", "qwen3_next",
 ]  # fmt: skip
-
-
-def quiet(*_: Any) -> None:
-    pass
 
 
 def prompts_of(loaded: LoadedModel) -> list[Prompt]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import as_loaded, prompt_of, single_model, token_ids
+from helpers import as_loaded, prompt_of, quiet, single_model, token_ids
 from paging import in_parts, saved, whole
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -20,10 +20,6 @@ from duat_cli.results.compare import FixedParameters
 from duat_cli.zoo import tiny
 
 SOFTMAX = (torch.softmax, nn.functional.softmax, Tensor.softmax)
-
-
-def quiet(*_: Any) -> None:
-    pass
 
 
 def found_of(loaded: LoadedModel, count: int = 5, tokens: int = 7) -> FixedParameters:

@@ -18,6 +18,7 @@ from helpers import (
     dense_blocks,
     double_model,
     prompt_of,
+    quiet,
     single_model,
     token_ids,
 )
@@ -57,10 +58,6 @@ MODELS = {
     "bert": Named(None, None, "intermediate", None, "intermediate.dense"),
     "mixtral": Named("input_layernorm", None, "mlp", None, None),
 }
-
-
-def quiet(*_: Any) -> None:
-    pass
 
 
 def ids_of(model: Any) -> tuple[Tensor, Tensor]:

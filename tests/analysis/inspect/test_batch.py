@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import InDouble, as_loaded, double_model, prompt_of, single_model
+from helpers import InDouble, as_loaded, double_model, prompt_of, quiet, single_model
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -40,10 +40,6 @@ ONE_BY_ONE = [
     "qwen3_next",
     "diffllama",
 ]
-
-
-def quiet(*_: object) -> None:
-    pass
 
 
 def prompts_of(model: Any, count: int, tokens: int) -> list[Prompt]:

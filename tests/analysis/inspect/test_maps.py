@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from helpers import Wiring, coupling_of, dense_blocks
+from helpers import Wiring, coupling_of, dense_blocks, quiet
 
 from duat_cli.analysis.inspect.maps import MOST_TOKENS, Maps
 from duat_cli.analysis.inspect.options import InspectOptions
@@ -18,10 +18,6 @@ from duat_cli.results.inspect import CouplingMap
 
 Encoded = Callable[..., list[Prompt]]
 LLAMA = Wiring("model.layers", "self_attn.o_proj")
-
-
-def quiet(done: int, total: int, doing: str) -> None:
-    pass
 
 
 def mapped(loaded: LoadedModel, prompts: list[Prompt], count: int, **options: object) -> list[CouplingMap] | None:

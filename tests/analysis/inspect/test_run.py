@@ -21,6 +21,7 @@ from helpers import (
     kronecker_singular_values,
     minilm,
     prompt_of,
+    quiet,
     single_model,
     token_ids,
 )
@@ -43,10 +44,6 @@ from duat_cli.results.inspect import InspectReport
 Encoded = Callable[..., list[Prompt]]
 TEXTS = ("Nui zi created Nui zi dynamics", "def f(x):", "one two three one two")
 LLAMA = Wiring("model.layers", "self_attn.o_proj")
-
-
-def quiet(done: int, total: int, doing: str) -> None:
-    pass
 
 
 def report_of(loaded: LoadedModel, prompts: Encoded, *texts: str, **options: Any) -> InspectReport:

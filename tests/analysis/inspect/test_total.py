@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from helpers import quiet
+
 from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.run import inspect, report_head, sweep_prompts
 from duat_cli.analysis.inspect.total import InspectTotal
@@ -17,10 +19,6 @@ Encoded = Callable[..., list[Prompt]]
 TEXTS = ("Nui zi created Nui zi dynamics", "def f(x):", "one two three one two", "def f(x):")
 LAYERS = [0, 2]
 SETTINGS = InspectOptions(layers=frozenset(LAYERS), terms=True, per_prompt=True, null="uniform", cache=False)
-
-
-def quiet(done: int, total: int, doing: str) -> None:
-    pass
 
 
 def test_the_numbers_are_the_same_in_any_order(loaded: LoadedModel, prompts: Encoded) -> None:

@@ -23,6 +23,7 @@ from helpers import (
     far,
     kronecker_singular_values,
     naive_coupling_numbers,
+    quiet,
     single_model,
     weighted_coupling_of,
 )
@@ -44,10 +45,6 @@ from duat_cli.zoo import tiny
 
 THRESHOLD = 0.3
 Encoded = Callable[..., list[Prompt]]
-
-
-def quiet(done: int, total: int, doing: str) -> None:
-    pass
 
 
 def alone(model: Any) -> Processes:

@@ -11,6 +11,7 @@ import helpers
 import peft
 import pytest
 import torch
+from helpers import quiet
 from torch import Tensor, nn
 
 from duat_cli.analysis.lora import applied as lora_applied
@@ -35,10 +36,6 @@ FFN = {
     "bert": (["intermediate.dense"], ["output.dense"]),
     "phi3": (["gate_up_proj"], ["down_proj"]),
 }
-
-
-def quiet(*args: Any) -> None:
-    return None
 
 
 def weights(folder: Path) -> BaseWeights:

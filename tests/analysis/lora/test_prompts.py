@@ -14,6 +14,7 @@ import peft
 import pytest
 import torch
 import transformers
+from helpers import quiet
 from torch import Tensor
 
 from duat_cli.analysis.lora.adapter_diff import adapter_report
@@ -47,10 +48,6 @@ NAMES: dict[str, list[str]] = {
     "bert": ["query", "value", "dense"],
     "phi": ["q_proj", "v_proj", "dense", "fc1", "fc2"],
 }
-
-
-def quiet(*args: Any) -> None:
-    return None
 
 
 def some_prompts(model: Any, count: int = 2) -> list[Prompt]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import WIRINGS, Detached, InDouble, as_loaded, double_model, far, prompt_of, single_model, token_ids
+from helpers import WIRINGS, Detached, InDouble, as_loaded, double_model, far, prompt_of, quiet, single_model, token_ids
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -30,10 +30,6 @@ FFN = {"llama": "mlp", "gpt2": "mlp", "gemma2": "mlp", "bert": "intermediate", "
 FIRST = {"llama": ("mlp.gate_proj", "mlp.up_proj"), "gpt2": ("mlp.c_fc",), "bert": ("intermediate.dense",)}
 FIRST["gemma2"] = FIRST["llama"]
 LAST = {"llama": "mlp.down_proj", "gemma2": "mlp.down_proj", "gpt2": "mlp.c_proj", "bert": "output.dense"}
-
-
-def quiet(*_: Any) -> None:
-    pass
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

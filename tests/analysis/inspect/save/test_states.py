@@ -9,7 +9,7 @@ from typing import Any
 import paging
 import pytest
 import torch
-from helpers import WIRINGS, Detached, as_loaded, far, prompt_of, single_model, token_ids
+from helpers import WIRINGS, Detached, as_loaded, far, prompt_of, quiet, single_model, token_ids
 from paging import in_parts, whole
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -37,10 +37,6 @@ ALL = frozenset(("H", "S", "bias"))
 def _loud(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave logs and warnings of this process as they are, for the tests that come after."""
     monkeypatch.setattr(libraries, "calm", lambda talk: None)
-
-
-def quiet(*_: Any) -> None:
-    pass
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
