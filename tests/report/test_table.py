@@ -17,7 +17,7 @@ from duat_cli.report.tables.attribute import render_attribute
 from duat_cli.report.tables.compare import render_compare
 from duat_cli.report.tables.inspect import render_inspect
 from duat_cli.report.tables.lora import render_lora
-from duat_cli.report.tables.network import render_network
+from duat_cli.report.tables.matrix import render_network
 from duat_cli.report.tables.page import Page
 from duat_cli.report.tables.plan import render_plan
 from duat_cli.report.tables.prune.report import render_prune

@@ -168,7 +168,7 @@ def _all_blocks(
         with contextlib.nullcontext() if target is None else target.replacing() as part:
             report = compute(loaded, text, decode, progress, part)
 
-    from duat_cli.report.tables.network import render_network
+    from duat_cli.report.tables.matrix import render_network
 
     presentation.emit(report, render_network, talk)
     return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
