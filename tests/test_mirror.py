@@ -110,16 +110,16 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         report/html/attribute/overview
         report/html/attribute/page report/html/attribute/parts report/html/attribute/text
         report/html/check/bounds report/html/check/drift report/html/check/findings report/html/check/page
-        report/html/compare/columns report/html/compare/losses report/html/compare/operator report/html/compare/page
+        report/html/compare/losses report/html/compare/operator report/html/compare/page
         report/html/compare/stream
         report/html/drawing/blocks report/html/drawing/facts report/html/drawing/figure
         report/html/drawing/layered report/html/drawing/marks
         report/html/drawing/plot report/html/drawing/series report/html/drawing/table
         report/html/glossary report/html/sheets
-        report/html/inspect/certificate report/html/inspect/columns report/html/inspect/coupling
+        report/html/inspect/certificate report/html/inspect/coupling
         report/html/inspect/nulls report/html/inspect/page report/html/inspect/routing report/html/inspect/shares
         report/html/inspect/terms
-        report/html/lora/blocks report/html/lora/columns report/html/lora/modules report/html/lora/page
+        report/html/lora/blocks report/html/lora/modules report/html/lora/page
         report/html/matrix/checks report/html/matrix/maps report/html/matrix/network report/html/matrix/page
         report/html/plan/page
         report/html/prune/blocks report/html/prune/page report/html/prune/repair

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.report.html.compare.columns import CONTEXT, FIXED, READ
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import across, block_names, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
@@ -13,9 +12,25 @@ from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import curve, level
 from duat_cli.report.html.drawing.table import table_of
 from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column
 from duat_cli.results.compare import CompareReport, FixedLoss
 from duat_cli.text import plural
 
+_FIXED = (
+    Column(("loss", "nats a token"), "loss", numbers.plain),
+    Column(("less live", "nats a token"), "change", numbers.signed(numbers.plain)),
+    Column(("interval, from", "nats a token"), "low", numbers.signed(numbers.plain)),
+    Column(("interval, to", "nats a token"), "high", numbers.signed(numbers.plain)),
+)
+_CONTEXT = (
+    Column(("loss of the answer", "nats a token"), "loss", numbers.plain),
+    Column(("less that without", "nats a token"), "loss_change", numbers.signed(numbers.plain)),
+    Column(("change of b'", "%"), "bias", numbers.percent),
+)
+_READ = (
+    Column(("W' reads", "%"), "share", numbers.percent),
+    Column(("null: uniform attention", "%"), "null", numbers.percent),
+)
 _SOURCES = {"own": "the prompt's own", "another prompt": "another prompt's", "mean": "the mean over the prompts"}
 _APART = 0.16  # of a band, between what is held
 _DEMONSTRATIONS = 5  # with a line of their own
@@ -52,7 +67,7 @@ def fixed(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | No
         says=f"The dashed line is the live model, {numbers.plain(found.live)} nats a token. Held at the prompt's own "
         "values nothing may change; the FFNs' nonlinearity stays live throughout.",
         picture=plot.svg(drawn, "A point with its interval for each way to hold parameters; a line at the live loss."),
-        tables=[table_of(found.runs, "held", held, FIXED, "fixed.runs[].", numbered=False)],
+        tables=[table_of(found.runs, "held", held, _FIXED, "fixed.runs[].", numbered=False)],
         terms=["fixed.runs[].change", "fixed.runs[].loss", "fixed.runs[].held", "fixed.runs[].source", "fixed.live",
                "fixed.own_error"],
         legend=legend(
@@ -98,7 +113,7 @@ def answer(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | N
         says=f"The answer ({words}) behind the question ({question}) with none, each and all of the demonstrations; "
         "below the dashed line they help.",
         picture=plot.svg(drawn, "A point for each context, and a line at the loss without demonstrations."),
-        tables=[table_of(found.runs, "context", lambda run: run.label, CONTEXT, "context.runs[].", numbered=False)],
+        tables=[table_of(found.runs, "context", lambda run: run.label, _CONTEXT, "context.runs[].", numbered=False)],
         terms=["context.runs[].loss", "context.runs[].loss_change", "context.runs[].bias"],
     )
 
@@ -127,7 +142,7 @@ def reads(report: CompareReport) -> Figure | None:
     tables = [
         table_of_blocks(
             read.blocks,
-            READ,
+            _READ,
             "context.runs[].reads[].blocks[].",
             label=f"--prefix {read.demonstration}, block",
             at=[f"context.runs.{number}.reads.{place}.blocks.{i}" for i in range(len(read.blocks))],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.report.html.compare.columns import HEADS, OPERATOR, UNALIGNED
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import across, block_names, ends, stacked, table_of_blocks
 from duat_cli.report.html.drawing.cells import cells, scale_of_cells
@@ -14,9 +13,30 @@ from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import curve
 from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import value_at
+from duat_cli.report.tables.grid import Column, value_at
 from duat_cli.results.compare import BlockComparison, CompareReport
 
+OPERATOR = (
+    Column(("change of W'", "%"), "operator.relative", numbers.percent),
+    Column(("routing", "%"), "operator.routing", numbers.percent),
+    Column(("scale", "%"), "operator.scale", numbers.percent),
+    Column(("interaction", "%"), "operator.interaction", numbers.percent),
+    Column(("null: uniform attention", "%"), "operator.null.relative", numbers.percent),
+    Column(("certificate error", "relative"), "certificate_error", numbers.error),
+)
+_HEADS = (
+    Column(("whole change", "%"), "relative", numbers.percent),
+    Column(("routing", "%"), "routing", numbers.percent),
+    Column(("scale", "%"), "scale", numbers.percent),
+    Column(("interaction", "%"), "interaction", numbers.percent),
+    Column(("on unaligned tokens", "%"), "unaligned", numbers.percent),
+)
+_UNALIGNED = (
+    Column(("on unaligned tokens", "%"), "operator.unaligned", numbers.percent),
+    Column(("null: uniform attention", "%"), "operator.null.unaligned", numbers.percent),
+    Column(("of the first prompt", "%"), "operator.unaligned_a", numbers.percent),
+    Column(("of the second", "%"), "operator.unaligned_b", numbers.percent),
+)
 _PARTS = (
     ("operator.routing", "s1", "routing: where tokens look"),
     ("operator.scale", "s2", "scale: the norms"),
@@ -86,7 +106,7 @@ def heads(blocks: Sequence[BlockComparison]) -> list[Figure]:
     """Maps, heads across and blocks upwards: the whole change and its three parts, of one scale of colours."""
     count = max((head.head + 1 for block in blocks for head in block.heads), default=0)
     largest = max(
-        (v for b in blocks for h in b.heads for c in HEADS if (v := value_at(h, c.path)) is not None), default=0.0
+        (v for b in blocks for h in b.heads for c in _HEADS if (v := value_at(h, c.path)) is not None), default=0.0
     )
     if not largest:
         return []
@@ -98,7 +118,7 @@ def heads(blocks: Sequence[BlockComparison]) -> list[Figure]:
         height=80 + min(480, max(16, 240 // len(known)) * len(known)),
     )
     found = []
-    for column in HEADS[:4]:
+    for column in _HEADS[:4]:
         rows = []
         for block in known:
             values = {head.head: value_at(head, column.path) for head in block.heads}
@@ -131,7 +151,7 @@ def _without(blocks: Sequence[BlockComparison]) -> list[str]:
 
 def _table(blocks: Sequence[BlockComparison], path: str) -> Table:
     """One row a head: all columns behind the whole change, else that part alone."""
-    columns = HEADS if path == "relative" else [column for column in HEADS if column.path == path]
+    columns = _HEADS if path == "relative" else [column for column in _HEADS if column.path == path]
     every = [(place, number, head) for place, b in enumerate(blocks) for number, head in enumerate(b.heads)]
     return Table(
         heads=[Head("head", "block.head"), *(Head(c.name, c.title[-1], c.path) for c in columns)],
@@ -165,7 +185,7 @@ def unaligned(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]
         title="How much of W' reads tokens that the other prompt does not have",
         says="Mean of the two prompts, of the rows of tokens that both have.",
         picture=plot.svg(drawn, "Two lines over blocks: this model, and uniform attention."),
-        tables=[table_of_blocks(blocks, UNALIGNED, "comparison.blocks[].")],
+        tables=[table_of_blocks(blocks, _UNALIGNED, "comparison.blocks[].")],
         terms=["comparison.blocks[].operator.unaligned", "comparison.blocks[].operator.null.unaligned"],
         legend=legend([(marks.sample("line", series, hollow="null" in path), name) for path, series, name in paths]),
     )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.report.html.compare.columns import AMPLIFICATION, OPERATOR, STREAM
-from duat_cli.report.html.compare.operator import blocks_of
+from duat_cli.report.html.compare.operator import OPERATOR, blocks_of
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import across, block_names, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
@@ -14,21 +13,32 @@ from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.series import curve, level
 from duat_cli.report.html.drawing.table import Table
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import value_at
+from duat_cli.report.tables.grid import Column, value_at
 from duat_cli.results.compare import BlockComparison, CompareReport, PairFacts
 from duat_cli.text import plural
 
-_SERIES = ("s6", "s2", "s3", "s1")  # of STREAM
-_BY_PAIR = (*OPERATOR[:5], *STREAM[1:], AMPLIFICATION[0])
+_STREAM = (
+    Column(("input", "%"), "input", numbers.percent),
+    Column(("bias b'", "%"), "bias", numbers.percent),
+    Column(("FFN f", "%"), "ffn", numbers.percent),
+    Column(("output", "%"), "output", numbers.percent),
+)
+_AMPLIFICATION = (
+    Column(("amplification", "times"), "amplification", numbers.plain),
+    Column(("change of the input", "%"), "input", numbers.percent),
+    Column(("change of the output", "%"), "output", numbers.percent),
+)
+_SERIES = ("s6", "s2", "s3", "s1")  # of _STREAM
+_BY_PAIR = (*OPERATOR[:5], *_STREAM[1:], _AMPLIFICATION[0])
 _PAIRS = 5  # with a line of their own
 
 
 def stream(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
     """Lines over blocks: the relative change of the input, the bias, the FFN's term and the output."""
-    known = [(column, series) for column, series in zip(STREAM, _SERIES, strict=True) if _any(blocks, column.path)]
+    known = [(column, series) for column, series in zip(_STREAM, _SERIES, strict=True) if _any(blocks, column.path)]
     if not known:
         return None
-    every = [value_at(block, column.path) for r in beside for block in blocks_of(r) for column in STREAM]
+    every = [value_at(block, column.path) for r in beside for block in blocks_of(r) for column in _STREAM]
     up = Axis("relative change (%)", Linear.over(every, percent=True))
     plot = Plot(across(blocks, most=12), up, width=500, height=260)
     drawn = []
@@ -40,8 +50,8 @@ def stream(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -
         title="How far the parts of each block move: input, bias, FFN, output",
         says="On the tokens that both prompts have, over the size under the first prompt.",
         picture=plot.svg(drawn, "Lines over blocks: input, bias, FFN, output."),
-        tables=[table_of_blocks(blocks, STREAM, "comparison.blocks[].")],
-        terms=[f"comparison.blocks[].{column.path}" for column in STREAM],
+        tables=[table_of_blocks(blocks, _STREAM, "comparison.blocks[].")],
+        terms=[f"comparison.blocks[].{column.path}" for column in _STREAM],
         legend=legend([(marks.sample("line", series), column.name) for column, series in known]),
     )
 
@@ -65,7 +75,7 @@ def amplification(blocks: Sequence[BlockComparison], beside: Sequence[CompareRep
             ],
             "A line over blocks: relative change of the output over that of the input.",
         ),
-        tables=[table_of_blocks(blocks, AMPLIFICATION, "comparison.blocks[].")],
+        tables=[table_of_blocks(blocks, _AMPLIFICATION, "comparison.blocks[].")],
         terms=["comparison.blocks[].amplification"],
     )
 

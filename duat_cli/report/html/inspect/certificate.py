@@ -10,9 +10,16 @@ from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Log
 from duat_cli.report.html.drawing.series import level
-from duat_cli.report.html.inspect.columns import CERTIFICATE
 from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column
 from duat_cli.results.inspect import InspectReport
+
+_COLUMNS = (
+    Column(("certificate error", "relative"), "certificate_error", numbers.error),
+    Column(("error of W' factors", "relative"), "operator.certificate_error", numbers.error),
+    Column(("largest activation", "as stored"), "range.largest_activation", numbers.plain),
+    Column(("of the dtype's largest", "%"), "range.share", numbers.percent),
+)
 
 
 def certificate(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | None:
@@ -40,7 +47,7 @@ def certificate(report: InspectReport, beside: Sequence[InspectReport]) -> Figur
         title="How exact each block is: its rebuilt output against the model's own",
         says="The largest over the prompts. What stands below the dashed line is within the arithmetic's tolerance.",
         picture=plot.svg(drawn, "Relative error of every block, and the tolerance."),
-        tables=[table_of_blocks(report.blocks, CERTIFICATE)],
+        tables=[table_of_blocks(report.blocks, _COLUMNS)],
         terms=["blocks[].certificate_error", "certificate.plain_error", "certificate.tolerance"],
         legend=legend(
             [(marks.sample("dot", "s1"), "relative error"), (marks.sample("rule", "s1"), "tolerance")],

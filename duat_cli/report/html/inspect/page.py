@@ -9,7 +9,6 @@ from duat_cli.report.html.drawing.blocks import table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
 from duat_cli.report.html.drawing.table import table_of
 from duat_cli.report.html.inspect.certificate import certificate
-from duat_cli.report.html.inspect.columns import OPERATOR
 from duat_cli.report.html.inspect.coupling import coupling
 from duat_cli.report.html.inspect.nulls import against_nulls
 from duat_cli.report.html.inspect.routing import routing
@@ -20,6 +19,22 @@ from duat_cli.report.tables.grid import Column
 from duat_cli.results.inspect import InspectReport
 from duat_cli.results.prompts import all_prompts
 
+_OPERATOR = (
+    Column(("Frobenius norm", "of W'"), "operator.frobenius_norm", numbers.plain),
+    Column(("spectral norm", "of W'"), "operator.spectral_norm", numbers.plain),
+    Column(("stable rank", "dimensions"), "operator.stable_rank", numbers.plain),
+    Column(("structural density", "%"), "density.structural", numbers.percent),
+    Column(("density", "%"), "density.numerical", numbers.percent),
+    Column(("density, from", "%"), "density.numerical_low", numbers.percent),
+    Column(("density, to", "%"), "density.numerical_high", numbers.percent),
+    Column(("off-diagonal", "%"), "coupling.off_diagonal_share", numbers.percent),
+    Column(("context", "tokens"), "coupling.effective_context", numbers.plain),
+    Column(("weighted context", "tokens"), "coupling_weighted.effective_context", numbers.plain),
+    Column(("entropy", "bits"), "coupling.entropy_bits", numbers.plain),
+    Column(("mean distance", "tokens"), "coupling.mean_distance", numbers.plain),
+    Column(("distance deviation", "tokens"), "coupling.distance_deviation", numbers.plain),
+    Column(("first token", "%"), "coupling.first_token_share", numbers.percent),
+)
 _END_TO_END = (
     Column(("off-diagonal", "%"), "coupling.off_diagonal_share", numbers.percent),
     Column(("entropy", "bits"), "coupling.entropy_bits", numbers.plain),
@@ -71,7 +86,7 @@ def _statistics(report: InspectReport) -> Figure | None:
         says=f"Means over the prompts. Density counts entries above {first.threshold:g} root mean square entries; a "
         f"linear layer has {numbers.percent(first.linear_reference)} %, a 1-D convolution of width {first.conv_width} "
         f"{numbers.percent(first.conv1d_reference)} %.",
-        tables=[table_of_blocks(report.blocks, OPERATOR)],
+        tables=[table_of_blocks(report.blocks, _OPERATOR)],
         terms=["blocks[].operator", "blocks[].density.linear_reference", "blocks[].density.conv1d_reference"],
     )
 

@@ -9,11 +9,22 @@ from duat_cli.report.html.drawing.blocks import across, ends, stacked, table_of_
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Linear
-from duat_cli.report.html.inspect.columns import SHARES
+from duat_cli.report.tables import numbers
 from duat_cli.report.tables.columns import has_encoder
+from duat_cli.report.tables.grid import Column
 from duat_cli.results.inspect import InspectReport
 from duat_cli.text import plural
 
+_COLUMNS = (
+    Column(("linear", "%"), "terms.linear.share", numbers.percent),
+    Column(("static", "%"), "terms.static.share", numbers.percent),
+    Column(("encoder", "%"), "terms.encoder.share", numbers.percent),
+    Column(("UAT terms", "%"), "terms.dynamic.share", numbers.percent),
+    Column(("of these the block's own", "%"), "terms.own.share", numbers.percent),
+    Column(("norm of the linear part", "of the output's"), "terms.linear.norm", numbers.plain),
+    Column(("norm of the static part", "of the output's"), "terms.static.norm", numbers.plain),
+    Column(("norm of the UAT part", "of the output's"), "terms.dynamic.norm", numbers.plain),
+)
 _PARTS = (
     ("terms.linear.share", "s1", "linear: the input's path"),
     ("terms.static.share", "s2", "static: biases"),
@@ -36,7 +47,7 @@ def shares(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | N
         drawn += stacked(plot, place, block, _PARTS)
     present = [part for part in _PARTS if part[0] != "terms.encoder.share" or has_encoder(report)]
     names = ", ".join(name for _, _, name in present)
-    columns = [c for c in SHARES if has_encoder(report) or not c.path.startswith("terms.encoder")]
+    columns = [c for c in _COLUMNS if has_encoder(report) or not c.path.startswith("terms.encoder")]
     return Figure(
         key="shares",
         wide=True,

@@ -11,12 +11,41 @@ from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Linear, Log
 from duat_cli.report.html.drawing.series import dotted
 from duat_cli.report.html.drawing.table import Head, Table, table_of
-from duat_cli.report.html.lora.columns import COMPARISON, INTRUDERS, NORMS, RANKS
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
 from duat_cli.results.lora import LoraReport
 from duat_cli.results.weight_change import ModuleChange, ModuleComparison
 
+_NORMS = (
+    Column(("norm of the change", "of dW"), "frobenius_norm", numbers.plain),
+    Column(("relative to the weight", "%"), "relative_frobenius", numbers.percent),
+    Column(("spectral norm", "of dW"), "spectral_norm", numbers.plain),
+    Column(("largest effect", "at one token"), "sup_local", numbers.plain),
+)
+_RANKS = (
+    Column(("stated rank", "directions"), "rank", numbers.whole),
+    Column(("numerical rank", "directions"), "numerical_rank", numbers.whole),
+    Column(("stable rank", "directions"), "stable_rank", numbers.plain),
+    Column(("entropy rank", "directions"), "entropy_rank", numbers.plain),
+    Column(("90 % of the energy", "directions"), "energy_rank_90", numbers.whole),
+    Column(("spectral norm", "of dW"), "spectral_norm", numbers.plain),
+    Column(("rounding alone", "of dW"), "rounding.floor", numbers.plain),
+    Column(("above rounding", "directions"), "rounding.rank_above_floor", numbers.whole),
+)
+_INTRUDERS = (
+    Column(("intruders, output side", "vectors"), "intruders.output", numbers.whole),
+    Column(("intruders, input side", "vectors"), "intruders.input", numbers.whole),
+    Column(("looked at", "vectors"), "intruders.k", numbers.whole),
+    Column(("alignment, output", "%"), "alignment.output", numbers.percent),
+    Column(("null: random", "%"), "alignment.output_random", numbers.percent),
+    Column(("alignment, input", "%"), "alignment.input", numbers.percent),
+    Column(("null: random", "%"), "alignment.input_random", numbers.percent),
+)
+_COMPARISON = (
+    Column(("cosine", "-1 to 1"), "cosine", numbers.signed(numbers.plain)),
+    Column(("distance", "of dW"), "distance", numbers.plain),
+    Column(("relative distance", "0-1"), "relative_distance", numbers.plain),
+)
 _LINES = 80  # modules of a plot; those with the largest relative change
 
 
@@ -32,7 +61,7 @@ def norms(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | N
         title=f"How much each weight changes, by block{whose}",
         says="|dW|_F / |W|_F in per cent. An empty cell is not in the change.",
         picture=found.picture,
-        tables=[_table(modules, NORMS, place)],
+        tables=[_table(modules, _NORMS, place)],
         terms=[f"{place}[].relative_frobenius", f"{place}[].frobenius_norm", f"{place}[].sup_local"],
         notes=[f"{found.left_out} kinds that change less are in the table."] if found.left_out else [],
     )
@@ -71,7 +100,7 @@ def spectra(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure |
         says="Each over the largest of its module: a line that falls at once is a change of one direction.",
         picture=plot.svg(drawn, "Falling lines of singular values, one for each module."),
         tables=[
-            _table(modules, RANKS, place),
+            _table(modules, _RANKS, place),
             _values(modules, kept, place),
         ],
         terms=[f"{place}[].singular_values", f"{place}[].stable_rank", f"{place}[].numerical_rank"],
@@ -124,7 +153,7 @@ def intruders(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure
         says="How many leading singular vectors of the tuned weight, on the output side, resemble none of the base "
         f"weight (|cosine| below {epsilon:g}). An empty cell is not in the change, or was not settled.",
         picture=found.picture,
-        tables=[_table(modules, INTRUDERS, place)],
+        tables=[_table(modules, _INTRUDERS, place)],
         terms=[f"{place}[].intruders.output", f"{place}[].alignment.output", f"{place}[].alignment"],
     )
 
@@ -148,7 +177,7 @@ def compared(report: LoraReport) -> Figure | None:
         says=f"Cosine of the two changes of each weight, the first being {report.tuned}, the second "
         f"{report.comparison.other}; all together {numbers.plain(report.comparison.cosine)}. A dash: opposed.",
         picture=found.picture,
-        tables=[_table(rows, COMPARISON, "comparison.modules")],
+        tables=[_table(rows, _COMPARISON, "comparison.modules")],
         terms=["comparison.modules[].cosine", "comparison.modules[].distance", "comparison.cosine"],
         notes=only,
     )
