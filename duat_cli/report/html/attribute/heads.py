@@ -11,11 +11,13 @@ from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import level
-from duat_cli.report.html.drawing.table import Head, Table
+from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute import SIGNED
+from duat_cli.report.tables.grid import Column
 from duat_cli.results.attribute import AttributeReport, Attribution, Flow, Move
 
+_COLUMNS = (Column(("written", "logits"), "value", SIGNED), Column(("moved", "logits"), "moved", SIGNED))
 _HEADS = 12
 _MOVES = 16
 
@@ -48,15 +50,13 @@ def heads(report: AttributeReport, number: int) -> Figure | None:
         says="Moved: towards the logit through all later blocks, a way that other parts take. Written: straight to it.",
         picture=plot.svg(drawn, "Two points for each leading head."),
         tables=[
-            Table(
-                heads=[
-                    Head("head", "block.head"),
-                    Head("written", "logits", "value"),
-                    Head("moved", "logits", "moved"),
-                ],
-                rows=[[f"{h.block}.{h.head}", SIGNED(h.value), SIGNED(h.moved)] for h in found],
-                place="attribution[].direct.heads[].",
-                at=[f"attribution.{number}.direct.heads.{i}" for i in places],
+            table_of(
+                found,
+                Head("head", "block.head"),
+                lambda h: f"{h.block}.{h.head}",
+                _COLUMNS,
+                f"attribution.{number}.direct.heads[]",
+                numbers=places,
             )
         ],
         terms=["attribution[].direct.heads[].value", "attribution[].direct.heads[].moved"],

@@ -9,7 +9,7 @@ from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Linear
-from duat_cli.report.html.drawing.table import Head, Table
+from duat_cli.report.html.drawing.table import Head, Table, table_at
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute import SIGNED, place_of
 from duat_cli.results.attribute import AttributeReport, MeasuredParts, RemovedPart
@@ -53,9 +53,9 @@ def measured(report: AttributeReport, number: int) -> Figure | None:
         "part says; parts are no causal statement, so points may lie elsewhere.",
         picture=plot.svg(drawn, "Points: frozen part across, loss of the logit upwards."),
         tables=[
-            _removed("head", one.measured.heads, f"attribution.{number}.measured.heads"),
-            _removed("neuron", one.measured.neurons, f"attribution.{number}.measured.neurons"),
-            _tokens(one.measured, f"attribution.{number}.measured.tokens"),
+            _removed("head", one.measured.heads, f"attribution.{number}.measured.heads[]"),
+            _removed("neuron", one.measured.neurons, f"attribution.{number}.measured.neurons[]"),
+            _tokens(one.measured, f"attribution.{number}.measured.tokens[]"),
         ],
         terms=["attribution[].measured.heads[].change", "attribution[].measured.tokens[].cut"],
         legend=legend([(marks.sample("dot", name), word) for word, name in _SERIES]),
@@ -72,8 +72,9 @@ def _points(found: MeasuredParts) -> list[list[tuple[str, float, float]]]:
     ]
 
 
-def _removed(word: str, parts: Sequence[RemovedPart], at: str) -> Table:
-    return Table(
+def _removed(word: str, parts: Sequence[RemovedPart], path: str) -> Table:
+    return table_at(
+        path,
         heads=[
             Head(word, f"block.{word}"),
             Head("part", "logits", "part"),
@@ -81,13 +82,12 @@ def _removed(word: str, parts: Sequence[RemovedPart], at: str) -> Table:
             Head("KL", "nats", "kl"),
         ],
         rows=[[place_of(p), SIGNED(p.part), SIGNED(p.change), numbers.plain(p.kl)] for p in parts],
-        place=f"attribution[].measured.{word}s[].",
-        at=[f"{at}.{i}" for i in range(len(parts))],
     )
 
 
-def _tokens(found: MeasuredParts, at: str) -> Table:
-    return Table(
+def _tokens(found: MeasuredParts, path: str) -> Table:
+    return table_at(
+        path,
         heads=[
             Head("token", number=False),
             Head("part", "logits", "part"),
@@ -101,6 +101,4 @@ def _tokens(found: MeasuredParts, at: str) -> Table:
              numbers.plain(t.replaced_kl)]
             for t in found.tokens
         ],
-        place="attribution[].measured.tokens[].",
-        at=[f"{at}.{i}" for i in range(len(found.tokens))],
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from duat_cli.report.html.attribute.parts import title, token
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.table import Head, Table, table_of
+from duat_cli.report.html.drawing.table import Head, table_at, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute import SIGNED, computed, place_of
 from duat_cli.report.tables.grid import Column
@@ -22,7 +22,8 @@ def predictions(report: AttributeReport, drawn: int, texts: int) -> list[Figure]
     many further ones there is the text."""
     if len(report.attribution) < 2:
         return []
-    table = Table(
+    table = table_at(
+        "attribution[]",
         heads=[
             Head("prediction", number=False),
             Head("logit", "logits", "logit"),
@@ -43,8 +44,6 @@ def predictions(report: AttributeReport, drawn: int, texts: int) -> list[Figure]
             ]
             for one in report.attribution
         ],
-        place="attribution[].",
-        at=[f"attribution.{i}" for i in range(len(report.attribution))],
     )
     return [
         Figure(
@@ -88,8 +87,8 @@ def means(report: AttributeReport) -> list[Figure]:
             title=f"What leads over all {found.predictions} predictions",
             says="By the mean of absolute parts; the deviation is from prediction to prediction.",
             tables=[
-                table_of(found.heads, "head", place_of, _SPREAD, "summary.heads[].", numbered=False),
-                table_of(found.neurons, "neuron", place_of, _SPREAD, "summary.neurons[].", numbered=False),
+                table_of(found.heads, Head("head", number=False), place_of, _SPREAD, "summary.heads[]"),
+                table_of(found.neurons, Head("neuron", number=False), place_of, _SPREAD, "summary.neurons[]"),
             ],
             terms=["summary.heads", "summary.neurons"],
         )

@@ -13,11 +13,13 @@ from duat_cli.report.html.attribute.parts import title
 from duat_cli.report.html.attribute.text import coloured, continued
 from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
-from duat_cli.report.html.drawing.table import Head, Table
+from duat_cli.report.html.drawing.table import Head, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute import NOT_CAUSAL, SIGNED, place_of
+from duat_cli.report.tables.grid import Column
 from duat_cli.results.attribute import AttributeReport, Attribution, AttributionCertificate
 
+_INNER = (Column(("part", "logits"), "value", SIGNED), Column(("straight to the logit", "logits"), "direct", SIGNED))
 _SHOWN = 4  # predictions with all their pictures, and as many whose text alone is shown
 _DRAWN = 200  # tokens that the first of these may have together
 _COLOURED = 400  # tokens that the second may have together
@@ -65,15 +67,12 @@ def _inner(report: AttributeReport, number: int) -> Figure | None:
     """Leading neurons and experts."""
     one = report.attribution[number]
     tables = [
-        Table(
-            heads=[
-                Head(word, "block.unit.index"),
-                Head("part", "logits", "value"),
-                Head("straight to the logit", "logits", "direct"),
-            ],
-            rows=[[place_of(p, several=True), SIGNED(p.value), SIGNED(p.direct)] for p in parts],
-            place=f"attribution[].{reading}.{word}s[].",
-            at=[f"attribution.{number}.{reading}.{word}s.{i}" for i in range(len(parts))],
+        table_of(
+            parts,
+            Head(word, "block.unit.index"),
+            lambda part: place_of(part, several=True),
+            _INNER,
+            f"attribution.{number}.{reading}.{word}s[]",
         )
         for reading, word, parts in (
             ("parts", "neuron", one.parts.neurons),

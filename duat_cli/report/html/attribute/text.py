@@ -5,7 +5,7 @@ from __future__ import annotations
 from duat_cli.report.html.attribute.parts import title, token
 from duat_cli.report.html.drawing.cells import level, scale_of_cells, words
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.table import Head, Table
+from duat_cli.report.html.drawing.table import Head, Table, table_at
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute import BARE, SIGNED, computed, is_bare
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
@@ -70,21 +70,22 @@ def _encoder(one: Attribution, number: int) -> list[Table]:
     tokens = one.parts.encoder.tokens
     kept = sorted(sorted(range(len(tokens)), key=lambda k: -abs(tokens[k].value))[:_STATES])
     return [
-        Table(
+        table_at(
+            f"attribution.{number}.parts.encoder.tokens[]",
             heads=[
                 Head("token of the encoder", number=False),
                 Head("what its state brings", "logits", "value"),
                 Head("of it straight to the logit", "logits", "direct"),
             ],
             rows=[[f"{t.position} '{t.text}'", SIGNED(t.value), SIGNED(t.direct)] for t in (tokens[k] for k in kept)],
-            place="attribution[].parts.encoder.tokens[].",
-            at=[f"attribution.{number}.parts.encoder.tokens.{k}" for k in kept],
+            numbers=kept,
         )
     ]
 
 
 def _tokens(one: Attribution, number: int, here: list[float], kept: list[int]) -> Table:
-    return Table(
+    return table_at(
+        f"attribution.{number}.parts.tokens[]",
         heads=[
             Head("token", number=False),
             Head("its own part", "logits", "value"),
@@ -95,8 +96,7 @@ def _tokens(one: Attribution, number: int, here: list[float], kept: list[int]) -
             [token(one, i), SIGNED(one.parts.tokens[i].value), SIGNED(one.parts.tokens[i].direct), SIGNED(here[i])]
             for i in kept
         ],
-        place="attribution[].parts.tokens[].",
-        at=[f"attribution.{number}.parts.tokens.{i}" for i in kept],
+        numbers=kept,
     )
 
 
@@ -119,11 +119,10 @@ def continued(found: Continuation, number: int) -> Figure:
         says=says,
         picture=words(tokens) + scale_of_cells(max((abs(value) for _, value, _ in tokens), default=0.0)),
         tables=[
-            Table(
+            table_at(
+                f"continuations.{number}.sources[]",
                 heads=[Head("token", number=False), Head("all tokens together", "logits", "value")],
                 rows=[[f"{s.position} '{s.text}'", SIGNED(s.value)] for s in found.sources],
-                place="continuations[].sources[].",
-                at=[f"continuations.{number}.sources.{i}" for i in range(len(found.sources))],
             )
         ],
         terms=["continuations[].logits", "continuations[].sources[].value"],

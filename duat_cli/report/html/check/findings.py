@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from duat_cli.report.check.words import advice, heading, number
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.table import Head, Table
+from duat_cli.report.html.drawing.table import Head, Table, table_at
 from duat_cli.report.tables import numbers
 from duat_cli.results.check import CheckReport, Outcome
 
@@ -33,12 +33,7 @@ _HEADS = (
 
 def outcomes(report: CheckReport, places: Sequence[int]) -> Table:
     """A row an outcome. places: their positions in the report's `outcomes`."""
-    return Table(
-        heads=_HEADS,
-        rows=[_row(report.outcomes[i]) for i in places],
-        place="outcomes[].",
-        at=[f"outcomes.{i}" for i in places],
-    )
+    return table_at("outcomes[]", _HEADS, [_row(report.outcomes[i]) for i in places], places)
 
 
 def _row(one: Outcome) -> list[str]:

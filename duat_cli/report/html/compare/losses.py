@@ -10,7 +10,7 @@ from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import curve, level
-from duat_cli.report.html.drawing.table import table_of
+from duat_cli.report.html.drawing.table import Head, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
 from duat_cli.results.compare import CompareReport, FixedLoss
@@ -67,7 +67,7 @@ def fixed(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | No
         says=f"The dashed line is the live model, {numbers.plain(found.live)} nats a token. Held at the prompt's own "
         "values nothing may change; the FFNs' nonlinearity stays live throughout.",
         picture=plot.svg(drawn, "A point with its interval for each way to hold parameters; a line at the live loss."),
-        tables=[table_of(found.runs, "held", held, _FIXED, "fixed.runs[].", numbered=False)],
+        tables=[table_of(found.runs, Head("held", number=False), held, _FIXED, "fixed.runs[]")],
         terms=["fixed.runs[].change", "fixed.runs[].loss", "fixed.runs[].held", "fixed.runs[].source", "fixed.live",
                "fixed.own_error"],
         legend=legend(
@@ -113,7 +113,7 @@ def answer(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | N
         says=f"The answer ({words}) behind the question ({question}) with none, each and all of the demonstrations; "
         "below the dashed line they help.",
         picture=plot.svg(drawn, "A point for each context, and a line at the loss without demonstrations."),
-        tables=[table_of(found.runs, "context", lambda run: run.label, _CONTEXT, "context.runs[].", numbered=False)],
+        tables=[table_of(found.runs, Head("context", number=False), lambda run: run.label, _CONTEXT, "context.runs[]")],
         terms=["context.runs[].loss", "context.runs[].loss_change", "context.runs[].bias"],
     )
 
@@ -141,11 +141,7 @@ def reads(report: CompareReport) -> Figure | None:
     left = len(last.reads) - len(kept)
     tables = [
         table_of_blocks(
-            read.blocks,
-            _READ,
-            "context.runs[].reads[].blocks[].",
-            label=f"--prefix {read.demonstration}, block",
-            at=[f"context.runs.{number}.reads.{place}.blocks.{i}" for i in range(len(read.blocks))],
+            read.blocks, _READ, f"context.runs.{number}.reads.{place}.blocks[]", f"--prefix {read.demonstration}, block"
         )
         for place, read in enumerate(kept)
     ]

@@ -87,7 +87,7 @@ def operator(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport])
         "here, need not: the point is the norm of the whole, and lies below the bar where parts cancel. The hollow "
         "point is the whole where attention is uniform, so what positions and scales alone make.",
         picture=plot.svg(drawn, "Stacked bars over blocks: routing, scale, interaction; points: the whole, its null."),
-        tables=[table_of_blocks(blocks, OPERATOR, "comparison.blocks[].")],
+        tables=[table_of_blocks(blocks, OPERATOR, "comparison.blocks[]")],
         terms=[
             "comparison.blocks[].operator.relative",
             *(f"comparison.blocks[].{path}" for path, _, _ in _PARTS),
@@ -185,7 +185,7 @@ def unaligned(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]
         title="How much of W' reads tokens that the other prompt does not have",
         says="Mean of the two prompts, of the rows of tokens that both have.",
         picture=plot.svg(drawn, "Two lines over blocks: this model, and uniform attention."),
-        tables=[table_of_blocks(blocks, _UNALIGNED, "comparison.blocks[].")],
+        tables=[table_of_blocks(blocks, _UNALIGNED, "comparison.blocks[]")],
         terms=["comparison.blocks[].operator.unaligned", "comparison.blocks[].operator.null.unaligned"],
         legend=legend([(marks.sample("line", series, hollow="null" in path), name) for path, series, name in paths]),
     )

@@ -9,7 +9,7 @@ from duat_cli.report.html.compare.operator import blocks_of, heads, operator, un
 from duat_cli.report.html.compare.stream import amplification, by_pair, named, stream
 from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
-from duat_cli.report.html.drawing.table import Head, Table
+from duat_cli.report.html.drawing.table import Head, table_at
 from duat_cli.report.tables import numbers
 from duat_cli.results.compare import CompareReport, PairFacts
 
@@ -52,7 +52,8 @@ def _pairs(report: CompareReport) -> Figure | None:
         title="Which prompts were compared, and on which tokens",
         says="Aligned are the tokens that both have, in one order; KL is of the next token behind each prompt.",
         tables=[
-            Table(
+            table_at(
+                "pairs[]",
                 heads=[
                     Head("pair", number=False),
                     Head("aligned", "tokens", "aligned"),
@@ -63,8 +64,6 @@ def _pairs(report: CompareReport) -> Figure | None:
                     [named(report, pair), numbers.whole(pair.aligned), numbers.plain(pair.kl), _aligned(pair)]
                     for pair in report.pairs
                 ],
-                place="pairs[].",
-                at=[f"pairs.{number}" for number in range(len(report.pairs))],
                 notes=[
                     f"No KL: {reason}."
                     for reason in dict.fromkeys(p.reasons.get("kl", "not known") for p in report.pairs if p.kl is None)
@@ -90,7 +89,8 @@ def _parameters(report: CompareReport) -> Figure | None:
         title="Which parameters of the sum are fixed, and which move with the input",
         says="The largest change over blocks and pairs; what the checkpoint sets does not move.",
         tables=[
-            Table(
+            table_at(
+                "comparison.parameters[]",
                 heads=[
                     Head("parameter", number=False),
                     Head("what it is", path="what", number=False, long=True),
@@ -98,8 +98,6 @@ def _parameters(report: CompareReport) -> Figure | None:
                     Head("largest change", "%", "change"),
                 ],
                 rows=[[row.name, row.what, row.set_by, numbers.percent(row.change)] for row in rows],
-                place="comparison.parameters[].",
-                at=[f"comparison.parameters.{number}" for number in range(len(rows))],
             )
         ],
         terms=["comparison.parameters[].change"],

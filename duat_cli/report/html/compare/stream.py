@@ -50,7 +50,7 @@ def stream(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -
         title="How far the parts of each block move: input, bias, FFN, output",
         says="On the tokens that both prompts have, over the size under the first prompt.",
         picture=plot.svg(drawn, "Lines over blocks: input, bias, FFN, output."),
-        tables=[table_of_blocks(blocks, _STREAM, "comparison.blocks[].")],
+        tables=[table_of_blocks(blocks, _STREAM, "comparison.blocks[]")],
         terms=[f"comparison.blocks[].{column.path}" for column in _STREAM],
         legend=legend([(marks.sample("line", series), column.name) for column, series in known]),
     )
@@ -75,7 +75,7 @@ def amplification(blocks: Sequence[BlockComparison], beside: Sequence[CompareRep
             ],
             "A line over blocks: relative change of the output over that of the input.",
         ),
-        tables=[table_of_blocks(blocks, _AMPLIFICATION, "comparison.blocks[].")],
+        tables=[table_of_blocks(blocks, _AMPLIFICATION, "comparison.blocks[]")],
         terms=["comparison.blocks[].amplification"],
     )
 
@@ -114,9 +114,7 @@ def by_pair(report: CompareReport) -> Figure | None:
 
 def _of_pair(number: int, pair: PairFacts) -> Table:
     """A row a block."""
-    blocks = pair.blocks or []
-    at = [f"pairs.{number}.blocks.{place}" for place in range(len(blocks))]
-    return table_of_blocks(blocks, _BY_PAIR, "pairs[].blocks[].", label=f"pair {number}, block", at=at)
+    return table_of_blocks(pair.blocks or [], _BY_PAIR, f"pairs.{number}.blocks[]", label=f"pair {number}, block")
 
 
 def named(report: CompareReport, pair: PairFacts) -> str:

@@ -9,7 +9,7 @@ from duat_cli.report.html.drawing.marks import Mark
 from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band
 from duat_cli.report.html.drawing.series import stack
-from duat_cli.report.html.drawing.table import Table, table_of
+from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, value_at
 
@@ -41,11 +41,7 @@ def ends(block: Any, parts: Parts) -> tuple[float, float]:
 
 
 def table_of_blocks(
-    blocks: Sequence[Any],
-    columns: Sequence[Column],
-    place: str = "blocks[].",
-    label: str = "block",
-    at: Sequence[str] = (),
+    blocks: Sequence[Any], columns: Sequence[Column], path: str = "blocks[]", label: str = "block"
 ) -> Table:
-    """A row a block. place, at: as of `table_of`."""
-    return table_of(blocks, label, lambda block: str(block.index), columns, place, "block", at=at)
+    """A row a block. path: as of `table_of`."""
+    return table_of(blocks, Head(label), lambda block: str(block.index), columns, path, "block")

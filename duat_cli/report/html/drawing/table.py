@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from duat_cli.report.html.drawing.elements import Content
@@ -14,6 +15,7 @@ from duat_cli.text import indices
 
 _Row = TypeVar("_Row", bound=Result)
 MOST_ROWS = 400  # of one table; the rest is in the JSON
+_NUMBER = re.compile(r"\.\d+")  # of an entry, in a path
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Table:
     rows: Sequence[Sequence[Content]]
     place: str = ""
     at: Sequence[str] = ()
-    notes: Sequence[str] = field(default=())
+    notes: Sequence[str] = ()
 
     @property
     def shown(self) -> list[tuple[str, Sequence[Content]]]:
@@ -65,31 +67,43 @@ class Table:
         return max(0, len(self.rows) - MOST_ROWS)
 
 
+def table_at(
+    path: str,
+    heads: Sequence[Head],
+    rows: Sequence[Sequence[Content]],
+    numbers: Sequence[int] | None = None,
+    notes: Sequence[str] = (),
+) -> Table:
+    """A table of objects in the report, a row each.
+
+    path: of the list that holds them, such as 'attribution.3.parts.tokens[]', or of the only one, such as 'end_to_end'.
+    numbers: which entries of the list they are; None: all, in order.
+    """
+    within = path.removesuffix("[]")
+    entries = [f"{within}.{i}" for i in (range(len(rows)) if numbers is None else numbers)]
+    return Table(heads, rows, f"{_NUMBER.sub('[]', path)}.", [path] if within == path else entries, notes)
+
+
 def table_of(
     rows: Sequence[_Row],
-    label: str,
+    head: Head,
     name: Callable[[_Row], str],
     columns: Sequence[Column],
-    place: str,
+    path: str,
     word: str = "row",
-    *,
-    numbered: bool = True,
-    at: Sequence[str] = (),
+    numbers: Sequence[int] | None = None,
 ) -> Table:
     """A row a result: its name, then its columns. Columns without any value are left out; why single cells are empty
     is said below.
 
-    label, name: header and text of the first column. place: the path of the rows' list, such as 'blocks[].', or of the
-    one row, such as 'end_to_end.'. word: what a row is. at: each row's own place, where that does not follow from the
-    list's.
+    head, name: header and text of the first column. path, numbers: as of `table_at`. word: what a row is.
     """
     known = filled(rows, columns)
-    where = place.removesuffix(".").replace("[]", "")
     absent = missing(rows, known, list(range(len(rows))))
-    return Table(
-        heads=[Head(label, number=numbered), *(Head(c.name, c.title[-1], c.path) for c in known)],
+    return table_at(
+        path,
+        heads=[head, *(Head(c.name, c.title[-1], c.path) for c in known)],
         rows=[[name(row), *(c.cell(row) for c in known)] for row in rows],
-        place=place,
-        at=at or [f"{where}.{i}" if place.endswith("[].") else where for i in range(len(rows))],
+        numbers=numbers,
         notes=[f"No value: {names}: {reason} ({indices(word, at)})." for names, reason, at in absent],
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.blocks import table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
-from duat_cli.report.html.drawing.table import table_of
+from duat_cli.report.html.drawing.table import Head, table_of
 from duat_cli.report.html.inspect.certificate import certificate
 from duat_cli.report.html.inspect.coupling import coupling
 from duat_cli.report.html.inspect.nulls import against_nulls
@@ -99,6 +99,6 @@ def _end_to_end(report: InspectReport) -> Figure | None:
         wide=True,
         title="End to end: how tokens of the first block's input reach the last output",
         says="The linear path through all blocks, the residual path included.",
-        tables=[table_of([report.end_to_end], "blocks", lambda _: "all", _END_TO_END, "end_to_end.")],
+        tables=[table_of([report.end_to_end], Head("blocks"), lambda _: "all", _END_TO_END, "end_to_end")],
         terms=["end_to_end", "end_to_end.coupling"],
     )

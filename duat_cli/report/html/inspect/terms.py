@@ -9,7 +9,7 @@ from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import stack
-from duat_cli.report.html.drawing.table import table_of
+from duat_cli.report.html.drawing.table import Head, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
 from duat_cli.results.inspect import InspectReport
@@ -47,7 +47,7 @@ def terms(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | No
         "term that this block's FFN makes. All shares sum to 100 %.",
         picture=plot.svg(drawn, "A bar for each term of the sum."),
         tables=[
-            table_of(report.terms, "term", lambda term: term.name, _COLUMNS, "terms[].", "term", numbered=False),
+            table_of(report.terms, Head("term", number=False), lambda term: term.name, _COLUMNS, "terms[]", "term"),
             before,
         ],
         terms=["terms[].share", "blocks[].terms.pre_activation"],

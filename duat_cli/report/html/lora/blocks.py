@@ -9,7 +9,7 @@ from duat_cli.report.html.drawing.blocks import across, ends, stacked, table_of_
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Linear
-from duat_cli.report.html.drawing.table import table_of
+from duat_cli.report.html.drawing.table import Head, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
 from duat_cli.results.lora import LoraReport
@@ -87,6 +87,6 @@ def prompts(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
         title="What it does to the loss, prompt by prompt",
         says="Below the dashed line the tuned model is better.",
         picture=plot.svg(drawn, "A point for each prompt: loss of the base and of the tuned model."),
-        tables=[table_of(rows, "prompt", lambda one: str(one.prompt), _PROMPT, "by_prompt[].")],
+        tables=[table_of(rows, Head("prompt"), lambda one: str(one.prompt), _PROMPT, "by_prompt[]")],
         terms=["by_prompt[].kl", "by_prompt[].loss_base", "by_prompt[].loss_tuned", "by_prompt[].output"],
     )

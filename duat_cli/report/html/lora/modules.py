@@ -10,7 +10,7 @@ from duat_cli.report.html.drawing.layered import layer_map, place_of
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Linear, Log
 from duat_cli.report.html.drawing.series import dotted
-from duat_cli.report.html.drawing.table import Head, Table, table_of
+from duat_cli.report.html.drawing.table import Head, Table, table_at, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
 from duat_cli.results.lora import LoraReport
@@ -110,7 +110,7 @@ def spectra(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure |
 
 
 def _table(modules: Sequence[ModuleChange | ModuleComparison], columns: Sequence[Column], place: str) -> Table:
-    return table_of(modules, "parameter", lambda m: m.whole_name, columns, f"{place}[].", numbered=False)
+    return table_of(modules, Head("parameter", number=False), lambda m: m.whole_name, columns, f"{place}[]")
 
 
 def _ratios(module: ModuleChange) -> list[float]:
@@ -120,7 +120,8 @@ def _ratios(module: ModuleChange) -> list[float]:
 
 def _values(modules: Sequence[ModuleChange], kept: Sequence[int], place: str) -> Table:
     longest = max(len(modules[i].singular_values or []) for i in kept)
-    return Table(
+    return table_at(
+        f"{place}[]",
         heads=[
             Head("parameter", number=False),
             *(Head(f"value {k + 1}", "of dW", f"singular_values.{k}") for k in range(longest)),
@@ -130,8 +131,7 @@ def _values(modules: Sequence[ModuleChange], kept: Sequence[int], place: str) ->
              *([""] * (longest - len(modules[i].singular_values or [])))]
             for i in kept
         ],
-        place=f"{place}[].",
-        at=[f"{place}.{i}" for i in kept],
+        numbers=kept,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
-from duat_cli.report.html.drawing.table import Head, Table
+from duat_cli.report.html.drawing.table import Head, Table, table_at
 from duat_cli.report.html.lora.blocks import operator, prompts
 from duat_cli.report.html.lora.modules import compared, intruders, norms, spectra
 from duat_cli.report.tables import numbers
@@ -115,7 +115,8 @@ def _lint(report: LoraReport) -> Figure | None:
         title="What the linter found",
         says="Faults that go wrong in practice.",
         tables=[
-            Table(
+            table_at(
+                "lint[]",
                 heads=[
                     Head("level", path="level", number=False),
                     Head("rule", path="rule", number=False),
@@ -123,8 +124,6 @@ def _lint(report: LoraReport) -> Figure | None:
                     Head("what", path="message", number=False, long=True),
                 ],
                 rows=[[one.level, one.rule, one.where, one.message] for one in report.lint],
-                place="lint[].",
-                at=[f"lint.{i}" for i in range(len(report.lint))],
             )
         ],
         terms=["lint"],

@@ -8,7 +8,7 @@ from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Log
-from duat_cli.report.html.drawing.table import Head, Table
+from duat_cli.report.html.drawing.table import Head, table_at
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.matrix import VERDICTS
 from duat_cli.results.matrix import MatrixReport
@@ -47,7 +47,8 @@ def checks(report: MatrixReport, beside: Sequence[MatrixReport]) -> Figure:
         says=_SAYS,
         picture=plot.svg(drawn, "A point for each check, and its tolerance."),
         tables=[
-            Table(
+            table_at(
+                "checks[]",
                 heads=[
                     Head("check"),
                     Head("statement", path="statement", number=False, long=True),
@@ -65,8 +66,6 @@ def checks(report: MatrixReport, beside: Sequence[MatrixReport]) -> Figure:
                     ]
                     for number, check in enumerate(rows)
                 ],
-                place="checks[].",
-                at=[f"checks.{number}" for number in range(len(rows))],
             )
         ],
         terms=["checks[].relative_error", "checks[].tolerance"],

@@ -9,7 +9,7 @@ from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Log
 from duat_cli.report.html.drawing.series import curve, level
-from duat_cli.report.html.drawing.table import table_of
+from duat_cli.report.html.drawing.table import Head, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, value_at
 from duat_cli.results.matrix import NetworkReport
@@ -56,12 +56,7 @@ def _layers(report: NetworkReport, beside: Sequence[NetworkReport]) -> Figure:
         picture=plot.svg(drawn, "Lines of errors over layers, and the tolerance."),
         tables=[
             table_of(
-                rows,
-                "layer",
-                lambda row: f"{row.layer} (Eq. {row.equation})",
-                _COLUMNS,
-                "layers[].",
-                numbered=False,
+                rows, Head("layer", number=False), lambda row: f"{row.layer} (Eq. {row.equation})", _COLUMNS, "layers[]"
             )
         ],
         terms=[f"layers[].{column.path}" for column, _ in _LINES],

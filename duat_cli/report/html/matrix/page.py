@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
-from duat_cli.report.html.drawing.table import Head, Table
+from duat_cli.report.html.drawing.table import Head, table_at
 from duat_cli.report.html.matrix.checks import checks
 from duat_cli.report.html.matrix.maps import convolution, corner, coupling
 from duat_cli.report.tables import numbers
@@ -62,7 +62,8 @@ def _forms(report: MatrixReport) -> Figure:
         title="The paper's matrices: what they are, their shape and how dense they are",
         says="Density is counted where built; expected is what the form and the mask leave if no weight is zero.",
         tables=[
-            Table(
+            table_at(
+                "matrices[]",
                 heads=[
                     Head("matrix", number=False),
                     Head("what it is", path="formula", number=False, long=True),
@@ -82,8 +83,6 @@ def _forms(report: MatrixReport) -> Figure:
                     ]
                     for row in rows
                 ],
-                place="matrices[].",
-                at=[f"matrices.{number}" for number in range(len(rows))],
                 notes=[
                     f"No density: {reason}."
                     for reason in dict.fromkeys(row.reasons.get("density") for row in rows if row.density is None)

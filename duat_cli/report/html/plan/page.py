@@ -9,7 +9,7 @@ from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import level, stack
-from duat_cli.report.html.drawing.table import Head, Table
+from duat_cli.report.html.drawing.table import Head, Table, table_at
 from duat_cli.report.tables import numbers
 from duat_cli.results.plan import PlannedPart, PlanReport, Way
 from duat_cli.text import about, plural
@@ -135,7 +135,8 @@ def _largest_terms(ways: Sequence[Way]) -> list[str]:
 
 def _ways(report: PlanReport, unit: str) -> Table:
     timed = any(way.seconds is not None for way in report.ways)
-    return Table(
+    return table_at(
+        "ways[]",
         heads=[
             Head("weights", number=False),
             Head("peak", unit, "peak_memory_bytes"),
@@ -153,18 +154,15 @@ def _ways(report: PlanReport, unit: str) -> Table:
             ]
             for way in report.ways
         ],
-        place="ways[].",
-        at=[f"ways.{number}" for number in range(len(report.ways))],
     )
 
 
 def _terms(report: PlanReport, number: int, unit: str) -> Table:
     way = report.ways[number]
-    return Table(
+    return table_at(
+        f"ways.{number}.terms[]",
         heads=[Head(f"{way.weights}: what takes it", number=False), Head("memory", unit, "bytes")],
         rows=[[term.what, numbers.plain(_in(unit, term.bytes))] for term in way.terms],
-        place="ways[].terms[].",
-        at=[f"ways.{number}.terms.{i}" for i in range(len(way.terms))],
     )
 
 
@@ -181,15 +179,14 @@ def _weights(report: PlanReport) -> Figure:
         return [numbers.plain(_in(unit, stored)), numbers.plain(_in(unit, loaded))]
 
     heads = [Head("stored", unit, "stored_bytes"), Head(f"as {report.dtype}", unit, "bytes")]
-    whole = Table(
+    whole = table_at(
+        "weights",
         heads=[
             Head("all weights", number=False),
             *heads,
             Head("outside of blocks and large layers", unit, "frame_bytes"),
         ],
         rows=[["all", *sizes(weights.stored_bytes, weights.bytes), numbers.plain(_in(unit, weights.frame_bytes))]],
-        place="weights.",
-        at=["weights"],
     )
     single = Table(
         heads=[Head("module", path="name", number=False), *heads],

@@ -62,7 +62,7 @@ def _figure(report: PruneReport, number: int) -> Figure:
         "Where repair did not lower the damage it was left out, and both are the same.",
         picture=plot.svg(drawn, "Pairs of points: mean damage of a set without repair and with it."),
         tables=[
-            _table(getattr(repair, field), f"plans.{number}.repair.{field}", field, who, unit)
+            _table(getattr(repair, field), f"plans.{number}.repair.{field}[]", who, unit)
             for field, _, who in _SERIES
             if getattr(repair, field)
         ],
@@ -75,7 +75,7 @@ def _means(one: RepairedSet) -> tuple[float, float]:
     return one.mean_before, one.mean_after
 
 
-def _table(rows: Sequence[RepairedSet], at: str, field: str, who: str, unit: str) -> Table:
+def _table(rows: Sequence[RepairedSet], path: str, who: str, unit: str) -> Table:
     columns = [
         Column(("removed", "terms"), "removed", numbers.whole),
         Column(("share", "%"), "share", numbers.percent),
@@ -87,8 +87,7 @@ def _table(rows: Sequence[RepairedSet], at: str, field: str, who: str, unit: str
         Column(("over budget repaired", "%"), "share_exceeded_after", numbers.percent),
         Column(("run on", "prompts"), "prompts", numbers.whole),
     ]
-    places = [f"{at}.{i}" for i in range(len(rows))]
-    return table_of(rows, "prompts", lambda _: who, columns, f"plans[].repair.{field}[].", numbered=False, at=places)
+    return table_of(rows, Head("prompts", number=False), lambda _: who, columns, path)
 
 
 def written(report: PruneReport) -> Figure | None:

@@ -53,7 +53,9 @@ def scatter(report: PruneReport) -> Figure | None:
         picture=plot.svg(drawn, "Scatter plot, both axes logarithmic, with the line of equal damage."),
         tables=[
             _measured(report, places),
-            table_of(report.prediction, "kind", lambda one: one.granularity, _QUALITY, "prediction[].", numbered=False),
+            table_of(
+                report.prediction, Head("kind", number=False), lambda one: one.granularity, _QUALITY, "prediction[]"
+            ),
             *_criteria(report),
         ],
         terms=["terms[].linearised", "terms[].measured", "prediction[].spearman", "prediction[].criteria"],
@@ -94,8 +96,8 @@ def _measured(report: PruneReport, places: list[int]) -> Table:
         Column(("frozen", "relative"), "frozen", numbers.plain),
         Column(("certified bound", "norm at a token"), "certified", numbers.plain),
     ]
-    terms, at = [report.terms[i] for i in places], [f"terms.{i}" for i in places]
-    return table_of(terms, "term", name, columns, "terms[].", numbered=False, at=at)
+    terms = [report.terms[i] for i in places]
+    return table_of(terms, Head("term", number=False), name, columns, "terms[]", numbers=places)
 
 
 def _criteria(report: PruneReport) -> list[Table]:

@@ -10,7 +10,7 @@ from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.series import dotted, level
-from duat_cli.report.html.drawing.table import Table, table_of
+from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
 from duat_cli.results.prune.report import PruneReport
@@ -98,10 +98,8 @@ def _held_out(unit: str) -> list[Column]:
 def _table(
     plan: Plan, number: int, field: str, rows: Sequence[CurvePoint] | Sequence[HeldOut], columns: Sequence[Column]
 ) -> Table:
-    at = [f"plans.{number}.{field}.{i}" for i in range(len(rows))]
-    return table_of(
-        rows, "set", lambda _: many(plan.granularity), columns, f"plans[].{field}[].", numbered=False, at=at
-    )
+    head, path = Head("set", number=False), f"plans.{number}.{field}[]"
+    return table_of(rows, head, lambda _: many(plan.granularity), columns, path)
 
 
 def plans(report: PruneReport) -> Table:
@@ -119,4 +117,4 @@ def plans(report: PruneReport) -> Table:
         Column(("zeroed", "parameters"), "saves.parameters_zeroed", numbers.whole),
         Column(("guaranteed", "terms"), "guarantee.removed", numbers.whole),
     ]
-    return table_of(report.plans, "kind", lambda plan: plan.granularity, columns, "plans[].", numbered=False)
+    return table_of(report.plans, Head("kind", number=False), lambda plan: plan.granularity, columns, "plans[]")
