@@ -116,9 +116,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         report/html/drawing/layered report/html/drawing/marks
         report/html/drawing/plot report/html/drawing/series report/html/drawing/table
         report/html/glossary report/html/sheets
-        report/html/inspect/certificate report/html/inspect/coupling
-        report/html/inspect/nulls report/html/inspect/page report/html/inspect/routing report/html/inspect/shares
-        report/html/inspect/terms
+        report/html/inspect/certificate report/html/inspect/nulls report/html/inspect/page
+        report/html/inspect/routing report/html/inspect/shares
         report/html/lora/blocks report/html/lora/modules report/html/lora/page
         report/html/matrix/checks report/html/matrix/maps report/html/matrix/network report/html/matrix/page
         report/html/plan/page

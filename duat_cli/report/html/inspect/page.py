@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.blocks import table_of_blocks
+from duat_cli.report.html.drawing.elements import tag
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
 from duat_cli.report.html.drawing.table import Head, table_of
 from duat_cli.report.html.inspect.certificate import certificate
-from duat_cli.report.html.inspect.coupling import coupling
 from duat_cli.report.html.inspect.nulls import against_nulls
 from duat_cli.report.html.inspect.routing import routing
-from duat_cli.report.html.inspect.shares import shares
-from duat_cli.report.html.inspect.terms import terms
+from duat_cli.report.html.inspect.shares import shares, terms
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
-from duat_cli.results.inspect import InspectReport
+from duat_cli.results.inspect import CouplingMap, InspectReport
 from duat_cli.results.prompts import all_prompts
+from duat_cli.text import plural
 
 _OPERATOR = (
     Column(("Frobenius norm", "of W'"), "operator.frobenius_norm", numbers.plain),
@@ -54,7 +54,7 @@ def inspect_sheet(report: InspectReport, beside: Sequence[InspectReport]) -> She
     figures = [
         shares(report, beside),
         *against_nulls(report, beside),
-        coupling(report),
+        _coupling(report),
         terms(report, beside),
         routing(report),
         certificate(report, beside),
@@ -73,6 +73,31 @@ def _tiles(report: InspectReport) -> list[Tile]:
         Tile("effective context", numbers.plain(summary.effective_context), "tokens", "summary.effective_context"),
         Tile("structural density", numbers.percent(summary.structural_density), "%", "summary.structural_density"),
     ]
+
+
+def _coupling(report: InspectReport) -> Figure | None:
+    """A canvas and what steers it, which the page's script draws from the report that the page holds; None where the
+    report has no maps."""
+    if not report.maps:
+        return None
+    return Figure(
+        key="coupling",
+        wide=True,
+        title="Coupling of tokens through W': C, from token (column) to token (row)",
+        says="Each cell is the size of the block of W' that leads from one token to another, |B_ij|_F. Left and right "
+        "change the block when the choice of block has the focus; on the map the arrow keys move from cell to cell.",
+        picture=tag("div", tag("noscript", "The map is drawn by the page's script, which is off."), class_="map"),
+        tables=[],
+        terms=["maps[].blocks[].coupling"],
+        notes=[note for found in report.maps if (note := _cut(found))],
+    )
+
+
+def _cut(found: CouplingMap) -> str:
+    shown = len(found.tokens)
+    if shown == found.total_tokens:
+        return ""
+    return f"Prompt {found.prompt}: the first {shown} of {plural(found.total_tokens, 'token')} are shown."
 
 
 def _statistics(report: InspectReport) -> Figure | None:
