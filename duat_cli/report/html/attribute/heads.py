@@ -8,7 +8,7 @@ from duat_cli.report.html.attribute.parts import title, token
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.elements import short, tag
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import level
 from duat_cli.report.html.drawing.table import Head, Table, table_of
@@ -60,7 +60,7 @@ def heads(report: AttributeReport, number: int) -> Figure | None:
             )
         ],
         terms=["attribution[].direct.heads[].value", "attribution[].direct.heads[].moved"],
-        legend=legend([(marks.sample("dot", "s1"), "moved"), (marks.sample("dot", "s3"), "written to the logit")]),
+        legend=[("dot", "s1", "moved"), ("dot", "s3", "written to the logit")],
         notes=[f"{len(one.direct.heads) - len(found)} further heads are in the JSON."]
         if len(one.direct.heads) > len(found)
         else [],

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from duat_cli.report.html.attribute.parts import title, token
-from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.cells import cells, scale_of_cells
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import curve, level
 from duat_cli.report.html.drawing.table import Head, Table
@@ -77,7 +76,7 @@ def blocks(report: AttributeReport, number: int) -> Figure:
             )
         ],
         terms=["attribution[].parts.static.blocks", "attribution[].direct.units[].value"],
-        legend=legend([(marks.sample("line", series), name) for name, series in _SERIES]),
+        legend=[("line", series, name) for name, series in _SERIES],
     )
 
 

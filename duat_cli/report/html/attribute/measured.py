@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from duat_cli.report.html.attribute.parts import title
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.table import Head, Table, table_at
 from duat_cli.report.tables import numbers
@@ -58,7 +58,7 @@ def measured(report: AttributeReport, number: int) -> Figure | None:
             _tokens(one.measured, f"attribution.{number}.measured.tokens[]"),
         ],
         terms=["attribution[].measured.heads[].change", "attribution[].measured.tokens[].cut"],
-        legend=legend([(marks.sample("dot", name), word) for word, name in _SERIES]),
+        legend=[("dot", name, word) for word, name in _SERIES],
         notes=[*agreement, *(f"{left.what} was not taken out: {left.why}." for left in one.measured.skipped)],
     )
 

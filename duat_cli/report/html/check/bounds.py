@@ -5,7 +5,7 @@ from __future__ import annotations
 from duat_cli.report.html.check.findings import outcomes
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Log
 from duat_cli.results.check import CheckReport, Outcome
 
@@ -44,7 +44,7 @@ def bounds(report: CheckReport) -> Figure | None:
         picture=plot.svg(drawn, "Points by rule: measurement over bound, on a logarithmic axis."),
         tables=[outcomes(report, [i for i, _ in found])],
         terms=["outcomes[].measured", "outcomes[].high", "outcomes[].low"],
-        legend=legend([(marks.sample("dot", _SERIES[name][0]), _SERIES[name][1]) for name in shown]),
+        legend=[("dot", _SERIES[name][0], _SERIES[name][1]) for name in shown],
         notes=["Measurements of 0, bounds of 0 and negative numbers have no place on this axis; the list of all checks "
                "has them."],
     )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import across, block_names, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import curve, level
 from duat_cli.report.html.drawing.table import Head, table_of
@@ -57,7 +57,7 @@ def fixed(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | No
             drawn.append(marks.span(x, plot.y(run.low), x, plot.y(run.high), series))
         text = f"{held(run)}: {numbers.signed(numbers.plain)(run.change)}, loss {numbers.plain(run.loss)}"
         drawn.append(marks.dot(x, plot.y(run.change), series, text, size=5))
-    entries = [(marks.sample("dot", series), kind) for kind, series in zip(kinds, marks.SERIES, strict=False)]
+    entries = [("dot", series, kind) for kind, series in zip(kinds, marks.SERIES, strict=False)]
     error, tolerance = numbers.error(found.own_error), f"{found.tolerance:.0e}"
     check = f"its own values give back the live loss to {error}, tolerance {tolerance}"
     return Figure(
@@ -70,13 +70,7 @@ def fixed(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | No
         tables=[table_of(found.runs, Head("held", number=False), held, _FIXED, "fixed.runs[]")],
         terms=["fixed.runs[].change", "fixed.runs[].loss", "fixed.runs[].held", "fixed.runs[].source", "fixed.live",
                "fixed.own_error"],
-        legend=legend(
-            [
-                *entries,
-                (marks.sample("span", "s1"), "95 % interval over the prompts"),
-                (marks.sample("rule", "s1"), "live"),
-            ]
-        ),
+        legend=[*entries, ("span", "s1", "95 % interval over the prompts"), ("rule", "s1", "live")],
         notes=[f"Holds: {check}." if found.holds else f"DOES NOT HOLD: {check}."],
     )  # fmt: skip
 
@@ -137,7 +131,7 @@ def reads(report: CompareReport) -> Figure | None:
             (f"--prefix {read.demonstration}, uniform attention", [block.null for block in read.blocks], True),
         ):
             drawn += curve(plot, values, series, block_names(kept[0].blocks), name, numbers.share, hollow=hollow)
-            entries.append((marks.sample("line", series, hollow=hollow), name))
+            entries.append(("hollow line" if hollow else "line", series, name))
     left = len(last.reads) - len(kept)
     tables = [
         table_of_blocks(
@@ -153,6 +147,6 @@ def reads(report: CompareReport) -> Figure | None:
         picture=plot.svg(drawn, "Two lines over blocks for each demonstration: this model, and uniform attention."),
         tables=tables,
         terms=["context.runs[].reads[].blocks[].share", "context.runs[].reads[].blocks[].null"],
-        legend=legend(entries),
+        legend=entries,
         notes=[f"{plural(left, 'more demonstration')}: in the JSON."] if left > 0 else [],
     )

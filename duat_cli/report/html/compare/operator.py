@@ -8,7 +8,7 @@ from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import across, block_names, ends, stacked, table_of_blocks
 from duat_cli.report.html.drawing.cells import cells, scale_of_cells
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import curve
 from duat_cli.report.html.drawing.table import Head, Table
@@ -74,11 +74,6 @@ def operator(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport])
             if value is not None:
                 text = f"block {block.index}, {name}: {numbers.percent(value)} %"
                 drawn.append(marks.dot(plot.x(place), plot.y(value), "s4", text, size=5, hollow=null))
-    entries = [(marks.sample("bar", series), name) for _, series, name in _PARTS]
-    entries += [
-        (marks.sample("dot", "s4"), "the whole change"),
-        (marks.sample("dot", "s4", hollow=True), "null: the whole, uniform attention"),
-    ]
     return Figure(
         key="operator",
         wide=True,
@@ -93,7 +88,11 @@ def operator(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport])
             *(f"comparison.blocks[].{path}" for path, _, _ in _PARTS),
             "comparison.blocks[].operator.null.relative",
         ],
-        legend=legend(entries),
+        legend=[
+            *(("bar", series, name) for _, series, name in _PARTS),
+            ("dot", "s4", "the whole change"),
+            ("hollow dot", "s4", "null: the whole, uniform attention"),
+        ],
     )
 
 
@@ -187,5 +186,5 @@ def unaligned(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]
         picture=plot.svg(drawn, "Two lines over blocks: this model, and uniform attention."),
         tables=[table_of_blocks(blocks, _UNALIGNED, "comparison.blocks[]")],
         terms=["comparison.blocks[].operator.unaligned", "comparison.blocks[].operator.null.unaligned"],
-        legend=legend([(marks.sample("line", series, hollow="null" in path), name) for path, series, name in paths]),
+        legend=[("hollow line" if "null" in path else "line", series, name) for path, series, name in paths],
     )

@@ -8,7 +8,7 @@ from duat_cli.report.html.compare.operator import OPERATOR, blocks_of
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import across, block_names, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.series import curve, level
 from duat_cli.report.html.drawing.table import Table
@@ -52,7 +52,7 @@ def stream(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -
         picture=plot.svg(drawn, "Lines over blocks: input, bias, FFN, output."),
         tables=[table_of_blocks(blocks, _STREAM, "comparison.blocks[]")],
         terms=[f"comparison.blocks[].{column.path}" for column in _STREAM],
-        legend=legend([(marks.sample("line", series), column.name) for column, series in known]),
+        legend=[("line", series, column.name) for column, series in known],
     )
 
 
@@ -102,12 +102,10 @@ def by_pair(report: CompareReport) -> Figure | None:
         picture=plot.svg(drawn, "A line over blocks for each pair."),
         tables=[_of_pair(number, pair) for number, pair in kept],
         terms=["pairs[].blocks"],
-        legend=legend(
-            [
-                (marks.sample("line", series), f"pair {number}: {named(report, pair)}")
-                for series, (number, pair) in zip(marks.SERIES, kept, strict=False)
-            ]
-        ),
+        legend=[
+            ("line", series, f"pair {number}: {named(report, pair)}")
+            for series, (number, pair) in zip(marks.SERIES, kept, strict=False)
+        ],
         notes=[f"{plural(left, 'more pair')}: in the JSON."] if left > 0 else [],
     )
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
+from duat_cli.report.html.drawing.plot import Sample, legend
 from duat_cli.report.html.drawing.table import Table
 
 
@@ -27,7 +28,7 @@ class Figure:
     """Empty where the tables are all there is to see."""
     terms: Sequence[str] = ()
     """Paths of the fields it shows, such as 'blocks[].terms.linear'; their definitions are linked."""
-    legend: Markup = field(default_factory=Markup)
+    legend: Sequence[Sample] = ()
     notes: Sequence[str] = ()
     """What the picture leaves out, and why."""
     opened: bool = False
@@ -36,6 +37,11 @@ class Figure:
     """Whether it takes a line of its own."""
     name: str = ""
     """In the page's contents; where it is empty, the title up to a colon or comma."""
+
+    @property
+    def samples(self) -> Markup:
+        """The legend as it is drawn."""
+        return legend(self.legend)
 
     @property
     def called(self) -> str:

@@ -90,9 +90,9 @@ def _straight(x1: float, y1: float, x2: float, y2: float, said: str | None = Non
     return tag("path", *_said(said), d=f"M{short(x1)} {short(y1)}L{short(x2)} {short(y2)}")
 
 
-def sample(kind: str, series: str, *, hollow: bool = False) -> Markup:
-    """A mark for a legend: 'bar', 'dot', 'line' (with its dots), 'span' or 'rule'."""
-    point = dot(9, 6, series, hollow=hollow)
+def sample(kind: str, series: str) -> Markup:
+    """A mark for a legend: 'bar', 'dot', 'line' (with its dots), 'span' or 'rule'; 'hollow dot', 'hollow line'."""
+    point = dot(9, 6, series, hollow=kind.startswith("hollow"))
     return drawn(
         {
             "bar": [bar(1, 1, 16, 10, series)],
@@ -100,5 +100,5 @@ def sample(kind: str, series: str, *, hollow: bool = False) -> Markup:
             "line": [line([(0, 6), (18, 6)], series), point],
             "rule": [rule(0, 6, 18, 6)],
             "span": [span(0, 6, 18, 6, series)],
-        }[kind]
+        }[kind.removeprefix("hollow ")]
     )

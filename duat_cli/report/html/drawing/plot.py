@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from duat_cli.report.html.drawing.elements import short, shown, tag
-from duat_cli.report.html.drawing.marks import Mark, drawn
+from duat_cli.report.html.drawing.elements import short, tag
+from duat_cli.report.html.drawing.marks import Mark, drawn, sample
 from duat_cli.report.html.drawing.scales import Scale
 
 _NARROW = 560  # pixels up to which two plots stand beside each other
 _LABEL = 6.6  # pixels that a character of a label takes
 _CHARACTER, _SPACE = 8.0, 6.0  # pixels that one takes at most, in wide fonts, and between labels side by side
+
+
+Sample = tuple[str, str, str]
+"""Of a legend: a kind of mark as `marks.sample` has it, its series, and what it means."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +117,10 @@ class Plot:
         ]
 
 
-def legend(entries: Sequence[tuple[Markup, str]]) -> Markup:
-    """What the marks of a plot mean: (a sample of 16 x 12 pixels, its name)."""
-    items = [
-        tag("li", tag("svg", sample, width=18, height=12, viewBox="0 0 18 12", aria_hidden="true"), " ", shown(name))
-        for sample, name in entries
-    ]
+def legend(samples: Iterable[Sample]) -> Markup:
+    """The marks in a list, each 18 x 12 pixels with its name behind."""
+    items = []
+    for kind, series, name in samples:
+        mark = tag("svg", sample(kind, series), width=18, height=12, viewBox="0 0 18 12", aria_hidden="true")
+        items.append(tag("li", mark, " ", name))
     return tag("ul", *items, class_="legend") if items else Markup("")

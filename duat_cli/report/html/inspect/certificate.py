@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import across, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Log
 from duat_cli.report.html.drawing.series import level
 from duat_cli.report.tables import numbers
@@ -49,8 +49,6 @@ def certificate(report: InspectReport, beside: Sequence[InspectReport]) -> Figur
         picture=plot.svg(drawn, "Relative error of every block, and the tolerance."),
         tables=[table_of_blocks(report.blocks, _COLUMNS)],
         terms=["blocks[].certificate_error", "certificate.plain_error", "certificate.tolerance"],
-        legend=legend(
-            [(marks.sample("dot", "s1"), "relative error"), (marks.sample("rule", "s1"), "tolerance")],
-        ),
+        legend=[("dot", "s1", "relative error"), ("rule", "s1", "tolerance")],
         notes=notes,
     )

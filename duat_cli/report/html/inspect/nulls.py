@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup
-
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import across, block_names, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.marks import Mark
-from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.plot import Axis, Plot, Sample
 from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.series import curve
 from duat_cli.report.tables import numbers
@@ -107,14 +105,14 @@ def _figure(statistic: _Statistic, report: InspectReport, beside: Sequence[Inspe
         picture=plot.svg(drawn, f"{statistic.name} of every block: this model and its nulls."),
         tables=[table_of_blocks(report.blocks, _columns(statistic, unit))],
         terms=[f"blocks[].{statistic.path}", *(f"blocks[].null.{kind}" for kind, _, _ in kinds)],
-        legend=legend(_meanings(kinds, any((b.spreads or {}).get(statistic.path) for b in report.blocks))),
+        legend=_meanings(kinds, any((b.spreads or {}).get(statistic.path) for b in report.blocks)),
     )
 
 
-def _meanings(kinds: Sequence[tuple[str, str, str]], spreads: bool) -> list[tuple[Markup, str]]:
-    found = [(marks.sample("line", "s1"), "this model")]
-    found += [(marks.sample("line", series, hollow=True), name) for _, series, name in kinds]
-    return [*found, (marks.sample("span", "s1"), "lowest to highest over the prompts")] if spreads else found
+def _meanings(kinds: Sequence[tuple[str, str, str]], spreads: bool) -> list[Sample]:
+    found = [("line", "s1", "this model")]
+    found += [("hollow line", series, name) for _, series, name in kinds]
+    return [*found, ("span", "s1", "lowest to highest over the prompts")] if spreads else found
 
 
 def _values(statistic: _Statistic, block: Block) -> list[float | None]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import across, block_names, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.series import curve
 from duat_cli.report.tables import numbers
@@ -44,5 +43,5 @@ def routing(report: InspectReport) -> Figure | None:
         picture=plot.svg(drawn, "Three lines over blocks: by x.x, by the covariance of tokens, by W_QK."),
         tables=[table_of_blocks(report.blocks, _COLUMNS)],
         terms=[f"blocks[].{column.path}" for column in _COLUMNS],
-        legend=legend([(marks.sample("line", series), column.name) for column, series in _LINES]),
+        legend=[("line", series, column.name) for column, series in _LINES],
     )

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import across, ends, stacked, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import stack
 from duat_cli.report.html.drawing.table import Head, table_of
@@ -73,7 +72,7 @@ def shares(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | N
             "blocks[].terms.linear.share",
             "blocks[].terms.own",
         ],
-        legend=legend([(marks.sample("bar", series), name) for _, series, name in present]),
+        legend=[("bar", series, name) for _, series, name in present],
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import across, ends, stacked, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.table import Head, table_of
 from duat_cli.report.tables import numbers
@@ -55,7 +55,6 @@ def operator(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
         if whole is not None:
             text = f"block {block.index}, the whole change: {numbers.percent(whole)} %"
             drawn.append(marks.dot(plot.x(place), plot.y(whole), "s4", text, size=5))
-    entries = [(marks.sample("bar", series), name) for _, series, name in _PARTS]
     return Figure(
         key="operator",
         wide=True,
@@ -65,7 +64,7 @@ def operator(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
         picture=plot.svg(drawn, "Stacked bars over blocks: routing, weights, interaction."),
         tables=[table_of_blocks(report.blocks, _BLOCK)],
         terms=["blocks[].operator.relative_change", *(f"blocks[].{path}" for path, _, _ in _PARTS)],
-        legend=legend([*entries, (marks.sample("dot", "s4"), "the whole change")]),
+        legend=[*(("bar", series, name) for _, series, name in _PARTS), ("dot", "s4", "the whole change")],
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.layered import layer_map, place_of
-from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Linear, Log
 from duat_cli.report.html.drawing.series import dotted
 from duat_cli.report.html.drawing.table import Head, Table, table_at, table_of
@@ -89,9 +89,9 @@ def spectra(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure |
         said = f"{modules[i].whole_name}, value"
         points = [(k, v, f"{said} {k}: {v:.3g} of the largest") for k, v in enumerate(ratios[i], 1)]
         drawn += dotted(plot, points, series[kind], size=2.5)
-    named = [(marks.sample("line", series[kind]), kind) for kind in kinds[: len(marks.SERIES) - 1]]
+    named = [("line", series[kind], kind) for kind in kinds[: len(marks.SERIES) - 1]]
     if len(kinds) >= len(marks.SERIES):
-        named.append((marks.sample("line", marks.SERIES[-1]), f"{len(kinds) - len(named)} further kinds"))
+        named.append(("line", marks.SERIES[-1], f"{len(kinds) - len(named)} further kinds"))
     left = len(known) - len(kept)
     return Figure(
         key=f"spectra{place}",
@@ -104,7 +104,7 @@ def spectra(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure |
             _values(modules, kept, place),
         ],
         terms=[f"{place}[].singular_values", f"{place}[].stable_rank", f"{place}[].numerical_rank"],
-        legend=legend(named),
+        legend=named,
         notes=[f"{left} modules that change less are in the tables."] if left else [],
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Log
 from duat_cli.report.html.drawing.table import Head, table_at
 from duat_cli.report.tables import numbers
@@ -69,7 +69,7 @@ def checks(report: MatrixReport, beside: Sequence[MatrixReport]) -> Figure:
             )
         ],
         terms=["checks[].relative_error", "checks[].tolerance"],
-        legend=legend([(marks.sample("dot", "s1"), "relative error"), (marks.sample("rule", "s1"), "tolerance")]),
+        legend=[("dot", "s1", "relative error"), ("rule", "s1", "tolerance")],
         notes=[*notes, *(f"Not checked: {reason}." for reason in reasons)],
         opened=True,
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.report.html.drawing import facts, marks
+from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
-from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Log
 from duat_cli.report.html.drawing.series import curve, level
 from duat_cli.report.html.drawing.table import Head, table_of
@@ -60,12 +60,7 @@ def _layers(report: NetworkReport, beside: Sequence[NetworkReport]) -> Figure:
             )
         ],
         terms=[f"layers[].{column.path}" for column, _ in _LINES],
-        legend=legend(
-            [
-                *((marks.sample("line", series), column.name) for column, series in _LINES),
-                (marks.sample("rule", "s1"), "tolerance"),
-            ]
-        ),
+        legend=[*(("line", series, column.name) for column, series in _LINES), ("rule", "s1", "tolerance")],
         notes=["An error of 0 has no place on this axis."] if 0 in every else [],
         opened=True,
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
-from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import level, stack
 from duat_cli.report.html.drawing.table import Head, Table, table_at
@@ -101,14 +101,14 @@ def _peaks(report: PlanReport, beside: Sequence[PlanReport], unit: str) -> Figur
             place,
             [(_in(unit, size), s, f"{way.weights}, {name}: {numbers.size(size)}") for name, size, s in parts],
         )
-    entries = [(marks.sample("bar", series[name]), name) for name in named]
+    entries = [("bar", series[name], name) for name in named]
     if any(term.what not in series for way in report.ways for term in way.terms):
-        entries.append((marks.sample("bar", other), "all other terms"))
+        entries.append(("bar", other, "all other terms"))
     notes = []
     if report.limit_bytes in limits and report.limit_bytes is not None:
         limit = report.limit_bytes / 1024 ** _UNITS.index(unit)
         drawn.append(level(plot, limit, f"limit: {numbers.size(report.limit_bytes)}"))
-        entries.append((marks.sample("rule", "s1"), f"limit, {numbers.size(report.limit_bytes)}"))
+        entries.append(("rule", "s1", f"limit, {numbers.size(report.limit_bytes)}"))
     elif report.limit_bytes is not None:
         notes = [f"The limit, {numbers.size(report.limit_bytes)}, lies far above the bars."]
     return Figure(
@@ -119,7 +119,7 @@ def _peaks(report: PlanReport, beside: Sequence[PlanReport], unit: str) -> Figur
         picture=plot.svg(drawn, "A stacked bar for each way to hold the weights, and the limit."),
         tables=[_ways(report, unit), *(_terms(report, number, unit) for number in range(len(report.ways)))],
         terms=["ways[].peak_memory_bytes", "ways[].terms", "ways[].weights", "limit_bytes", "ways[].weight_reads"],
-        legend=legend(entries),
+        legend=entries,
         notes=notes,
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import across, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Log
 from duat_cli.report.html.drawing.series import dotted
 from duat_cli.report.tables import numbers
@@ -55,8 +55,8 @@ def parts(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | None:
         for part, _ in _PARTS
         for word, path in (("predicted", part), ("measured", f"{part}_measured"))
     ]
-    samples = [(marks.sample("line", series), f"{part}, predicted") for part, series in shown]
-    samples += [(marks.sample("dot", series, hollow=True), f"{part}, measured") for part, series in shown]
+    samples = [("line", series, f"{part}, predicted") for part, series in shown]
+    samples += [("hollow dot", series, f"{part}, measured") for part, series in shown]
     return Figure(
         key="parts",
         title="Damage of removing whole parts: a block, its attention, its FFN",
@@ -64,7 +64,7 @@ def parts(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | None:
         picture=plot.svg(drawn, "Points over blocks, on a logarithmic axis."),
         tables=[table_of_blocks(report.blocks, columns)],
         terms=["blocks[].block", "blocks[].attention", "blocks[].ffn", "blocks[].ffn_measured"],
-        legend=legend(samples),
+        legend=samples,
         notes=[f"{left} numbers that are 0 or a gain have no place on this axis."] if left else [],
     )
 

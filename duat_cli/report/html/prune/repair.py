@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.series import level
 from duat_cli.report.html.drawing.table import Head, Table, table_of
@@ -50,10 +50,10 @@ def _figure(report: PruneReport, number: int) -> Figure:
             ]
     tokens = plural(repair.calibration_tokens, "token")
     samples = [
-        (marks.sample("dot", series, hollow=hollow), f"{who}, {word}")
+        (kind, series, f"{who}, {word}")
         for field, series, who in _SERIES
         if getattr(repair, field)
-        for hollow, word in ((True, "before"), (False, "repaired"))
+        for kind, word in (("hollow dot", "before"), ("dot", "repaired"))
     ]
     return Figure(
         key=f"repair-{plan.granularity.replace(',', '-')}",
@@ -67,7 +67,7 @@ def _figure(report: PruneReport, number: int) -> Figure:
             if getattr(repair, field)
         ],
         terms=["plans[].repair.held_out[].mean_before", "plans[].repair.held_out[].mean_after", "plans[].repair"],
-        legend=legend([*samples, (marks.sample("rule", "s1"), "budget")]),
+        legend=[*samples, ("rule", "s1", "budget")],
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.marks import Mark
-from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Log
 from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.tables import numbers
@@ -59,7 +59,7 @@ def scatter(report: PruneReport) -> Figure | None:
             *_criteria(report),
         ],
         terms=["terms[].linearised", "terms[].measured", "prediction[].spearman", "prediction[].criteria"],
-        legend=legend([(marks.sample("dot", series[kind]), kind) for kind in kinds]),
+        legend=[("dot", series[kind], kind) for kind in kinds],
         notes=[f"{left} terms whose damage is 0 or a gain are in the table alone."] if left else [],
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from duat_cli.kinds import KINDS, NAMES
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.series import dotted, level
 from duat_cli.report.html.drawing.table import Head, Table, table_of
@@ -66,7 +66,7 @@ def _curve(report: PruneReport, number: int, beside: Sequence[PruneReport]) -> F
             *([_table(plan, number, "held_out", plan.held_out, _held_out(unit))] if plan.held_out else []),
         ],
         terms=["plans[].curve[].predicted", "plans[].curve[].measured", "plans[].guarantee", "plans[].held_out[].mean"],
-        legend=legend([(marks.sample(kind, series), word) for kind, series, word in samples]),
+        legend=samples,
     )
 
 
