@@ -13,6 +13,7 @@ from duat_cli.models.block.norms import FrozenNorm
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.instrument.attention import RowSource, mixed_by
 from duat_cli.models.instrument.calls import only_tensor
+from duat_cli.models.instrument.hooks import Forward, Instead
 from duat_cli.models.instrument.mixer import with_rows
 from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.instrument.routers import Routed, experts_modules, with_routing
@@ -57,52 +58,40 @@ class HeldRig(Rig):
         mixed = mixed_by(rows, value, windows)
         return mixed if windows is None else windows.outward(mixed)
 
-    def _mixer_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            here, form = self._here, self.mixer_of(module)
-            if here is None or form is None:
-                return original(*args, **kwargs)
-            rows = here.attention[self._next("attention")]
-            self._here = None  # its code runs more than once
-            try:
-                return with_rows(form, original, args, kwargs, rows)
-            finally:
-                self._here = here
-
-        return forward
+    def _mixer_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+        here, form = self._here, self.mixer_of(module)
+        if here is None or form is None:
+            return original(*args, **kwargs)
+        rows = here.attention[self._next("attention")]
+        self._here = None  # its code runs more than once
+        try:
+            return with_rows(form, original, args, kwargs, rows)
+        finally:
+            self._here = here
 
     def _next(self, what: object) -> int:
         number = self._used[what] = self._used.get(what, -1) + 1
         return number
 
-    def _patches(self, parts: BlockParts) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
+    def _patches(self, parts: BlockParts) -> Iterator[tuple[nn.Module, Instead]]:
         yield from super()._patches(parts)
         yield from ((module, self._experts_forward) for module in experts_modules(parts.module))
 
-    def _experts_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            routed = None if self._here is None else self._here.routers.get(module)
-            if routed is not None:
-                args, kwargs = with_routing(args, kwargs, routed)
+    def _experts_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+        routed = None if self._here is None else self._here.routers.get(module)
+        if routed is not None:
+            args, kwargs = with_routing(args, kwargs, routed)
+        return original(*args, **kwargs)
+
+    def _block_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+        self._here, self._number, self._used = self._held(self._number), self._number + 1, {}
+        try:
             return original(*args, **kwargs)
+        finally:
+            self._here = None
 
-        return forward
-
-    def _block_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            self._here, self._number, self._used = self._held(self._number), self._number + 1, {}
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._here = None
-
-        return forward
-
-    def _norm_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            frozen = None if self._here is None else self._here.norms.get(module)
-            if frozen is None:
-                return original(*args, **kwargs)
-            return frozen[self._next(module)](only_tensor(module, args, kwargs))
-
-        return forward
+    def _norm_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+        frozen = None if self._here is None else self._here.norms.get(module)
+        if frozen is None:
+            return original(*args, **kwargs)
+        return frozen[self._next(module)](only_tensor(module, args, kwargs))

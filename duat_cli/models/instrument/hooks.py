@@ -11,6 +11,7 @@ from torch import nn
 Before = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Any, dict[str, Any]] | None]
 After = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 Forward = Callable[..., Any]
+Instead = Callable[[nn.Module, Forward, tuple[Any, ...], dict[str, Any]], Any]
 
 
 @contextlib.contextmanager
@@ -48,10 +49,15 @@ def _nothing(*_: Any) -> None:
 
 
 @contextlib.contextmanager
-def patched(module: nn.Module, make: Callable[[nn.Module, Forward], Forward]) -> Iterator[Forward]:
-    """While active, `module` runs `make(module, its own forward)` in place of its own forward, which is yielded."""
+def patched(module: nn.Module, instead: Instead) -> Iterator[Forward]:
+    """While active, `module` runs `instead(module, its own forward, args, kwargs)` in place of its own forward, which
+    is yielded."""
     own, original = "forward" in vars(module), module.forward
-    module.forward = make(module, original)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return instead(module, original, args, kwargs)
+
+    module.forward = forward
     try:
         yield original
     finally:

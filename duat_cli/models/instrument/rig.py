@@ -30,7 +30,7 @@ from duat_cli.models.instrument.attention import (
     watched,
 )
 from duat_cli.models.instrument.calls import first_tensor, hidden_of, on_another, only_tensor, without_cache
-from duat_cli.models.instrument.hooks import patched
+from duat_cli.models.instrument.hooks import Forward, Instead, patched
 from duat_cli.models.instrument.interception import ClampFreezer, GateFreezer, SoftmaxInterception
 from duat_cli.models.instrument.mixer import KernelRows, MixerCall
 from duat_cli.models.instrument.records import (
@@ -99,9 +99,9 @@ class Rig:
                 # even before it is known: what `forward` is, is settled when the call begins
                 self._originals[module] = stack.enter_context(patched(module, self._block_forward))
             for parts in self._by_module.values():
-                for module, make in self._patches(parts):
+                for module, instead in self._patches(parts):
                     if module not in self._originals:
-                        self._originals[module] = stack.enter_context(patched(module, make))
+                        self._originals[module] = stack.enter_context(patched(module, instead))
             yield self
 
     def run(self, forward: Callable[[], Any], on_block: Callable[[BlockRun], None]) -> Any:
@@ -155,7 +155,7 @@ class Rig:
         tensor: Tensor = output if isinstance(output, Tensor) else output[0]
         return tensor
 
-    def _patches(self, parts: BlockParts) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
+    def _patches(self, parts: BlockParts) -> Iterator[tuple[nn.Module, Instead]]:
         """What every instrumented module of a block runs in place of its own forward."""
         yield from ((module, self._norm_forward) for module in parts.norms)
         yield from ((module, self._unit_forward) for module in parts.units if module not in parts.attention)
@@ -167,67 +167,58 @@ class Rig:
         yield from ((module, self._outer_forward) for module in parts.outer_linears if parts.batched)
         yield parts.module, self._block_forward
 
-    def _block_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            parts = self._by_module.get(module)
-            if self._on_block is None or parts is None:
-                return original(*args, **kwargs)
-            self._recording, self._block = Recording(extremes=Extremes(self._prompts)), parts
-            recording = self._recording
-            output = original(*args, **kwargs)
-            self._recording = None
-            index, self._calls = self._calls, self._calls + 1
-            hidden = hidden_of(output, parts.hidden.get(args, kwargs))
-            call = without_cache(args, kwargs)
-            if parts.cross is not None:  # a replay takes the encoder's states through cross-attention or not at all
-                states = parts.cross.taken.get(args, kwargs)
-                call = parts.cross.taken.put(*call, states.new_zeros(()).expand_as(states))
-            run = BlockRun(self, index, parts, recording, call, hidden, self._prompts)
-            run.find_windows()
-            self._on_block(run)
-            return output
+    def _block_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+        parts = self._by_module.get(module)
+        if self._on_block is None or parts is None:
+            return original(*args, **kwargs)
+        self._recording, self._block = Recording(extremes=Extremes(self._prompts)), parts
+        recording = self._recording
+        output = original(*args, **kwargs)
+        self._recording = None
+        index, self._calls = self._calls, self._calls + 1
+        hidden = hidden_of(output, parts.hidden.get(args, kwargs))
+        call = without_cache(args, kwargs)
+        if parts.cross is not None:  # a replay takes the encoder's states through cross-attention or not at all
+            states = parts.cross.taken.get(args, kwargs)
+            call = parts.cross.taken.put(*call, states.new_zeros(()).expand_as(states))
+        run = BlockRun(self, index, parts, recording, call, hidden, self._prompts)
+        run.find_windows()
+        self._on_block(run)
+        return output
 
-        return forward
-
-    def _norm_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            x = only_tensor(module, args, kwargs)
-            if self._plan is not None and self._run is not None:
-                if self._plan.attention_calls or not self._run.attention:
-                    self._plan.result.points.append((module, self._plan.by_item(x)))
-                recorded, call = self._run.recording, self._plan.next_call(module)
-                held, rests = self._plan.held(recorded.norms[module][call], x), recorded.norm_rests.get(module)
-                return held if rests is None else (held, *rests[call])
-            output = original(*args, **kwargs)
-            if self._recording is not None and self._block is not None:
-                y = output if isinstance(output, Tensor) else output[0]
-                frozen = self._frozen(self._block.norms[module], x, y)
-                self._recording.norms[module].append(with_zeros(frozen, x, on_another(original, args, kwargs)))
-                if y is not output:
-                    self._recording.norm_rests.setdefault(module, []).append(tuple(output[1:]))
-                self._recording.extremes.see("norm", y)
-            return output
-
-        return forward
+    def _norm_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+        x = only_tensor(module, args, kwargs)
+        if self._plan is not None and self._run is not None:
+            if self._plan.attention_calls or not self._run.attention:
+                self._plan.result.points.append((module, self._plan.by_item(x)))
+            recorded, call = self._run.recording, self._plan.next_call(module)
+            held, rests = self._plan.held(recorded.norms[module][call], x), recorded.norm_rests.get(module)
+            return held if rests is None else (held, *rests[call])
+        output = original(*args, **kwargs)
+        if self._recording is not None and self._block is not None:
+            y = output if isinstance(output, Tensor) else output[0]
+            frozen = self._frozen(self._block.norms[module], x, y)
+            self._recording.norms[module].append(with_zeros(frozen, x, on_another(original, args, kwargs)))
+            if y is not output:
+                self._recording.norm_rests.setdefault(module, []).append(tuple(output[1:]))
+            self._recording.extremes.see("norm", y)
+        return output
 
     def _frozen(self, form: NormForm, x: Tensor, y: Tensor) -> FrozenNorm:
         return freeze_whole(form, x, y) if self._whole else freeze(form, x, y)
 
-    def _unit_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            x = first_tensor(args, kwargs)
-            if self._plan is not None and x is not None:
-                return self._given_in_place(self._plan, module, x)
-            output = original(*args, **kwargs)
-            if x is not None:
-                self._record_unit(module, x, output)
-            recording, second = self._recording, None if self._block is None else self._block.second
-            if recording is not None and second is not None and second.form.module is module:
-                call = without_cache(args, kwargs)
-                recording.second = functools.partial(MixerCall.capture, second.form, original, *call)
-            return output
-
-        return forward
+    def _unit_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+        x = first_tensor(args, kwargs)
+        if self._plan is not None and x is not None:
+            return self._given_in_place(self._plan, module, x)
+        output = original(*args, **kwargs)
+        if x is not None:
+            self._record_unit(module, x, output)
+        recording, second = self._recording, None if self._block is None else self._block.second
+        if recording is not None and second is not None and second.form.module is module:
+            call = without_cache(args, kwargs)
+            recording.second = functools.partial(MixerCall.capture, second.form, original, *call)
+        return output
 
     def _given_in_place(self, plan: Substitutes, module: nn.Module, x: Tensor) -> Any:
         """What a replay returns in place of a unit's output."""
@@ -249,64 +240,53 @@ class Rig:
         rest = None if plain else tuple(output[1:])
         self._recording.units.append(UnitCall(module, x, tensor, rest, bool(self._recording.attention)))
 
-    def _cross_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _cross_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
         """Cross-attention is held in a replay as a unit is: it reads the stream for its queries alone."""
+        x, recording = first_tensor(args, kwargs), self._recording
+        if self._plan is not None and x is not None:
+            return self._given_in_place(self._plan, module, x)
+        with self._watched(module):
+            output = original(*args, **kwargs)
+        cross = None if self._block is None else self._block.cross
+        if recording is not None and cross is not None and x is not None:
+            self._record_unit(module, x, output)
+            if len(recording.crossing) == 1:
+                states = cross.states.get(args, kwargs)
+                recording.cross = CrossCall(*without_cache(args, kwargs), states, recording.crossing[0])
+            recording.extremes.see("attention", output)
+        return output
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            x, recording = first_tensor(args, kwargs), self._recording
-            if self._plan is not None and x is not None:
-                return self._given_in_place(self._plan, module, x)
-            with self._watched(module):
-                output = original(*args, **kwargs)
-            cross = None if self._block is None else self._block.cross
-            if recording is not None and cross is not None and x is not None:
-                self._record_unit(module, x, output)
-                if len(recording.crossing) == 1:
-                    states = cross.states.get(args, kwargs)
-                    recording.cross = CrossCall(*without_cache(args, kwargs), states, recording.crossing[0])
-                recording.extremes.see("attention", output)
-            return output
+    def _attention_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+        plan, run, x = self._plan, self._run, first_tensor(args, kwargs)
+        direct = self.watch.asked is None and run is not None and run.parts.direct  # has no queries and keys
+        if plan is not None and run is not None and x is not None and direct:
+            rest = run.recording.attention_rests[module]
+            tensor = self._direct_attention(module, run.parts, x)
+            return tensor if rest is None else (tensor, *rest)
+        with self._watched(module):
+            output = original(*args, **kwargs)
+        if self._recording is not None:
+            rest = None if isinstance(output, Tensor) else tuple(output[1:])
+            self._recording.attention_rests[module] = rest
+            self._recording.extremes.see("attention", output)
+        return output
 
-        return forward
-
-    def _attention_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            plan, run, x = self._plan, self._run, first_tensor(args, kwargs)
-            direct = self.watch.asked is None and run is not None and run.parts.direct  # has no queries and keys
-            if plan is not None and run is not None and x is not None and direct:
-                rest = run.recording.attention_rests[module]
-                tensor = self._direct_attention(module, run.parts, x)
-                return tensor if rest is None else (tensor, *rest)
-            with self._watched(module):
-                output = original(*args, **kwargs)
-            if self._recording is not None:
-                rest = None if isinstance(output, Tensor) else tuple(output[1:])
-                self._recording.attention_rests[module] = rest
-                self._recording.extremes.see("attention", output)
-            return output
-
-        return forward
-
-    def _mixer_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _mixer_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
         """A mixer without softmax: its kernel is the model's own, applied to other values."""
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            plan, run, recording = self._plan, self._run, self._recording
-            if plan is not None and run is not None:
-                return self._mixer_replay(run.recording.mixers[module], plan, run, args, kwargs)
-            if recording is None or self._block is None or self._block.mixer is None:
-                return original(*args, **kwargs)
-            with self.suspended():
-                call = MixerCall.capture(self._block.mixer, original, args, kwargs)
-            recording.mixers[module] = call
-            if not call.form.affine:
-                x = call.read
-                recording.units.append(UnitCall(module, x, call.value, None, behind_attention=False))
-            recording.attention.append(call.attention())
-            recording.extremes.see("attention", call.output)
-            return call.output
-
-        return forward
+        plan, run, recording = self._plan, self._run, self._recording
+        if plan is not None and run is not None:
+            return self._mixer_replay(run.recording.mixers[module], plan, run, args, kwargs)
+        if recording is None or self._block is None or self._block.mixer is None:
+            return original(*args, **kwargs)
+        with self.suspended():
+            call = MixerCall.capture(self._block.mixer, original, args, kwargs)
+        recording.mixers[module] = call
+        if not call.form.affine:
+            x = call.read
+            recording.units.append(UnitCall(module, x, call.value, None, behind_attention=False))
+        recording.attention.append(call.attention())
+        recording.extremes.see("attention", call.output)
+        return call.output
 
     def _mixer_replay(
         self, call: MixerCall, plan: Substitutes, run: BlockRun, args: Any, kwargs: dict[str, Any]
@@ -385,15 +365,12 @@ class Rig:
     def _once_each(self, linear: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         return linear(x) if self._plan is None else self._plan.once_each(linear, x)
 
-    def _outer_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _outer_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
         """A linear layer in a replay: items of the static bias often stand there more than once."""
-        return functools.partial(self._once_each, original)
+        return self._once_each(original, *args, **kwargs)
 
-    def _linear_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            output = original(*args, **kwargs)
-            if self._recording is not None:
-                self._recording.linears[module] = output
-            return output
-
-        return forward
+    def _linear_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+        output = original(*args, **kwargs)
+        if self._recording is not None:
+            self._recording.linears[module] = output
+        return output

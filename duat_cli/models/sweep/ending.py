@@ -21,7 +21,7 @@ from duat_cli.models.arrays import random_like, relative_error, tolerance_for
 from duat_cli.models.block.norms import FrozenNorm, NormForm, freeze_whole, recognise
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import first_tensor, only_tensor
-from duat_cli.models.instrument.functions.ratios import RatioMode, Ratios, of_module
+from duat_cli.models.instrument.functions.ratios import RatioMode, Ratios
 from duat_cli.models.instrument.hooks import hooked, patched
 from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.sweep.passes import Forward, Recorded, behind_blocks, run_alone
@@ -86,23 +86,20 @@ class Ending:
                 stack.enter_context(patched(norm, self._norm))
             if form.held:
                 for module in form.activations:
-                    stack.enter_context(patched(module, of_module(self._ratios)))
+                    stack.enter_context(patched(module, self._ratios.of_module))
                 stack.enter_context(RatioMode(self._ratios))
             stack.enter_context(hooked([] if form.layer is None else [form.layer], after=see))
             output = run_alone(one)
         return output if form.layer is None else kept[-1]
 
-    def _norm(self, norm: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            x = only_tensor(norm, args, kwargs)
-            if self._seen is not None:
-                call, self._seen[norm] = self._seen[norm], self._seen[norm] + 1
-                return self._norms[norm][call](x)
-            y = original(*args, **kwargs)
-            self._norms[norm].append(freeze_whole(self._form.norms[norm], x.detach(), y.detach()))
-            return y
-
-        return forward
+    def _norm(self, norm: nn.Module, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        x = only_tensor(norm, args, kwargs)
+        if self._seen is not None:
+            call, self._seen[norm] = self._seen[norm], self._seen[norm] + 1
+            return self._norms[norm][call](x)
+        y = original(*args, **kwargs)
+        self._norms[norm].append(freeze_whole(self._form.norms[norm], x.detach(), y.detach()))
+        return y
 
 
 def find_ending(

@@ -23,7 +23,7 @@ def head_logits(model: Any, stack: Any, output: Any, ids: Tensor) -> Iterator[tu
     """
     tokens = ids.shape[1]
     step = _tokens_at_once(model, tokens)
-    with patched(stack, lambda _module, _forward: lambda *_args, **_kwargs: output):
+    with patched(stack, lambda *_call: output):
         for start in range(0, tokens, step):
             with torch.no_grad():
                 found = _logits(model, ids, start, min(start + step, tokens), tokens)

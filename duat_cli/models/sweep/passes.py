@@ -154,12 +154,9 @@ class BlockPass:
         """The pass; leaves its `output`."""
         self.output = self._forward()
 
-    def _numbered(self, module: nn.Module, original: Original) -> Original:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            number, self._number = self._number, self._number + 1
-            return self._handle(number, self._blocks.parts_of(module), original, args, kwargs)
-
-        return forward
+    def _numbered(self, module: nn.Module, original: Original, args: Any, kwargs: Any) -> Any:
+        number, self._number = self._number, self._number + 1
+        return self._handle(number, self._blocks.parts_of(module), original, args, kwargs)
 
     @contextlib.contextmanager
     def _passing(self, weights: Weights, modules: set[nn.Module]) -> Iterator[None]:

@@ -90,18 +90,15 @@ class Columns:
     def without(self, module: nn.Module, expert: int, neuron: int) -> contextlib.AbstractContextManager[Any]:
         """While active, calls of the module go without that neuron: its column is zero as long as one runs."""
 
-        def made(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-            def forward(*args: Any, **kwargs: Any) -> Any:
-                weight = module.get_parameter(self.name).detach()[expert]
-                column = weight[:, neuron] if self.mirrored else weight[neuron]
-                kept = column.clone()
-                column.zero_()
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    column.copy_(kept)
-
-            return forward
+        def made(module: nn.Module, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            weight = module.get_parameter(self.name).detach()[expert]
+            column = weight[:, neuron] if self.mirrored else weight[neuron]
+            kept = column.clone()
+            column.zero_()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                column.copy_(kept)
 
         return patched(module, made)
 

@@ -59,6 +59,10 @@ class Ratios:
         self.found.append(torch.where(z == 0, torch.zeros_like(y), y / z))
         return y
 
+    def of_module(self, module: nn.Module, original: Callable[[Tensor], Tensor], args: Any, kwargs: Any) -> Tensor:
+        """For `patched`: an activation that is a module, in its whole."""
+        return self.of(only_tensor(module, args, kwargs), original)
+
 
 class RatioMode(TorchFunctionMode):
     """Watches the activations that are plain functions."""
@@ -76,15 +80,3 @@ class RatioMode(TorchFunctionMode):
         if func not in _FUNCTIONS or self._ratios.inside or not args or kwargs.get("inplace"):
             return func(*args, **kwargs)
         return self._ratios.of(args[0], lambda z: func(z, *args[1:], **kwargs))
-
-
-def of_module(ratios: Ratios) -> Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]:
-    """For `patched`: an activation that is a module, in its whole."""
-
-    def make(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            return ratios.of(only_tensor(module, args, kwargs), original)
-
-        return forward
-
-    return make
