@@ -41,7 +41,6 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "all numbers of a report: analysis/inspect/test_run.py": "analysis/clock analysis/inspect/assemble",
     "against the dense W': analysis/inspect/test_operator.py": """
         analysis/inspect/measured/entries analysis/inspect/measured/numbers""",
-    "against what the model adds: models/value_path/test_cross.py": "models/value_path/beside",
     "against dense W_QK: analysis/inspect/test_routing.py": "models/instrument/functions/scores operators/bilinear",
     "files read back: analysis/inspect/save/test_states.py": "analysis/dynamic analysis/inspect/save/asked",
     "against loops: analysis/inspect/test_uniform.py": "operators/uniform",

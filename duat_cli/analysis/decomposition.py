@@ -29,7 +29,6 @@ from duat_cli.models.arrays import relative_errors, wide
 from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.instrument.records import Replay, UnitCall
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.value_path.cross import cross_operator
 from duat_cli.models.value_path.factors import operator_of
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.models.value_path.second import second_operator
@@ -127,7 +126,7 @@ def crossing(run: BlockRun, block: ProvedBlock) -> AttentionOperator | None:
         return None
     if block.cross is None:
         raise UnsupportedModelError(block.cross_reason or "its factors were not looked for")
-    return second_operator(run, block.cross) if block.parts.cross is None else cross_operator(run, block.cross)
+    return second_operator(run, block.cross)
 
 
 class Decomposition:

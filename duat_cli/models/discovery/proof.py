@@ -28,7 +28,6 @@ from duat_cli.models.instrument.interception import Choices
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, Rig, zero_given
 from duat_cli.models.instrument.tracing import Trace
-from duat_cli.models.value_path.cross import find_cross_factors
 from duat_cli.models.value_path.factors import BlockFactors, find_factors
 from duat_cli.models.value_path.projections import projects_to_zero
 from duat_cli.models.value_path.second import find_second_factors
@@ -151,9 +150,8 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
     if not factors:
         return found
     if run.parts.cross is not None or run.parts.second is not None:
-        find = find_second_factors if run.parts.cross is None else find_cross_factors
         try:
-            found = replace(found, cross=find(run))
+            found = replace(found, cross=find_second_factors(run))
         except DuatError as reason:
             found = replace(found, cross_reason=str(reason))
     try:

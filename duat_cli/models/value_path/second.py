@@ -1,90 +1,222 @@
-"""The factors of a block's second operator W'_c where a token mixer without softmax runs beside its attention.
+"""The factors of a block's second operator W'_c: of its cross-attention, or of a token mixer beside its attention.
+
+Of cross-attention, from encoder tokens to decoder tokens,
+
+    W'_c = Σ_h Ĥ_h ⊗ (V_h O_h)ᵀ,   Ĥ_h = t_i H_h[i, k] s_k of N rows and K columns,   V_h (width of the states) x d
+
+so that W'_c e is what the encoder's states e add to the stream, constants aside; V and O are read from weights. Of a
+mixer without softmax
 
     W'_c = Σ_h Ĥ_h (g_h ∘ ·) ⊗ O_hᵀ,   H_h of the mixer's own kernel, g the factors of its channels, O its output layer
 
-so that W'_c u is what the mixer adds to the stream, u (N, channels) being its own values, a UAT term, constants aside.
-The block's own replay has to give the same, which is the proof.
+so that W'_c u is what the mixer adds, u (N, channels) being its own values, a UAT term.
+
+Either is one of the block's units, so that a replay takes what it gives. Where that meets the stream and its scale t
+come of outputs that are put in its place, the block's own attention and its other units silent. What it really gives
+has to move the same there as W'_c, which is the proof.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from duat_cli.models.arrays import gaussian, wide
-from duat_cli.models.instrument.attention import ScaledRows
-from duat_cli.models.instrument.mixer import MixerCall
-from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.value_path.beside import Beside, reached
-from duat_cli.models.value_path.factors import BlockFactors, choice_of_channels, read_output
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import fit, gaussian, or_else, random_like, relative_error, wide
+from duat_cli.models.block.parts import CrossAttention, Projection, SecondMixer
+from duat_cli.models.instrument.attention import AttentionCall, ScaledRows
+from duat_cli.models.instrument.records import Replay, silent_attention
+from duat_cli.models.instrument.rig import BlockRun, zero_given
+from duat_cli.models.value_path.factors import BlockFactors, Tap, choice_of_channels, meeting, read_output, read_value
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.models.value_path.probed import SEED, accept, missed
 from duat_cli.operators.kronecker import HeadFactors
 
 
 def find_second_factors(run: BlockRun) -> BlockFactors:
-    """O and the tap of the mixer; UnsupportedModelError says why W'_c is no sum of Kronecker products."""
-    assert run.parts.second is not None
-    attention = run.second.attention()
-    tap = _beside(run).tap("what the mixer beside its attention adds")
-    output = read_output(run, run.parts.second.output_projection, attention, tap)
-    heads = HeadFactors(choice_of_channels(attention.value), output)
-    found = BlockFactors(heads, tap, None, 0.0, "read", gated=True, own=True)
-    found = found.fitted(*_reach(run, found))
-    second_operator(run, found)
+    """V, O and the tap; UnsupportedModelError says why W'_c is no sum of Kronecker products."""
+    beside = _beside(run)
+    tap = beside.tap()
+    output = read_output(run, beside.projection, beside.attention, tap)
+    heads = HeadFactors(beside.value(), output)
+    found = BlockFactors(heads, tap, None, 0.0, "read", gated=beside.own, own=beside.own)
+    found = found.fitted(*beside.reach(found))
+    beside.operator(found)
     return found
 
 
 def second_operator(run: BlockRun, known: BlockFactors) -> AttentionOperator:
-    """W'_c of this block for this input, compared with what the block's own mixer adds."""
-    attention, gate = run.second.attention(), _gate(run.second)
-    token_scale, error = (known.token_scale, known.error) if known.token_scale is not None else _reach(run, known)
-    rows = attention.rows
-    whole = torch.equal(gate, gate[..., :1].expand_as(gate))  # a head as a whole: part of its H
-    operator = AttentionOperator(
-        rows=ScaledRows(rows, gate[..., 0]) if whole else rows,
-        source_scale=torch.ones_like(gate[..., 0]),
-        token_scale=token_scale,
-        values=wide(attention.value[0]),
-        factors=known.heads,
-        error=error,
-        allowed=attention.allowed,
-        own=True,
-        gate=None if whole else gate,
-    )
-    error = max(error, missed(operator.image(), *_moved(run, known, _beside(run).output)))
-    accept(error, run.input.dtype)
-    return replace(operator, error=error)
+    """W'_c of this block for this input, compared with what the block's own code adds."""
+    return _beside(run).operator(known)
 
 
-def _reach(run: BlockRun, known: BlockFactors) -> tuple[Tensor, float]:
-    """t for this input: a known vector R in place of the kernel's result, and what arrives of it: t_i (g ∘ R) O."""
-    call = run.second
-    added = gaussian(tuple(call.result.shape), call.result, SEED)
-    target, _ = _moved(run, known, _given(call, added))
-    return reached(known, wide(call.by_head(added * call.gate)[0]), target)
-
-
-def _moved(run: BlockRun, known: BlockFactors, output: Tensor) -> tuple[Tensor, float]:
-    """What the mixer's output moves at the tap, (N, M), over one of a kernel that gives nothing, and what may be
-    rounding of it."""
-    call = run.second
-    return _beside(run).moved(known.tap, output, _given(call, torch.zeros_like(call.result)))
-
-
-def _given(call: MixerCall, result: Tensor) -> Tensor:
-    """The mixer's output where its kernel gives `result`, (1, N, channels)."""
-    output = call.returning(call.by_head(result))
-    return output if isinstance(output, Tensor) else output[0]
-
-
-def _gate(call: MixerCall) -> Tensor:
-    """(heads, N, d)."""
-    return wide(call.by_head(call.gate)[0]).transpose(0, 1).contiguous()
-
-
-def _beside(run: BlockRun) -> Beside:
+def _beside(run: BlockRun) -> _Beside:
+    if run.parts.cross is not None:
+        return _Cross(run, run.parts.cross)
     assert run.parts.second is not None
-    return Beside(run, next(k for k, unit in enumerate(run.units) if unit.module is run.parts.second.form.module))
+    return _Mixer(run, run.parts.second)
+
+
+class _Beside(ABC):
+    """Cross-attention or a mixer in one block under one input."""
+
+    what: str
+    own: bool
+    """Whether V reads values of its own, a UAT term, whose channels are scaled in front of O."""
+
+    def __init__(
+        self, run: BlockRun, module: nn.Module, attention: AttentionCall, projection: Projection | None
+    ) -> None:
+        """projection: where O is read."""
+        self.run, self.attention, self.projection = run, attention, projection
+        self._place = next(k for k, unit in enumerate(run.units) if unit.module is module)
+        self._output = run.units[self._place].output
+
+    @abstractmethod
+    def value(self) -> Tensor:
+        """V, (kv_heads, width, d)."""
+
+    @abstractmethod
+    def known(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Known vectors in place of H V, (N, heads, d), what the module gives for them, and what for zeros."""
+
+    @abstractmethod
+    def nothing(self) -> Tensor:
+        """What the module gives where what it mixes holds the constants alone."""
+
+    @abstractmethod
+    def unchecked(self, known: BlockFactors, token_scale: Tensor) -> AttentionOperator:
+        """W'_c with the error of its values alone."""
+
+    def operator(self, known: BlockFactors) -> AttentionOperator:
+        """As of `second_operator`."""
+        token_scale, error = (known.token_scale, known.error) if known.token_scale is not None else self.reach(known)
+        operator = self.unchecked(known, token_scale)
+        error = max(error, missed(operator.image(), *self._moved(known.tap, self._output, self.nothing())))
+        operator = replace(operator, error=max(operator.error, error))
+        accept(operator.error, self.run.input.dtype)
+        return operator
+
+    def reach(self, known: BlockFactors) -> tuple[Tensor, float]:
+        """t for this input, (N,), by what arrives of known vectors R at the tap, t_i R O, and the relative error that
+        it leaves."""
+        mixed, output, nothing = self.known()
+        target, _ = self._moved(known.tap, output, nothing)
+        direction = torch.einsum("nhd,hdm->nm", mixed, known.heads.output)
+        scale = fit(direction, target)
+        return scale[:, 0], relative_error(scale * direction, target)
+
+    def tap(self) -> Tap:
+        """Where it meets the stream; UnsupportedModelError where it does not."""
+        zero, silent = torch.zeros_like(self.run.input), torch.zeros_like(self._output)
+        stream = gaussian(tuple(zero.shape), zero, SEED + 1)
+        replay = self._replay(torch.cat([zero, stream, zero]), [silent, silent, random_like(silent)])
+        found = meeting(self.run, replay, stream)
+        if found is None:
+            raise UnsupportedModelError(f"{self.what} reaches the stream only through a nonlinear unit")
+        return found
+
+    def _moved(self, tap: Tap, output: Tensor, nothing: Tensor) -> tuple[Tensor, float]:
+        """What an output of it moves at the tap, (N, M), over another; and what of that may be rounding."""
+        zero = torch.zeros_like(self.run.input)
+        seen = tap.read(self._replay(torch.cat([zero, zero]), [output, nothing]))
+        size = max(float(wide(each).norm()) for each in seen)
+        return wide(seen[0]) - wide(seen[1]), 4 * torch.finfo(self.run.input.dtype).eps * size
+
+    def _replay(self, items: Tensor, outputs: list[Tensor]) -> Replay:
+        given = zero_given(self.run, len(items))
+        given[self._place] = torch.stack([one.reshape(self._output.shape) for one in outputs])
+        return self.run.replay(items, given, attention=silent_attention(self.run, len(items)))
+
+
+class _Cross(_Beside):
+    what, own = "what its cross-attention adds", False
+
+    def __init__(self, run: BlockRun, parts: CrossAttention) -> None:
+        if run.recording.cross is None:
+            raise UnsupportedModelError("its cross-attention runs more than once, or not at all")
+        self._parts, self._states = parts, run.recording.cross.states
+        super().__init__(run, parts.module, run.recording.cross.attention, parts.output_projection)
+
+    def value(self) -> Tensor:
+        if self._parts.value_projection is None:
+            raise UnsupportedModelError("its values are no plain view of one linear layer")
+        return read_value(self.run, self._parts.value_projection)
+
+    def known(self) -> tuple[Tensor, Tensor, Tensor]:
+        added = gaussian(tuple(self.attention.output.shape), self.attention.output, SEED)  # (1, N, heads, d)
+        nothing = torch.zeros_like(self._states)
+        both = torch.cat([added, torch.zeros_like(added)])
+        given = self.run.crossed(torch.cat([nothing, nothing]), attention=both).end
+        return wide(added[0]), given[0], given[1]
+
+    def nothing(self) -> Tensor:
+        return self.run.crossed(torch.zeros_like(self._states)).end
+
+    def unchecked(self, known: BlockFactors, token_scale: Tensor) -> AttentionOperator:
+        states, target = wide(self._states[0]), wide(self.attention.value[0])  # (K, width), (kv_heads, K, d)
+        constant = self._values(torch.zeros_like(self._states))
+        product = states @ known.heads.value
+
+        def of_others() -> Tensor:
+            noise = random_like(self._states)
+            return fit(wide(noise[0]) @ known.heads.value, self._values(noise) - constant)
+
+        scale = or_else(fit(product, target - constant), product, of_others)
+        groups = known.heads.groups
+        return AttentionOperator(
+            rows=self.attention.rows,
+            source_scale=scale[..., 0].repeat_interleave(groups, 0),
+            token_scale=token_scale,
+            values=(scale * product).repeat_interleave(groups, 0),
+            factors=known.heads,
+            error=relative_error(scale * product, target - constant),
+            allowed=self.attention.allowed,
+        )
+
+    def _values(self, states: Tensor) -> Tensor:
+        """What it makes of other states, (kv_heads, K, d)."""
+        return wide(self.run.crossed(states, stop_at_values=True).values[0][0])
+
+
+class _Mixer(_Beside):
+    what, own = "what the mixer beside its attention adds", True
+
+    def __init__(self, run: BlockRun, parts: SecondMixer) -> None:
+        self._call = run.second
+        super().__init__(run, parts.form.module, self._call.attention(), parts.output_projection)
+
+    def value(self) -> Tensor:
+        return choice_of_channels(self.attention.value)
+
+    def known(self) -> tuple[Tensor, Tensor, Tensor]:
+        added = gaussian(tuple(self._call.result.shape), self._call.result, SEED)
+        mixed = wide(self._call.by_head(added * self._call.gate)[0])
+        return mixed, self._given(added), self.nothing()
+
+    def nothing(self) -> Tensor:
+        return self._given(torch.zeros_like(self._call.result))
+
+    def unchecked(self, known: BlockFactors, token_scale: Tensor) -> AttentionOperator:
+        rows, gate = self.attention.rows, wide(self._call.by_head(self._call.gate)[0])
+        gate = gate.transpose(0, 1).contiguous()  # (heads, N, d)
+        whole = torch.equal(gate, gate[..., :1].expand_as(gate))  # a head as a whole: part of its H
+        return AttentionOperator(
+            rows=ScaledRows(rows, gate[..., 0]) if whole else rows,
+            source_scale=torch.ones_like(gate[..., 0]),
+            token_scale=token_scale,
+            values=wide(self.attention.value[0]),
+            factors=known.heads,
+            error=0.0,
+            allowed=self.attention.allowed,
+            own=True,
+            gate=None if whole else gate,
+        )
+
+    def _given(self, result: Tensor) -> Tensor:
+        """Its output where its kernel gives `result`, (1, N, channels)."""
+        output = self._call.returning(self._call.by_head(result))
+        return output if isinstance(output, Tensor) else output[0]

@@ -21,7 +21,7 @@ from duat_cli.analysis.inspect.run import inspect
 from duat_cli.models.discovery.modality import decoder_of
 from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.value_path.cross import cross_operator
+from duat_cli.models.value_path.second import second_operator
 from duat_cli.operators.kronecker import HeadFactors, gram
 from duat_cli.results.operator import CrossOperator
 
@@ -33,7 +33,7 @@ def measured(model_type: str) -> list[tuple[CrossOperator, Tensor, Tensor]]:
     def listen(run: BlockRun, block: ProvedBlock) -> None:
         assert block.cross is not None
         assert run.recording.cross is not None
-        operator = cross_operator(run, block.cross)
+        operator = second_operator(run, block.cross)
         blocks = torch.einsum("hnk,hwm->nkmw", operator.matrix().left, operator.factors.maps())
         found.append((measure_cross(operator, lambda: bare(operator.factors)), blocks, run.recording.cross.states[0]))
 
