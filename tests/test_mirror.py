@@ -68,7 +68,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "orders and their curves: analysis/prune/sets/test_nested.py": """
         analysis/prune/sets/order""",
     "read back by transformers: analysis/prune/sets/test_apply.py": "models/edits/heads",
-    "streamed against resident: analysis/prune/test_work.py": "analysis/prune/terms/ground models/sweep/guest",
+    "streamed against resident: analysis/prune/test_work.py": "analysis/prune/terms/ground",
     "bounds against true damage: analysis/prune/terms/test_certified.py": """
         analysis/prune/terms/layers models/terms/inner""",
     "exact readings: analysis/prune/terms/test_readings.py": "models/block/norm_scale models/terms/branches",

@@ -18,7 +18,7 @@ from duat_cli.loading.prompts import Prompt, limits
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, hushed
 from duat_cli.models.discovery.modality import STATES, decoder_of, is_pair, placed, stack_of
 from duat_cli.models.discovery.structure import run_stack
-from duat_cli.models.sweep.forwards import forwards
+from duat_cli.models.sweep.lockstep import forwards
 
 STEPS = 15  # tokens that the model writes behind its start token where no text is given
 

@@ -17,8 +17,7 @@ from duat_cli.models.discovery.modality import Given, placed, stack_of
 from duat_cli.models.discovery.structure import ModelStructure, probe_inputs, run_stack
 from duat_cli.models.instrument.plain import PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.forwards import forwards
-from duat_cli.models.sweep.lockstep import Pass
+from duat_cli.models.sweep.lockstep import Pass, forwards
 
 _TOKENS = 8
 

@@ -34,7 +34,7 @@ from duat_cli.models.discovery.modality import (
 )
 from duat_cli.models.discovery.structure import discover
 from duat_cli.models.signatures import taken_by
-from duat_cli.models.sweep.forwards import forwards
+from duat_cli.models.sweep.lockstep import forwards
 from duat_cli.text import clean
 
 if TYPE_CHECKING:

@@ -33,9 +33,7 @@ from duat_cli.models.discovery.modality import Given, placed, stack_of
 from duat_cli.models.discovery.structure import ENCODER_ALONE, ModelStructure, discover, run_stack
 from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun, Rig
-from duat_cli.models.sweep.forwards import forwards
-from duat_cli.models.sweep.guest import Guest
-from duat_cli.models.sweep.lockstep import Pass, Weights, one_by_one, side_by_side, together
+from duat_cli.models.sweep.lockstep import Guest, Pass, Weights, forwards, one_by_one, side_by_side, together
 from duat_cli.models.value_path.factors import checked
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped

@@ -24,8 +24,8 @@ from duat_cli.models.discovery.causality import HeadTest, head_of
 from duat_cli.models.discovery.growing import Growing
 from duat_cli.models.discovery.modality import stack_of
 from duat_cli.models.discovery.structure import run_stack
-from duat_cli.models.sweep.guest import Guest, Riders
 from duat_cli.models.sweep.head import head_logits
+from duat_cli.models.sweep.lockstep import Guest, Riders
 from duat_cli.results.behaviour import Behaviour, Predicts, TunedBehaviour
 
 EVERY = 7  # a masked language model is asked at every seventh token, about the share that such models are trained on

@@ -17,7 +17,7 @@ from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.models.discovery.structure import run_stack
-from duat_cli.models.sweep.forwards import forwards
+from duat_cli.models.sweep.lockstep import forwards
 from duat_cli.results.behaviour import TunedBehaviour
 from duat_cli.statistics.divergence import by_tokens
 

@@ -42,7 +42,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.growing import Growing
 from duat_cli.models.instrument.activations import largest_activations
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.guest import Guest
+from duat_cli.models.sweep.lockstep import Guest
 from duat_cli.results.inspect import InspectReport, PromptBlock, UatTerm
 from duat_cli.results.operator import Coupling
 

@@ -26,9 +26,7 @@ from duat_cli.models.block.linears import applied_axis
 from duat_cli.models.discovery.structure import ModelStructure, run_stack
 from duat_cli.models.edits.tuned import joined_places, own_names
 from duat_cli.models.instrument.hooks import hooked
-from duat_cli.models.sweep.forwards import Watched
-from duat_cli.models.sweep.in_step import in_step
-from duat_cli.models.sweep.lockstep import Pass, Visit, one_by_one
+from duat_cli.models.sweep.lockstep import Pass, Visit, Watched, in_step, one_by_one
 from duat_cli.operators.lowrank import LowRank, Piece
 from duat_cli.results.base import Skipped
 from duat_cli.results.lora import Eq18

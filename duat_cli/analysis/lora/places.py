@@ -18,8 +18,7 @@ from duat_cli.models.block.norms import NormForm
 from duat_cli.models.discovery.structure import run_stack
 from duat_cli.models.edits.tuned import own_names
 from duat_cli.models.instrument.hooks import hooked
-from duat_cli.models.sweep.forwards import Watched
-from duat_cli.models.sweep.lockstep import Pass, Visit
+from duat_cli.models.sweep.lockstep import Pass, Visit, Watched
 from duat_cli.operators.lowrank import LowRank, Piece, spectrum
 
 NONE_IN_FRONT = "no norm of its block stands directly in front of it"

@@ -25,10 +25,8 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.guest import Riders
 from duat_cli.models.sweep.head import head_logits
-from duat_cli.models.sweep.in_step import in_step
-from duat_cli.models.sweep.lockstep import Pass, Weights, one_by_one
+from duat_cli.models.sweep.lockstep import Pass, Riders, Weights, in_step, one_by_one
 from duat_cli.models.terms.branches import Branches, ffn_terms
 from duat_cli.operators.kronecker import HeadFactors, gram
 from duat_cli.operators.operator_change import maps_and_changes, split

@@ -12,7 +12,7 @@ taken up, and leaves it whenever it is left.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +20,9 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from torch import nn
 
 from duat_cli.compat.libc import give_back_free_pages
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.instrument.tracing import Trace
 
 BETWEEN = 8  # passes through a block after which free memory is given back: those that wait leave holes, 0.1 GB of 0.8
 
@@ -69,6 +72,26 @@ class Call:
         self.output = self._call()
 
 
+class Watched:
+    """A pass among others whose hooks look at it alone: they ask `on`."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call, self.on = call, False
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """What `run` needs around it."""
+        self.on = True
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.on = False
+
+    def run(self) -> None:
+        self._call()
+
+
 class Visit:
     """A pass that goes from block to block and looks at the weights."""
 
@@ -85,6 +108,42 @@ class Visit:
             if self._weights is not None:
                 self._weights.bring(module)
             self._look(number)
+
+
+class Guest(Protocol):
+    """What goes through a model beside its discovery, where its weights are read block by block; anew for every attempt
+    at the discovery."""
+
+    def proved(self, parts: BlockParts, written: Trace) -> None:
+        """Called behind the proof of every block, under the proof's instruments, with the block's weights in memory.
+
+        written: what discovery saw in the block.
+        """
+        ...
+
+    def probe(self, run: BlockRun, /) -> None:
+        """Called behind every block of the probe prompt."""
+        ...
+
+    def passes(self) -> Sequence[Pass]:
+        """To go through every block once it is proved."""
+        ...
+
+
+class Riders:
+    """Passes that go along, and ask nothing of discovery."""
+
+    def __init__(self, passes: Sequence[Pass]) -> None:
+        self._passes = passes
+
+    def proved(self, parts: BlockParts, written: Trace) -> None:
+        """Nothing is asked of a block."""
+
+    def probe(self, run: BlockRun, /) -> None:
+        """Nothing is asked of the probe prompt."""
+
+    def passes(self) -> Sequence[Pass]:
+        return self._passes
 
 
 def one_by_one(passes: Sequence[Pass]) -> None:
@@ -125,6 +184,13 @@ def together(passes: Sequence[Pass], weights: Weights | None) -> None:
     elif passes:
         weights.release()  # a pass that finds its page in memory would run ahead of those in front of it
         side_by_side(weights, passes[0], lambda: passes[1:], lambda _page: None)
+
+
+def forwards(weights: Weights | None, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """What these calls of a model give. weights: where they are read block by block, for all calls at once."""
+    passes = [Call(call) for call in calls]
+    together(passes, weights)
+    return [each.output for each in passes]
 
 
 class _Runner:
@@ -200,3 +266,48 @@ class _Scheduler:
         """Give up what did not come to its end."""
         for runner in self._runners:
             runner.stop()
+
+
+# -- two sweeps, each of its own weights -----------------------------------------------------------------------
+
+
+def in_step(first: Weights, run_first: Callable[[], None], second: Weights, run_second: Callable[[], None]) -> None:
+    """Run two sweeps of models built alike: the first goes through a block, then the second, then the first goes on.
+
+    What the first leaves behind of a block has to be kept for the time of one block.
+    """
+    sides = [_Side(first, run_first), _Side(second, run_second)]
+    try:
+        while standing := [side for side in sides if not side.done]:
+            min(standing, key=lambda side: (side.laps, side.depth)).go_on()
+    finally:
+        for side in sides:
+            side.stop()
+
+
+class _Side:
+    """One of the sweeps, and the block in front of which it stands."""
+
+    def __init__(self, weights: Weights, run: Callable[[], None]) -> None:
+        self._weights, self._home, self.depth = weights, getcurrent(), -1
+        self.laps = 0  # how often the sweep went back to the beginning, with other prompts
+        self._greenlet = greenlet(run)
+        self._before, weights.turning = weights.turning, self._turn
+
+    @property
+    def done(self) -> bool:
+        return bool(self._greenlet.dead)
+
+    def go_on(self) -> None:
+        self._greenlet.switch()
+
+    def _turn(self, page: Any) -> None:
+        depth = self._weights.depth(page)
+        self.laps += depth < self.depth
+        self.depth = depth
+        self._home.switch()
+
+    def stop(self) -> None:
+        self._weights.turning = self._before
+        if not self.done:
+            self._greenlet.throw(GreenletExit)

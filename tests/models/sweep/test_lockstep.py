@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import helpers
 import pytest
+import torch
 
-from duat_cli.models.sweep.lockstep import one_by_one, side_by_side
+from duat_cli.loading.checkpoint.preflight import inspect_folder
+from duat_cli.loading.checkpoint.source import Source
+from duat_cli.loading.model.load import load_files
+from duat_cli.models.sweep.lockstep import forwards, in_step, one_by_one, side_by_side
+from duat_cli.zoo import tiny
 
 
 class Weights:
@@ -113,3 +121,73 @@ def test_with_all_weights_in_memory_passes_run_one_behind_the_other() -> None:
     weights, log = Weights(), []
     one_by_one([Walk(name, weights, PAGES, log) for name in "01"])
     assert log == ["0a", "0b", "0c", "0!", "1a", "1b", "1c", "1!"]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mixtral"])
+def test_plain_passes_side_by_side_give_the_same_from_one_read(model_type: str, tmp_path: Path) -> None:
+    tiny.tiny_model(model_type).save_pretrained(tmp_path)
+    place, files = Source(tmp_path, "tiny", None), inspect_folder(tmp_path)
+    whole, parts = (load_files(place, files, paged=paged) for paged in (False, True))
+    ids = [helpers.token_ids(whole.model, tokens=4 + k, seed=k) for k in range(3)]
+
+    def calls(model: Any) -> list[Any]:
+        return [functools.partial(helpers.logits_of, model, one) for one in ids]
+
+    assert parts.paged is not None
+    expected, got = forwards(None, calls(whole.model)), forwards(parts.paged.pager, calls(parts.model))
+    assert all(map(torch.equal, got, expected))
+    assert not any(one.requires_grad for one in got)
+    assert parts.paged.pager.bytes_read == files.total_bytes
+
+
+# -- two sweeps in turn: who goes when, and what is left where one of them fails ---------------------------------
+
+
+class Blocks:
+    """Weights whose pages are numbers, each a block; page 0.5 stands between two of them."""
+
+    def __init__(self) -> None:
+        self.turning: Callable[[Any], None] = lambda page: None
+
+    def depth(self, page: float) -> int:
+        return int(page)
+
+
+def sweep(name: str, weights: Blocks, pages: Sequence[float], seen: list[str], fail: float = -1) -> Callable[[], None]:
+    def run() -> None:
+        seen.append(f"{name} begins")
+        try:
+            for page in pages:
+                weights.turning(page)
+                if page == fail:
+                    raise ValueError(name)
+                seen.append(f"{name}{page}")
+        finally:
+            seen.append(f"{name} ends")
+
+    return run
+
+
+def test_the_second_goes_through_each_block_behind_the_first() -> None:
+    a, b, seen = Blocks(), Blocks(), list[str]()
+    in_step(a, sweep("a", a, [0, 0.5, 1, 2], seen), b, sweep("b", b, [0, 1, 2], seen))
+    assert seen == [
+        "a begins", "b begins", "a0", "a0.5", "b0", "a1", "b1", "a2", "a ends", "b2", "b ends",
+    ]  # fmt: skip
+
+
+def test_no_wave_begins_before_the_other_sweep_is_through_the_one_before() -> None:
+    a, b, seen = Blocks(), Blocks(), list[str]()
+    in_step(a, sweep("a", a, [0, 1, 0, 1], seen), b, sweep("b", b, [0, 1, 0, 1], seen))
+    assert seen[2:-2] == ["a0", "b0", "a1", "b1", "a0", "b0", "a1", "a ends"]
+
+
+@pytest.mark.parametrize("failing", ["a", "b"])
+def test_a_fault_of_one_ends_the_other(failing: str) -> None:
+    a, b, seen = Blocks(), Blocks(), list[str]()
+    before = a.turning, b.turning
+    runs = [sweep(n, w, [0, 1], seen, fail=1 if n == failing else -1) for n, w in (("a", a), ("b", b))]
+    with pytest.raises(ValueError, match=failing):
+        in_step(a, runs[0], b, runs[1])
+    assert {"a ends", "b ends"} <= set(seen)
+    assert (a.turning, b.turning) == before
