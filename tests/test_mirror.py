@@ -86,7 +86,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "held between the last block and the output: models/sweep/test_ending.py": "models/instrument/functions/ratios",
     "every tiny model: zoo/test_tiny.py": "zoo/randomise",
     "every type of model: models/discovery/test_structure.py": """
-        models/block/mixer models/block/parts models/discovery/proof models/instrument/calls models/instrument/records
+        models/block/mixer models/block/parts models/instrument/calls models/instrument/records
         models/instrument/tracing models/value_path/operator models/value_path/probed
         models/value_path/projections""",
     "H and W' by other ways: models/discovery/test_mixers.py": """

@@ -22,12 +22,12 @@ from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, rounding, tolerance_for
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.cross import cross_fault, gives_nothing_for_zero
-from duat_cli.models.discovery.culprit import not_affine_in
 from duat_cli.models.discovery.parts import nonlinear_units, with_linears
+from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.interception import Choices
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, Rig, zero_given
-from duat_cli.models.instrument.tracing import Trace
+from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.value_path.factors import BlockFactors, find_factors
 from duat_cli.models.value_path.projections import projects_to_zero
 from duat_cli.models.value_path.second import find_second_factors
@@ -176,6 +176,52 @@ def _culprit(run: BlockRun, fault: str) -> str:
     items = (torch.zeros_like(x), x, r, x + r)
     given = zero_given(run, 1)
     return not_affine_in(run.parts.module, run.parts.attending, [partial(output_of, run, one, given) for one in items])
+
+
+def not_affine_in(block: nn.Module, attending: tuple[nn.Module, ...], outputs: list[Callable[[], Any]]) -> str:
+    """What is said of the module to blame, the innermost that is no affine map of what it is given; empty where none
+    stands out.
+
+    outputs: replays of the block on 0, x, r and x + r, with everything held that can be.
+    """
+    seen: list[list[Event]] = []
+    for replay in outputs:
+        events: list[Event] = []
+
+        def after(module: nn.Module, args: Any, kwargs: Any, output: Any, events: list[Event] = events) -> None:
+            events.append(Event(module, args, kwargs, output))
+
+        with hooked(block.modules(), after=after), contextlib.suppress(Exception):
+            replay()
+        seen.append(events)
+    names = {module: name for name, module in block.named_modules()}
+    for calls in zip(*seen, strict=False):  # inner modules end before those around them
+        module = calls[0].module
+        results = [call.result for call in calls]
+        if len({call.module for call in calls}) > 1 or any(result is None for result in results):
+            continue
+        given = [list(call.tensors) for call in calls]
+        if all(map(_affine, zip(*given, strict=False))) and not _affine(tuple(results)):
+            said = f"; it ceases to be so in {names[module] or 'the block'} ({type(module).__name__})"
+            if module in attending:
+                return (
+                    f"{said}, whose output is more than held weights on values: a softmax that is not held, weights "
+                    "that are used once more, or values that are no linear map"
+                )
+            if any(module.children()):
+                return f"{said}, by what stands between its layers and is no module"
+            return said
+    return ""
+
+
+def _affine(values: tuple[Tensor, ...]) -> bool:
+    """Whether four values are as those of an affine map of 0, x, r and x + r."""
+    at_0, at_x, at_r, at_sum = values
+    if len({value.shape for value in values}) > 1:
+        return False
+    if all(torch.equal(value, at_0) for value in values):  # a mask, say, whose sums overflow
+        return True
+    return relative_error(at_x + at_r - at_0, at_sum) <= tolerance_for(at_0.dtype)
 
 
 def _early_notes(run: BlockRun, factors: BlockFactors | None) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from duat_cli.analysis.support import entry_of_type
-from duat_cli.models.discovery.culprit import not_affine_in
+from duat_cli.models.discovery.proof import not_affine_in
 
 SAID = {
     "pegasus_x": "be so in self_attn (PegasusXGlobalLocalAttention), whose output is more than held weights on values",
