@@ -18,7 +18,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.chains import StagesError, outermost_lists
 from duat_cli.models.discovery.modality import stack_of
-from duat_cli.models.discovery.proof import Proof, Verdict, opened
+from duat_cli.models.discovery.proof import Proof, Unproved, Verdict, opened
 from duat_cli.models.discovery.structure import Discovery, ModelStructure
 from duat_cli.models.instrument.attention import CapturePath, ForeignAttentionError
 from duat_cli.models.instrument.foreign import model_code
@@ -161,11 +161,11 @@ class Growing(Discovery):
 
     def _proved_one(self, verdict: Verdict) -> None:
         module = verdict.parts.module
-        if verdict.fault is not None:
+        if isinstance(verdict, Unproved):
             if module in self._known.parts:
                 raise UnsupportedModelError(f"{verdict.parts.name}: {verdict.fault}")
             raise OpenedError(opened(verdict, self.written[module]))
-        self.proved[module] = verdict.proved()
+        self.proved[module] = verdict
         self.on_proved(verdict.parts, self.written.pop(module))
         for rig in self._rigs:
             rig.learn(verdict.parts)

@@ -42,28 +42,23 @@ class ProvedBlock:
     """A block whose replay is proved to be affine and its own."""
 
     parts: BlockParts
-    factors: BlockFactors | None
-    factors_reason: str | None  # why W' has no Kronecker factors
+    factors: BlockFactors | None = None
+    factors_reason: str | None = None  # why W' has no Kronecker factors
     notes: tuple[str, ...] = ()  # what the block does beside attention and FFN
     cross: BlockFactors | None = None  # of cross-attention, or of a mixer beside attention
     cross_reason: str | None = None  # why W'_c has no Kronecker factors, where there is either
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What the examination of one block found."""
+class Unproved:
+    """A block that other units may mend."""
 
     parts: BlockParts
-    fault: str | None
-    culprits: tuple[nn.Module, ...] = ()  # units that may hold the residual stream
-    factors: BlockFactors | None = None
-    factors_reason: str | None = None
-    notes: tuple[str, ...] = ()
-    cross: BlockFactors | None = None
-    cross_reason: str | None = None
+    fault: str
+    culprits: tuple[nn.Module, ...]  # units that may hold the residual stream
 
-    def proved(self) -> ProvedBlock:
-        return ProvedBlock(self.parts, self.factors, self.factors_reason, self.notes, self.cross, self.cross_reason)
+
+Verdict = ProvedBlock | Unproved
 
 
 class Proof:
@@ -108,7 +103,7 @@ class Proof:
                 self._on_verdict(verdict)
 
 
-def opened(verdict: Verdict, written: Trace) -> BlockParts:
+def opened(verdict: Unproved, written: Trace) -> BlockParts:
     """The block with the suspected units replaced by the nonlinear modules inside them."""
     parts = verdict.parts
     found = [v for u in verdict.culprits for v in nonlinear_units(u, written, set(parts.attending), parts.norms)]
@@ -135,7 +130,7 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
     if fault is not None:
         if not culprits:
             raise UnsupportedModelError(f"{run.parts.name}: {fault}{_choice(run) or _culprit(run, fault)}")
-        return Verdict(run.parts, fault, culprits)
+        return Unproved(run.parts, fault, culprits)
     fault = None if run.parts.cross is None else cross_fault(run)
     if fault is not None:
         raise UnsupportedModelError(f"{run.parts.name}: {fault}")
@@ -146,7 +141,7 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
     run.parts = _economies(run, homogeneous)
     run.parts = replace(run.parts, arrives=_arrives(run, at_zero))
     beside = _beside_notes(run)
-    found = Verdict(run.parts, None, notes=(*_early_notes(run, None), *beside))
+    found = ProvedBlock(run.parts, notes=(*_early_notes(run, None), *beside))
     if not factors:
         return found
     if run.parts.cross is not None or run.parts.second is not None:

@@ -43,7 +43,7 @@ from duat_cli.models.discovery.modality import (
     without_decoder,
 )
 from duat_cli.models.discovery.parts import beside, find_parts
-from duat_cli.models.discovery.proof import Proof, ProvedBlock, Verdict, opened
+from duat_cli.models.discovery.proof import Proof, ProvedBlock, Unproved, Verdict, opened
 from duat_cli.models.discovery.unread import beside_notes, unread_attention, why_unchained, why_unseen
 from duat_cli.models.instrument.attention import CapturePath, ForeignAttentionError
 from duat_cli.models.instrument.foreign import model_code
@@ -262,10 +262,10 @@ class Discovery:
                 proof.learn(one)
             with proof.active():
                 proof.run()
-            if all(verdict.fault is None for verdict in verdicts):
-                self.proved = {v.parts.module: v.proved() for v in verdicts}
+            if not any(isinstance(verdict, Unproved) for verdict in verdicts):
+                self.proved = {v.parts.module: v for v in verdicts if isinstance(v, ProvedBlock)}
                 return
-            parts = [v.parts if v.fault is None else opened(v, self.written[v.parts.module]) for v in verdicts]
+            parts = [opened(v, self.written[v.parts.module]) if isinstance(v, Unproved) else v.parts for v in verdicts]
         raise UnsupportedModelError(f"{parts[0].name}: its FFN could not be told from its residual stream")
 
     def structure(self) -> ModelStructure:
