@@ -83,7 +83,6 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "adding up, and each part taken out of the frozen network: analysis/attribute/test_run.py": """
         analysis/attribute/leading analysis/attribute/parts analysis/attribute/report analysis/attribute/total
         analysis/attribute/work""",
-    "held between the last block and the output: models/sweep/test_ending.py": "models/instrument/functions/ratios",
     "every tiny model: zoo/test_tiny.py": "zoo/randomise",
     "every type of model: models/discovery/test_structure.py": """
         models/block/mixer models/block/parts models/instrument/calls models/instrument/records

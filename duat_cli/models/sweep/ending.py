@@ -21,7 +21,7 @@ from duat_cli.models.arrays import random_like, relative_error, tolerance_for
 from duat_cli.models.block.norms import FrozenNorm, NormForm, freeze_whole, recognise
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import first_tensor, only_tensor
-from duat_cli.models.instrument.functions.ratios import RatioMode, Ratios
+from duat_cli.models.instrument.functions.activations import RatioMode, Ratios
 from duat_cli.models.instrument.hooks import hooked, patched
 from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.sweep.passes import Forward, Recorded, behind_blocks, run_alone

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from duat_cli.models.budgets import GRADIENT_BYTES, gradient_elements
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import hidden_of
-from duat_cli.models.instrument.functions.slopes import SlopesOnce
+from duat_cli.models.instrument.functions.activations import SlopesOnce
 from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.sweep.passes import BlockCall, Forward, Recorded, Removals, behind_blocks, without_terms
 from duat_cli.models.terms.sites import BlockSites, Site, watching

@@ -1,7 +1,8 @@
-"""Activations as multiples of their input, g(z) = (g(z) / z) z: held at the ratio of one pass they are linear.
+"""Activations: held as multiples of their input, or with slopes that are computed once for all gradients.
 
-Of GELU and SiLU the ratio is the gate that multiplies z; of ReLU it is 0 or 1. Every activation that is held so has
-g(0) = 0, so that nothing is lost where z is zero. Where a model writes an activation out, its gate is held instead.
+As g(z) = (g(z) / z) z, held at the ratio of one pass, they are linear. Of GELU and SiLU the ratio is the gate that
+multiplies z; of ReLU it is 0 or 1. Every activation that is held so has g(0) = 0, so that nothing is lost where z is
+zero. Where a model writes an activation out, its gate is held instead.
 """
 
 from __future__ import annotations
@@ -80,3 +81,42 @@ class RatioMode(TorchFunctionMode):
         if func not in _FUNCTIONS or self._ratios.inside or not args or kwargs.get("inplace"):
             return func(*args, **kwargs)
         return self._ratios.of(args[0], lambda z: func(z, *args[1:], **kwargs))
+
+
+_ELEMENTWISE = {
+    functional.gelu,
+    functional.silu,
+    functional.relu,
+    functional.tanh,
+    functional.sigmoid,
+    torch.tanh,
+    torch.sigmoid,
+    torch.relu,
+}
+
+
+class SlopesOnce(TorchFunctionMode):
+    """While active, an activation's slope is computed in the forward pass: once, not once a probe."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _ELEMENTWISE and args and args[0].requires_grad and not kwargs.get("inplace"):
+            return _Sloped.apply(args[0], lambda z: func(z, *args[1:], **kwargs))
+        return func(*args, **kwargs)
+
+
+class _Sloped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        leaf = z.detach().requires_grad_()
+        with torch.enable_grad():
+            y = function(leaf)
+        ctx.save_for_backward(*torch.autograd.grad(y, leaf, torch.ones_like(y)))
+        return y.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (slope,) = ctx.saved_tensors
+        return gradients[0] * slope, None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from duat_cli.models.instrument.functions.slopes import SlopesOnce
+from duat_cli.models.instrument.functions.activations import SlopesOnce
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
