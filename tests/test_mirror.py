@@ -90,7 +90,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         models/value_path/projections""",
     "H and W' by other ways: models/discovery/test_mixers.py": """
         models/discovery/kernels models/discovery/products models/instrument/mixer models/instrument/tape
-        models/value_path/mixing models/value_path/offsets""",
+        models/value_path/offsets""",
     "models of images and sound: cli/test_other_modalities.py": "loading/inputs/request models/discovery/modality",
     "what moved, and how far: checks/test_drift.py": "checks/rules/drift checks/tolerances",
     "every faulty file: loading/checkpoint/test_preflight.py": "loading/checkpoint/files loading/wording",

@@ -36,10 +36,19 @@ from duat_cli.models.instrument.attention import AttentionCall, ScaledRows
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.value_path.gates import gate_of
-from duat_cli.models.value_path.mixing import SEVERAL, made_by_units, tokens_mixed, values_of
 from duat_cli.models.value_path.offsets import ShiftedRows, offsets_of, probe_values, source_scale, values_by_offset
 from duat_cli.models.value_path.operator import AttentionOperator
-from duat_cli.models.value_path.probed import SEED, accept, missed, probe_output, probe_value
+from duat_cli.models.value_path.probed import (
+    SEED,
+    SEVERAL,
+    accept,
+    made_by_units,
+    missed,
+    probe_output,
+    probe_value,
+    tokens_mixed,
+    values_of,
+)
 from duat_cli.models.value_path.projections import projects_to_zero
 from duat_cli.operators.kronecker import HeadFactors
 

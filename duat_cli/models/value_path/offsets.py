@@ -18,7 +18,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import gaussian, random_like, relative_error, wide
 from duat_cli.models.instrument.attention import RowSource
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.value_path.mixing import values_of
+from duat_cli.models.value_path.probed import values_of
 from duat_cli.operators.kronecker import at_offsets, shifted
 
 MOST = 4  # offsets

@@ -1,4 +1,5 @@
-"""V and O of a block by unit vectors, where no weights show them."""
+"""What a block does with other vectors while its dynamic parameters are frozen: what its values are made of, where
+tokens meet beside H, and V and O by unit vectors, where no weights show them."""
 
 from __future__ import annotations
 
@@ -8,12 +9,13 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import fit, fit_heads, gaussian, relative_error, tolerance_for, wide
+from duat_cli.models.arrays import fit, fit_heads, gaussian, random_like, relative_error, tolerance_for, wide
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
-from duat_cli.models.value_path.mixing import values_of
 
 SEED = 7
+SEVERAL = "its values are made of several tokens (a shift or a convolution): V is no map of one token's stream"
+BEHIND = "what its attention gives is mixed among tokens on its way to the stream (a convolution)"
 
 
 def accept(error: float, dtype: torch.dtype) -> None:
@@ -29,6 +31,33 @@ def accept(error: float, dtype: torch.dtype) -> None:
 def missed(image: Tensor, own: Tensor, rounded: float) -> float:
     """How far an image of W' is from what the model's own code adds, of which `rounded` may be rounding."""
     return relative_error(image, own) if float((image - own).norm()) > rounded else 0.0
+
+
+def values_of(run: BlockRun, z: Tensor) -> Tensor:
+    """The values of the frozen block on `z` (1, N, M): (1, kv_heads, N, d)."""
+    return run.replay(z, zero_given(run, 1), stop_at_values=True).values[0]
+
+
+def made_by_units(run: BlockRun) -> bool:
+    """Whether values come of nonlinear units alone (a norm with a gate made of itself, say), not of the stream."""
+    if not any(not unit.behind_attention for unit in run.units):
+        return False
+    return torch.equal(values_of(run, torch.zeros_like(run.input)), values_of(run, random_like(run.input)))
+
+
+def tokens_mixed(run: BlockRun, read: Callable[[Replay], Tensor]) -> str | None:
+    """Where tokens meet beside H, None where they do not: another first token moves the values of the others, or the
+    first token's heads move what arrives of others'. read: what of a replay meets the stream."""
+    zero = torch.zeros_like(run.input)
+    changed = zero.clone()
+    changed[:, 0] = random_like(zero)[:, 0]
+    if not torch.equal(values_of(run, zero)[:, :, 1:], values_of(run, changed)[:, :, 1:]):
+        return SEVERAL
+    silent = torch.zeros_like(run.attention[0].output)
+    first = silent.clone()
+    first[:, 0] = random_like(silent)[:, 0]
+    base, moved = (read(run.replay(zero, zero_given(run, 1), attention=heads)) for heads in (silent, first))
+    return None if torch.equal(base[:, 1:], moved[:, 1:]) else BEHIND
 
 
 def probe_value(run: BlockRun) -> Tensor:
