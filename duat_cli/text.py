@@ -10,12 +10,26 @@ PAPER_PROMPT = "Nui zi created Nui zi dynamics"  # the paper's own example, wher
 
 # controls (C0, DEL, C1), formats (bidi, zero width), surrogates, line and paragraph separators
 _ESCAPED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_NAMES_SHOWN = 4
 _MEASURED = re.compile(r"(?<![\w./-])(\d+\.\d+e[+-]\d+)(?![\w.]*\w)")  # as errors are written; no name, no version
 
 
 def clean(text: str) -> str:
     """Text with every character that could steer a terminal, or hide in it, written as its escape."""
     return "".join(_escape(c) if unicodedata.category(c) in _ESCAPED else c for c in text)
+
+
+def shown(name: object, limit: int = 120) -> str:
+    """A foreign name in quotes, fit for a terminal, cut when absurdly long."""
+    text = clean(str(name))
+    return f"'{text}'" if len(text) <= limit else f"'{text[:limit]}...'"
+
+
+def listed(names: list[str]) -> str:
+    """The first few names, sorted, and how many more there are."""
+    first = ", ".join(shown(n) for n in sorted(names)[:_NAMES_SHOWN])
+    more = len(names) - _NAMES_SHOWN
+    return f"{first} and {more} more" if more > 0 else first
 
 
 def one_line(text: str, limit: int = 400) -> str:

@@ -93,7 +93,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         models/value_path/offsets""",
     "models of images and sound: cli/test_other_modalities.py": "loading/inputs/request models/discovery/modality",
     "what moved, and how far: checks/test_drift.py": "checks/rules/drift checks/tolerances",
-    "every faulty file: loading/checkpoint/test_preflight.py": "loading/checkpoint/files loading/wording",
+    "every faulty file: loading/checkpoint/test_preflight.py": "loading/checkpoint/files",
     "weights as their libraries read them: loading/quantised/test_find.py": """
         loading/quantised/formula loading/quantised/found loading/quantised/grouped""",
     "shards read again: loading/checkpoint/test_seal.py": "loading/checkpoint/stored loading/checkpoint/stream",

@@ -27,11 +27,10 @@ from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.checkpoint.files import read_json
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.declared.facts import Declared
-from duat_cli.loading.wording import shown
 from duat_cli.results.base import Finite
 from duat_cli.results.inspect import InspectReport
 from duat_cli.results.prompts import PromptSetFacts
-from duat_cli.text import clean
+from duat_cli.text import clean, shown
 
 SCHEMA = 3
 SCHEMAS = (1, 2, 3)  # that are read

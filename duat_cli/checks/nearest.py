@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from difflib import SequenceMatcher
 
-from duat_cli.loading.wording import shown
+from duat_cli.text import shown
 
 _FOREIGN = 200  # characters; nothing known is as long, and comparing is quadratic
 _SIMILAR = 0.6  # difflib's own cutoff; below it two words have little in common

@@ -18,9 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from duat_cli.checks.nearest import suggestion
 from duat_cli.checks.paths import is_known, known_paths, may_be_negative
 from duat_cli.errors import InputError
-from duat_cli.loading.wording import shown
 from duat_cli.results.base import Finite
-from duat_cli.text import clean
+from duat_cli.text import clean, shown
 
 PYPROJECT = "pyproject.toml"
 SHIPPED = ("default", "strict", "release", "adapter")

@@ -10,7 +10,7 @@ from duat_cli.checks.policy import Policy, select
 from duat_cli.checks.registry import all_rules
 from duat_cli.checks.rule import Settings
 from duat_cli.errors import InputError
-from duat_cli.loading.wording import shown
+from duat_cli.text import shown
 
 
 def settings_of(policy: Policy, selected: Sequence[str] = ()) -> dict[str, Settings]:

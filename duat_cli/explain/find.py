@@ -12,9 +12,9 @@ from duat_cli.errors import InputError
 from duat_cli.explain.fields import fields
 from duat_cli.explain.pages import topics, words
 from duat_cli.explain.rules import lint_rules, rules
-from duat_cli.loading.wording import shown
 from duat_cli.report.headers import printed
 from duat_cli.results.explain import ExplainReport, Explanation
+from duat_cli.text import shown
 
 
 def explain(asked: str | None) -> ExplainReport:

@@ -18,11 +18,10 @@ from duat_cli.errors import CheckpointError
 from duat_cli.loading.adapter.base_weights import BaseWeights, Place
 from duat_cli.loading.adapter.origins import Origin, Renumbered, renumbered_stacks
 from duat_cli.loading.adapter.parameter import ParameterPlan
-from duat_cli.loading.wording import listed, shown
 from duat_cli.operators.lowrank import nonfinite
 from duat_cli.results.base import Run, Skipped
 from duat_cli.results.lora import BlockOrigin, LoraReport
-from duat_cli.text import plural
+from duat_cli.text import listed, plural, shown
 
 Pairs = dict[str, tuple[Place, Place]]
 

@@ -18,10 +18,9 @@ from duat_cli.loading.adapter.keys import Keys, read_keys
 from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
 from duat_cli.loading.adapter.plan import plans
 from duat_cli.loading.quantised.found import leaf_of
-from duat_cli.loading.wording import listed, shown
 from duat_cli.operators.lowrank import energy, inner, is_zero, nonfinite
 from duat_cli.results.lora import LintFinding
-from duat_cli.text import plural
+from duat_cli.text import listed, plural, shown
 
 LARGE, TOO_LARGE = 1.0, 10.0
 """Of ‖ΔW‖_F / ‖W‖_F: what trains a model rarely moves a matrix by a tenth of its norm."""

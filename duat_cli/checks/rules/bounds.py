@@ -9,7 +9,7 @@ from duat_cli.checks.paths import asks_for, block_index, flatten, matches, place
 from duat_cli.checks.policy import BoundTable, Layer
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.errors import InputError
-from duat_cli.loading.wording import shown
+from duat_cli.text import shown
 
 
 def _bounds(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:

@@ -9,8 +9,7 @@ from typing import Any
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.loading.declared.facts import CONFIG, FILE, GENERATION, RESOLVED_BY, TOKENIZER, Declared, below
 from duat_cli.loading.declared.tokenizer import DIGITS, TokenizerFacts, range_length
-from duat_cli.loading.wording import shown
-from duat_cli.text import clean, plural
+from duat_cli.text import clean, plural, shown
 
 _SHOWN = 4  # fields, ranges or tokens that are named
 _LONGEST = 60  # characters of a value

@@ -9,8 +9,7 @@ from duat_cli.checks.baseline import metric_of
 from duat_cli.checks.drift import Deviation
 from duat_cli.checks.rule import Evidence, Measurement, Need, Rule, Settings
 from duat_cli.checks.weights import SAME, distance
-from duat_cli.loading.wording import listed, shown
-from duat_cli.text import plural
+from duat_cli.text import listed, plural, shown
 
 _UPDATE = "If the change is meant, run again with --update-baseline and commit the baseline."
 

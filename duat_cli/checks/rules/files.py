@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from duat_cli.checks.places import block_of, depth
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.loading.checkpoint.index import INDEX
-from duat_cli.loading.wording import listed, shown
-from duat_cli.text import plural
+from duat_cli.text import listed, plural, shown
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _WHOLE = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")

@@ -7,8 +7,7 @@ from typing import Literal
 
 from duat_cli.checks.places import BlockPlace, block_of, depth_field, text_config
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
-from duat_cli.loading.wording import listed, shown
-from duat_cli.text import plural
+from duat_cli.text import listed, plural, shown
 
 _AHEAD = "num_nextn_predict_layers"
 

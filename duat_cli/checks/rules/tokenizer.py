@@ -8,8 +8,7 @@ from typing import Any
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.loading.declared.facts import Declared
 from duat_cli.loading.declared.tokenizer import TokenizerFacts
-from duat_cli.loading.wording import listed, shown
-from duat_cli.text import clean, plural
+from duat_cli.text import clean, listed, plural, shown
 
 # Fields of config.json and generation_config.json that name special tokens, without '_id'
 _ROLES = (

@@ -11,8 +11,7 @@ import numpy as np
 from duat_cli.checks.places import Heads, block_number, block_of, heads_of, is_attention, leaf_of, outputs_beside
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.checks.weights import SAME, Indices, TensorFacts, distance
-from duat_cli.loading.wording import shown
-from duat_cli.text import plural
+from duat_cli.text import plural, shown
 
 _HEAD = ("lm_head.weight", "embed_out.weight", "predictions.decoder.weight", "generator_lm_head.weight")
 _TABLE = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "shared.weight")

@@ -15,9 +15,8 @@ from typing import Literal
 from duat_cli.checks.baseline import metric_of
 from duat_cli.checks.drift import Deviation
 from duat_cli.checks.verdict.moved import Depths, moved_tensors
-from duat_cli.loading.wording import shown
 from duat_cli.results.check import Cause, Outcome
-from duat_cli.text import indices, plural
+from duat_cli.text import indices, plural, shown
 
 Origin = Literal["files", "config", "tokenizer", "weights", "adapter", "forward", "policy"]
 _ORDER: tuple[Origin, ...] = ("files", "config", "tokenizer", "weights", "adapter", "forward", "policy")

@@ -25,7 +25,6 @@ from duat_cli.checks.verdict.judge import judge
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.dtypes import SHORT
 from duat_cli.loading.declared.facts import GENERATION, TOKENIZER
-from duat_cli.loading.wording import shown
 from duat_cli.results.base import Run
 from duat_cli.results.check import (
     BaselineFacts,
@@ -38,7 +37,7 @@ from duat_cli.results.check import (
     RuleFacts,
 )
 from duat_cli.results.prompts import all_prompts, set_of
-from duat_cli.text import clean
+from duat_cli.text import clean, shown
 
 NO_FORWARD = "needs a forward pass, which --weights-only leaves out"
 

@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from duat_cli.checks.places import BlockPlace, block_of
-from duat_cli.loading.wording import shown
-from duat_cli.text import clean, indices, plural
+from duat_cli.text import clean, indices, plural, shown
 
 _BEFORE, _BEHIND = -1.0, math.inf
 _EMBEDDING = re.compile(r"(?:^|[._])(?:embed(?!_out)|embeddings?|wte|wpe|shared|emb)(?:[._]|$)|word_embeddings")

@@ -7,7 +7,7 @@ from duat_cli.loading.adapter.folder import AdapterFiles, names
 from duat_cli.loading.adapter.keys import Target
 from duat_cli.loading.adapter.lora import scaling_of
 from duat_cli.loading.adapter.parameter import ParameterPlan, fault, pair
-from duat_cli.loading.wording import listed, shown
+from duat_cli.text import listed, shown
 
 
 def parameter_leaves(

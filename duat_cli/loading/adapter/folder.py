@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from duat_cli.loading.checkpoint.files import fail, kind, read_json, refuse_foreign_link
 from duat_cli.loading.checkpoint.headers import TensorEntry, read_header
 from duat_cli.loading.checkpoint.seal import Seal
-from duat_cli.loading.wording import shown
+from duat_cli.text import shown
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.checkpoint.files import fail
-from duat_cli.loading.wording import shown
+from duat_cli.text import shown
 
 PREFIX = "base_model.model."
 _PARTS = (

@@ -23,7 +23,7 @@ from duat_cli.loading.adapter.parameter import (
     shape_of,
     stated,
 )
-from duat_cli.loading.wording import shown
+from duat_cli.text import shown
 
 _MUTATED = ("pissa", "olora", "corda", "lora_ga", "loftq")
 

@@ -18,7 +18,7 @@ from duat_cli.loading.adapter.parameter import (
     shape_of,
     stated,
 )
-from duat_cli.loading.wording import listed, shown
+from duat_cli.text import listed, shown
 
 
 def ia3(adapter: AdapterFiles, target: Target, base: BaseWeights | None) -> Iterator[ParameterPlan]:

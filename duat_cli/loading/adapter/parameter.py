@@ -12,8 +12,7 @@ from duat_cli.loading.adapter.base_weights import BaseWeights, Place
 from duat_cli.loading.adapter.folder import AdapterFiles, number, patterns
 from duat_cli.loading.adapter.keys import Target, matching
 from duat_cli.loading.checkpoint.files import kind
-from duat_cli.loading.wording import shown
-from duat_cli.text import clean
+from duat_cli.text import clean, shown
 
 Kind = Literal[
     "lora", "dora", "embedding lora", "embedding dora", "expert lora", "adalora", "ia3", "loha", "lokr",

@@ -11,7 +11,7 @@ from duat_cli.loading.adapter.keys import Keys, Target
 from duat_cli.loading.adapter.lora import embedding, lora
 from duat_cli.loading.adapter.others import ia3, lycoris, saved, tokens
 from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan, fault
-from duat_cli.loading.wording import listed, shown
+from duat_cli.text import listed, shown
 
 
 def plans(adapter: AdapterFiles, keys: Keys, base: BaseWeights | None) -> Iterator[ParameterPlan | AdapterFault]:

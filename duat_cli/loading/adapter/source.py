@@ -11,8 +11,7 @@ from pathlib import Path
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.adapter.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter
 from duat_cli.loading.checkpoint.source import Source, checkpoint, demo_adapter_path, is_local, snapshot
-from duat_cli.loading.wording import shown
-from duat_cli.text import clean
+from duat_cli.text import clean, shown
 
 
 def find_adapter(name: str, *, token: str | None = None, cache_dir: str | None = None) -> Source:

@@ -15,8 +15,7 @@ from duat_cli.loading.checkpoint.files import fail, open_file, read_into
 from duat_cli.loading.checkpoint.headers import Made, TensorEntry
 from duat_cli.loading.checkpoint.index import Merged
 from duat_cli.loading.checkpoint.seal import Seal, require_unchanged
-from duat_cli.loading.wording import listed, shown
-from duat_cli.text import clean
+from duat_cli.text import clean, listed, shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,7 +9,7 @@ from typing import Any
 
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
-from duat_cli.loading.wording import shown
+from duat_cli.text import shown
 
 SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a number of a dtype that models run in."""

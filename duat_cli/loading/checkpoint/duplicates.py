@@ -11,7 +11,7 @@ from pathlib import Path
 
 from duat_cli.loading.checkpoint.files import fail, open_file
 from duat_cli.loading.checkpoint.headers import TensorEntry
-from duat_cli.loading.wording import shown
+from duat_cli.text import shown
 
 CHUNK = 1 << 20  # bytes
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from duat_cli.errors import CheckpointError
-from duat_cli.loading.wording import shown
-from duat_cli.text import clean
+from duat_cli.text import clean, shown
 
 _MAX_JSON_BYTES = 256 << 20  # tokenizers are the largest, with tens of MB
 _LFS = re.compile(rb"\s*(?:\xef\xbb\xbf)?version https?://(?:git-lfs\.github\.com|hawser\.github\.com|git-media\.io)/")

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from duat_cli.loading.checkpoint.files import fail, kind, open_file, refuse_pointer
 from duat_cli.loading.checkpoint.seal import Seal, seal_of
-from duat_cli.loading.wording import shown
-from duat_cli.text import clean
+from duat_cli.text import clean, shown
 
 if TYPE_CHECKING:
     from duat_cli.loading.quantised.formula import Formula

@@ -9,8 +9,7 @@ from duat_cli.loading.checkpoint.duplicates import require_equal
 from duat_cli.loading.checkpoint.files import fail, kind, read_json, refuse_foreign_link
 from duat_cli.loading.checkpoint.headers import TensorEntry, read_header
 from duat_cli.loading.checkpoint.seal import Seal
-from duat_cli.loading.wording import listed, shown
-from duat_cli.text import plural
+from duat_cli.text import listed, plural, shown
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -22,8 +22,7 @@ from duat_cli.loading.checkpoint.files import fail, read_json, refuse_foreign_li
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.index import merge, weight_files
 from duat_cli.loading.checkpoint.seal import Seal
-from duat_cli.loading.wording import listed, shown
-from duat_cli.text import clean, plural
+from duat_cli.text import clean, listed, plural, shown
 
 CONFIG = "config.json"
 _MAX_CONFIG_BYTES = 16 << 20  # public ones have a few kB, with label names up to one MB

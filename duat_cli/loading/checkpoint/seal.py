@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from duat_cli.loading.checkpoint.files import fail
-from duat_cli.loading.wording import shown
+from duat_cli.text import shown
 
 
 @dataclass(frozen=True)

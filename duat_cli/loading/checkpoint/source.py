@@ -14,8 +14,7 @@ from duat_cli.compat.huggingface_hub import cache_folder
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.checkpoint.index import INDEX, WEIGHTS
 from duat_cli.loading.quiet import described
-from duat_cli.loading.wording import shown
-from duat_cli.text import clean
+from duat_cli.text import clean, shown
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",

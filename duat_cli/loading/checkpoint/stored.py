@@ -20,8 +20,7 @@ from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.seal import Seal, require_unchanged
 from duat_cli.loading.quiet import described, foreign_errors
-from duat_cli.loading.wording import shown
-from duat_cli.text import clean
+from duat_cli.text import clean, shown
 
 # safetensors' names, for tensors without memory; every dtype that inspect_folder lets through
 STORED = {

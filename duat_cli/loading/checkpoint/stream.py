@@ -19,7 +19,7 @@ from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.seal import Seal, require_unchanged
 from duat_cli.loading.quantised.numbers import RAW
-from duat_cli.loading.wording import shown
+from duat_cli.text import shown
 
 PIECE = 1 << 17  # values: what stays in a core's cache while it is looked at
 LONGEST_ROW = 1 << 20  # values; a longer row comes in pieces

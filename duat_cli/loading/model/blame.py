@@ -7,8 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from duat_cli.loading.wording import shown
-from duat_cli.text import clean
+from duat_cli.text import clean, shown
 
 _MOST = 24  # trials; each builds the config, or the modules as well
 _KEPT = ("model_type", "architectures", "num_hidden_layers", "n_layer", "auto_map")  # what is built, and how much of it

@@ -24,8 +24,7 @@ from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.paged.layout import Page, block_names
 from duat_cli.loading.quiet import hushed
-from duat_cli.loading.wording import listed, shown
-from duat_cli.text import clean, one_line
+from duat_cli.text import clean, listed, one_line, shown
 
 INFERRED = ("auto", "balanced", "sequential")
 DISK = "disk"

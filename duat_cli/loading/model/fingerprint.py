@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from duat_cli.compat.torch import unsaved_buffers
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.loading.wording import shown
+from duat_cli.text import shown
 
 _WORDS = 8192  # a row: 32 KiB
 _WORD = 4  # bytes

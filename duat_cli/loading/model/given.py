@@ -24,8 +24,7 @@ from duat_cli.loading.model.load import DTYPES, LoadedModel, settle
 from duat_cli.loading.model.notes import weight_notes
 from duat_cli.loading.model.weights_check import Scan
 from duat_cli.loading.quiet import foreign_errors, hushed
-from duat_cli.loading.wording import listed
-from duat_cli.text import clean
+from duat_cli.text import clean, listed
 
 _NAMES = {dtype: name for name, dtype in STORED.items()}
 

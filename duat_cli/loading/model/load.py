@@ -39,8 +39,7 @@ from duat_cli.loading.paged.pager import Pager
 from duat_cli.loading.paged.reader import Reader
 from duat_cli.loading.paged.skeleton import fill_buffers
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, foreign_notes, hushed
-from duat_cli.loading.wording import shown
-from duat_cli.text import clean, one_line
+from duat_cli.text import clean, one_line, shown
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, SHORT.get(name, name)) for name in (*SIZES, *SHORT)}
 

@@ -24,8 +24,7 @@ from duat_cli.loading.checkpoint.stored import STORED
 from duat_cli.loading.model.blame import blamed
 from duat_cli.loading.model.misfit import fitting_fields
 from duat_cli.loading.quiet import foreign_errors
-from duat_cli.loading.wording import listed, shown
-from duat_cli.text import clean, plural
+from duat_cli.text import clean, listed, plural, shown
 
 
 def check_model_type(files: CheckpointFiles, trust_remote_code: bool) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from duat_cli.loading.wording import listed
-from duat_cli.text import plural
+from duat_cli.text import listed, plural
 
 
 def weight_notes(nonfinite: dict[str, int], zero: list[str], matrices: int) -> list[str]:

@@ -14,8 +14,7 @@ from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.stored import STORED, readers
-from duat_cli.loading.wording import shown
-from duat_cli.text import clean
+from duat_cli.text import clean, shown
 
 _COMPARED_TENSORS = 8
 _COMPARED_ELEMENTS = 1 << 16

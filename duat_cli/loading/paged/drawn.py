@@ -23,7 +23,7 @@ from duat_cli.compat.transformers import eager_model, initialisers_through
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.paged.layout import layout
 from duat_cli.loading.paged.pager import Pager
-from duat_cli.loading.wording import listed
+from duat_cli.text import listed
 
 _OVERWRITES = frozenset({"normal_", "uniform_", "zero_", "fill_", "copy_"})  # nothing of what was there is left
 _SMALL = 1 << 20  # values of a parameter that are kept as its constructor made them

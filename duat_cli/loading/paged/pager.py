@@ -14,7 +14,7 @@ from duat_cli.compat.transformers import load_part
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.paged.doors import guard
 from duat_cli.loading.paged.layout import Page, tied
-from duat_cli.loading.wording import listed
+from duat_cli.text import listed
 
 Place = tuple[nn.Module, str]  # a module and the name of its parameter or buffer
 See = Callable[[str, Tensor], None]  # parameter or buffer, its value

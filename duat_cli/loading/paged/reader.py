@@ -20,7 +20,7 @@ from duat_cli.loading.checkpoint.files import open_file, read_into
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.seal import require_unchanged
 from duat_cli.loading.checkpoint.stored import STORED, dequantised_tensor
-from duat_cli.loading.wording import shown
+from duat_cli.text import shown
 
 THREADS, PIECE = 4, 16 << 20  # bytes
 

@@ -20,7 +20,7 @@ from duat_cli.loading.quantised.formula import FLOATS, Arrays, Formula, Tensor, 
 from duat_cli.loading.quantised.found import Found
 from duat_cli.loading.quantised.numbers import RAW, Floats, by_pairs, floats, pairs_of
 from duat_cli.loading.quantised.scaled import scaled
-from duat_cli.loading.wording import shown
+from duat_cli.text import shown
 
 Read = Callable[[str], bytes]
 _STORAGE = ("U8", "I8", "BF16", "F16", "F32")  # what bytes may be held as

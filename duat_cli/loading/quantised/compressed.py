@@ -14,7 +14,7 @@ from duat_cli.loading.quantised.found import Found, UnknownFormatError, leaf_of
 from duat_cli.loading.quantised.grouped import Packed
 from duat_cli.loading.quantised.numbers import words_of
 from duat_cli.loading.quantised.scaled import scaled
-from duat_cli.loading.wording import shown
+from duat_cli.text import shown
 
 Read = Callable[[str], bytes]
 """The bytes of a small tensor."""

@@ -12,7 +12,7 @@ from duat_cli.loading.quantised.found import Found, UnknownFormatError
 from duat_cli.loading.quantised.fp8 import fp8
 from duat_cli.loading.quantised.gptq import awq, gptq
 from duat_cli.loading.quantised.mxfp4 import mxfp4
-from duat_cli.loading.wording import shown
+from duat_cli.text import shown
 
 
 def find(

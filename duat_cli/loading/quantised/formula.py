@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duat_cli.loading.quantised.numbers import Floats, scales_of
-from duat_cli.loading.wording import shown
+from duat_cli.text import shown
 
 Arrays = Mapping[str, NDArray[Any]]
 """Role -> the stored tensor, bit for bit: `numbers.RAW` says in which numpy dtype."""

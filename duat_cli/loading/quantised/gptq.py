@@ -12,7 +12,7 @@ from duat_cli.loading.quantised.formula import WHOLE, Tensor, UnfitError, missha
 from duat_cli.loading.quantised.found import Found, UnknownFormatError
 from duat_cli.loading.quantised.grouped import Awq, Gptq, Grouped
 from duat_cli.loading.quantised.numbers import words_of
-from duat_cli.loading.wording import shown
+from duat_cli.text import shown
 
 _BITS = (2, 3, 4, 8)
 _ADDED = {"gptq": 1, "gptq_v2": 0}  # to stored zero points
