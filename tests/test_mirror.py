@@ -95,7 +95,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "what moved, and how far: checks/test_drift.py": "checks/rules/drift checks/tolerances",
     "every faulty file: loading/checkpoint/test_preflight.py": "loading/checkpoint/files",
     "weights as their libraries read them: loading/quantised/test_find.py": """
-        loading/quantised/formula loading/quantised/found loading/quantised/grouped""",
+        loading/quantised/formula loading/quantised/grouped""",
     "shards read again: loading/checkpoint/test_seal.py": "loading/checkpoint/stored loading/checkpoint/stream",
     "every case of a load: loading/model/test_load.py": "loading/model/notes",
     "every plan is made of them: analysis/plan/test_memory.py": "analysis/plan/terms",

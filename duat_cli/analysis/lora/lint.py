@@ -17,7 +17,7 @@ from duat_cli.loading.adapter.folder import ADAPTER_CONFIG, AdapterFiles, names,
 from duat_cli.loading.adapter.keys import Keys, read_keys
 from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
 from duat_cli.loading.adapter.plan import plans
-from duat_cli.loading.quantised.found import leaf_of
+from duat_cli.loading.quantised.formula import leaf_of
 from duat_cli.operators.lowrank import energy, inner, is_zero, nonfinite
 from duat_cli.results.lora import LintFinding
 from duat_cli.text import listed, plural, shown

@@ -57,8 +57,7 @@ def dequantised(
     if any(value != stated[0][1] for _, value in stated):
         fail(path / "config.json", f"{' and '.join(clean(field) for field, _ in stated)} differ: keep the right one")
     from duat_cli.loading.quantised.find import find
-    from duat_cli.loading.quantised.formula import UnfitError
-    from duat_cli.loading.quantised.found import UnknownFormatError
+    from duat_cli.loading.quantised.formula import UnfitError, UnknownFormatError
 
     (field, config), stored, where = stated[0], merged.tensors, path / "config.json"
     method = method_of(config)

@@ -16,8 +16,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from duat_cli.loading.quantised.formula import FLOATS, Arrays, Formula, Tensor, UnfitError, missing, require
-from duat_cli.loading.quantised.found import Found
+from duat_cli.loading.quantised.formula import FLOATS, Arrays, Formula, Found, Tensor, UnfitError, missing, require
 from duat_cli.loading.quantised.numbers import RAW, Floats, by_pairs, floats, pairs_of
 from duat_cli.loading.quantised.scaled import scaled
 from duat_cli.text import shown

@@ -9,8 +9,18 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from duat_cli.loading.quantised.formula import FLOATS, WHOLE, Formula, Tensor, UnfitError, misshapen, require
-from duat_cli.loading.quantised.found import Found, UnknownFormatError, leaf_of
+from duat_cli.loading.quantised.formula import (
+    FLOATS,
+    WHOLE,
+    Formula,
+    Found,
+    Tensor,
+    UnfitError,
+    UnknownFormatError,
+    leaf_of,
+    misshapen,
+    require,
+)
 from duat_cli.loading.quantised.grouped import Packed
 from duat_cli.loading.quantised.numbers import words_of
 from duat_cli.loading.quantised.scaled import scaled

@@ -7,8 +7,7 @@ from typing import Any
 
 from duat_cli.loading.quantised.bitsandbytes import bitsandbytes
 from duat_cli.loading.quantised.compressed import compressed
-from duat_cli.loading.quantised.formula import Tensor
-from duat_cli.loading.quantised.found import Found, UnknownFormatError
+from duat_cli.loading.quantised.formula import Found, Tensor, UnknownFormatError
 from duat_cli.loading.quantised.fp8 import fp8
 from duat_cli.loading.quantised.gptq import awq, gptq
 from duat_cli.loading.quantised.mxfp4 import mxfp4

@@ -1,4 +1,5 @@
-"""What a formula needs: the tensors that a weight is stored as, and how rows of it are computed from them."""
+"""What a formula needs: the tensors that a weight is stored as, and how rows of it are computed from them; and what a
+format finds of such weights in a checkpoint."""
 
 from __future__ import annotations
 
@@ -39,6 +40,10 @@ class UnfitError(Exception):
         self.name = name
 
 
+class UnknownFormatError(Exception):
+    """A way to quantise that is not read."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Formula(ABC):
     """How a weight comes out of stored tensors. Values are computed in float32."""
@@ -75,6 +80,18 @@ class Formula(ABC):
         """(stop - start, columns) of the weight; start is a multiple of `step`."""
 
 
+@dataclass(frozen=True)
+class Found:
+    """The weights of a quantised checkpoint."""
+
+    format: str
+    """How they are stored, in words."""
+    weights: Mapping[str, Formula]
+    """By the name that the weight has in full precision."""
+    beside: frozenset[str] = frozenset()
+    """Tensors that no weight needs: what activations or caches would be quantised with."""
+
+
 def require(
     tensors: Mapping[str, Tensor],
     of: str,
@@ -105,3 +122,8 @@ def misshapen(tensors: Mapping[str, Tensor], of: str, name: str, expected: str) 
         f"shape {list(tensors[name].shape)} does not fit the quantised {shown(of)} ({held.dtype}, "
         f"{list(held.shape)}): {expected}",
     )
+
+
+def leaf_of(name: str) -> str:
+    """The last part of a dotted name."""
+    return name.rpartition(".")[2]

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from duat_cli.loading.quantised.formula import Formula, Tensor, missing
-from duat_cli.loading.quantised.found import Found, leaf_of
+from duat_cli.loading.quantised.formula import Formula, Found, Tensor, leaf_of, missing
 from duat_cli.loading.quantised.scaled import scaled
 
 _VALUES = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from duat_cli.loading.quantised.formula import WHOLE, Tensor, UnfitError, misshapen, require
-from duat_cli.loading.quantised.found import Found, UnknownFormatError
+from duat_cli.loading.quantised.formula import WHOLE, Found, Tensor, UnfitError, UnknownFormatError, misshapen, require
 from duat_cli.loading.quantised.grouped import Awq, Gptq, Grouped
 from duat_cli.loading.quantised.numbers import words_of
 from duat_cli.text import shown

@@ -12,8 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from duat_cli.loading.quantised.formula import Arrays, Formula, Tensor, UnfitError, require
-from duat_cli.loading.quantised.found import Found
+from duat_cli.loading.quantised.formula import Arrays, Formula, Found, Tensor, UnfitError, require
 from duat_cli.loading.quantised.numbers import LARGEST, Floats, fp4, power_of_two
 
 _BYTES = 16  # of a block of 32

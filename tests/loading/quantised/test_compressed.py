@@ -9,8 +9,7 @@ import pytest
 import torch
 from quantised_golden import cases, found_in, values
 
-from duat_cli.loading.quantised.formula import UnfitError
-from duat_cli.loading.quantised.found import UnknownFormatError
+from duat_cli.loading.quantised.formula import UnfitError, UnknownFormatError
 
 
 def test_columns_in_another_order() -> None:

@@ -6,7 +6,7 @@ import pytest
 from quantised_golden import cases, found_in, same, values
 
 from duat_cli.loading.quantised.find import find
-from duat_cli.loading.quantised.found import UnknownFormatError
+from duat_cli.loading.quantised.formula import UnknownFormatError
 
 CASES = [
     (library, case)
