@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
-from duat_cli.loading.checkpoint.duplicates import require_equal
-from duat_cli.loading.checkpoint.files import fail, kind, read_json, refuse_foreign_link
+from duat_cli.loading.checkpoint.files import fail, kind, open_file, read_json, refuse_foreign_link
 from duat_cli.loading.checkpoint.headers import TensorEntry, read_header
 from duat_cli.loading.checkpoint.seal import Seal
 from duat_cli.text import listed, plural, shown
@@ -14,6 +15,7 @@ from duat_cli.text import listed, plural, shown
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 64 << 20  # those of the largest public checkpoints have below 10 MB
+CHUNK = 1 << 20  # bytes of a tensor that are compared at a time
 _OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".gguf", ".onnx")
 
 
@@ -131,3 +133,26 @@ def _index_warnings(
         stated = shown(weights.total_size)
         warnings.append(f"{INDEX}: metadata.total_size is {stated}, but the shards hold {size} bytes")
     return warnings
+
+
+def require_equal(folder: Path, name: str, entries: list[TensorEntry]) -> None:
+    """Refuses a tensor that several files hold, and that differs in shape, dtype or any byte: names two of them.
+
+    transformers takes the last file that it reads, an index may name another, and nothing says which is meant.
+    """
+    for one, other in pairwise(entries):
+        if (one.shape, one.dtype) != (other.shape, other.dtype) or not _equal_bytes(folder, one, other):
+            fail(folder / one.shard, f"tensor {shown(name)} has other values in {shown(other.shard)}, and readers "
+                 "differ in which file they take: delete the stale file, or save the checkpoint again")  # fmt: skip
+
+
+def _equal_bytes(folder: Path, one: TensorEntry, other: TensorEntry) -> bool:
+    return all(a == b for a, b in zip(_chunks(folder, one), _chunks(folder, other), strict=True))
+
+
+def _chunks(folder: Path, entry: TensorEntry) -> Iterator[bytes]:
+    """The tensor's bytes in pieces of one length; a file that ends early gives shorter ones."""
+    with open_file(folder / entry.shard) as file:
+        file.seek(entry.offset)
+        for done in range(0, entry.bytes, CHUNK):
+            yield file.read(min(CHUNK, entry.bytes - done))
