@@ -21,8 +21,7 @@ from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.files import fail
 from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles
 from duat_cli.loading.checkpoint.stored import STORED
-from duat_cli.loading.model.blame import blamed
-from duat_cli.loading.model.misfit import fitting_fields
+from duat_cli.loading.model.blame import blamed, fitting_fields
 from duat_cli.loading.quiet import foreign_errors
 from duat_cli.text import clean, listed, plural, shown
 
