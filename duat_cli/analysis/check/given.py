@@ -11,7 +11,7 @@ from duat_cli.checks.rule import Evidence
 from duat_cli.checks.verdict.conclude import CheckPlan, conclude
 from duat_cli.checks.weights import facts_of
 from duat_cli.errors import DuatError
-from duat_cli.loading.model.values import streamed
+from duat_cli.loading.model.given import streamed
 
 if TYPE_CHECKING:
     from duat_cli.analysis.clock import RunFacts
