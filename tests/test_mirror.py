@@ -35,7 +35,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "golden text: report/forms/test_check.py": """
         report/check/github report/check/junit report/check/markdown report/check/sarif report/check/words""",
     "every explanation and every page: explain/test_find.py": """
-        cli/commands/explain explain/fields explain/pages explain/rules report/explain
+        cli/commands/explain explain/fields report/explain
         report/headers report/markdown""",
     "every schema against a report: report/test_json.py": "report/schema",
     "all numbers of a report: analysis/inspect/test_run.py": "analysis/clock analysis/inspect/assemble",

@@ -1,20 +1,40 @@
-"""All explanations, and those of one name."""
+"""All explanations, and those of one name: of fields, of the rules of `duat check` and the lint rules of
+`duat lora-diff`, and of configs/, where a topic is a file of docs/ whose first line is its title."""
 
 from __future__ import annotations
 
 import functools
+import importlib.resources
 import itertools
+import tomllib
 from collections.abc import Iterator
 
 from duat_cli import __version__
 from duat_cli.checks.nearest import suggestion
+from duat_cli.checks.registry import all_rules
+from duat_cli.checks.rule import Need, Rule
+from duat_cli.checks.rules.adapter import LEVELS, LINT
 from duat_cli.errors import InputError
 from duat_cli.explain.fields import fields
-from duat_cli.explain.pages import topics, words
-from duat_cli.explain.rules import lint_rules, rules
 from duat_cli.report.headers import printed
 from duat_cli.results.explain import ExplainReport, Explanation
 from duat_cli.text import shown
+
+_CONFIGS = importlib.resources.files("duat_cli.configs")
+_NEEDS: dict[Need, str] = {
+    "load": "the model loaded",
+    "report": "a forward pass",
+    "slack": "`duat prune-bound`'s sets, which take minutes",
+    "behaviour": "a forward pass",
+    "predictions": "a model that predicts tokens",
+    "answers": "a baseline that holds answers",
+    "tuned": "a tuned model that can run",
+    "baseline": "--baseline",
+    "adapter": "--adapter",
+    "declared": "a baseline of this version of duat",
+    "tokenizer": "the tokenizer",
+}
+_OWN_LIMIT = "within bounds of its own: of the policy, of the baseline's tolerance, or of the dtype"
 
 
 def explain(asked: str | None) -> ExplainReport:
@@ -40,7 +60,10 @@ def explain(asked: str | None) -> ExplainReport:
 
 @functools.cache
 def everything() -> list[Explanation]:
-    return [*topics(), *words(), *fields(), *rules(), *lint_rules()]
+    rules = (_rule(rule) for rule in all_rules().values())
+    # the linter's ids: each is a rule adapter.* as well, whose levels are the linter's under other names
+    lint = (_lint(name, rule) for name, rule in LINT.items())
+    return [*_topics(), *_words(), *fields(), *rules, *lint]
 
 
 @functools.cache
@@ -91,3 +114,31 @@ def _paths(entry: Explanation) -> Iterator[str]:
 def _plain(name: str) -> str:
     """Case, spaces, quotes and the [] of lists make no difference."""
     return " ".join(name.replace("[]", "").replace("`", "").replace("\N{PRIME}", "'").casefold().split())
+
+
+def _rule(rule: Rule) -> Explanation:
+    limit = _OWN_LIMIT if rule.max is None else f"at most {rule.max:g} {rule.unit}".rstrip()
+    facts = {"level": rule.level, "passes": limit, "needs": ", ".join(_NEEDS[need] for need in rule.needs)}
+    facts |= {"allowed": ", ".join(rule.allowed or ()), "advice": rule.advice}
+    said = {name: text for name, text in facts.items() if text}
+    return Explanation.of(rule.id, "rule", rule.about, "duat check", unit=rule.unit or None, facts=said)
+
+
+def _lint(name: str, rule: Rule) -> Explanation:
+    facts = {"level": LEVELS[name], "in duat check": rule.id, "advice": rule.advice}
+    return Explanation.of(name, "lint rule", rule.about, "duat lora-diff --lint", facts=facts)
+
+
+def _topics() -> list[Explanation]:
+    files = sorted((f for f in (_CONFIGS / "docs").iterdir() if f.name.endswith(".md")), key=lambda f: f.name)
+    found = []
+    for file in files:
+        page = file.read_text(encoding="utf-8")
+        title = page.partition("\n")[0].lstrip("# ")
+        found.append(Explanation.of(file.name.removesuffix(".md"), "topic", title, page=page))
+    return found
+
+
+def _words() -> list[Explanation]:
+    found = tomllib.loads((_CONFIGS / "words.toml").read_text(encoding="utf-8"))
+    return [Explanation.of(name, "word", definition) for name, definition in found.items()]
