@@ -23,8 +23,7 @@ from duat_cli.api.results import (
     VerifyResult,
 )
 from duat_cli.api.settings import at_least, blocks_of, kinds_of, no_decoder, one_input, one_of, one_question, refuse_cut
-from duat_cli.api.target import path_of
-from duat_cli.api.tensors import operator_file, tensor_target
+from duat_cli.api.target import operator_file, tensor_target
 from duat_cli.errors import InputError
 from duat_cli.kinds import apart
 from duat_cli.text import PAPER_PROMPT
@@ -99,7 +98,7 @@ def inspect(
             null=null,
             cache=cache,
         )
-        target = tensor_target("matrices", path_of(matrices))
+        target = tensor_target("matrices", matrices)
         files = input_files(image, audio, inputs, stack, decoder_prompt)
         asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files)
         opened = asked.open(Task("inspect", reinitialised=null == "all"), heard(progress))
@@ -165,7 +164,7 @@ def matrix(
     with undisturbed():
         from duat_cli.analysis.matrix.run import matrix as compute
 
-        target = tensor_target("output", path_of(output))
+        target = tensor_target("output", output)
         if dense and target is None:
             raise InputError("dense: writes W' to a file; give output as well")
         files = input_files(image, audio, inputs, no_decoder(stack))

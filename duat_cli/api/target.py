@@ -1,4 +1,4 @@
-"""A file that a result goes to: whole or untouched."""
+"""Files that results go to, each whole or untouched; among them those that W' is written to by its factors."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import contextlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.files import plain_mode
 
+if TYPE_CHECKING:
+    from duat_cli.analysis.operator_file import OperatorFile
+
+
 STANDARD_OUTPUT = "-"
+TENSORS = ".safetensors"
 _NO_TEXT = frozenset({
     ".safetensors", ".npz", ".npy", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".hdf5", ".pkl", ".pickle", ".onnx", ".gguf",
     ".parquet", ".arrow", ".msgpack", ".zip", ".gz", ".tar", ".png", ".jpg", ".pdf",
 })  # fmt: skip
-
-
-def path_of(name: str | os.PathLike[str] | None) -> str | None:
-    """A path as text."""
-    return None if name is None else os.fspath(name)
 
 
 @dataclass(frozen=True)
@@ -118,3 +118,29 @@ def _settle(part: Path, final: Path) -> None:
     with open(part, "rb+") as file:
         os.fsync(file.fileno())
     os.replace(part, final)
+
+
+def tensor_target(option: str, name: str | os.PathLike[str] | None) -> FileTarget | None:
+    """The file of an option's value, checked; None without one."""
+    if name is None:
+        return None
+    path = os.fspath(name)
+    if not path.endswith(TENSORS):
+        raise InputError(f"{option} '{path}': expected a file name that ends in {TENSORS}; the report is apart from it")
+    return FileTarget.of(option, path)
+
+
+@contextlib.contextmanager
+def operator_file(target: FileTarget | None, text: Callable[[int], str] | None) -> Iterator[OperatorFile | None]:
+    """The file to fill; it takes its name when the block is left without an error. text: what a token says."""
+    if target is None or text is None:
+        yield None
+        return
+    from duat_cli.analysis.operator_file import OperatorFile
+
+    with target.replacing() as part:
+        file = OperatorFile(part, text, f"{target.option} '{target.path}'")
+        try:
+            yield file
+        finally:
+            file.close()

@@ -165,7 +165,7 @@ def inspect(
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import at_least
-    from duat_cli.api.tensors import tensor_target
+    from duat_cli.api.target import tensor_target
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.cores import processes
     from duat_cli.cli.shared.many import into_folder
@@ -261,7 +261,7 @@ def _alone(
     talk: Talk,
 ) -> list[InspectReport]:
     from duat_cli.analysis.opening import open_stacks
-    from duat_cli.api.tensors import operator_file
+    from duat_cli.api.target import operator_file
     from duat_cli.cli.shared.token_texts import token_texts
     from duat_cli.cli.terminal.progress import Progress
 

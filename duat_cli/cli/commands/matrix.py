@@ -111,7 +111,7 @@ def matrix(
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import no_decoder, one_prompt
-    from duat_cli.api.tensors import tensor_target
+    from duat_cli.api.target import tensor_target
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
 
@@ -147,7 +147,7 @@ def _one_block(
 ) -> int:
     with _opened(wanted, texts, target, talk) as (loaded, text, decode, progress):
         from duat_cli.analysis.matrix.run import matrix as compute
-        from duat_cli.api.tensors import operator_file
+        from duat_cli.api.target import operator_file
 
         with operator_file(target, decode) as file:
             report = compute(loaded, text, layer, decode, progress, file, dense=dense)
