@@ -121,7 +121,6 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         report/html/plan/page
         report/html/prune/blocks report/html/prune/page report/html/prune/repair
         report/html/prune/scatter report/html/prune/sets""",
-    "files that are no reports, and too large ones: cli/commands/test_report.py": "cli/shared/pages",
     "a few probes at a time: analysis/prune/terms/test_responses.py": "models/budgets",
 }
 

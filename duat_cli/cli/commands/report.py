@@ -1,13 +1,23 @@
-"""`duat report`."""
+"""`duat report`: reports read back from JSON."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_SOUND, InputError
+from duat_cli.text import clean, one_line
+
+if TYPE_CHECKING:
+    from duat_cli.results.base import Report
+
+MOST_BYTES = 64 << 20  # of a file: what takes a minute and gigabytes to read is no report to look at
+_OWN = ("schema_version", "command")
 
 Files = Annotated[
     list[str],
@@ -36,7 +46,6 @@ def report(
     Exit code: 0 written, 2 a file is no report that can be shown.
     """
     from duat_cli.api.pages import page_of
-    from duat_cli.cli.shared.pages import read_report
     from duat_cli.cli.shared.presentation import Presentation, talk_of
 
     talk = talk_of(quiet, False, no_color)
@@ -53,3 +62,78 @@ def report(
     if presentation.target.path is not None:
         talk.note(f"wrote {presentation.target.path}")
     return EXIT_SOUND
+
+
+def read_report(name: str, commands: Collection[str] | None = None, what: str = "page") -> Report:
+    """A report from its JSON. InputError in one line for what is no report, is of another version, or is too large.
+
+    commands: whose reports have a `what`; None: those that have a page.
+    """
+    from pydantic import ValidationError
+
+    from duat_cli.report.html.sheets import SHEETS
+    from duat_cli.report.schema import REPORTS, STACKS
+    from duat_cli.results.check import UndecidedReport
+
+    where = f"FILE '{clean(name)}'"
+    document = _read(name, where)
+    command = _command(document, where)
+    known = sorted(SHEETS if commands is None else commands)
+    if command not in known:
+        raise InputError(f"{where}: a report of duat {command}, which has no {what}; {what}s: {', '.join(known)}")
+    try:
+        if command == "check" and document.get("verdict") == "undecided":
+            return UndecidedReport.model_validate(document)
+        return (STACKS if "stacks" in document else REPORTS)[command].model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise InputError(
+            f"{where}: no whole report of duat {command}: {one_line(place)}: {one_line(first['msg'])}"
+            f"{_by(document)}; write it again with duat {command} --json"
+        ) from error
+
+
+def _read(name: str, where: str) -> Any:
+    try:
+        size = Path(name).stat().st_size
+        if size > MOST_BYTES:
+            raise InputError(
+                f"{where}: {size / 2**20:.0f} MiB, a page is made of at most {MOST_BYTES >> 20} MiB; write the report "
+                "again with fewer prompts or blocks, or without --per-prompt"
+            )
+        return json.loads(Path(name).read_bytes(), parse_constant=_no_number)
+    except OSError as error:
+        raise InputError(f"{where}: cannot read: {error.strerror or error}") from error
+    except RecursionError as error:
+        raise InputError(f"{where}: no report of duat: JSON nested too deep") from error
+    except ValueError as error:
+        raise InputError(f"{where}: no JSON: {one_line(str(error))}; duat COMMAND --json writes reports") from error
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _command(document: Any, where: str) -> str:
+    """The command that wrote it, once the version is known to be this one's."""
+    from duat_cli.report.schema import REPORTS
+    from duat_cli.results.base import SCHEMA_VERSION
+
+    if not isinstance(document, dict) or any(not isinstance(document.get(key), str) for key in _OWN):
+        raise InputError(f"{where}: JSON, but no report of duat; expected what duat COMMAND --json writes")
+    version, command = document["schema_version"], document["command"]
+    if version != SCHEMA_VERSION:
+        newer = version.isdecimal() and int(version[:9]) > int(SCHEMA_VERSION)
+        step = "update duat" if newer else "write the report again"
+        raise InputError(
+            f"{where}: schema version {one_line(version, 20)}{_by(document)}, this duat reads {SCHEMA_VERSION}; {step}"
+        )
+    if command not in REPORTS:
+        raise InputError(f"{where}: a report of '{one_line(command, 40)}', no command of this duat{_by(document)}")
+    return command
+
+
+def _by(document: dict[str, Any]) -> str:
+    version = document.get("duat_version")
+    return f" (written by duat {one_line(version, 40)})" if isinstance(version, str) else ""

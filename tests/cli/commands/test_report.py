@@ -12,9 +12,8 @@ import sample_reports as sample
 from unpacking import reports_in
 
 from duat_cli.api.pages import page_of
+from duat_cli.cli.commands.report import MOST_BYTES, read_report
 from duat_cli.cli.main import run
-from duat_cli.cli.shared import pages
-from duat_cli.cli.shared.pages import read_report
 from duat_cli.cli.terminal import libraries
 from duat_cli.report.json import to_json
 from duat_cli.results.inspect import InspectReport
@@ -176,4 +175,4 @@ def test_a_missing_and_a_huge_file_are_one_line(tmp_path: Path, capsys: pytest.C
 def test_the_limit_holds_what_a_large_run_writes() -> None:
     """80 blocks x 15 prompts with --per-prompt is read."""
     one = len(to_json(sample.inspect_report(per_prompt=True))) / 4 / 2  # of a block and prompt
-    assert 80 * 15 * one < pages.MOST_BYTES
+    assert 80 * 15 * one < MOST_BYTES
