@@ -74,7 +74,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "exact readings: analysis/prune/terms/test_readings.py": "models/block/norm_scale models/terms/branches",
     "which metric a model has: analysis/prune/terms/test_damage.py": "models/discovery/causality",
     "by one process and several: analysis/shards/test_run.py": """
-        analysis/shards/inspect cli/commands/merge cli/shared/many""",
+        analysis/shards/inspect cli/commands/merge""",
     "what is missing: analysis/shards/test_merge.py": "analysis/shards/state",
     "the whole report: analysis/prune/test_run.py": "analysis/prune/report analysis/prune/sets/plan",
     "what is said of a written set: cli/commands/test_prune_bound.py": "cli/shared/written",

@@ -22,7 +22,7 @@ def speed(runs: int) -> list[Row]:
     from duat_cli.analysis.inspect.options import InspectOptions
     from duat_cli.analysis.inspect.run import sweep_in_order, sweep_prompts
     from duat_cli.analysis.session import Session
-    from duat_cli.cli.shared.cores import processes
+    from duat_cli.cli.shared.many import processes
     from duat_cli.loading.model.processes import Processes
     from duat_cli.models.instrument.rig import BlockRun
 

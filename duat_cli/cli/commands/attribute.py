@@ -132,8 +132,7 @@ def attribute(
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import one_question
     from duat_cli.cli.shared.announce import announce
-    from duat_cli.cli.shared.cores import processes
-    from duat_cli.cli.shared.many import into_folder
+    from duat_cli.cli.shared.many import into_folder, processes
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
 

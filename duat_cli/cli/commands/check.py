@@ -113,7 +113,7 @@ def check(
     """
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.cli.shared.announce import announce
-    from duat_cli.cli.shared.cores import processes
+    from duat_cli.cli.shared.many import processes
     from duat_cli.cli.shared.presentation import talk_of
     from duat_cli.cli.terminal.output import Target
     from duat_cli.cli.terminal.progress import Progress

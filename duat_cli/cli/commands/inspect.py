@@ -167,8 +167,7 @@ def inspect(
     from duat_cli.api.settings import at_least
     from duat_cli.api.target import tensor_target
     from duat_cli.cli.shared.announce import announce
-    from duat_cli.cli.shared.cores import processes
-    from duat_cli.cli.shared.many import into_folder
+    from duat_cli.cli.shared.many import into_folder, processes
     from duat_cli.cli.shared.presentation import Presentation, talk_of
 
     limit = options.parse_memory(memory)

@@ -1,9 +1,14 @@
-"""Commands with `--out`: one process of several, which share the prompts."""
+"""Processes that share the prompts of a command: how many may, and, with `--out`, what one of several does."""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from duat_cli.errors import DuatError, InputError
@@ -16,7 +21,9 @@ if TYPE_CHECKING:
     from duat_cli.loading.model.load import LoadedModel
     from duat_cli.loading.prompt_set import PromptSet
 
+
 OBJECTS = 20_000  # made between two looks for garbage: those of a batch are gone by then
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of processor time in a period, the period
 R = TypeVar("R")
 
 
@@ -69,3 +76,20 @@ def as_rank(
         if ranks.first:
             raise
         raise type(error)(f"{ranks}: {error}") from error
+
+
+def processes() -> int:
+    """As many as torch would take threads: OMP_NUM_THREADS, else all cores that the container's quota pays for. 1 where
+    the fork of a process that has used torch is not known to be sound, which is everywhere but on Linux."""
+    if sys.platform != "linux":
+        return 1
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdecimal() and int(asked) else min(len(os.sched_getaffinity(0)), _paid())
+
+
+def _paid() -> int:
+    """Cores by the quota of control groups, version 2; as many as there could be where there is none."""
+    with contextlib.suppress(OSError, ValueError):  # 'max' is no number
+        most, period = map(int, QUOTA.read_text().split())
+        return max(1, math.ceil(most / period))
+    return sys.maxsize

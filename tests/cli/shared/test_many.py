@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from duat_cli.cli.shared import cores
-from duat_cli.cli.shared.cores import processes
+from duat_cli.cli.shared import many
+from duat_cli.cli.shared.many import processes
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
 def test_as_many_as_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert processes() == 3
-    monkeypatch.setattr(cores, "QUOTA", Path("nowhere"))
+    monkeypatch.setattr(many, "QUOTA", Path("nowhere"))
     for nothing in ("0", "", "many"):
         monkeypatch.setenv("OMP_NUM_THREADS", nothing)
         assert processes() == len(os.sched_getaffinity(0))
@@ -38,7 +38,7 @@ def test_no_more_than_a_container_pays_for(
     said: str, expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "cpu.max").write_text(f"{said}\n", encoding="ascii")
-    monkeypatch.setattr(cores, "QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(many, "QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert processes() == expected
