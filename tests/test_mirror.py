@@ -44,7 +44,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "against dense W_QK: analysis/inspect/test_routing.py": "models/instrument/functions/scores operators/bilinear",
     "files read back: analysis/inspect/save/test_states.py": "analysis/dynamic analysis/inspect/save/asked",
     "against loops: analysis/inspect/test_uniform.py": "operators/uniform",
-    "the re-initialised model: analysis/inspect/test_untrained.py": "cache/documents models/edits/reinitialised",
+    "the re-initialised model: analysis/inspect/test_untrained.py": "models/edits/reinitialised",
     "against the dense W' of two prompts: analysis/compare/test_run.py": """
         analysis/compare/blocks analysis/compare/notable analysis/compare/parameters analysis/compare/states""",
     "the largest activation: analysis/inspect/test_range.py": "models/instrument/activations",

@@ -23,8 +23,7 @@ from duat_cli.analysis.inspect.operator import measure
 from duat_cli.analysis.inspect.total import PromptSweep
 from duat_cli.analysis.plan.memory import SPARE
 from duat_cli.analysis.session import Listener, Session
-from duat_cli.cache.documents import DocumentCache
-from duat_cli.cache.tensors import TensorCache, identity
+from duat_cli.cache.tensors import DocumentCache, TensorCache, identity
 from duat_cli.compat.libc import give_back_free_memory
 from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel, PagedWeights
