@@ -33,7 +33,6 @@ from duat_cli.loading.model.memory import require_memory
 from duat_cli.loading.model.model_class import Fit, cannot, check_fit, check_model_type, model_class
 from duat_cli.loading.model.notes import weight_notes
 from duat_cli.loading.model.weights_check import Scan, compare_with_files, refuse_integers
-from duat_cli.loading.paged.kept import Kept
 from duat_cli.loading.paged.layout import layout
 from duat_cli.loading.paged.pager import Pager
 from duat_cli.loading.paged.reader import Reader
@@ -383,10 +382,11 @@ def _paged(
         if edit is not None:  # what is changed is no longer stored as it is used
             targets = {name: (target, new or edit.changes(target)) for name, (target, new) in targets.items()}
         pages = layout(model, targets)
-    put, reader = load_part if edit is None else edit.put, Reader(files)
+    put = load_part if edit is None else edit.put
     homes = {} if placed is None else placed.homes(model, pages[1:], targets, files)
-    source = Kept(reader, homes) if homes else reader
-    pager = Pager(model, pages, source, zero=fit.spare, dtype=model.dtype, device=device, see=see, load=put)
+    pager = Pager(
+        model, pages, Reader(files, homes), zero=fit.spare, dtype=model.dtype, device=device, see=see, load=put
+    )
     pager.freed = give_back_gpu_memory
     kept = sum(files.tensors[name].read_bytes for name, place in homes.items() if place == device)
     return PagedWeights(pager, scan, digests, matrices, kept)

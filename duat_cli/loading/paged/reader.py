@@ -6,7 +6,7 @@ Quantised weights come as the numbers that their format's formula gives.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +28,10 @@ THREADS, PIECE = 4, 16 << 20  # bytes
 class Reader:
     """Reads tensors of a checkpoint; counts the bytes. CheckpointError where a file is not what was checked."""
 
-    def __init__(self, files: CheckpointFiles) -> None:
-        self._files = files
+    def __init__(self, files: CheckpointFiles, homes: Mapping[str, str] | None = None) -> None:
+        """homes: tensor -> the device that keeps it, in its stored dtype, once it has been read."""
+        self._files, self._homes = files, homes or {}
+        self._held: dict[str, Tensor] = {}
         self.bytes_read = 0
         self._checked: set[str] = set()  # shards whose header was read again
         self._counting = threading.Lock()
@@ -37,6 +39,13 @@ class Reader:
 
     def tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
         """These tensors, whole."""
+        read = self._from_files([name for name in names if name not in self._held])
+        for name, tensor in read.items():
+            if name in self._homes:
+                self._held[name] = tensor.to(self._homes[name])
+        return {name: self._held[name] if name in self._held else read[name] for name in names}
+
+    def _from_files(self, names: Sequence[str]) -> dict[str, Tensor]:
         entries = self._files.tensors
         found = {}
         for shard in dict.fromkeys(entries[name].shard for name in names):
@@ -69,6 +78,9 @@ class Reader:
 
     def rows(self, name: str, rows: Sequence[int]) -> Tensor:
         """Some rows of a matrix that is stored as it is, (rows, columns)."""
+        if name in self._homes:
+            held = self.tensors([name])[name]
+            return held[torch.tensor(list(rows), dtype=torch.long, device=held.device)]
         entry = self._files.tensors[name]
         height, width = entry.shape
         found = torch.empty(len(rows), width, dtype=STORED[entry.dtype])

@@ -1,18 +1,28 @@
-"""Plain reads of tensors and rows against safetensors' own."""
+"""Plain reads of tensors and rows against safetensors' own; weights that stay are read once, and no number changes."""
 
 from __future__ import annotations
 
+import functools
+import itertools
+import json
 import os
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
-from paging import saved
+from paging import ids_of, outputs, pager_of, saved, whole
 from safetensors.torch import load_file, save_file
 
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.preflight import inspect_folder
+from duat_cli.loading.checkpoint.source import Source
+from duat_cli.loading.model import load
+from duat_cli.loading.model.device_map import DeviceMap, Placed
+from duat_cli.loading.model.fingerprint import fingerprint
+from duat_cli.loading.model.load import LoadedModel, load_files
+from duat_cli.loading.paged.layout import layout
 from duat_cli.loading.paged.reader import Reader
 
 
@@ -62,3 +72,55 @@ def test_each_tensor_is_read_where_it_is_indexed_and_no_thread_is_left(tmp_path:
         reader.tensors(list(known))
     with pytest.raises(ValueError, match="x"), Reader(files):
         raise ValueError("x")
+
+
+PASSES = 3
+
+
+def placed(folder: Path, places: dict[str, str], dtype: str) -> LoadedModel:
+    file = folder / "map.json"
+    file.write_text(json.dumps(places))
+    room = Placed(DeviceMap.of(str(file)), {"cpu": float(1 << 40)})
+    with mock.patch.object(load, "layout", functools.partial(layout, kept=0)):  # even tiny embeddings are pages
+        return load_files(Source(folder, "t", None), inspect_folder(folder), dtype=dtype, paged=True, placed=room)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mixtral", "gemma3_text"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_outputs_and_fingerprint_are_the_models(model_type: str, dtype: str, tmp_path: Path) -> None:
+    known = whole(saved(model_type, tmp_path), dtype)
+    block = next(name for name, _ in known.model.named_modules() if name.endswith(".1"))
+    loaded = placed(tmp_path, {"": "cpu", block: "disk"}, dtype)
+    ids = ids_of(known)
+    for _ in range(PASSES):
+        assert torch.equal(outputs(loaded.model, ids), outputs(known.model, ids))
+    assert loaded.paged is not None
+    assert loaded.paged.fingerprint(loaded.model) == fingerprint(known.model)
+
+
+def test_only_what_is_on_disk_is_read_again(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    files = inspect_folder(tmp_path)
+    loaded = placed(tmp_path, {"": "cpu", "model.layers.1": "disk"}, "float32")
+    ids, pager = ids_of(loaded), pager_of(loaded)
+    read = []
+    for _ in range(PASSES):
+        outputs(loaded.model, ids)
+        read.append(pager.bytes_read)
+    again = sum(t.bytes for name, t in files.tensors.items() if name.startswith("model.layers.1."))
+    assert 0 < again < files.total_bytes / 2
+    assert [later - before for before, later in itertools.pairwise(read)] == [again] * (PASSES - 1)
+    assert loaded.paged is not None
+    frame = sum(files.tensors[name].bytes for name in pager.pages[0].tensors)
+    assert loaded.paged.kept == files.total_bytes - again - frame
+
+
+def test_rows_come_from_what_is_kept(tmp_path: Path) -> None:
+    files, name, other = inspect_folder(saved("llama", tmp_path)), "model.embed_tokens.weight", "model.norm.weight"
+    plain, kept = Reader(files), Reader(files, {name: "cpu"})
+    assert kept.rows(name, [2, 0]).equal(plain.rows(name, [2, 0]))
+    assert kept.bytes_read == files.tensors[name].bytes
+    for read in (1, 2):
+        assert list(kept.tensors([name, other])) == [name, other]
+        assert list(kept.tensors([other, name])) == [other, name]
+        assert kept.bytes_read == files.tensors[name].bytes + 2 * read * files.tensors[other].bytes
