@@ -137,7 +137,7 @@ def test_a_circle_of_folders_is_found() -> None:
 
 INSTRUMENT = ROOT / "models" / "instrument"
 BESIDE = {
-    ROOT / "loading" / "paged" / "doors.py",  # of a model whose weights are elsewhere; they are part of it
+    ROOT / "loading" / "paged" / "pager.py",  # of a model whose weights are elsewhere; they are part of it
     ROOT / "compat" / "torch.py",  # while a model is built, not run
 }
 

@@ -34,9 +34,8 @@ from duat_cli.loading.model.model_class import Fit, cannot, check_fit, check_mod
 from duat_cli.loading.model.notes import weight_notes
 from duat_cli.loading.model.weights_check import Scan, compare_with_files, refuse_integers
 from duat_cli.loading.paged.layout import layout
-from duat_cli.loading.paged.pager import Pager
+from duat_cli.loading.paged.pager import Pager, fill_buffers
 from duat_cli.loading.paged.reader import Reader
-from duat_cli.loading.paged.skeleton import fill_buffers
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, foreign_notes, hushed
 from duat_cli.text import clean, one_line, shown
 

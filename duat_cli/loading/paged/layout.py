@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from duat_cli.compat.torch import buffers_of, parameters_of
 from duat_cli.loading.checkpoint.parts import KEPT_BYTES
@@ -101,8 +101,12 @@ def tied(model: nn.Module) -> list[list[str]]:
     """The names of every parameter or buffer that stands in several places."""
     names: dict[int, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        for own in (parameters_of(module), buffers_of(module)):
-            for name, value in own.items():
-                if value is not None:
-                    names.setdefault(id(value), []).append(f"{path}.{name}".lstrip("."))
+        for name, value in own_tensors(module):
+            names.setdefault(id(value), []).append(f"{path}.{name}".lstrip("."))
     return [group for group in names.values() if len(group) > 1]
+
+
+def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters and buffers of a module itself."""
+    for values in (parameters_of(module), buffers_of(module)):
+        yield from ((name, value) for name, value in values.items() if value is not None)

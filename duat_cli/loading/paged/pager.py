@@ -7,13 +7,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import torch
+from accelerate import init_empty_weights
 from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from duat_cli.compat.torch import buffers_of, parameters_of
-from duat_cli.compat.transformers import load_part
+from duat_cli.compat.torch import buffers_of, unsaved_buffers
+from duat_cli.compat.transformers import eager_model, load_part
 from duat_cli.errors import CheckpointError
-from duat_cli.loading.paged.doors import guard
-from duat_cli.loading.paged.layout import Page, tied
+from duat_cli.loading.paged.layout import Page, own_tensors, tied
 from duat_cli.text import listed
 
 Place = tuple[nn.Module, str]  # a module and the name of its parameter or buffer
@@ -59,7 +60,9 @@ class Pager:
         self.held: Page | None = None
         self.pages = tuple(pages)
         self._order = {page: place for place, page in enumerate(pages)}
-        self._names = {(m, n): f"{path}.{n}".lstrip(".") for path, m in model.named_modules() for n, _ in _own(m)}
+        self._names = {
+            (m, n): f"{path}.{n}".lstrip(".") for path, m in model.named_modules() for n, _ in own_tensors(m)
+        }
         at = {name: place for place, name in self._names.items()}
         self._ties = [[at[name] for name in group if name in at] for group in tied(model)]
         self._unread = {name for (m, n), name in self._names.items() if getattr(m, n).is_meta}
@@ -112,8 +115,8 @@ class Pager:
 
     def release(self) -> None:
         """Have the frame in memory alone."""
-        for (module, name), value in self._filled:
-            setattr(module, name, value)
+        for place, value in self._filled:
+            _set(place, value)
         self._filled, self.held = [], None
         self.freed(self._device)
 
@@ -204,9 +207,9 @@ class Pager:
         for group in self._ties:
             real = next((v for v in (_get(place) for place in group) if not v.is_meta), None)
             if real is not None:
-                for module, name in group:
-                    if getattr(module, name).is_meta:
-                        setattr(module, name, real)
+                for place in group:
+                    if _get(place).is_meta:
+                        _set(place, real)
 
 
 def _get(place: Place) -> Tensor:
@@ -220,11 +223,61 @@ def _set(place: Place, value: Tensor) -> None:
     setattr(module, name, value)
 
 
-def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for values in (parameters_of(module), buffers_of(module)):
-        yield from ((name, value) for name, value in values.items() if value is not None)
-
-
 def _places(module: nn.Module) -> Iterator[Place]:
     for inner in module.modules():
-        yield from ((inner, name) for name, _ in _own(inner))
+        yield from ((inner, name) for name, _ in own_tensors(inner))
+
+
+# -- doors -------------------------------------------------------------------------------------------------------------
+
+# They are part of the model, not instruments: they stay, and change nothing of what it computes.
+
+
+def guard(weights: Pager, page: Page, door: nn.Module) -> None:
+    """Ask for the page whenever the module is about to run without it; an embedding asks for rows alone."""
+    if page.by_rows and isinstance(door, nn.Embedding):
+        _guard_rows(weights, page, door)
+        return
+
+    def ask(module: nn.Module, args: Any) -> None:
+        if weights.held is not page:
+            weights.at_door(page)
+
+    door.register_forward_pre_hook(ask)
+
+
+def _guard_rows(weights: Pager, page: Page, door: nn.Embedding) -> None:
+    """Give the embedding the rows that it is asked for, numbered anew, for the time of its call."""
+    before: list[tuple[Any, Any]] = []
+
+    def narrow(module: nn.Module, args: Any) -> Any:
+        if weights.held is page:
+            return None
+        rows, numbers = torch.unique(args[0], return_inverse=True)
+        before.append((door.weight, door.padding_idx))
+        door.weight = nn.Parameter(weights.rows(page, rows), requires_grad=False)
+        door.padding_idx = None  # a number among all rows; it matters to gradients alone
+        return (numbers, *args[1:])
+
+    def restore(module: nn.Module, args: Any, output: Any) -> None:
+        if before:
+            door.weight, door.padding_idx = before.pop()
+
+    door.register_forward_pre_hook(narrow)
+    door.register_forward_hook(restore, always_call=True)
+
+
+# -- what no file holds ------------------------------------------------------------------------------------------------
+
+
+def fill_buffers(model: PreTrainedModel, cls: type[PreTrainedModel], config: PreTrainedConfig, device: Any) -> None:
+    """Give a model on `meta` the buffers that no checkpoint holds, such as rotary frequencies.
+
+    They come from a second model, built with parameters on `meta` alone: accelerate's `init_empty_weights`. Its hooks
+    for offloaded weights are not used: they open the file anew for every tensor and hand out `meta` weights to others.
+    """
+    with torch.device(device), init_empty_weights(include_buffers=False):
+        other: nn.Module = eager_model(cls, config, model.dtype)
+    for path, module in other.named_modules():
+        mine = buffers_of(model.get_submodule(path))
+        mine.update({name: buffers_of(module)[name] for name in unsaved_buffers(module)})
