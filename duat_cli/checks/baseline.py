@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from duat_cli import __version__
-from duat_cli.checks.answers.recorded import Answers
+from duat_cli.checks.answers import Answers
 from duat_cli.checks.paths import block_index, place_of
 from duat_cli.checks.places import block_number, hidden_size, text_config
 from duat_cli.checks.sketch import SIZE

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from duat_cli.checks.answers.recorded import Agreement, Answers
+from duat_cli.checks.answers import Agreement, Answers
 from duat_cli.checks.drift import Deviation
 from duat_cli.checks.policy import Level, Policy
 from duat_cli.checks.weights import WeightFacts

@@ -17,7 +17,7 @@ from torch import Tensor
 from duat_cli.analysis.check.tally import Tally, unigram
 from duat_cli.analysis.prune.terms.damage import hidden_states
 from duat_cli.analysis.session import Session
-from duat_cli.checks.answers.recorded import LIMIT, Answers
+from duat_cli.checks.answers import LIMIT, Answers
 from duat_cli.checks.sketch import Sketch
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.causality import HeadTest, head_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from duat_cli import __version__
 from duat_cli.checks import baseline as baselines
-from duat_cli.checks.answers.recorded import Agreement, agreement, compared
+from duat_cli.checks.answers import Agreement, agreement, compared
 from duat_cli.checks.baseline import Baseline, BaselineFile, Value
 from duat_cli.checks.drift import compare, refuse_foreign, refuse_other_model, refuse_rounded, retokenised
 from duat_cli.checks.metrics import metrics_of, sampling_slack

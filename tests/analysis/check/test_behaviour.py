@@ -16,7 +16,7 @@ from transformers import AutoModelForMaskedLM
 from duat_cli.analysis.check.behaviour import EVERY, Answer, Asking
 from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.run import inspect
-from duat_cli.checks.answers.recorded import LIMIT, Agreement, Answers, agreement
+from duat_cli.checks.answers import LIMIT, Agreement, Answers, agreement
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS

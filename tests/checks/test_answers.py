@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from duat_cli.checks.answers.recorded import CHANGED, TURNED, Agreement, Answers, agreement
+from duat_cli.checks.answers import CHANGED, TURNED, Agreement, Answers, agreement
 from duat_cli.checks.sketch import Sketch
 
 
