@@ -13,9 +13,10 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from duat_cli.analysis.lora.eq18 import INPUTS
+from duat_cli.analysis.lora.findings import Findings
 from duat_cli.analysis.lora.places import FrontNorms
 from duat_cli.analysis.lora.prompts import Compared
-from duat_cli.analysis.lora.report import Findings, Pair, whole_report
+from duat_cli.analysis.lora.report import Pair, whole_report
 from duat_cli.analysis.lora.run import Asked
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.shards.folder import Folder

@@ -12,7 +12,7 @@ import peft
 import pytest
 from safetensors.torch import load_file, save_file
 
-from duat_cli.analysis.lora import eq18, report
+from duat_cli.analysis.lora import eq18, findings
 from duat_cli.analysis.lora.prompts import Comparer
 from duat_cli.analysis.plan import run as plan_module
 from duat_cli.analysis.shards import lora as lora_module
@@ -73,7 +73,7 @@ def test_of_many_prompts_those_that_moved_most_are_listed(
 ) -> None:
     words = [str(adapter), "--prompts", str(few)]
     whole = json.loads(said(*words))
-    monkeypatch.setattr(report, "LISTED", 4)
+    monkeypatch.setattr(findings, "LISTED", 4)
     monkeypatch.setattr(prompts, "LISTED", 4)
     monkeypatch.setattr(prompts, "FIRST", 2)
     plain, out = said(*words), str(tmp_path / "out")

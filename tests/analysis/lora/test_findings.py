@@ -7,9 +7,9 @@ import statistics
 
 import pytest
 
-from duat_cli.analysis.lora import report as module
+from duat_cli.analysis.lora import findings as module
+from duat_cli.analysis.lora.findings import Changes
 from duat_cli.analysis.lora.prompts import ONE_TOKEN
-from duat_cli.analysis.lora.report import Changes
 from duat_cli.results.lora import PromptChange
 
 COUNT = 60
