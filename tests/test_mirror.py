@@ -81,7 +81,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "the file read back: analysis/test_operator_file.py": "analysis/tensor_file",
     "faults planted in the instruments: analysis/test_session.py": "models/arrays models/instrument/plain",
     "adding up, and each part taken out of the frozen network: analysis/attribute/test_run.py": """
-        analysis/attribute/leading analysis/attribute/parts analysis/attribute/report analysis/attribute/total
+        analysis/attribute/leading analysis/attribute/parts analysis/attribute/report
         analysis/attribute/work""",
     "every tiny model: zoo/test_tiny.py": "zoo/randomise",
     "every type of model: models/discovery/test_structure.py": """

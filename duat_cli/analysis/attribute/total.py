@@ -1,13 +1,142 @@
-"""Prompts of `duat attribute` put together into the report, one by one."""
+"""Prompts of `duat attribute` put together into the report, one by one; means over predictions, and the heads and
+neurons whose parts are large in the mean.
+
+Each prompt is added as it is kept in a file: in the dtype of the model, at least float32. So the means are the same to
+the last bit, whoever computed which prompt.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
 
 from duat_cli import __version__
-from duat_cli.analysis.attribute.many import Many, PromptSums
-from duat_cli.results.attribute import AttributeReport, Attribution, AttributionCertificate, Continuation
+from duat_cli.analysis.attribute.parts import BlockParts
+from duat_cli.models.arrays import wide
+from duat_cli.results.attribute import (
+    AttributeReport,
+    Attribution,
+    AttributionCertificate,
+    Continuation,
+    Spread,
+    Summary,
+)
 from duat_cli.results.base import Environment, ModelFacts, PromptFacts, Result, Run, Skipped
+from duat_cli.statistics.ranking import largest
+
+Place = tuple[int, int | None]  # block, unit (None: the block's heads)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Parts at one place, over the predictions of one prompt."""
+
+    count: int
+    sums: tuple[Tensor, ...]  # (parts,) each: of the parts; of several predictions also of |parts| and of their squares
+    in_expert: int | None  # neurons of each expert, where they stand one expert behind the other
+
+    def three(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The sums of parts, absolute parts and squares, float64."""
+        first, *rest = (one.double() for one in self.sums)
+        return (first, first.abs(), first.square()) if not rest else (first, rest[0], rest[1])
+
+
+@dataclass
+class PromptSums:
+    """One prompt's."""
+
+    dtype: torch.dtype  # of the model
+    places: dict[Place, Moments] = field(default_factory=dict)
+
+    def add(self, parts: BlockParts) -> None:
+        """One block of some of its predictions, of which each comes once."""
+        if parts.heads.shape[1]:
+            self._add((parts.number, None), parts.heads, None)
+        for k, unit in enumerate(parts.units):
+            if unit.neurons is not None:
+                self._add((parts.number, k), unit.neurons.total, unit.in_expert)
+
+    def _add(self, place: Place, values: Tensor, in_expert: int | None) -> None:
+        """values: (predictions, parts) float64."""
+        values = values.cpu()
+        known = self.places.get(place)
+        if known is None and len(values) == 1:
+            sums: tuple[Tensor, ...] = (values[0],)
+        else:
+            sums = (values.sum(dim=0), values.abs().sum(dim=0), values.square().sum(dim=0))
+            if known is not None:
+                sums = tuple(a + b for a, b in zip(known.three(), sums, strict=True))
+        kept = wide(torch.empty(0, dtype=self.dtype)).dtype
+        count = len(values) + (0 if known is None else known.count)
+        self.places[place] = Moments(count, tuple(one.to(kept) for one in sums), in_expert)
+
+
+class Many:
+    """Sums over the parts of all predictions."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Place, tuple[int, Tensor, Tensor, Tensor]] = {}
+        self._in_expert: dict[Place, int | None] = {}
+
+    def add(self, prompt: PromptSums) -> None:
+        """The next prompt."""
+        for place, moments in prompt.places.items():
+            three = moments.three()
+            if place in self._sums:
+                count, *known = self._sums[place]
+                a, b, c = (x + y for x, y in zip(known, three, strict=True))
+                self._sums[place] = (count + moments.count, a, b, c)
+            else:
+                self._sums[place] = (moments.count, *three)
+                self._in_expert[place] = moments.in_expert
+
+    def summary(self, found: Sequence[Attribution], top: int) -> Summary | None:
+        """None of a single prediction."""
+        count = len(found)
+        if count < 2:
+            return None
+        blocks = len(found[0].parts.static.blocks)
+        units = [0.0] * blocks
+        encoder = [None if one.parts.encoder is None else one.parts.encoder.value for one in found]
+        for one in found:
+            for unit in one.parts.units:
+                units[unit.block] += unit.value / count
+        return Summary(
+            predictions=count,
+            logit=sum(one.logit for one in found) / count,
+            tokens=sum(token.value for one in found for token in one.parts.tokens) / count,
+            static=sum(one.parts.static.value for one in found) / count,
+            units=units,
+            head_bias=sum(one.parts.head_bias for one in found) / count,
+            encoder=None if None in encoder else sum(value for value in encoder if value is not None) / count,
+            heads=self._leading(top, heads=True),
+            neurons=self._leading(top, heads=False),
+        )
+
+    def _leading(self, top: int, *, heads: bool) -> list[Spread]:
+        found: list[Spread] = []
+        for (block, unit), (count, *sums) in self._sums.items():
+            if (unit is None) is not heads:
+                continue
+            mean, absolute, square = (one / count for one in sums)
+            deviation = (square - mean.square()).clamp_min(0).sqrt()
+            inside = self._in_expert[block, unit]
+            for place in largest(absolute, top):
+                found.append(
+                    Spread(
+                        block=block,
+                        unit=unit,
+                        expert=None if inside is None else place // inside,
+                        index=place if inside is None else place % inside,
+                        mean=float(mean[place]),
+                        mean_absolute=float(absolute[place]),
+                        deviation=float(deviation[place]),
+                    )
+                )
+        return sorted(found, key=lambda one: (-one.mean_absolute, one.block, one.unit or 0))[:top]
 
 
 @dataclass(frozen=True)

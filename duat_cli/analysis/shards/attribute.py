@@ -8,10 +8,9 @@ from typing import Literal, cast
 
 import torch
 
-from duat_cli.analysis.attribute.many import Moments, PromptSums
 from duat_cli.analysis.attribute.run import AttributeOptions, Attributor
 from duat_cli.analysis.attribute.targets import Words
-from duat_cli.analysis.attribute.total import Attributed, AttributeHead, AttributeTotal
+from duat_cli.analysis.attribute.total import Attributed, AttributeHead, AttributeTotal, Moments, PromptSums
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.shards.folder import Folder
