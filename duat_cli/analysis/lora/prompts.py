@@ -21,14 +21,14 @@ from duat_cli.analysis.decomposition import Decomposition, Step
 from duat_cli.analysis.lora.ground import Ground
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Listener, Session
-from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.errors import InputError, UnsupportedModelError, or_reason
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.head import head_logits
 from duat_cli.models.sweep.lockstep import Pass, Riders, Weights, in_step, one_by_one
 from duat_cli.models.terms.branches import Branches, ffn_terms
-from duat_cli.operators.kronecker import HeadFactors, gram
+from duat_cli.operators.kronecker import KroneckerSum, gram
 from duat_cli.operators.operator_change import maps_and_changes, split
 from duat_cli.results.lora import BlockChange, OperatorChange, PromptChange, TermsChange, TokenChange
 from duat_cli.statistics.divergence import kl, mean_loss
@@ -50,12 +50,9 @@ Decode = Callable[[int], str]
 class Kept:
     """What one block did under one prompt."""
 
-    left: Tensor | None  # Ĥ, (heads, N, N)
-    factors: HeadFactors | None
-    origin: str  # of V and O: "read" or "probed"
-    reason: str | None  # why there is no W'
-    ffn: Tensor | None  # what the FFNs add to the stream, as one vector
-    ffn_reason: str
+    operator: KroneckerSum | str  # W', or why there is none
+    read: bool  # whether V and O were read from weights, so that their scale is known
+    ffn: Tensor | str  # what the FFNs add to the stream, as one vector, or why it is not known
     dynamic: Tensor | None
     pre: Tensor | None
     pre_reason: str | None
@@ -257,26 +254,11 @@ def _check_room(base: Session, prompt: Prompt) -> None:
 
 
 def _keep(session: Session, branches: Branches, run: BlockRun, step: Step) -> Kept:
-    left, factors, origin, reason = None, None, "", None
-    ffn, ffn_reason = None, ZERO
-    block = session.structure.block(run.index)
-    try:
-        operator = session.operator(run, step).by_channel()
-        assert block.factors is not None
-        left, factors, origin = operator.matrix().left, operator.factors, block.factors.origin
-    except UnsupportedModelError as fault:
-        reason = str(fault)
-    try:
-        ffn = ffn_terms(run, branches[run.parts.module])
-    except UnsupportedModelError as fault:
-        ffn_reason = str(fault)
+    factors = session.structure.block(run.index).factors
     return Kept(
-        left=left,
-        factors=factors,
-        origin=origin,
-        reason=reason,
-        ffn=ffn,
-        ffn_reason=ffn_reason,
+        operator=or_reason(lambda: session.operator(run, step).by_channel().matrix()),
+        read=factors is not None and factors.origin == "read",
+        ffn=or_reason(lambda: ffn_terms(run, branches[run.parts.module])),
         dynamic=None if step.dynamic_bias is None else step.dynamic_bias.clone(),
         pre=None if step.pre_activation is None else step.pre_activation.clone(),
         pre_reason=step.terms.pre_activation_reason,
@@ -297,17 +279,19 @@ def _block(base: Session, index: int, before: Kept, after: Kept, grams: dict[int
 
 
 def _operator(index: int, before: Kept, after: Kept, grams: dict[int, Tensor]) -> OperatorChange:
-    reason = before.reason or after.reason
-    if reason is not None or before.left is None or after.left is None or not before.factors or not after.factors:
-        return OperatorChange.absent(reason or "one of the two has none")
-    if before.left.shape != after.left.shape or before.factors.value.shape != after.factors.value.shape:
+    a, b = before.operator, after.operator
+    if isinstance(a, str):
+        return OperatorChange.absent(a)
+    if isinstance(b, str):
+        return OperatorChange.absent(b)
+    if a.left.shape != b.left.shape or a.factors.value.shape != b.factors.value.shape:
         return OperatorChange.absent("the two operators have other shapes")
     if index not in grams:  # it depends on the weights alone
-        grams[index] = gram(maps_and_changes(before.factors, after.factors))
-    norms = split(before.left, after.left, grams[index])
+        grams[index] = gram(maps_and_changes(a.factors, b.factors))
+    norms = split(a.left, b.left, grams[index])
     if norms.base == 0.0:
         return OperatorChange.absent(ZERO)
-    told = before.origin == after.origin == "read"
+    told = before.read and after.read
     return OperatorChange(
         relative_change=norms.total / norms.base,
         routing=norms.routing / norms.base if told else None,
@@ -320,8 +304,10 @@ def _operator(index: int, before: Kept, after: Kept, grams: dict[int, Tensor]) -
 def _terms(before: Kept, after: Kept) -> TermsChange:
     values: dict[str, float | None] = {}
     reasons: dict[str, str] = {}
+    ffns = [None if isinstance(one.ffn, str) else one.ffn for one in (before, after)]
+    why_no_ffn = next((one.ffn for one in (before, after) if isinstance(one.ffn, str)), ZERO)
     pairs = {
-        "ffn": (before.ffn, after.ffn, before.ffn, before.ffn_reason if before.ffn is None else after.ffn_reason),
+        "ffn": (ffns[0], ffns[1], ffns[0], why_no_ffn),
         "dynamic_bias": (before.dynamic, after.dynamic, before.pre, before.pre_reason or "the tuned block has none"),
         "output": (before.output, after.output, before.output, ZERO),
     }

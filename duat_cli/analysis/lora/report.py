@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 import torch
+from torch import nn
 
 from duat_cli.analysis.clock import RunFacts
 from duat_cli.analysis.lora.applied import by_parameter, refuse_other_base, tied_changes, tuned_model, whole
@@ -122,7 +122,7 @@ class Pair:
         base, tuned = self.base, self.tuned
         modules = self._report.modules
         if norms is not None and self._pieces is not None:
-            modules = self._modules(norms.found(), self._pieces)
+            modules = self._with_sups(modules, norms.found(), self._pieces)
         apart = [Skipped(what="blocks", why=self._other_depth)] if self._other_depth else []
         said = [note for one in (base.loaded, tuned.loaded) for note in (*one.warnings, *one.value_notes())]
         notes = [note for note in said if note not in self._report.warnings]
@@ -139,16 +139,18 @@ class Pair:
             }
         )
 
-    def _modules(self, norms: Mapping[str, Front], pieces: Callable[[str], Change]) -> list[ModuleChange]:
-        moved = _changed_modules(self.base.loaded.model, self._changed)
-        each = zip(self._report.modules, self._changed, strict=True)
-        return [_with_sup(module, name, norms, pieces, moved) for module, name in each]
+    def _with_sups(
+        self, modules: Sequence[ModuleChange], norms: Mapping[str, Front], pieces: Callable[[str], Change]
+    ) -> list[ModuleChange]:
+        model = self.base.loaded.model
+        moved = {model.get_submodule(module) for module, _ in own_names(model, self._changed).values()}
+        return [_with_sup(one, norms.get(one.whole_name), pieces, moved) for one in modules]
 
     def eq18(self, prompts: Sequence[Prompt]) -> Eq18Test | None:
         """Of Eq. 18, on the first of the prompts; None where the layers of the two are not the same by their names."""
-        return (
-            None if self._other_depth else Eq18Test(self._grounds[0], self.tuned, prompts, self._changed, self._stated)
-        )
+        if self._other_depth:
+            return None
+        return Eq18Test(self._grounds[0], self.tuned, prompts, self._changed, self._stated)
 
     def report(self, prompts: Sequence[Prompt], decode: Decode, run: RunFacts) -> LoraReport:
         """On prompts, all at hand."""
@@ -226,19 +228,14 @@ def _piece(changes: list[Change]) -> Piece | None:
     return torch.stack([change.dense() for change in moving]).sum(0)
 
 
-def _changed_modules(model: Any, changed: list[str]) -> set[int]:
-    return {id(model.get_submodule(module)) for module, _ in own_names(model, changed).values()}
-
-
 def _with_sup(
-    entry: ModuleChange, name: str, norms: Mapping[str, Front], pieces: Callable[[str], Change], moved: set[int]
+    entry: ModuleChange, front: Front | None, pieces: Callable[[str], Change], moved: Set[nn.Module]
 ) -> ModuleChange:
     """The entry with its largest possible effect, where a norm that itself stays as it is stands in front."""
     why = NONE_IN_FRONT
-    if name in norms and entry.parameter == "weight":
-        front = norms[name]
-        change = pieces(name)
-        if id(front.norm) in moved:
+    if front is not None and entry.parameter == "weight":
+        change = pieces(entry.whole_name)
+        if front.norm in moved:
             why = "the norm in front changes as well"
         elif len(change.pieces) == 1:
             value = sup_local(change.pieces, change.plan.inputs_first, front.gain, front.form)
