@@ -46,7 +46,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "against loops: analysis/inspect/test_uniform.py": "operators/uniform",
     "the re-initialised model: analysis/inspect/test_untrained.py": "models/edits/reinitialised",
     "against the dense W' of two prompts: analysis/compare/test_run.py": """
-        analysis/compare/blocks analysis/compare/notable analysis/compare/parameters analysis/compare/states""",
+        analysis/compare/blocks analysis/compare/parameters analysis/compare/states""",
     "the largest activation: analysis/inspect/test_range.py": "models/instrument/activations",
     "against dense float64: analysis/lora/test_adapter_diff.py": """
         analysis/lora/comparison analysis/lora/weight_change""",

@@ -12,7 +12,6 @@ from duat_cli import __version__
 from duat_cli.analysis.compare.alignment import Aligned, align, align_ends, common_end
 from duat_cli.analysis.compare.blocks import compare_block, mean_of
 from duat_cli.analysis.compare.context import Context
-from duat_cli.analysis.compare.notable import notable
 from duat_cli.analysis.compare.parameters import Moves
 from duat_cli.analysis.compare.request import Texts
 from duat_cli.analysis.compare.states import BlockState, require_room, state_of
@@ -38,6 +37,7 @@ from duat_cli.statistics.divergence import kl
 from duat_cli.text import clean
 
 SHOWN_TEXT = 200  # characters of one run of aligned tokens
+STEEP = 1.5  # an amplification that is worth a sentence
 INFINITE = "infinite: behind the second prompt a token has probability 0 that has not behind the first"
 
 
@@ -111,7 +111,7 @@ def compare(
         ],
         certificate=session.certificate(max(side.errors.values())),
         comparison=InputComparison(
-            pairs=len(pairs), blocks=blocks, parameters=side.moves.parameters(), notable=notable(blocks)
+            pairs=len(pairs), blocks=blocks, parameters=side.moves.parameters(), notable=_notable(blocks)
         ),
         context=None
         if context is None
@@ -248,3 +248,46 @@ def _divergence(pair: Pair, logits: list[Tensor] | str) -> tuple[float | None, s
 def _shown(text: str) -> str:
     """Cut before it is escaped, so that no escape is."""
     return clean(text if len(text) <= SHOWN_TEXT else text[: SHOWN_TEXT - 2] + "..")
+
+
+# -- what is notable ---------------------------------------------------------------------------------------------
+
+
+def _notable(blocks: Sequence[BlockComparison]) -> list[str]:
+    """What a reader should see first, in at most four sentences that the numbers back."""
+    return [*_most_moved(blocks), *_heads(blocks), *_amplified(blocks)]
+
+
+def _most_moved(blocks: Sequence[BlockComparison]) -> list[str]:
+    """The block whose W' moved most, what of it, and what positions and scales alone would have moved."""
+    known = [block for block in blocks if block.operator.relative]
+    if not known:
+        return ["no operator W' moved"] if any(block.operator.relative == 0.0 for block in blocks) else []
+    top = max(known, key=lambda block: block.operator.relative or 0.0)
+    parts = {"routing": top.operator.routing or 0.0, "scale": top.operator.scale or 0.0}
+    first = max(parts, key=lambda name: parts[name])
+    null = top.operator.null.relative
+    beside = "" if null is None else f"; with uniform attention it would be {100 * null:.3g} %"
+    return [
+        f"block {top.index}: W' moved most, by {100 * (top.operator.relative or 0):.3g} % of its norm, more by {first} "
+        f"({100 * parts[first]:.3g} %){beside}"
+    ]
+
+
+def _heads(blocks: Sequence[BlockComparison]) -> list[str]:
+    heads = [(head.relative, block.index, head.head) for block in blocks for head in block.heads if head.relative]
+    if len(heads) < 2:
+        return []
+    (most, block, head), least = max(heads), min(heads)
+    return [
+        f"block {block} head {head} moved most of all heads ({100 * most:.3g} %), block {least[1]} head {least[2]} "
+        f"least ({100 * least[0]:.3g} %)"
+    ]
+
+
+def _amplified(blocks: Sequence[BlockComparison]) -> list[str]:
+    known = [block for block in blocks if block.amplification is not None]
+    top = max(known, key=lambda block: block.amplification or 0.0, default=None)
+    if top is None or (top.amplification or 0.0) < STEEP:
+        return []
+    return [f"block {top.index} drives the prompts apart most: relative change out over in {top.amplification:.3g}"]
