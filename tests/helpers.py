@@ -16,7 +16,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -119,6 +121,22 @@ def far(got: Any, expected: Any) -> float:
     size = float(b.norm())
     difference = float((a - b).norm())
     return difference / size if size else difference
+
+
+def assert_described(got: Any, W: Tensor, x: Tensor, tolerance: float, threshold: float) -> None:
+    """Every statistic of a W' or of its null, against the dense W'."""
+    tokens = len(x)
+    assert far(got.effective_heads, effective_number(kronecker_singular_values(W, tokens))) <= tolerance
+    assert far(got.block_correlation, correlation_of(W, tokens)) <= tolerance
+    assert far(got.structural, float((W != 0).double().mean())) <= 1e-12
+    for numbers, C in ((got.coupling, coupling_of(W, tokens)), (got.weighted, weighted_coupling_of(W, x))):
+        for name, expected in naive_coupling_numbers(C).items():
+            # an absolute difference: for two tokens or a window of one, entropies and distances may be zero
+            assert getattr(numbers, name) == pytest.approx(expected, rel=tolerance, abs=tolerance), name
+    size, cutoff = W.abs(), threshold * float(W.square().mean().sqrt())
+    on_the_line = float(((size / cutoff - 1).abs() < 1e-5).double().mean())
+    assert got.numerical is not None
+    assert abs(got.numerical.share - float((size > cutoff).double().mean())) <= on_the_line + 1e-12
 
 
 # -- models in float64, their norms frozen by automatic differentiation --------------------------------------
@@ -340,3 +358,9 @@ def prompt_of(ids: Tensor) -> Prompt:
 
 def quiet(*_: object) -> None:
     """A progress that says nothing."""
+
+
+def written_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All of a .safetensors file, and its metadata."""
+    with safe_open(path, framework="pt") as tensors:
+        return {name: tensors.get_tensor(name) for name in tensors.keys()}, tensors.metadata()  # noqa: SIM118

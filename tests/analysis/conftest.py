@@ -40,3 +40,10 @@ def prompts() -> Encoded:
         return encode(tokenizer, written, None, known.max_positions, known.vocab_size)
 
     return make
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own for what this test keeps."""
+    monkeypatch.setenv("DUAT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"

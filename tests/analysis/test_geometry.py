@@ -27,13 +27,6 @@ Encoded = Callable[..., list[Prompt]]
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("DUAT_CACHE", str(folder))
-    return folder
-
-
-@pytest.fixture
 def llama(checkpoint: Path, tmp_path: Path) -> Path:
     """A llama whose tensors are also those of a gemma, and of a llama with half as many heads."""
     folder = tmp_path / "llama"

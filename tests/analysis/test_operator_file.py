@@ -11,8 +11,7 @@ from typing import Any
 import bad_checkpoints
 import pytest
 import torch
-from helpers import WIRINGS, coupling_of, dense_blocks, far, kron_sum, single_model
-from safetensors import safe_open
+from helpers import WIRINGS, coupling_of, dense_blocks, far, kron_sum, single_model, written_tensors
 from torch import Tensor
 
 from duat_cli.analysis import operator_file
@@ -51,11 +50,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return of
 
 
-def read(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    with safe_open(file, framework="pt") as tensors:
-        return {name: tensors.get_tensor(name) for name in tensors.keys()}, tensors.metadata()  # noqa: SIM118
-
-
 def rebuilt(tensors: dict[str, Tensor], prompt: int, block: int) -> Tensor:
     """W' as the file's own rule says, with torch.kron."""
     here = f"prompt.{prompt}.block.{block}."
@@ -81,7 +75,7 @@ def test_inspect_writes_what_w_is_rebuilt_from(model_type: str, folder: Any, tmp
     file, model = tmp_path / "m.safetensors", folder(model_type)
     command = ["inspect", str(model), "--matrices", str(file), "--dtype", "float64", "--no-cache", "-q"]
     assert run([*command, "--prompt", TEXT, "--prompt", "xyz"]) == 0
-    tensors, metadata = read(file)
+    tensors, metadata = written_tensors(file)
     for prompt in range(2):
         ids = tensors[f"prompt.{prompt}.input_ids"]
         for block, expected in enumerate(dense(model, model_type, ids)):
@@ -98,7 +92,7 @@ def test_matrix_writes_the_same_and_what_attention_adds(model_type: str, folder:
     file, model = tmp_path / "m.safetensors", folder(model_type)
     command = ["matrix", str(model), "--layer", "1", "--dtype", "float64", "-q", "--prompt", TEXT, "-o", str(file)]
     assert run([*command, "--dense"]) == 0
-    tensors, metadata = read(file)
+    tensors, metadata = written_tensors(file)
     expected = dense(model, model_type, tensors["prompt.0.input_ids"])[1]
     assert far(rebuilt(tensors, 0, 1), expected.W) < 1e-6
     here = "prompt.0.block.1."
@@ -112,7 +106,7 @@ def test_matrix_writes_the_same_and_what_attention_adds(model_type: str, folder:
 
     both = tmp_path / "inspect.safetensors"
     run(["inspect", str(model), "--matrices", str(both), "--dtype", "float64", "--no-cache", "-q", "--prompt", TEXT])
-    others, other_metadata = read(both)
+    others, other_metadata = written_tensors(both)
     more = {here + name for name in ("contribution", "W_HVO", "W_HV", "W_O")}
     here_too = {name for name in others if not re.search(r"block\.[02]\.", name)}
     assert set(tensors) - more == here_too
@@ -125,7 +119,7 @@ def test_every_name_is_in_the_schema(folder: Any, tmp_path: Path) -> None:
     file = tmp_path / "m.safetensors"
     assert run(["matrix", str(folder("llama")), "-q", "--prompt", TEXT, "-o", str(file), "--dense"]) == 0
     schema = re.sub(r"\s+", " ", operator_file.__doc__ or "")
-    for name in read(file)[0]:
+    for name in written_tensors(file)[0]:
         assert (
             re.sub(r"\.0(?=\.|$)", "", re.sub(r"W_.*", "W_HVO", name))
             .replace("prompt", "prompt.p")
@@ -144,7 +138,7 @@ def test_long_attention_is_written_in_the_rows_that_the_run_holds(
     assert run([*command, str(files[0])]) == 0
     monkeypatch.setattr(attention, "ROW_BUDGET", 4096)
     assert run([*command, str(files[1])]) == 0
-    whole, rows = (read(file)[0] for file in files)
+    whole, rows = (written_tensors(file)[0] for file in files)
     assert set(whole) == set(rows)
     for name, tensor in whole.items():
         assert far(rows[name], tensor) < 1e-5, name
@@ -153,7 +147,7 @@ def test_long_attention_is_written_in_the_rows_that_the_run_holds(
 def test_a_block_without_factors_says_why(folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "m.safetensors"
     assert run(["inspect", str(folder("jamba")), "-q", "--prompt", TEXT, "--matrices", str(file)]) == 0
-    tensors, metadata = read(file)
+    tensors, metadata = written_tensors(file)
     assert json.loads(metadata["missing"])["0"].startswith("its token mixer reads its own values")
     assert not any(name.startswith(("block.0.", "prompt.0.block.0.")) for name in tensors)
     assert "prompt.0.block.1.H" in tensors
@@ -198,7 +192,7 @@ def test_tensors_come_back_bit_by_bit(tmp_path: Path) -> None:
     parts = [slice(first, first + 2) for first in (4, 0, 2)]
     file.add_rows("rows", SimpleNamespace(heads=2, tokens=6, chunks=lambda: ((part, rows[:, part]) for part in parts)))
     file.finish({"text": "ä\u2028"})
-    tensors, metadata = read(path)
+    tensors, metadata = written_tensors(path)
     assert metadata == {"text": "ä\u2028"}
     for name, tensor in {"ids": ids, "a.b": a, "empty": torch.zeros(0, 3).double(), "rows": rows}.items():
         assert torch.equal(tensors[name], tensor)

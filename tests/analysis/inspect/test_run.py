@@ -260,12 +260,6 @@ def test_progress_reaches_its_end(loaded: LoadedModel, prompts: Encoded) -> None
 # -- the cache -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DUAT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def test_a_warm_cache_gives_the_same_report_without_the_work(
     checkpoint: Path, prompts: Encoded, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

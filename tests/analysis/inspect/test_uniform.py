@@ -14,20 +14,18 @@ from helpers import (
     Detached,
     InDouble,
     as_loaded,
+    assert_described,
     correlation_of,
     coupling_of,
     dense_blocks,
     double_model,
-    effective_number,
     far,
     kron_sum,
-    kronecker_singular_values,
     naive_coupling_numbers,
     prompt_of,
     single_model,
     sweep,
     token_ids,
-    weighted_coupling_of,
 )
 from torch import Tensor, nn
 
@@ -93,21 +91,6 @@ def cases(model: Any, ids: Tensor, row_budget: int | None = None, edit: Edit = l
     return [Case(numbers[k], *parts) for k, parts in enumerate(found)]
 
 
-def assert_null(got: NullNumbers, W: Tensor, x: Tensor, tolerance: float) -> None:
-    tokens = len(x)
-    assert far(got.effective_heads, effective_number(kronecker_singular_values(W, tokens))) <= tolerance
-    assert far(got.block_correlation, correlation_of(W, tokens)) <= tolerance
-    assert far(got.structural, float((W != 0).double().mean())) <= 1e-12
-    for numbers, C in ((got.coupling, coupling_of(W, tokens)), (got.weighted, weighted_coupling_of(W, x))):
-        for name, expected in naive_coupling_numbers(C).items():
-            # an absolute difference: for two tokens or a window of one, entropies and distances may be zero
-            assert dataclasses.asdict(numbers)[name] == pytest.approx(expected, rel=tolerance, abs=tolerance), name
-    size, cutoff = W.abs(), THRESHOLD * float(W.square().mean().sqrt())
-    on_the_line = float(((size / cutoff - 1).abs() < 1e-5).double().mean())
-    assert got.numerical is not None
-    assert abs(got.numerical.share - float((size > cutoff).double().mean())) <= on_the_line + 1e-12
-
-
 IN_SINGLE = ["llama", "gpt2", "bert", "gemma2", "falcon", "deepseek_v3"]
 
 
@@ -127,7 +110,7 @@ def test_every_number_is_that_of_the_dense_operator_with_uniform_attention(model
     for case in found:
         W = case.dense()
         assert W.shape[0] <= 4096
-        assert_null(case.null, W, case.x, tolerance)
+        assert_described(case.null, W, case.x, tolerance, THRESHOLD)
 
 
 class Uniform(Detached):
@@ -157,7 +140,7 @@ def test_in_the_first_block_it_is_what_the_models_own_code_gives(
     dense = dense_blocks(model, ids, WIRINGS[model_type])[0]
     assert far(dense.x, own.x) == 0
     assert far(dense.W, own.W) > 1e-2
-    assert_null(null, dense.W, dense.x, 1e-10)
+    assert_described(null, dense.W, dense.x, 1e-10, THRESHOLD)
 
 
 def test_windows_and_masks_are_those_of_the_rows() -> None:
@@ -270,4 +253,4 @@ def test_a_wrong_null_would_show() -> None:
     with InDouble():
         first, second, _ = cases(model, token_ids(model))
     with pytest.raises(AssertionError):
-        assert_null(first.null, second.dense(), second.x, 1e-10)
+        assert_described(first.null, second.dense(), second.x, 1e-10, THRESHOLD)

@@ -60,12 +60,6 @@ def known(null: NullStats | str) -> NullStats:
     return null
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DUAT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 # -- the numbers -----------------------------------------------------------------------------------------------
 
 

@@ -8,8 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import WIRINGS, Detached, InDouble, as_loaded, double_model, far, prompt_of, quiet, single_model, token_ids
-from safetensors import safe_open
+from helpers import (
+    WIRINGS,
+    Detached,
+    InDouble,
+    as_loaded,
+    double_model,
+    far,
+    prompt_of,
+    quiet,
+    single_model,
+    token_ids,
+    written_tensors,
+)
 from torch import Tensor, nn
 
 from duat_cli.analysis.network import file as network_file
@@ -32,26 +43,14 @@ FIRST["gemma2"] = FIRST["llama"]
 LAST = {"llama": "mlp.down_proj", "gemma2": "mlp.down_proj", "gpt2": "mlp.c_proj", "bert": "output.dense"}
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    with safe_open(path, framework="pt") as tensors:
-        return {name: tensors.get_tensor(name) for name in tensors.keys()}, tensors.metadata()  # noqa: SIM118
-
-
 def written(model: Any, ids: Tensor, path: Path) -> tuple[NetworkReport, dict[str, Tensor], dict[str, str]]:
     report = run.network(as_loaded(model), prompt_of(ids), str, quiet, path)
-    return report, *read(path)
-
-
-def in_float64(model_type: str) -> Any:
-    model = single_model(model_type).double()
-    if getattr(model, "_can_set_experts_implementation", lambda: False)():
-        model.set_experts_implementation("eager")  # grouped_mm has no float64
-    return model
+    return report, *written_tensors(path)
 
 
 @pytest.mark.parametrize("model_type", [*TYPES, *MORE])
 def test_every_step_is_the_models_own_in_both_dtypes(model_type: str) -> None:
-    for model, bound in ((single_model(model_type), 1e-5), (in_float64(model_type), 1e-10)):
+    for model, bound in ((single_model(model_type), 1e-5), (double_model(model_type), 1e-10)):
         report = run.network(as_loaded(model), prompt_of(token_ids(model, TOKENS)), str, quiet)
         errors = [report.whole_error]
         for layer in report.layers:
@@ -209,7 +208,7 @@ def test_a_wrong_activation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     other = next(known for known in KNOWN if known.name == "gelu")
     own = hidden.Sigma
     monkeypatch.setattr(hidden, "Sigma", lambda _, *rest: own(other, *rest))
-    model = in_float64("gpt2")
+    model = double_model("gpt2")
     report = run.network(as_loaded(model), prompt_of(token_ids(model, TOKENS)), str, quiet)
     assert not report.certificate.exact
     assert report.layers[0].pre_activation_error is not None

@@ -13,20 +13,16 @@ from helpers import (
     GATED,
     DenseBlock,
     InDouble,
-    correlation_of,
+    assert_described,
     coupling_of,
     dense_blocks,
     double_model,
-    effective_number,
     far,
     kronecker_singular_values,
-    naive_coupling_numbers,
     single_model,
     sweep,
     token_ids,
-    weighted_coupling_of,
 )
-from torch import Tensor
 
 from duat_cli.analysis.geometry import geometry
 from duat_cli.analysis.inspect.measured import entries as entries_module
@@ -72,20 +68,6 @@ def reference(model_type: str) -> tuple[DenseBlock, ...]:
     return tuple(dense_blocks(model, token_ids(model), GATED[model_type]))
 
 
-def assert_numbers(got: NullNumbers, W: Tensor, x: Tensor, tolerance: float) -> None:
-    tokens = len(x)
-    assert far(got.effective_heads, effective_number(kronecker_singular_values(W, tokens))) <= tolerance
-    assert far(got.block_correlation, correlation_of(W, tokens)) <= tolerance
-    assert far(got.structural, float((W != 0).double().mean())) <= 1e-12
-    for numbers, C in ((got.coupling, coupling_of(W, tokens)), (got.weighted, weighted_coupling_of(W, x))):
-        for name, expected in naive_coupling_numbers(C).items():
-            assert dataclasses.asdict(numbers)[name] == pytest.approx(expected, rel=tolerance, abs=tolerance), name
-    size, cutoff = W.abs(), THRESHOLD * float(W.square().mean().sqrt())
-    on_the_line = float(((size / cutoff - 1).abs() < 1e-5).double().mean())
-    assert got.numerical is not None
-    assert abs(got.numerical.share - float((size > cutoff).double().mean())) <= on_the_line + 1e-12
-
-
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 2e-5)])
 @pytest.mark.parametrize("model_type", list(GATED))
 def test_every_number_is_that_of_the_dense_operator(model_type: str, dtype: str, tolerance: float) -> None:
@@ -102,7 +84,7 @@ def test_every_number_is_that_of_the_dense_operator(model_type: str, dtype: str,
         assert far(got.numbers.matrix, coupling_of(truth.W, len(truth.x))) <= tolerance
         assert far(got.operator.matrix().dense(), truth.W) <= tolerance
         assert far(got.operator.by_channel().matrix().dense(), truth.W) <= tolerance
-        assert_numbers(got.numbers, truth.W, truth.x, tolerance)
+        assert_described(got.numbers, truth.W, truth.x, tolerance, THRESHOLD)
         singular = kronecker_singular_values(truth.W, len(truth.x))
         rank = int((singular > 1e-9 * singular.max()).sum())  # a causal mask leaves early tokens fewer than products
         assert rank <= got.operator.products
@@ -121,7 +103,7 @@ def test_the_null_is_the_dense_operator_with_uniform_attention(model_type: str) 
         seen = (H != 0).any(dim=0).double()
         level = (seen / seen.sum(dim=1, keepdim=True)).expand_as(H)
         null = replace(got.operator, rows=StoredRows(level.clone()))
-        assert_numbers(got.null, null.by_channel().matrix().dense(), dense.x, 1e-10)
+        assert_described(got.null, null.by_channel().matrix().dense(), dense.x, 1e-10, THRESHOLD)
 
 
 def test_rows_in_pieces_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

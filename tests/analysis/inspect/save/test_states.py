@@ -9,9 +9,8 @@ from typing import Any
 import paging
 import pytest
 import torch
-from helpers import WIRINGS, Detached, as_loaded, far, prompt_of, quiet, single_model, token_ids
+from helpers import WIRINGS, Detached, as_loaded, far, prompt_of, quiet, single_model, token_ids, written_tensors
 from paging import in_parts, whole
-from safetensors import safe_open
 from torch import Tensor, nn
 
 import duat_cli as duat
@@ -37,11 +36,6 @@ ALL = frozenset(("H", "S", "bias"))
 def _loud(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave logs and warnings of this process as they are, for the tests that come after."""
     monkeypatch.setattr(libraries, "calm", lambda talk: None)
-
-
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    with safe_open(path, framework="pt") as tensors:
-        return {name: tensors.get_tensor(name) for name in tensors.keys()}, tensors.metadata()  # noqa: SIM118
 
 
 def saved(model: Any, folder: Path, *ids: Tensor, kinds: frozenset[str] = ALL, **options: Any) -> None:
@@ -111,7 +105,7 @@ def test_everything_is_what_hooks_on_the_model_see(model_type: str, tmp_path: Pa
     model.set_attn_implementation("eager")
     blocks = list(model.get_submodule(WIRINGS[model_type].blocks))
     for number, one in enumerate(ids):
-        tensors, metadata = read(tmp_path / "states" / f"prompt-{number}.safetensors")
+        tensors, metadata = written_tensors(tmp_path / "states" / f"prompt-{number}.safetensors")
         attentions, norms, firsts = seen_of(model, blocks, FIRST[model_type], one)
         for index, expected in enumerate(attentions):
             assert far(tensors[f"block.{index}.H"], expected[0]) < 1e-5
@@ -136,7 +130,7 @@ def test_the_static_part_is_what_the_frozen_network_makes_of_zero(tmp_path: Path
     model = single_model("gpt2")
     ids = token_ids(model, 4)
     saved(model, tmp_path / "states", ids)
-    tensors, _ = read(tmp_path / "states" / "prompt-0.safetensors")
+    tensors, _ = written_tensors(tmp_path / "states" / "prompt-0.safetensors")
     blocks, outs = list(model.transformer.h), list[Tensor]()
     leaves: list[Tensor] = []
 
@@ -168,7 +162,7 @@ def test_the_static_part_is_what_the_frozen_network_makes_of_zero(tmp_path: Path
 def test_only_what_was_asked_for_is_there(tmp_path: Path) -> None:
     model = single_model("llama")
     saved(model, tmp_path / "states", token_ids(model, 4), kinds=frozenset("S"), layers=frozenset({1}))
-    tensors, metadata = read(tmp_path / "states" / "prompt-0.safetensors")
+    tensors, metadata = written_tensors(tmp_path / "states" / "prompt-0.safetensors")
     assert {name.split(".")[2] for name in tensors if name != "input_ids"} == {"S", "gain"}
     assert {name.split(".")[1] for name in tensors if name != "input_ids"} == {"1"}
     assert metadata["kinds"] == "S"
@@ -177,7 +171,7 @@ def test_only_what_was_asked_for_is_there(tmp_path: Path) -> None:
 def test_an_ffn_without_a_first_layer_says_why(tmp_path: Path) -> None:
     model = single_model("mixtral")
     saved(model, tmp_path / "states", token_ids(model, 4))
-    tensors, metadata = read(tmp_path / "states" / "prompt-0.safetensors")
+    tensors, metadata = written_tensors(tmp_path / "states" / "prompt-0.safetensors")
     assert "block.0.b2" not in tensors
     assert "no single linear layer" in json.loads(metadata["missing"])["0"]
     assert not tensors["block.0.b3"].any()  # no biases anywhere
@@ -196,7 +190,7 @@ def test_weights_read_block_by_block_give_the_same_files(model_type: str, tmp_pa
     with in_parts(tmp_path / "model") as loaded:
         write(loaded, tmp_path / "parts")
     for number in range(2):
-        one, other = (read(tmp_path / name / f"prompt-{number}.safetensors") for name in ("whole", "parts"))
+        one, other = (written_tensors(tmp_path / name / f"prompt-{number}.safetensors") for name in ("whole", "parts"))
         assert one[0].keys() == other[0].keys()
         assert all(torch.equal(one[0][name], other[0][name]) for name in one[0])
         assert one[1] == other[1]
@@ -277,7 +271,7 @@ def test_the_command_and_python_write_the_same(tmp_path: Path, capsys: pytest.Ca
         demo_path(), prompts=[text], save=["H", "S", "bias"], save_to=files[1], null="uniform", layers=[0, 2],
         routing=True, cache=False,
     )  # fmt: skip
-    first, second = (read(Path(folder) / "prompt-0.safetensors") for folder in files)
+    first, second = (written_tensors(Path(folder) / "prompt-0.safetensors") for folder in files)
     assert first[0].keys() == second[0].keys()
     assert all(torch.equal(first[0][name], second[0][name]) for name in first[0])
     assert first[1] == second[1]
