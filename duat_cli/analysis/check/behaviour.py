@@ -151,20 +151,18 @@ class Asking:
         assert self.predicts is not None
         tally = self._tally
         values, reasons = self._numbers()
-        reasons |= dict.fromkeys(("agreement", "near_ties", "cosine", "cosine_error"), "no --baseline was given")
+        compared = ("agreement", "near_ties", "cosine", "cosine_error")
+        reasons |= dict.fromkeys(compared, "no --baseline was given")
         if tuned is None:
             reasons["tuned"] = "no --adapter was given"
         behaviour = Behaviour(
             predicts=self.predicts,
             predictions=len(tally.tokens),
             scored=len(tally.targets),
-            agreement=None,
-            near_ties=None,
-            cosine=None,
-            cosine_error=None,
             tuned=tuned,
             reasons=reasons,
             **values,
+            **dict.fromkeys(compared),
         )
         step = -(-len(tally.tokens) // LIMIT) or 1
         return behaviour, Answers(

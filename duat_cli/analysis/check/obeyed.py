@@ -56,7 +56,7 @@ def _judged(loaded: LoadedModel, declared: Sequence[Override]) -> Iterable[Overr
             yield _run(loaded, declared, one)
         elif plain is None:
             yield replace(one, why=f"the modules of a config without declarations {UNBUILT}")
-        elif _builds_otherwise(model, one, plain):
+        elif _tree(model, [], one) not in (None, plain):  # with that value for all layers
             yield replace(one, ignored=True, why=f"nothing in the layer is built otherwise ({_version()})")
 
 
@@ -84,15 +84,15 @@ def _built(model: Any, config: Any) -> Any:
         return None
 
 
-def _tree(model: Any, declared: Iterable[Override]) -> Tree | None:
+def _tree(model: Any, declared: Iterable[Override], everywhere: Override | None = None) -> Tree | None:
+    """everywhere: set for all layers, beside what is declared."""
     try:
         config = _config(model, declared)
+        if everywhere is not None:
+            setattr(config.get_text_config(), everywhere.field, everywhere.value)
     except Exception:  # transformers checks what is set
         return None
-    return _names(_built(model, config))
-
-
-def _names(built: Any) -> Tree | None:
+    built = _built(model, config)
     if built is None:
         return None
     found: Tree = {name: tuple(value.shape) for name, value in built.state_dict().items()}
@@ -102,17 +102,6 @@ def _names(built: Any) -> Tree | None:
 def _part(tree: Tree, layer: int) -> Tree:
     """What stands in layers of that number."""
     return {name: value for name, value in tree.items() if (place := block_of(name)) and place[0].index == layer}
-
-
-def _builds_otherwise(model: Any, one: Override, plain: Tree) -> bool:
-    """Whether the field, with that value for all layers, changes a shape or a module's class."""
-    config = _config(model, [])
-    try:
-        setattr(config.get_text_config(), one.field, one.value)
-    except Exception:
-        return False
-    found = _names(_built(model, config))
-    return found is not None and found != plain
 
 
 def _run(loaded: LoadedModel, declared: Sequence[Override], one: Override) -> Override:
