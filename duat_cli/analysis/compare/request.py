@@ -40,7 +40,13 @@ def texts_of(
     answer: str | None,
 ) -> Texts:
     """Of --prompt, --prompts, or --shared with --prefix and --answer; without any, the paper's own two prompts."""
-    _require_one_kind(prompts, file, shared, prefixes, answer)
+    given = [name for name, value in (("--prompt", prompts), ("--prompts", file), ("--shared", shared))
+             if value is not None and value != []]  # fmt: skip
+    if len(given) > 1:
+        raise InputError(f"{given[0]} and {given[1]}: give pairs of prompts in one way")
+    for name, value in (("--prefix", prefixes), ("--answer", answer)):
+        if value is not None and value != [] and shared is None:
+            raise InputError(f"{name}: stands beside --shared TEXT, the text that all contexts have in common")
     if shared is not None:
         return _contexts(shared, list(prefixes or ()), answer)
     if file is not None:
@@ -54,22 +60,6 @@ def texts_of(
     else:
         texts = read_prompts(prompts, None, sys.stdin)
     return Texts(texts, len(texts), [(0, k) for k in range(1, len(texts))])
-
-
-def _require_one_kind(
-    prompts: Sequence[str] | None,
-    file: str | None,
-    shared: str | None,
-    prefixes: Sequence[str] | None,
-    answer: str | None,
-) -> None:
-    given = [name for name, value in (("--prompt", prompts), ("--prompts", file), ("--shared", shared))
-             if value is not None and value != []]  # fmt: skip
-    if len(given) > 1:
-        raise InputError(f"{given[0]} and {given[1]}: give pairs of prompts in one way")
-    for name, value in (("--prefix", prefixes), ("--answer", answer)):
-        if value is not None and value != [] and shared is None:
-            raise InputError(f"{name}: stands beside --shared TEXT, the text that all contexts have in common")
 
 
 def _contexts(shared: str, prefixes: list[str], answer: str | None) -> Texts:
