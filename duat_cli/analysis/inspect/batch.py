@@ -94,7 +94,7 @@ def sweep_batch(session: Session, prompts: Sequence[Prompt], options: InspectOpt
 
 
 def _swept(session: Session, batch: Sequence[Tensor], options: InspectOptions) -> list[PromptSweep]:
-    sweeps = [PromptSweep({}, [], [], {}, {}) for _ in batch]
+    sweeps = [PromptSweep() for _ in batch]
     decomposition, uniform = Decomposition(own=True), UniformNulls(options.threshold)
 
     def listen(run: BlockRun) -> None:

@@ -211,7 +211,7 @@ def sweep_prompts(
     tick = ticker(progress, session, prompts)
 
     def listener(number: int) -> Listener:
-        sweep = found[number] = PromptSweep({}, [], [], {}, {})
+        sweep = found[number] = PromptSweep()
         if states is not None:
             states.begin(number, prompts[number])
         held = under_way[number] = _UnderWay(

@@ -5,7 +5,7 @@ With --per-prompt, which lists the values of each, it grows with them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,11 +26,11 @@ GROUPS = ("operator", "density", "coupling", "coupling_weighted", "terms")
 class PromptSweep:
     """What one prompt gave."""
 
-    blocks: dict[int, PromptBlock]
-    errors: list[float]  # certificate of every block, chosen or not
-    terms: list[UatTerm]
-    faults: dict[int, str]  # blocks whose factors this prompt refuted
-    largest: dict[int, tuple[float, Place]]  # largest activation of every chosen block
+    blocks: dict[int, PromptBlock] = field(default_factory=dict)
+    errors: list[float] = field(default_factory=list)  # certificate of every block, chosen or not
+    terms: list[UatTerm] = field(default_factory=list)
+    faults: dict[int, str] = field(default_factory=dict)  # blocks whose factors this prompt refuted
+    largest: dict[int, tuple[float, Place]] = field(default_factory=dict)  # activation of every chosen block
     end_to_end: EndToEnd | None = None
     beside: Any = None
     """What the same pass gave to what was asked beside."""

@@ -206,16 +206,13 @@ class _Runs:
         def listen(run: BlockRun) -> None:
             if not bool(torch.isfinite(run.output).all()):
                 raise UnsupportedModelError(f"its block {run.index} puts out values that are not finite")
-            found.append(self._block(run, decomposition))
+            block, step = self._structure.block(run.index), decomposition.advance(run)
+            found.append(_block_null(run, step, block, lambda: self._geometry(block), self._threshold))
 
         where = f"{type(self._model).__name__} cannot be run as its config builds it"
         with foreign_errors(where, UnsupportedModelError), self._structure.rig().active() as rig:
             rig.run(lambda: run_stack(self._structure.stack, given), listen)
         return found
-
-    def _block(self, run: BlockRun, decomposition: Decomposition) -> BlockNull:
-        block = self._structure.block(run.index)
-        return _block_null(run, decomposition.advance(run), block, lambda: self._geometry(block), self._threshold)
 
     def _geometry(self, block: ProvedBlock) -> Geometry:
         name, factors = block.parts.name, block.factors
