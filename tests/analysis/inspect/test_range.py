@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from duat_cli.analysis.inspect.options import InspectOptions
-from duat_cli.analysis.inspect.range import block_range, range_warnings
 from duat_cli.analysis.inspect.run import inspect
+from duat_cli.analysis.inspect.total import block_range, range_warnings
 from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import load
 from duat_cli.loading.prompts import Prompt
