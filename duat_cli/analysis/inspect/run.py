@@ -279,16 +279,10 @@ class _UnderWay:
     output: Tensor | None = None  # of the last block, (N, M)
 
 
-def ticker(progress: Progress, session: Session, prompts: Sequence[Prompt]) -> Callable[..., None]:
-    """Called behind every block of a prompt with the prompt's number; `times`: behind as many blocks or prompts."""
-    done, total = 0, len(prompts) * session.depth
-
-    def tick(number: int, times: int = 1) -> None:
-        nonlocal done
-        done += times
-        progress(done, total, f"prompt {number + 1} of {len(prompts)}")
-
-    return tick
+def ticker(progress: Progress, session: Session, prompts: Sequence[Prompt]) -> Callable[[int], None]:
+    """Called behind every block of a prompt with the prompt's number."""
+    done, total = itertools.count(1), len(prompts) * session.depth
+    return lambda number: progress(next(done), total, f"prompt {number + 1} of {len(prompts)}")
 
 
 def _prompt_block(

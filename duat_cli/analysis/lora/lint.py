@@ -111,7 +111,7 @@ def _mutated(known: list[ParameterPlan]) -> Iterator[LintFinding]:
 def _saved(adapter: AdapterFiles, known: list[ParameterPlan]) -> Iterator[LintFinding]:
     wanted = names(adapter, "modules_to_save")
     embeddings = [p.parameter for p in known if p.kind == "saved" and leaf_of(p.module) in VOCABULARY]
-    extra = [p for p in embeddings if not any(_asked(p, name) for name in wanted)]
+    extra = [p for p in embeddings if not any(_named(p.rpartition(".")[0], name) for name in wanted)]
     if extra:
         yield finding("embedding-saved", adapter.name, f"{listed(extra)} saved whole with the adapter, which "
                       "modules_to_save does not ask for: a copy of the base, or of a resized vocabulary")  # fmt: skip
@@ -123,8 +123,8 @@ def _saved(adapter: AdapterFiles, known: list[ParameterPlan]) -> Iterator[LintFi
                           f"{listed(caught)}")  # fmt: skip
 
 
-def _asked(parameter: str, name: str) -> bool:
-    module = parameter.rpartition(".")[0]
+def _named(module: str, name: str) -> bool:
+    """Whether the last parts of its name are these."""
     return module == name or module.endswith("." + name)
 
 
@@ -133,7 +133,7 @@ def _unmatched(adapter: AdapterFiles, keys: Keys) -> Iterator[LintFinding]:
     if not isinstance(stated, list):  # a regular expression, or 'all-linear', names no module
         return
     have = [target.module for target in keys.targets]
-    absent = [n for n in stated if isinstance(n, str) and not any(m == n or m.endswith("." + n) for m in have)]
+    absent = [n for n in stated if isinstance(n, str) and not any(_named(m, n) for m in have)]
     if absent and not adapter.config.get("target_parameters"):
         yield finding("target-unmatched", ADAPTER_CONFIG, f"target_modules {listed(absent)}: no tensor in the file "
                       "belongs to them: absent from the base, or lost when the adapter was saved")  # fmt: skip
