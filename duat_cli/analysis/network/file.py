@@ -69,16 +69,14 @@ class NetworkFile:
 
     def originals(self, number: int, layer: Layer) -> None:
         """The layer alone."""
-        given = {name: getattr(layer, name) for name in ("W1", "W2", "W3", "b2", "b3")}
-        self._add("original.", number, {name: tensor for name, tensor in given.items() if tensor is not None})
+        for name in ("W1", "W2", "W3", "b2", "b3"):
+            if (tensor := getattr(layer, name)) is not None:
+                self._file.add("original." + _NAMES[name] % number, tensor)
 
     def add(self, number: int, **tensors: Tensor) -> None:
         """Of the layers together, by the keys of `_NAMES`."""
-        self._add("", number, tensors)
-
-    def _add(self, front: str, number: int, tensors: dict[str, Tensor]) -> None:
         for name, tensor in tensors.items():
-            self._file.add(front + _NAMES[name] % number, tensor)
+            self._file.add(_NAMES[name] % number, tensor)
 
     def original(self, number: int, name: str) -> Tensor:
         """Read back what `originals` wrote."""
