@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from duat_cli.loading.model.load import LoadedModel
     from duat_cli.loading.prompts import Prompt
     from duat_cli.loading.texts import PromptText
+    from duat_cli.results.behaviour import TunedBehaviour
     from duat_cli.results.check import CheckReport
     from duat_cli.results.inspect import InspectReport
     from duat_cli.results.lora import LintFinding
@@ -91,7 +92,8 @@ def check(plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFa
         evidence.absent["adapter"] = NO_ADAPTER
     else:
         evidence = replace(evidence, adapter=_lint(adapter, found, progress))
-    evidence = with_answers(evidence, ran, adapter, found, progress)
+    tuned = None if adapter is None or ran is None else _tuned(adapter, found, ran, progress)
+    evidence = with_answers(evidence, ran, tuned)
     ran_in = [one.run.peak_memory_bytes or 0 for one in (evidence.report, evidence.slack) if one is not None]
     report, text = conclude(plan, evidence, subject, facts(shared=max(ran_in, default=0)))
     if undefined is not None and (plan.update or report.verdict == "passed"):
@@ -212,24 +214,17 @@ def asking_of(tokenizer: Any) -> Asking:
     return Asking(lambda: tokenizer)
 
 
-def with_answers(
-    evidence: Evidence,
-    ran: Ran | None,
-    adapter: AdapterFiles | None = None,
-    found: Found | None = None,
-    progress: Progress | None = None,
-) -> Evidence:
-    """With what the model answers, and what it does with the adapter applied. found, progress: beside an adapter."""
+def _tuned(adapter: AdapterFiles, found: Found, ran: Ran, progress: Progress) -> TunedBehaviour:
+    from duat_cli.analysis.check.tuned import tuned_behaviour
+
+    progress(0, 0, f"the model with the adapter {adapter.name}")
+    return tuned_behaviour(adapter, found, ran.loaded, ran.asking)
+
+
+def with_answers(evidence: Evidence, ran: Ran | None, tuned: TunedBehaviour | None = None) -> Evidence:
+    """With what the model answers. tuned: what it does with an adapter applied."""
     if ran is None:
         return evidence
-    tuned = None
-    if adapter is not None:
-        from duat_cli.analysis.check.tuned import tuned_behaviour
-
-        assert found is not None
-        assert progress is not None
-        progress(0, 0, f"the model with the adapter {adapter.name}")
-        tuned = tuned_behaviour(adapter, found, ran.loaded, ran.asking)
     behaviour, answers = ran.asking.found(tuned)
     if not behaviour.predictions:
         evidence.absent["predictions"] = behaviour.reasons["loss_per_token"]
