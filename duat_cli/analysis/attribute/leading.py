@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -59,10 +60,8 @@ class Leading:
 
     count: int  # neurons and experts
     heads: int
-    neurons: list[Place] = field(default_factory=list)  # by the total reading
-    experts: list[Place] = field(default_factory=list)
-    neurons_direct: list[Place] = field(default_factory=list)  # by the direct one
-    experts_direct: list[Place] = field(default_factory=list)
+    places: dict[tuple[str, str], list[Place]] = field(default_factory=lambda: defaultdict(list))
+    """"neurons" and "experts", by the "total" reading and by the "direct" one."""
     flows: list[HeadFlow] = field(default_factory=list)
 
     def add(self, target: int, block: BlockAdjoint, parts: BlockParts) -> None:
@@ -70,9 +69,9 @@ class Leading:
         for k, unit in enumerate(parts.units):
             for kind, inner in (("neurons", unit.neurons), ("experts", unit.experts)):
                 if inner is not None:
-                    for name, reading in ((kind, "total"), (f"{kind}_direct", "direct")):
-                        known = getattr(self, name)
-                        setattr(self, name, self._merged(known, parts.number, k, inner, target, reading))
+                    for reading in ("total", "direct"):
+                        known = self.places[kind, reading]
+                        self.places[kind, reading] = self._merged(known, parts.number, k, inner, target, reading)
         values = parts.heads[target]
         least = min((abs(flow.moved) for flow in self.flows), default=0.0) if len(self.flows) >= self.heads else -1.0
         for head in largest(values.abs(), self.heads):

@@ -76,7 +76,7 @@ class Measurer:
             ),
             key=lambda place: -abs(float(parts.blocks[place[0]].heads[0, place[1]])),
         )[: self._count]
-        neurons = leading.neurons[: self._count]
+        neurons = leading.places["neurons", "total"][: self._count]
         places = largest(parts.tokens[0].abs(), self._count)
         _ = self._mean  # looked up outside of any pass
         passes = [self._without(TermId("head", block, head), calls) for block, head in heads]

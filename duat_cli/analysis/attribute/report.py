@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from duat_cli.analysis.attribute.leading import HeadFlow, Place
+from duat_cli.analysis.attribute.leading import HeadFlow, Leading
 from duat_cli.analysis.attribute.measure import Measurer
 from duat_cli.analysis.attribute.parts import PromptParts
 from duat_cli.analysis.attribute.targets import Chooser, Target, Words
@@ -123,8 +123,8 @@ def _parts(
         static=StaticPart(value=sum(static), blocks=static),
         units=units,
         head_bias=float(parts.head[k]),
-        neurons=_inner(leading.neurons[:top], parts, neurons=True),
-        experts=_inner(leading.experts[:top], parts, neurons=False),
+        neurons=_inner(leading, "neurons", "total", top, parts),
+        experts=_inner(leading, "experts", "total", top, parts),
         encoder=_encoder(parts, k, sources),
         picture=_picture(parts, k, pictures),
     )
@@ -165,10 +165,10 @@ def _encoder(parts: PromptParts, k: int, sources: Sequence[str] | None) -> Encod
     )
 
 
-def _inner(places: Sequence[Place], parts: PromptParts, *, neurons: bool) -> list[InnerPart]:
+def _inner(leading: Leading, kind: str, reading: str, top: int, parts: PromptParts) -> list[InnerPart]:
     found = []
-    for place in places:
-        expert, index = place.within(parts.blocks) if neurons else (None, place.number)
+    for place in leading.places[kind, reading][:top]:
+        expert, index = place.within(parts.blocks) if kind == "neurons" else (None, place.number)
         found.append(
             InnerPart(
                 block=place.block, unit=place.unit, expert=expert, index=index, value=place.total, direct=place.direct
@@ -195,8 +195,8 @@ def _direct(found: Found, k: int, residual: float, top: int) -> Direct:
             for place, unit in enumerate(block.units)
         ],
         head_bias=float(parts.head[k]),
-        neurons=_inner(leading.neurons_direct[:top], parts, neurons=True),
-        experts=_inner(leading.experts_direct[:top], parts, neurons=False),
+        neurons=_inner(leading, "neurons", "direct", top, parts),
+        experts=_inner(leading, "experts", "direct", top, parts),
         residual=residual,
     )
 
