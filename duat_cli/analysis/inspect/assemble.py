@@ -7,13 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from duat_cli.analysis.decomposition import BlockTerms, PartNumbers, ThreeParts
+from duat_cli.analysis.decomposition import BlockTerms, Carried, PartNumbers, ThreeParts
 from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers
 from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.models.arrays import relative_error
 from duat_cli.models.value_path.operator import AttentionOperator
-from duat_cli.operators.coupling import CouplingNumbers
+from duat_cli.operators.coupling import CouplingNumbers, CouplingSums
 from duat_cli.operators.sampling import ShareEstimate
-from duat_cli.results.inspect import Part, Parts, PromptBlock, Terms
+from duat_cli.results.inspect import EndToEnd, EndToEndNulls, Part, Parts, PromptBlock, Terms
 from duat_cli.results.operator import (
     Coupling,
     CrossOperator,
@@ -32,6 +33,7 @@ NOT_COUNTED = "W' is zero, or no drawn pair of tokens met a nonzero block"
 ZERO_STREAM = "the vector to share is zero"
 ONE_TOKEN = "needs a second token"
 NO_SPECTRUM = "computed with --spectrum"
+NOT_CARRIED = "blocks of the re-initialised model are measured one by one; nothing is carried through all of them"
 NO_ENCODER = "no encoder is read, and no features of pictures are added up to here"
 
 
@@ -199,3 +201,24 @@ def _parts(three: ThreeParts) -> Parts:
 def _part(numbers: PartNumbers) -> Part:
     reasons = {} if numbers.share is not None else {"share": ZERO_STREAM, "norm": ZERO_STREAM}
     return Part(share=numbers.share, norm=numbers.norm, reasons=reasons)
+
+
+def end_to_end(carried: Carried) -> EndToEnd:
+    """How source tokens reach the last block's output through the whole network, dynamic parameters frozen: of one
+    prompt the coupling numbers of c_ij = ‖(T_L…T_1)(e_j ⊗ x_0[j])_i‖."""
+    assert carried.sources is not None
+    assert carried.uniform is not None
+    uniform, reasons = _by_source(carried.uniform), {"reinitialised": NOT_CARRIED}
+    return EndToEnd(
+        coupling=_by_source(carried.sources),
+        null=EndToEndNulls(uniform=uniform, reinitialised=None, reasons=reasons),
+        certificate_error=relative_error(carried.sources.sum(dim=0), carried.linear),
+    )
+
+
+def _by_source(sources: Tensor) -> Coupling:
+    """Of the images of every source token, (N, N, M)."""
+    squares = sources.double().square().sum(dim=-1).T  # (i, j)
+    sums = CouplingSums(kinds=1)
+    sums.add(squares[None], 0)
+    return coupling(sums.numbers(0), len(squares))

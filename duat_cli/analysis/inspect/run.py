@@ -15,13 +15,13 @@ from torch import Tensor
 from duat_cli.analysis.decomposition import Decomposition, Step, shares
 from duat_cli.analysis.inspect.assemble import (
     block_terms,
+    end_to_end,
     measured_block,
     no_density,
     no_operator,
     nulls,
 )
 from duat_cli.analysis.inspect.batch import add_uniform, batches, leaders_of, sweep_batch
-from duat_cli.analysis.inspect.end_to_end import end_to_end
 from duat_cli.analysis.inspect.maps import Maps
 from duat_cli.analysis.inspect.measured.cross import cross_of
 from duat_cli.analysis.inspect.operator import measure
