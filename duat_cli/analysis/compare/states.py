@@ -111,8 +111,7 @@ def _routed(operator: AttentionOperator, sources: Tensor) -> Routed:
 def _seen(attention: Tensor, allowed: Tensor | None) -> Tensor:
     """What the mask leaves, also where a softmax underflows; where no mask was seen, what some head reads."""
     reached = (attention != 0).any(dim=0)
-    fits = allowed is not None and not bool((reached & ~allowed).any())
-    return allowed if fits and allowed is not None else reached
+    return reached if allowed is None or bool((reached & ~allowed).any()) else allowed
 
 
 def _terms(run: BlockRun, tokens: int) -> dict[str, Tensor]:

@@ -133,9 +133,8 @@ def _compare(base: BaseWeights, tuned: BaseWeights, name: str, old: Place, new: 
     change, (second, first) = replaced(plan, after, before), common_rows(after, before)
     numbers = into.add(change, first, NOT_READ)
     if numbers is not None and second.ndim == 2:
-        entry = into.modules.pop()
         found = rounding(first, second, change.dense(), numbers)
-        into.modules.append(entry.model_copy(update={"rounding": found}))
+        into.modules[-1] = into.modules[-1].model_copy(update={"rounding": found})
 
 
 def _plan(base: BaseWeights, name: str, place: Place, before: Tensor) -> ParameterPlan:
