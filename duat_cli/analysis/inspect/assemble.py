@@ -57,7 +57,7 @@ def measured_block(
     widths = width, operator.factors.width  # what V reads of a token may be a mixer's own values
     return PromptBlock(
         prompt=prompt,
-        operator=operator_stats(numbers, widths, like.element_size(), operator.products, error, options.spectrum),
+        operator=_operator_stats(numbers, widths, like.element_size(), operator.products, error, options.spectrum),
         density=Density(
             structural=numbers.structural,
             **_interval(numbers.numerical),
@@ -66,14 +66,41 @@ def measured_block(
         coupling=coupling(numbers.coupling, tokens),
         coupling_weighted=coupling(numbers.weighted, tokens),
         null=nulls("computed for all blocks together", NOT_ASKED),
-        terms=block_terms(terms),
+        terms=_terms(terms),
         cross=cross,
         certificate_error=terms.error,
         routing=routing,
     )
 
 
-def operator_stats(
+def unmeasured_block(
+    prompt: int,
+    reason: str,
+    terms: BlockTerms,
+    options: InspectOptions,
+    like: Tensor,
+    *,
+    cross: CrossOperator | None,
+    routing: Routing | None,
+) -> PromptBlock:
+    """Of a block without W', for that reason. like: the stream, (1, N, M)."""
+    tokens, width = like.shape[1:]
+    side = tokens * width
+    return PromptBlock(
+        prompt=prompt,
+        operator=OperatorStats.absent(reason, rows=side, columns=side, dense_bytes=side * side * like.element_size()),
+        density=Density.absent(reason, **_references(tokens, width, options)),
+        coupling=Coupling.absent(reason),
+        coupling_weighted=Coupling.absent(reason),
+        null=nulls(reason, reason),
+        terms=_terms(terms),
+        cross=cross,
+        certificate_error=terms.error,
+        routing=routing,
+    )
+
+
+def _operator_stats(
     numbers: OperatorNumbers,
     widths: tuple[int, int],
     element_size: int,
@@ -107,21 +134,12 @@ def operator_stats(
     )
 
 
-def no_operator(tokens: int, width: int, element_size: int, reason: str) -> OperatorStats:
-    side = tokens * width
-    return OperatorStats.absent(reason, rows=side, columns=side, dense_bytes=side * side * element_size)
-
-
 def _interval(estimate: ShareEstimate | None) -> dict[str, Any]:
     """The fields of a numerical density, and why they are null if they are."""
     names = ("numerical", "numerical_low", "numerical_high")
     if estimate is None:
         return {**dict.fromkeys(names), "reasons": dict.fromkeys(names, NOT_COUNTED)}
     return dict(zip(names, (estimate.share, estimate.low, estimate.high), strict=True))
-
-
-def no_density(tokens: int, width: int, options: InspectOptions, reason: str) -> Density:
-    return Density.absent(reason, **_references(tokens, width, options))
 
 
 def _references(tokens: int, width: int, options: InspectOptions) -> dict[str, Any]:
@@ -175,7 +193,7 @@ def nulls(uniform: NullStats | str, reinitialised: NullStats | str) -> Nulls:
     )
 
 
-def block_terms(terms: BlockTerms) -> Terms:
+def _terms(terms: BlockTerms) -> Terms:
     assert terms.own is not None
     output = _parts(terms.output)
     pre = _parts(terms.pre_activation) if terms.pre_activation is not None else None

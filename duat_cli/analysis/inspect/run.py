@@ -13,14 +13,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition, Step, shares
-from duat_cli.analysis.inspect.assemble import (
-    block_terms,
-    end_to_end,
-    measured_block,
-    no_density,
-    no_operator,
-    nulls,
-)
+from duat_cli.analysis.inspect.assemble import end_to_end, measured_block, unmeasured_block
 from duat_cli.analysis.inspect.batch import add_uniform, batches, leaders_of, sweep_batch
 from duat_cli.analysis.inspect.maps import Maps
 from duat_cli.analysis.inspect.measured.cross import cross_of
@@ -44,7 +37,6 @@ from duat_cli.models.instrument.activations import largest_activations
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.lockstep import Guest
 from duat_cli.results.inspect import InspectReport, PromptBlock, UatTerm
-from duat_cli.results.operator import Coupling
 
 
 class Beside(Protocol):
@@ -296,28 +288,15 @@ def _prompt_block(
     faults: dict[int, str],
     uniform: UniformNulls,
 ) -> PromptBlock:
-    tokens, width = run.input.shape[1:]
     operator = or_reason(lambda: session.operator(run, step))
     cross = cross_of(run, session.structure.block(run.index), lambda: session.geometry(run.index, cross=True))
     heads = routing(run) if options.routing else None
     if isinstance(operator, str):
-        reason = operator
         if session.structure.block(run.index).factors is not None:
-            faults[run.index] = reason
+            faults[run.index] = operator
         if matrices is not None:
-            matrices.missing(run.index, reason)
-        return PromptBlock(
-            prompt=number,
-            operator=no_operator(tokens, width, run.input.element_size(), reason),
-            density=no_density(tokens, width, options, reason),
-            coupling=Coupling.absent(reason),
-            coupling_weighted=Coupling.absent(reason),
-            null=nulls(reason, reason),
-            terms=block_terms(step.terms),
-            cross=cross,
-            certificate_error=step.terms.error,
-            routing=heads,
-        )
+            matrices.missing(run.index, operator)
+        return unmeasured_block(number, operator, step.terms, options, run.input, cross=cross, routing=heads)
     geometry = session.geometry(run.index)
     mapped = maps if maps is not None and maps.wants(number) else None
     numbers = measure(
