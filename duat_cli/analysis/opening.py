@@ -19,7 +19,6 @@ from duat_cli.loading.inputs.request import EVERY
 
 if TYPE_CHECKING:
     from duat_cli.analysis.plan.task import Task
-    from duat_cli.analysis.prepared import Prepared
     from duat_cli.analysis.progress import Progress
     from duat_cli.loading.checkpoint.preflight import CheckpointFiles
     from duat_cli.loading.checkpoint.source import Source
@@ -208,18 +207,15 @@ def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) 
 
         return with_chosen_blocks(*opened, texts.files, trust_remote_code=model.trust_remote_code)
     read, found = texts.read(progress), model.find(progress)
-    if texts.files is not None:
-        prepared = _prepared(model, found, texts, texts.files, read, progress)
-        if prepared:
-            from duat_cli.analysis.prepared import open_prepared
-
-            return open_prepared(model, found, texts.files, prepared, progress)
+    if texts.files is None:
+        return tokens_of(*load_found(model, found, texts, read, progress), texts, read)
+    progress(0, 0, "loading torch and transformers")
+    with uncollected():
+        from duat_cli.analysis.prepared import open_prepared, part_of
+    if (made := open_prepared(model, found, texts, texts.files, read, progress)) is not None:
+        return made
     loaded, tokenizer = load_found(model, found, texts, read, progress)
-    if texts.files is not None:
-        from duat_cli.analysis.prepared import part_of
-
-        loaded = part_of(loaded, texts.files.part)
-    return tokens_of(loaded, tokenizer, texts, read)
+    return tokens_of(part_of(loaded, texts.files.part), tokenizer, texts, read)
 
 
 def _of_whole(texts: PromptRequest, files: InputFiles) -> PromptRequest:
@@ -253,29 +249,6 @@ def open_stacks(
     for files in (replace(texts.files, stack="encoder"), replace(texts.files, stack="decoder")):
         loaded, prompts = with_chosen_blocks(*opened, files, trust_remote_code=model.trust_remote_code)
         yield replace(loaded, every_stack=True), prompts
-
-
-def _prepared(
-    model: ModelRequest,
-    found: Found,
-    texts: PromptRequest,
-    files: InputFiles,
-    read: Sequence[PromptText],
-    progress: Progress,
-) -> list[Prepared]:
-    """What a model of images or sound reads; nothing for one that reads token ids alone. read: the texts."""
-    progress(0, 0, "loading torch and transformers")
-    with uncollected():
-        from duat_cli.analysis.prepared import asked_inputs
-        from duat_cli.loading.model.load import class_of, skeleton
-    trust = model.trust_remote_code
-
-    def shell() -> Any:
-        progress(0, 0, "reading the inputs")
-        return skeleton(found.files, trust)
-
-    cls = class_of(found.files, trust)
-    return asked_inputs(cls, shell, found.place.path, texts, files, read, trust_remote_code=trust)
 
 
 def open_set(

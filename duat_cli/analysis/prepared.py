@@ -16,7 +16,7 @@ from duat_cli.loading.inputs.drawn import default_inputs, drawn_patches
 from duat_cli.loading.inputs.files import Home, read_image, read_sound, read_tensors
 from duat_cli.loading.inputs.request import READS, InputFiles, StackName, label
 from duat_cli.loading.inputs.within import DEFAULT, placeholder_of, with_pictures
-from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.model.load import LoadedModel, class_of, skeleton
 from duat_cli.loading.prompts import Prompt, limits
 from duat_cli.loading.quiet import foreign_errors
 from duat_cli.loading.texts import PromptText
@@ -143,8 +143,7 @@ def asked_of_parts(shell: Any, texts: PromptRequest, files: InputFiles) -> list[
     )
     for stack, option, names in given:
         if names and stack not in stacks:
-            wanted = " or ".join(READS[stack])
-            raise InputError(f"{option}: {type(shell).__name__} has no part that reads {wanted}")
+            raise InputError(f"{option}: {type(shell).__name__} has no part that reads {' or '.join(READS[stack])}")
     found = []
     for stack in stacks:
         images, sounds = files.images if stack == "vision" else (), files.sounds if stack == "audio" else ()
@@ -154,9 +153,25 @@ def asked_of_parts(shell: Any, texts: PromptRequest, files: InputFiles) -> list[
 
 
 def open_prepared(
-    model: ModelRequest, found: Found, files: InputFiles, prepared: list[Prepared], progress: Progress
-) -> tuple[LoadedModel, list[Prompt]]:
-    """The model, or the part of it that --stack names, and what it reads."""
+    model: ModelRequest,
+    found: Found,
+    texts: PromptRequest,
+    files: InputFiles,
+    read: Sequence[PromptText],
+    progress: Progress,
+) -> tuple[LoadedModel, list[Prompt]] | None:
+    """The model, or the part of it that --stack names, and the images or sound that it reads; None where that is token
+    ids alone. read: the texts."""
+    trust = model.trust_remote_code
+
+    def shell() -> Any:
+        progress(0, 0, "reading the inputs")
+        return skeleton(found.files, trust)
+
+    cls, path = class_of(found.files, trust), found.place.path
+    prepared = asked_inputs(cls, shell, path, texts, files, read, trust_remote_code=trust)
+    if not prepared:
+        return None
     counts = [one.positions for one in prepared if one.positions is not None]
     loaded = model.load(found, progress, model.counted(counts).way(found, progress))
     return _reading(loaded, files, prepared)
@@ -230,8 +245,7 @@ def asked_inputs(
         raise InputError(
             f"--prompt and --prompts: {cls.__name__} reads no token ids here; give --image, --audio or --inputs"
         )
-    shell = chosen_stack(shell_of(), files.part)
-    return prepared_inputs(shell, home, files, trust_remote_code=trust_remote_code)
+    return prepared_inputs(chosen_stack(shell_of(), files.part), home, files, trust_remote_code=trust_remote_code)
 
 
 def prepared_inputs(shell: Any, home: Home, given: InputFiles, *, trust_remote_code: bool) -> list[Prepared]:
@@ -247,17 +261,16 @@ def prepared_inputs(shell: Any, home: Home, given: InputFiles, *, trust_remote_c
     found += [(label("--audio", one, n), read_sound(one, home, trust_remote_code)) for n, one in sounds]
     own = [(label("--inputs", one, n), read_tensors(one, n)) for n, one in tensors]
     if not found and not own:
-        config = getattr(stack_of(shell), "config", shell.config)
         if GRID in taken:
             made = drawn_patches(name, home, trust_remote_code)
         else:
-            made = default_inputs(name, config, home, trust_remote_code)
+            made = default_inputs(name, getattr(stack_of(shell), "config", shell.config), home, trust_remote_code)
         found = [("drawn picture" if read == KINDS["pixel_values"] else "computed tone", made)]
-    found = [(where, _as_taken(held, name, taken)) for where, held in found]
-    own = [(where, _as_taken(held, name, taken)) for where, held in own]
-    kept = [(where, {key: value for key, value in held.items() if key in taken}) for where, held in found]
     prepared = []
-    for where, held in (*kept, *own):
+    for place, (where, each) in enumerate((*found, *own)):
+        held = _as_taken(each, name, taken)
+        if place < len(found):  # what a processor makes beside what is read
+            held = {key: value for key, value in held.items() if key in taken}
         _check(held, name, taken, where, kind, whole=(GRID,) if GRID in taken else None)
         prepared.append(Prepared(where, held, _expected_positions(shell, held)))
     return prepared
@@ -300,21 +313,15 @@ def as_prompts(loaded: LoadedModel, prepared: Sequence[Prepared]) -> list[Prompt
     """The same as prompts; where only a real pass tells how many positions there are, by one."""
     found = []
     for line, one in enumerate(prepared, 1):
-        if one.text is not None:
-            found.append(_text_prompt(one.text, one.tensors, placeholder_of(loaded.model.config)))
+        text, hashed = one.text, _digest(one.tensors)
+        if text is not None:
+            ids, placeholder = one.tensors["input_ids"], placeholder_of(loaded.model.config)
+            pictures = tuple(place for place, token in enumerate(ids[0].tolist()) if token == placeholder)
+            found.append(Prompt(text.text, hashed, ids, text.line, prepared=one.tensors, pictures=pictures))
             continue
-        positions = one.positions
-        if positions is None:
-            positions = _real_positions(loaded, one)
-        ids = torch.arange(positions)[None]
-        found.append(Prompt(one.where, _digest(one.tensors), ids, line, prepared=one.tensors))
+        positions = _real_positions(loaded, one) if one.positions is None else one.positions
+        found.append(Prompt(one.where, hashed, torch.arange(positions)[None], line, prepared=one.tensors))
     return found
-
-
-def _text_prompt(text: PromptText, tensors: Mapping[str, Tensor], placeholder: int | None) -> Prompt:
-    ids = tensors["input_ids"]
-    pictures = tuple(place for place, token in enumerate(ids[0].tolist()) if token == placeholder)
-    return Prompt(text.text, _digest(tensors), ids, text.line, prepared=tensors, pictures=pictures)
 
 
 def _as_taken(held: Mapping[str, Tensor], name: str, taken: Set[str]) -> dict[str, Tensor]:
@@ -333,12 +340,7 @@ def _require_kind(shell: Any, kind: str, given: InputFiles) -> None:
 
 
 def _check(
-    tensors: Mapping[str, Tensor],
-    name: str,
-    taken: Set[str],
-    where: str,
-    kind: str,
-    whole: Sequence[str] | None = None,
+    tensors: Mapping[str, Tensor], name: str, taken: Set[str], where: str, kind: str, whole: Sequence[str] | None
 ) -> None:
     """whole: the tensors that have 1 in front; None: all of them."""
     unknown = sorted(set(tensors) - taken)
