@@ -64,11 +64,10 @@ class Answer:
 class Asking:
     """Goes with the sweep of `inspect` (its `Beside`); then `found` is known."""
 
-    def __init__(self, tokenizer: Callable[[], Any]) -> None:
-        """tokenizer: loads it, where a model may need its mask token."""
+    def __init__(self, tokenizer: Any) -> None:
+        """tokenizer: of a masked language model, for its mask token."""
         self._tokenizer = tokenizer
         self._head: HeadTest | None = None
-        self._mask: Any = None  # the tokenizer of a masked language model
         self.predicts: Predicts | None = None
         self.questions: list[Question] = []
         self._tally, self._embeddings = Tally(), list[list[float]]()
@@ -125,8 +124,7 @@ class Asking:
             return "embedding"
         if head.causal:
             return "next token"
-        self._mask = self._tokenizer()
-        if getattr(self._mask, "mask_token_id", None) is not None:
+        if getattr(self._tokenizer, "mask_token_id", None) is not None:
             return "masked token"
         self._why_none = _NO_MASK
         return "embedding"
@@ -138,10 +136,10 @@ class Asking:
             return Question(ids, range(len(row)), row[1:], _bytes(prompt, range(1, len(row)), together=True))
         if self.predicts == "embedding":
             return Question(ids, (), (), None)
-        special = set(self._mask.all_special_ids)
+        special = set(self._tokenizer.all_special_ids)
         at = [place for place in range(1, len(row), EVERY) if row[place] not in special]
         hidden = ids.clone()
-        hidden[0, at] = int(self._mask.mask_token_id)
+        hidden[0, at] = int(self._tokenizer.mask_token_id)
         return Question(hidden, at, [row[place] for place in at], _bytes(prompt, at, together=False))
 
     # -- what was found ----------------------------------------------------------------------------------------

@@ -211,7 +211,7 @@ def _overrides(loaded: LoadedModel) -> tuple[Override, ...]:
 def asking_of(tokenizer: Any) -> Asking:
     from duat_cli.analysis.check.behaviour import Asking
 
-    return Asking(lambda: tokenizer)
+    return Asking(tokenizer)
 
 
 def _tuned(adapter: AdapterFiles, found: Found, ran: Ran, progress: Progress) -> TunedBehaviour:

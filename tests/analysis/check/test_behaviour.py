@@ -47,15 +47,11 @@ def asked(loaded: LoadedModel, texts: list[Prompt], tokenizer: Any = Tokenizer) 
     return asking.found(None)
 
 
-def never() -> Any:
-    raise AssertionError("a model of the next token needs no tokenizer")
-
-
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "opt", "mixtral"])
 def test_the_loss_is_that_of_a_plain_pass(model_type: str, tmp_path: Path) -> None:
     loaded = whole(saved(model_type, tmp_path / "m"))
     texts = prompts(loaded.model.config.vocab_size)
-    behaviour, answers = asked(loaded, texts, never)
+    behaviour, answers = asked(loaded, texts, None)
     losses, entropies, tokens = [], [], []
     with torch.no_grad():
         for prompt in texts:
@@ -157,7 +153,7 @@ def test_weights_are_not_read_once_more_for_the_head(tmp_path: Path) -> None:
     folder = saved("llama", tmp_path / "m")
     texts = prompts(50)
     read = []
-    for beside in (None, Asking(never)):
+    for beside in (None, Asking(None)):
         with in_parts(folder) as loaded:
             inspect(loaded, texts, InspectOptions(cache=False), lambda *_: None, beside=beside)
             assert loaded.paged is not None
@@ -169,7 +165,7 @@ def test_weights_are_not_read_once_more_for_the_head(tmp_path: Path) -> None:
 def test_a_baseline_holds_no_more_answers_than_it_says(tmp_path: Path) -> None:
     loaded = whole(saved("gpt2", tmp_path / "m"))
     texts = prompts(loaded.model.config.vocab_size, (60,) * 40)
-    _, answers = asked(loaded, texts, never)
+    _, answers = asked(loaded, texts, None)
     assert len(answers.tokens) == 800 <= LIMIT < 1200  # every third of 2,400
 
 
@@ -183,7 +179,7 @@ def test_a_masked_model_without_a_mask_token_says_so(tmp_path: Path) -> None:
 def test_a_tokenizer_that_does_not_say_which_text_a_token_is(tmp_path: Path) -> None:
     loaded = whole(saved("gpt2", tmp_path / "m"))
     texts = [Prompt(p.text, p.sha256, p.input_ids, p.line) for p in prompts(loaded.model.config.vocab_size)]
-    behaviour, _ = asked(loaded, texts, never)
+    behaviour, _ = asked(loaded, texts, None)
     assert (behaviour.scored_bytes, behaviour.loss_per_byte) == (None, None)
     assert "tokenizer" in behaviour.reasons["loss_per_byte"]
     assert behaviour.loss_per_token is not None

@@ -38,7 +38,7 @@ def prompts() -> list[Prompt]:
 
 
 def tuned(loaded: LoadedModel, adapter: Path) -> TunedBehaviour:
-    asking = Asking(lambda: None)
+    asking = Asking(None)
     inspect(loaded, prompts(), InspectOptions(cache=False), lambda *_: None, beside=asking)
     found = Found(Source(loaded.files.path, "base", None), loaded.files)
     return tuned_behaviour(open_adapter(adapter, str(adapter)), found, loaded, asking)
