@@ -323,17 +323,11 @@ def _counts(model: ModelRequest, found: Found, texts: PromptRequest, *sets: list
     return counts
 
 
-def open_with_holdout(
-    model: ModelRequest, texts: PromptRequest, holdout: str | None, progress: Progress
-) -> tuple[LoadedModel, list[Prompt], list[Prompt]]:
-    """As `open_session`, with the prompts held out: of a file, a share of the prompts, or the bundled set (None)."""
-    return open_with_calibration(model, texts, holdout, None, progress)[:3]
-
-
 def open_with_calibration(
     model: ModelRequest, texts: PromptRequest, holdout: str | None, calibration: str | None, progress: Progress
 ) -> tuple[LoadedModel, list[Prompt], list[Prompt], list[Prompt]]:
-    """As `open_with_holdout`, with the prompts of a file that a repair is fitted to; none without a file."""
+    """As `open_session`, with the prompts held out: of a file, a share of the prompts, or the bundled set (None); and
+    with the prompts of a file that a repair is fitted to, none without a file."""
     from duat_cli.loading.prompts import read_prompts
 
     read, apart, bundled = texts.read_apart(holdout, progress)

@@ -15,7 +15,7 @@ from duat_cli.analysis.opening import (
     PromptRequest,
     load_found,
     open_session,
-    open_with_holdout,
+    open_with_calibration,
     tokens_of,
 )
 from duat_cli.api.settings import one_of
@@ -185,7 +185,7 @@ class Asked:
     ) -> tuple[LoadedModel, list[Prompt], list[Prompt]]:
         """The same with prompts held out."""
         if not self.in_memory:
-            return open_with_holdout(self.request(task), self.texts, holdout, progress)
+            return open_with_calibration(self.request(task), self.texts, holdout, None, progress)[:3]
         read, apart, bundled = self.texts.read_apart(holdout, progress)
         loaded, tokenizer = self._given(progress), self._own_tokenizer()
         loaded, prompts = tokens_of(loaded, tokenizer, self.texts, read)

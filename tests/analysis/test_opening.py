@@ -14,7 +14,6 @@ from duat_cli.analysis.opening import (
     PromptRequest,
     open_session,
     open_with_calibration,
-    open_with_holdout,
 )
 from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.errors import CheckpointError, InputError
@@ -97,7 +96,7 @@ def test_what_is_held_out(checkpoint: Path, tmp_path: Path) -> None:
     own, bundled = PromptRequest(["a", "b", "c", "d"], None, 3), PromptRequest(None, None, 3)
 
     def texts(asked: PromptRequest, holdout: str | None) -> tuple[list[str], list[str]]:
-        _, chosen, apart = open_with_holdout(request(checkpoint), asked, holdout, Steps())
+        _, chosen, apart, _ = open_with_calibration(request(checkpoint), asked, holdout, None, Steps())
         return [p.text for p in chosen], [p.text for p in apart]
 
     assert texts(own, None) == (["a", "b", "c", "d"], [])
