@@ -7,7 +7,6 @@ the last bit, whoever computed which prompt.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -74,71 +73,6 @@ class PromptSums:
         self.places[place] = Moments(count, tuple(one.to(kept) for one in sums), in_expert)
 
 
-class Many:
-    """Sums over the parts of all predictions."""
-
-    def __init__(self) -> None:
-        self._sums: dict[Place, tuple[int, Tensor, Tensor, Tensor]] = {}
-        self._in_expert: dict[Place, int | None] = {}
-
-    def add(self, prompt: PromptSums) -> None:
-        """The next prompt."""
-        for place, moments in prompt.places.items():
-            three = moments.three()
-            if place in self._sums:
-                count, *known = self._sums[place]
-                a, b, c = (x + y for x, y in zip(known, three, strict=True))
-                self._sums[place] = (count + moments.count, a, b, c)
-            else:
-                self._sums[place] = (moments.count, *three)
-                self._in_expert[place] = moments.in_expert
-
-    def summary(self, found: Sequence[Attribution], top: int) -> Summary | None:
-        """None of a single prediction."""
-        count = len(found)
-        if count < 2:
-            return None
-        blocks = len(found[0].parts.static.blocks)
-        units = [0.0] * blocks
-        encoder = [None if one.parts.encoder is None else one.parts.encoder.value for one in found]
-        for one in found:
-            for unit in one.parts.units:
-                units[unit.block] += unit.value / count
-        return Summary(
-            predictions=count,
-            logit=sum(one.logit for one in found) / count,
-            tokens=sum(token.value for one in found for token in one.parts.tokens) / count,
-            static=sum(one.parts.static.value for one in found) / count,
-            units=units,
-            head_bias=sum(one.parts.head_bias for one in found) / count,
-            encoder=None if None in encoder else sum(value for value in encoder if value is not None) / count,
-            heads=self._leading(top, heads=True),
-            neurons=self._leading(top, heads=False),
-        )
-
-    def _leading(self, top: int, *, heads: bool) -> list[Spread]:
-        found: list[Spread] = []
-        for (block, unit), (count, *sums) in self._sums.items():
-            if (unit is None) is not heads:
-                continue
-            mean, absolute, square = (one / count for one in sums)
-            deviation = (square - mean.square()).clamp_min(0).sqrt()
-            inside = self._in_expert[block, unit]
-            for place in largest(absolute, top):
-                found.append(
-                    Spread(
-                        block=block,
-                        unit=unit,
-                        expert=None if inside is None else place // inside,
-                        index=place if inside is None else place % inside,
-                        mean=float(mean[place]),
-                        mean_absolute=float(absolute[place]),
-                        deviation=float(deviation[place]),
-                    )
-                )
-        return sorted(found, key=lambda one: (-one.mean_absolute, one.block, one.unit or 0))[:top]
-
-
 @dataclass(frozen=True)
 class Attributed:
     """What one prompt gave."""
@@ -168,20 +102,29 @@ class AttributeTotal:
         self._prompts: list[PromptFacts] = []
         self._attribution: list[Attribution] = []
         self._continuations: list[Continuation] = []
-        self._many = Many()
+        self._sums: dict[Place, tuple[int, Tensor, Tensor, Tensor]] = {}  # over the parts of all predictions
+        self._in_expert: dict[Place, int | None] = {}
 
     def add(self, facts: PromptFacts, found: Attributed) -> None:
         """The next prompt of the report."""
         self._prompts.append(facts)
         self._attribution += found.attribution
-        self._many.add(found.sums)
         if found.continuation is not None:
             self._continuations.append(found.continuation)
+        for place, moments in found.sums.places.items():
+            three = moments.three()
+            if place in self._sums:
+                count, *known = self._sums[place]
+                a, b, c = (x + y for x, y in zip(known, three, strict=True))
+                self._sums[place] = (count + moments.count, a, b, c)
+            else:
+                self._sums[place] = (moments.count, *three)
+                self._in_expert[place] = moments.in_expert
 
     def report(self, head: AttributeHead, run: Run) -> AttributeReport:
         """Of one prediction at least."""
         residual = max(max(one.residual, one.direct.residual) for one in self._attribution)
-        summary = self._many.summary(self._attribution, self._top)
+        summary = self._summary()
         return AttributeReport(
             duat_version=__version__,
             environment=head.environment,
@@ -199,3 +142,48 @@ class AttributeTotal:
             warnings=head.warnings,
             run=run,
         )
+
+    def _summary(self) -> Summary | None:
+        """None of a single prediction."""
+        found, count = self._attribution, len(self._attribution)
+        if count < 2:
+            return None
+        blocks = len(found[0].parts.static.blocks)
+        units = [0.0] * blocks
+        encoder = [None if one.parts.encoder is None else one.parts.encoder.value for one in found]
+        for one in found:
+            for unit in one.parts.units:
+                units[unit.block] += unit.value / count
+        return Summary(
+            predictions=count,
+            logit=sum(one.logit for one in found) / count,
+            tokens=sum(token.value for one in found for token in one.parts.tokens) / count,
+            static=sum(one.parts.static.value for one in found) / count,
+            units=units,
+            head_bias=sum(one.parts.head_bias for one in found) / count,
+            encoder=None if None in encoder else sum(value for value in encoder if value is not None) / count,
+            heads=self._leading(heads=True),
+            neurons=self._leading(heads=False),
+        )
+
+    def _leading(self, *, heads: bool) -> list[Spread]:
+        found: list[Spread] = []
+        for (block, unit), (count, *sums) in self._sums.items():
+            if (unit is None) is not heads:
+                continue
+            mean, absolute, square = (one / count for one in sums)
+            deviation = (square - mean.square()).clamp_min(0).sqrt()
+            inside = self._in_expert[block, unit]
+            for place in largest(absolute, self._top):
+                found.append(
+                    Spread(
+                        block=block,
+                        unit=unit,
+                        expert=None if inside is None else place // inside,
+                        index=place if inside is None else place % inside,
+                        mean=float(mean[place]),
+                        mean_absolute=float(absolute[place]),
+                        deviation=float(deviation[place]),
+                    )
+                )
+        return sorted(found, key=lambda one: (-one.mean_absolute, one.block, one.unit or 0))[: self._top]
