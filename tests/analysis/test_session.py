@@ -149,13 +149,13 @@ def lost_flag(name: str, value: Any) -> Plant:
 
 def norm_in_the_pass(patch: pytest.MonkeyPatch) -> None:
     """The instrumented norm has another epsilon than the model's."""
-    make = rig.Rig._norm_forward
+    own = rig.Rig._norm_forward
 
-    def planted(self: rig.Rig, module: nn.Module, original: Any) -> Any:
+    def planted(self: rig.Rig, module: nn.Module, original: Any, args: Any, kwargs: Any) -> Any:
         def other(x: Tensor, *args: Any) -> Tensor:
             return original(x, *args) * (x.square().mean(-1, keepdim=True) / (x.square().mean(-1, keepdim=True) + 0.1))
 
-        return make(self, module, other)
+        return own(self, module, other, args, kwargs)
 
     patch.setattr(rig.Rig, "_norm_forward", planted)
 
