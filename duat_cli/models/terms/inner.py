@@ -15,7 +15,7 @@ from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.terms.experts import Experts, find_experts
 from duat_cli.models.terms.feedforward import FeedForward, find_feedforward
 from duat_cli.models.terms.sites import BlockSites, Site
-from duat_cli.models.value_path.heads import layer_factors
+from duat_cli.models.value_path.projections import layer_factors
 from duat_cli.operators.kronecker import HeadFactors
 
 

@@ -37,7 +37,7 @@ from duat_cli.models.terms.feedforward import FeedForward
 from duat_cli.models.terms.inner import Inner, inner_of
 from duat_cli.models.terms.reach import ball_of
 from duat_cli.models.terms.sites import BlockSites, Site
-from duat_cli.models.value_path.heads import norm_before, require_averages
+from duat_cli.models.value_path.projections import norm_before, require_averages
 from duat_cli.operators.bounds import Ball, head_maximum, row_lengths, spectral_limit
 from duat_cli.operators.kronecker import HeadFactors
 

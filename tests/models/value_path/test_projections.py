@@ -12,7 +12,7 @@ from torch import Tensor
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.structure import discover, probe_trace
 from duat_cli.models.instrument.tracing import Trace
-from duat_cli.models.value_path.heads import layer_factors, norm_before, require_averages
+from duat_cli.models.value_path.projections import layer_factors, norm_before, require_averages
 from duat_cli.operators.kronecker import HeadFactors
 
 NORMS = {
