@@ -1,4 +1,5 @@
-"""How a norm's scale answers to a change of its input: it matters where part of a branch in front of a norm goes."""
+"""What a norm does with other inputs than its own: how its scale answers to a change, which matters where part of a
+branch in front of it goes, and how large its output can be, for any input at all: the ball its tokens end in."""
 
 from __future__ import annotations
 
@@ -9,7 +10,15 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, tolerance_for
-from duat_cli.models.block.norms import NormForm, freeze
+from duat_cli.models.block.linears import applied, wide_twin
+from duat_cli.models.block.norms import NormForm, freeze, recognise
+from duat_cli.operators.bounds import Ball
+
+SEED = 11
+DIRECTIONS = 48
+LENGTHS = (1e-2, 1.0, 1e2, 1e4)  # rms of the tokens tried; at the last one no eps shows
+ALIKE = 1e-4  # how far radii of long tokens may differ
+MARGIN = 1 + 3e-6  # the norm itself computes in float32
 
 
 @dataclass(frozen=True)
@@ -49,3 +58,48 @@ def norm_scale(norm: nn.Module, form: NormForm, x: Tensor) -> NormScale:
         if not relative_error(found.offset + found.slope * square, expected) <= tolerance_for(x.dtype):
             raise UnsupportedModelError("the scale of the norm on its branch does not follow the size of its input")
     return found
+
+
+def ball_of(norm: nn.Module, width: int) -> Ball:
+    """The ball of a norm over vectors of that width; UnsupportedModelError where its outputs lie in none.
+
+    The radius is measured on long tokens of many directions, which all must give the same, and shorter ones must not
+    give more: then the scale depends on the length |P x| alone, and falls with it.
+    """
+    twin = wide_twin(norm)
+    tokens = _directions(width).to(next(iter(twin.parameters()), torch.empty(0)))
+    with torch.no_grad():
+        try:
+            form = recognise(twin, tokens, applied(twin, tokens))
+        except (RuntimeError, LookupError):  # of another width, or of tokens in three axes alone
+            form = None
+        if form is None:
+            raise UnsupportedModelError(f"{type(norm).__name__} is no norm whose output has a largest size")
+        if form.gain.numel() != width or (form.bias is not None and form.bias.numel() != width):
+            raise UnsupportedModelError(f"{type(norm).__name__}'s gain depends on the token")
+        radii = [_radius(twin, form, tokens * length) for length in LENGTHS]
+    top = float(radii[-1].max())
+    if not float(radii[-1].min()) >= top * (1 - ALIKE) or not max(float(r.max()) for r in radii) <= top * (1 + ALIKE):
+        raise UnsupportedModelError(f"{type(norm).__name__}'s scale depends on more than the token's length")
+    return Ball(
+        gain=form.gain.reshape(width).double(),
+        bias=None if form.bias is None else form.bias.reshape(width).double(),
+        centered=form.centered,
+        radius=top * MARGIN,
+    )
+
+
+def _radius(norm: nn.Module, form: NormForm, x: Tensor) -> Tensor:
+    """s |P x| for every token of x (n, M): the length of u, (n,)."""
+    frozen = freeze(form, x, applied(norm, x))
+    plain = x - x.mean(dim=-1, keepdim=True) if form.centered else x
+    return (frozen.scale * torch.linalg.vector_norm(plain, dim=-1, keepdim=True)).double()[:, 0]
+
+
+def _directions(width: int) -> Tensor:
+    """Tokens of rms 1: dense, sparse and in between, (DIRECTIONS, width)."""
+    generator = torch.Generator().manual_seed(SEED)
+    tokens = torch.randn(DIRECTIONS, width, generator=generator)
+    tokens[::3] = tokens[::3].pow(5)  # a few coordinates carry nearly everything
+    tokens[::8] += 0.5  # a mean
+    return tokens / tokens.square().mean(dim=-1, keepdim=True).sqrt()

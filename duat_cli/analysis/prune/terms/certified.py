@@ -24,6 +24,7 @@ from duat_cli.compat.libc import give_back_free_pages
 from duat_cli.errors import UnsupportedModelError, or_reason
 from duat_cli.kinds import KINDS, Kind
 from duat_cli.models.arrays import equal
+from duat_cli.models.block.norm_scale import ball_of
 from duat_cli.models.budgets import BOUNDED_ENTRIES
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.instrument.calls import hidden_of
@@ -35,7 +36,6 @@ from duat_cli.models.terms.arrival import Arrival, BlockArrivals, block_arrivals
 from duat_cli.models.terms.experts import Experts
 from duat_cli.models.terms.feedforward import FeedForward
 from duat_cli.models.terms.inner import Inner, inner_of
-from duat_cli.models.terms.reach import ball_of
 from duat_cli.models.terms.sites import BlockSites, Site
 from duat_cli.models.value_path.projections import norm_before, require_averages
 from duat_cli.operators.bounds import Ball, head_maximum, row_lengths, spectral_limit

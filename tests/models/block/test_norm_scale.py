@@ -10,7 +10,7 @@ from helpers import far, single_model
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.terms.reach import ball_of
+from duat_cli.models.block.norm_scale import ball_of
 from duat_cli.operators.bounds import Ball
 
 NORMS = {
