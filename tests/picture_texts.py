@@ -11,7 +11,7 @@ import transformers as t
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
-from duat_cli.models.signatures import taken_by
+from duat_cli.models.instrument.calls import taken_by
 from duat_cli.zoo.randomise import randomise
 
 MARK = 7  # the token id that stands for a piece of a picture

@@ -33,7 +33,7 @@ from duat_cli.models.discovery.modality import (
     stack_of,
 )
 from duat_cli.models.discovery.structure import discover
-from duat_cli.models.signatures import taken_by
+from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.sweep.lockstep import forwards
 from duat_cli.text import clean
 

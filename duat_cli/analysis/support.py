@@ -32,9 +32,9 @@ from duat_cli.models.discovery.structure import (
     probe_inputs,
     run_stack,
 )
+from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.signatures import taken_by
 from duat_cli.models.sweep.lockstep import one_by_one
 from duat_cli.models.value_path.factors import MERGES, NO_MIXING
 from duat_cli.results.base import Run

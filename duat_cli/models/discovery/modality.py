@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.signatures import taken_by
+from duat_cli.models.instrument.calls import taken_by
 
 Given = Tensor | Mapping[str, Tensor]
 """What a stack is run on: token ids (1, N), or prepared inputs by the names that its forward pass has for them."""

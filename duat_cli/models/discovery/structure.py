@@ -46,11 +46,11 @@ from duat_cli.models.discovery.parts import beside, find_parts
 from duat_cli.models.discovery.proof import Proof, ProvedBlock, Unproved, Verdict, opened
 from duat_cli.models.discovery.unread import beside_notes, unread_attention, why_unchained, why_unseen
 from duat_cli.models.instrument.attention import CapturePath, ForeignAttentionError
+from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
 from duat_cli.models.instrument.rig import Rig
 from duat_cli.models.instrument.tracing import Event, Trace, Tracer, trace
-from duat_cli.models.signatures import taken_by
 
 DISCOVERY_TOKENS = 11  # short, odd, and unlike a count of heads or experts
 SEED = 20240511

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.modality import is_pair
+from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.tracing import Event
-from duat_cli.models.signatures import taken_by
 
 _NAMED = re.compile(r"attention|attn", re.IGNORECASE)  # what transformers itself goes by in classes
 _FUSED = re.compile(r"(?i)^(w_?)?(qkv|query_key_value|c_attn|in_proj)(_proj)?$")

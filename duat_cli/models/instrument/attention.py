@@ -32,8 +32,8 @@ from duat_cli.compat.transformers import (
 )
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, rounding
+from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.windows import WindowRows, Windows
-from duat_cli.models.signatures import taken_by
 
 INTERFACE_NAME = "duat_capture"
 

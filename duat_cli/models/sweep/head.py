@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from duat_cli.models.discovery.structure import run_stack
+from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.hooks import patched
-from duat_cli.models.signatures import taken_by
 
 LOGITS_BYTES = 256 << 20  # of the logits that are in memory at once, where the model can give some tokens' alone
 

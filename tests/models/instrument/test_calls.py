@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import gc
 
-from duat_cli.models import signatures
-from duat_cli.models.signatures import taken_by
+from duat_cli.models.instrument import calls
+from duat_cli.models.instrument.calls import taken_by
 
 
 class Layer:
@@ -30,7 +30,7 @@ def test_a_function_that_is_put_in_its_place_is_asked_anew_and_not_kept() -> Non
 
     layer.forward = other  # type: ignore[method-assign, assignment]
     assert taken_by(layer.forward) == {"output"}
-    before = len(signatures._known)
+    before = len(calls._known)
     del layer, other
     gc.collect()
-    assert len(signatures._known) == before - 1
+    assert len(calls._known) == before - 1
