@@ -5,6 +5,7 @@ Nothing here calls the operators, the rig or the discovery of the package. W' is
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.instrument import attention
 from duat_cli.zoo import tiny
 
 # -- W' by definition ----------------------------------------------------------------------------------------
@@ -295,6 +298,11 @@ def _catch(caught: dict[str, Tensor], module: nn.Module, args: Any, output: Any)
 # -- the package's own operators, block by block -------------------------------------------------------------
 
 
+def row_budget_of(size: int | None) -> contextlib.AbstractContextManager[Any]:
+    """While active, so many bytes of H are kept whole; None: as many as else."""
+    return contextlib.nullcontext() if size is None else mock.patch.object(attention, "ROW_BUDGET", size)
+
+
 def sweep(
     model: Any,
     ids: Tensor,
@@ -312,7 +320,7 @@ def sweep(
     def on_block(run: Any) -> None:
         listen(run, decomposition.advance(run), structure.block(run.index))
 
-    with structure.rig(row_budget).active() as rig:
+    with row_budget_of(row_budget), structure.rig().active() as rig:
         rig.run(lambda: run_stack(structure.stack, ids), on_block)
     return structure
 

@@ -120,12 +120,12 @@ def lost_mask(patch: pytest.MonkeyPatch) -> None:
 
 def lost_argument(name: str, value: Any) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        routed = attention._routed
+        captured = attention._captured_call
 
         def without(*args: Any) -> Any:
-            return routed(*args[:-1], {**args[-1], name: value})
+            return captured(*args[:-1], {**args[-1], name: value})
 
-        patch.setattr(attention, "_routed", without)
+        patch.setattr(attention, "_captured_call", without)
 
     return plant
 
@@ -216,13 +216,13 @@ def test_a_fault_that_the_sum_cannot_see_is_seen_against_the_plain_model(monkeyp
 
 def fault_from(tokens: int, patch: pytest.MonkeyPatch) -> None:
     """A fault that shows on prompts of that many tokens alone."""
-    routed = attention._routed
+    captured = attention._captured_call
 
     def planted(*args: Any) -> Any:
         query, kwargs = args[2], args[-1]
-        return routed(*args[:-1], kwargs | ({"scaling": 1.0} if query.shape[2] == tokens else {}))
+        return captured(*args[:-1], kwargs | ({"scaling": 1.0} if query.shape[2] == tokens else {}))
 
-    patch.setattr(attention, "_routed", planted)
+    patch.setattr(attention, "_captured_call", planted)
 
 
 def test_inspect_holds_its_first_prompt_against_the_plain_model_and_verify_every_one(

@@ -92,10 +92,10 @@ class ModelStructure:
         """As of `Rig`: attention is seen as it was when the blocks were proved."""
         return self.path != "softmax interception"
 
-    def rig(self, row_budget: int | None = None, *, whole: bool = False, prompts: int = 1) -> Rig:
-        """The instruments for a run of `stack`; the others as of `Rig`."""
+    def rig(self, *, whole: bool = False, prompts: int = 1) -> Rig:
+        """The instruments for a run of `stack`; whole, prompts: as of `Rig`."""
         parts = [b.parts for b in self.blocks]
-        return Rig(self.part, parts, interface=self.interface, row_budget=row_budget, whole=whole, prompts=prompts)
+        return Rig(self.part, parts, interface=self.interface, whole=whole, prompts=prompts)
 
 
 def run_stack(stack: Any, given: Given, mask: Tensor | None = None) -> Any:

@@ -17,7 +17,7 @@ import contextlib
 import contextvars
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -168,7 +168,6 @@ class Watch:
     """One model under instruments. Two models can be at once: each attention module is asked for its own."""
 
     probe: Probe
-    row_budget: int = field(default_factory=lambda: ROW_BUDGET)
     inside_interface: bool = False  # the softmax of the model's own eager function is not to be intercepted
     asked: Callable[[Tensor, Tensor], None] | None = None  # shown queries and keys at the interface, before the probe
 
@@ -256,37 +255,23 @@ def _interface(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """The function transformers calls. Returns no weights, or every block's H would be kept to the end."""
+    eager = _eager(module)
+    _refuse_foreign(module, eager, kwargs)
     watch = None if _alone.get() else _watches.get(module)
     if watch is None:
-        eager = _eager(module)
-        _refuse_foreign(module, eager, kwargs)
         return eager(module, query, key, value, attention_mask, **kwargs)[0], None
     before, watch.inside_interface = watch.inside_interface, True
     try:
-        return _routed(watch, module, query, key, value, attention_mask, kwargs)
+        if watch.asked is not None:
+            watch.asked(query, key)
+        replacement = watch.probe.replacement(module, value)
+        if replacement is not None:
+            return replacement, None
+        call = _captured_call(module, eager, query, key, value, attention_mask, kwargs)
+        watch.probe.captured(call)
+        return call.output, None
     finally:
         watch.inside_interface = before
-
-
-def _routed(
-    watch: Watch,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    kwargs: dict[str, Any],
-) -> tuple[Tensor, None]:
-    eager = _eager(module)
-    _refuse_foreign(module, eager, kwargs)
-    if watch.asked is not None:
-        watch.asked(query, key)
-    replacement = watch.probe.replacement(module, value)
-    if replacement is not None:
-        return replacement, None
-    call = _captured_call(watch.row_budget, module, eager, query, key, value, attention_mask, kwargs)
-    watch.probe.captured(call)
-    return call.output, None
 
 
 def _refuse_foreign(module: nn.Module, eager: Callable[..., Any], kwargs: dict[str, Any]) -> None:
@@ -298,7 +283,6 @@ def _refuse_foreign(module: nn.Module, eager: Callable[..., Any], kwargs: dict[s
 
 
 def _captured_call(
-    row_budget: int,
     module: nn.Module,
     eager: Callable[..., tuple[Tensor, Tensor | None]],
     query: Tensor,
@@ -311,7 +295,7 @@ def _captured_call(
     row_bytes = heads * key.shape[2] * 4
     scored, windows = ScoreInputs(query, key, mask, kwargs), len(query)
     allowed = allowed_by(mask, tokens, key.shape[2]) if windows == 1 else None
-    if row_bytes * tokens <= row_budget or windows > 1:
+    if row_bytes * tokens <= ROW_BUDGET or windows > 1:
         output, weights = eager(module, query, key, value, mask, **kwargs)
         if weights is None:
             raise UnsupportedModelError(f"{type(module).__name__}'s eager attention returns no weights")
@@ -325,7 +309,7 @@ def _captured_call(
         assert weights is not None
         return _effective(module, weights, value, output)[0]
 
-    step = max(1, (row_budget // 4) // row_bytes)
+    step = max(1, (ROW_BUDGET // 4) // row_bytes)
     source = RecomputedRows(weights_of, heads, tokens, step)
     return AttentionCall(module, "attention interface", source, value, apply_rows(source, value), allowed, scored)
 

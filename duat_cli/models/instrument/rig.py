@@ -55,7 +55,6 @@ class Rig:
         blocks: Iterable[BlockParts],
         *,
         interface: bool,
-        row_budget: int | None = None,
         coming: Iterable[nn.Module] = (),
         whole: bool = False,
         prompts: int = 1,
@@ -64,7 +63,7 @@ class Rig:
         whole: hold norms with what they round, as `freeze_whole` does. prompts: how many, of as many tokens each, run
         as one batch."""
         self._model, self._interface, self._whole, self._prompts = model, interface, whole, prompts
-        self.watch = Watch(self) if row_budget is None else Watch(self, row_budget)
+        self.watch = Watch(self)
         self._by_module: dict[nn.Module, BlockParts] = {}
         self._by_attention: dict[nn.Module, BlockParts] = {}
         self._coming = list(coming)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import far, single_model, token_ids
+from helpers import far, row_budget_of, single_model, token_ids
 from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
@@ -63,7 +63,7 @@ def captured(model: Any, ids: Tensor, row_budget: int | None = None) -> list[tup
     """Every attention call of one run with its H, taken while the block is alive."""
     found = []
     structure = discover(model)
-    with structure.rig(row_budget).active() as rig:
+    with row_budget_of(row_budget), structure.rig().active() as rig:
         rig.run(
             lambda: run_stack(structure.stack, ids),
             lambda run: found.extend((call, whole(call).clone()) for call in run.attention),
