@@ -95,13 +95,14 @@ class Replay:
 class Substitutes:
     """What a replay in progress returns in place of what."""
 
+    run: BlockRun  # what is replayed
     items: int
     given: Sequence[Tensor]  # per unit call, in call order: its output
     attention: Tensor | None  # (items, N, heads, d), in place of H V
     stop_at_values: bool
-    result: Replay
     calls_of: Sequence[AttentionCall]  # whose H is held, in call order
     prompts: int = 1  # behind each other in the tokens of an item
+    result: Replay = field(default_factory=Replay)
     calls: dict[nn.Module, int] = field(default_factory=lambda: defaultdict(int))
     unit_calls: int = 0
     attention_calls: int = 0
@@ -114,6 +115,11 @@ class Substitutes:
     def held(self, norm: FrozenNorm, x: Tensor) -> Tensor:
         """The frozen norm of what a replay takes there, with the items in front of the prompts."""
         return norm(x) if self.prompts == 1 else norm(x.unflatten(0, (self.items, -1))).flatten(0, 1)
+
+    def passed(self, module: nn.Module, x: Tensor) -> None:
+        """What a norm or a unit reads there, written down unless it stands in front of attention."""
+        if self.attention_calls or not self.run.attention:
+            self.result.points.append((module, self.by_item(x)))
 
     def next_call(self, module: nn.Module) -> int:
         self.calls[module] += 1
@@ -323,10 +329,10 @@ class BlockRun:
 
     def _replay_once(self, items: Tensor, given: Sequence[Tensor], attention: Tensor | None, stop: bool) -> Replay:
         attention = None if attention is None else attention.contiguous()  # as attention functions give it
-        plan = Substitutes(items.shape[0], given, attention, stop, Replay(), self.attention, self.prompts)
+        plan = Substitutes(self, items.shape[0], given, attention, stop, self.attention, self.prompts)
         apart = items if self.prompts == 1 else items.unflatten(1, (self.prompts, -1)).flatten(0, 1)
         args, kwargs = self.parts.hidden.put(*self._call, apart)
-        with self._rig.replaying(self, plan), contextlib.suppress(ReplayStop):
+        with self._rig.replaying(plan), contextlib.suppress(ReplayStop):
             output = hidden_of(self._rig.call_block(self.parts.module, args, kwargs), apart)
             plan.result.output = output if self.prompts == 1 else output.reshape(items.shape)
         return plan.result
@@ -353,8 +359,8 @@ class BlockRun:
         slot, own, singles = self.parts.cross.states, self.recording.cross, []
         for item, one in enumerate(states.split(1)):
             mixed = None if attention is None else attention[item : item + 1]
-            plan = Substitutes(1, [], mixed, stop_at_values, Replay(), [own.attention])
-            with self._rig.replaying(self, plan), contextlib.suppress(ReplayStop):
+            plan = Substitutes(self, 1, [], mixed, stop_at_values, [own.attention])
+            with self._rig.replaying(plan), contextlib.suppress(ReplayStop):
                 plan.result.output = self._rig.call_cross(self.parts.cross.module, *slot.put(own.args, own.kwargs, one))
             singles.append(plan.result)
         return stacked(singles)

@@ -72,7 +72,6 @@ class Rig:
         self._originals: dict[nn.Module, Callable[..., Any]] = {}
         self._recording: Recording | None = None
         self._block: BlockParts | None = None
-        self._run: BlockRun | None = None
         self._plan: Substitutes | None = None
         self._on_block: Callable[[BlockRun], None] | None = None
         self._calls = 0
@@ -119,8 +118,8 @@ class Rig:
             (self._recording.attention if own else self._recording.crossing).append(call.by_heads())
 
     def replacement(self, module: nn.Module, value: Tensor) -> Tensor | None:
-        plan, run = self._plan, self._run
-        if plan is None or run is None:
+        plan = self._plan
+        if plan is None:
             return None
         call = plan.calls_of[plan.attention_calls]
         if call.windows is not None and call.windows.sizes is not None:
@@ -137,13 +136,13 @@ class Rig:
     # -- instrumentation -----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def replaying(self, run: BlockRun, plan: Substitutes) -> Iterator[None]:
-        before = self._run, self._plan, self._recording
-        self._run, self._plan, self._recording = run, plan, None
+    def replaying(self, plan: Substitutes) -> Iterator[None]:
+        before = self._plan, self._recording
+        self._plan, self._recording = plan, None
         try:
             yield
         finally:
-            self._run, self._plan, self._recording = before
+            self._plan, self._recording = before
 
     def call_block(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return self._originals[module](*args, **kwargs)
@@ -187,11 +186,11 @@ class Rig:
 
     def _norm_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
         x = only_tensor(module, args, kwargs)
-        if self._plan is not None and self._run is not None:
-            if self._plan.attention_calls or not self._run.attention:
-                self._plan.result.points.append((module, self._plan.by_item(x)))
-            recorded, call = self._run.recording, self._plan.next_call(module)
-            held, rests = self._plan.held(recorded.norms[module][call], x), recorded.norm_rests.get(module)
+        plan = self._plan
+        if plan is not None:
+            plan.passed(module, x)
+            recorded, call = plan.run.recording, plan.next_call(module)
+            held, rests = plan.held(recorded.norms[module][call], x), recorded.norm_rests.get(module)
             return held if rests is None else (held, *rests[call])
         output = original(*args, **kwargs)
         if self._recording is not None and self._block is not None:
@@ -221,11 +220,9 @@ class Rig:
 
     def _given_in_place(self, plan: Substitutes, module: nn.Module, x: Tensor) -> Any:
         """What a replay returns in place of a unit's output."""
-        assert self._run is not None
-        if plan.attention_calls or not self._run.attention:
-            plan.result.points.append((module, plan.by_item(x)))
+        plan.passed(module, x)
         plan.result.unit_inputs.append(plan.by_item(x))
-        call, given = self._run.units[plan.unit_calls], plan.given[plan.unit_calls]
+        call, given = plan.run.units[plan.unit_calls], plan.given[plan.unit_calls]
         plan.unit_calls += 1
         # A copy, because some blocks add the residual to it in place.
         return call.returning(given.flatten(0, 1).clone())
@@ -256,11 +253,11 @@ class Rig:
         return output
 
     def _attention_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
-        plan, run, x = self._plan, self._run, first_tensor(args, kwargs)
-        direct = self.watch.asked is None and run is not None and run.parts.direct  # has no queries and keys
-        if plan is not None and run is not None and x is not None and direct:
-            rest = run.recording.attention_rests[module]
-            tensor = self._direct_attention(module, run.parts, x)
+        plan, x = self._plan, first_tensor(args, kwargs)
+        # attention by its projections alone has no queries and keys
+        if plan is not None and plan.run.parts.direct and x is not None and self.watch.asked is None:
+            rest = plan.run.recording.attention_rests[module]
+            tensor = self._direct_attention(module, plan.run.parts, x)
             return tensor if rest is None else (tensor, *rest)
         with self._watched(module):
             output = original(*args, **kwargs)
@@ -272,9 +269,9 @@ class Rig:
 
     def _mixer_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
         """A mixer without softmax: its kernel is the model's own, applied to other values."""
-        plan, run, recording = self._plan, self._run, self._recording
-        if plan is not None and run is not None:
-            return self._mixer_replay(run.recording.mixers[module], plan, run, args, kwargs)
+        plan, recording = self._plan, self._recording
+        if plan is not None:
+            return self._mixer_replay(plan.run.recording.mixers[module], plan, args, kwargs)
         if recording is None or self._block is None or self._block.mixer is None:
             return original(*args, **kwargs)
         with self.suspended():
@@ -287,9 +284,7 @@ class Rig:
         recording.extremes.see("attention", call.output)
         return call.output
 
-    def _mixer_replay(
-        self, call: MixerCall, plan: Substitutes, run: BlockRun, args: Any, kwargs: dict[str, Any]
-    ) -> Any:
+    def _mixer_replay(self, call: MixerCall, plan: Substitutes, args: Any, kwargs: dict[str, Any]) -> Any:
         if call.form.affine:
             with self.suspended():
                 value = call.values_at(args, kwargs)
@@ -299,7 +294,7 @@ class Rig:
             plan.result.unit_inputs.append(plan.by_item(x))
             value = plan.given[plan.unit_calls].flatten(0, 1)
             plan.unit_calls += 1
-        rows = run.attention[plan.attention_calls].rows
+        rows = plan.calls_of[plan.attention_calls].rows
         plan.attention_calls += 1
         values = call.by_head(value).transpose(1, 2)  # (items, heads, N, d)
         plan.result.values.append(values)
@@ -319,29 +314,26 @@ class Rig:
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
         """The model's own code, unwatched and not replayed."""
-        before = self._run, self._plan, self._recording, self._on_block
-        self._run = self._plan = self._recording = self._on_block = None
+        before = self._plan, self._recording, self._on_block
+        self._plan = self._recording = self._on_block = None
         try:
             yield
         finally:
-            self._run, self._plan, self._recording, self._on_block = before
+            self._plan, self._recording, self._on_block = before
 
     @contextlib.contextmanager
     def _watched(self, module: nn.Module) -> Iterator[None]:
         """The torch function modes that this attention module needs."""
-        parts = self._by_attention[module]
+        known, held = self._by_attention[module], self._plan is not None
+        parts, recording = known, self._recording
+        if self._plan is not None:
+            parts, recording = self._plan.run.parts, self._plan.run.recording
         with contextlib.ExitStack() as stack:
-            if self._plan is not None and self._run is not None:
-                if self._run.parts.clamped:
-                    stack.enter_context(ClampFreezer(self.watch, self._run.recording.clamps[module], held=True))
-                if self._run.parts.gated:
-                    stack.enter_context(GateFreezer(self.watch, self._run.recording.gates[module], held=True))
-            elif self._recording is not None:
-                if parts.clamped:
-                    stack.enter_context(ClampFreezer(self.watch, self._recording.clamps[module], held=False))
-                if parts.gated:
-                    stack.enter_context(GateFreezer(self.watch, self._recording.gates[module], held=False))
-            if module in parts.intercepted:
+            if recording is not None and parts.clamped:
+                stack.enter_context(ClampFreezer(self.watch, recording.clamps[module], held=held))
+            if recording is not None and parts.gated:
+                stack.enter_context(GateFreezer(self.watch, recording.gates[module], held=held))
+            if module in known.intercepted:
                 stack.enter_context(SoftmaxInterception(self.watch, lambda: module))
             yield
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.calls import hidden_of
-from duat_cli.models.instrument.records import Replay, Substitutes
+from duat_cli.models.instrument.records import Substitutes
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 
 TYPES = ["llama", "gemma2", "gpt2", "opt", "bloom", "bert", "deepseek_v3"]
@@ -190,10 +190,10 @@ def test_a_replay_takes_equal_items_through_a_linear_layer_once_and_of_zeros_one
     with torch.no_grad():
         for given, read in ((items, 2 * 7 + 1), (x, 3 * 7), (items[:1].expand(2, 7, 6), 1)):
             rows.clear()
-            plan = Substitutes(len(given), [], None, False, Replay(), [])
+            plan = Substitutes(None, len(given), [], None, False, [])  # type: ignore[arg-type]
             assert far(plan.once_each(counted, given), layer(given)) <= 1e-14
             assert sum(rows) == read
-    plan = Substitutes(len(items), [], None, False, Replay(), [])
+    plan = Substitutes(None, len(items), [], None, False, [])  # type: ignore[arg-type]
     assert plan.once_each(counted, items).requires_grad  # with a graph, every item by itself
     assert rows[-1] == items.shape[:-1].numel()
 
