@@ -40,8 +40,7 @@ from duat_cli.models.value_path.factors import MERGES, NO_MIXING
 from duat_cli.results.base import Run
 from duat_cli.results.support import StackEntry, SupportEntry, SupportReport
 from duat_cli.zoo import tiny
-from duat_cli.zoo.inputs import made_inputs
-from duat_cli.zoo.modality import modality_of, modality_of_type
+from duat_cli.zoo.inputs import made_inputs, modality_of, modality_of_type
 
 CHECKED_TOKENS = 17
 NOT_TRIED = "not tried"

@@ -1,4 +1,5 @@
-"""Made-up pictures and sounds of the shape that a tiny model takes: the shapes in use, tried one after the other."""
+"""What a class of models reads, by the arguments of its forward pass, and made-up pictures and sounds of the shape that
+a tiny model takes: the shapes in use, tried one after the other."""
 
 from __future__ import annotations
 
@@ -9,11 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from duat_cli.compat.torch import is_convolution
+from duat_cli.compat.transformers import auto_models
 from duat_cli.models.instrument.calls import SmallTensors
-from duat_cli.zoo.tiny import TinyError, one_line
+from duat_cli.results.support import Modality
+from duat_cli.zoo.tiny import TinyError, class_of_config, one_line
 
 SIDES = 64, 128, 224, 32  # pixels, where the config does not say, or says too many
 FRAMES = 8  # of a film
@@ -29,6 +32,40 @@ MOST_TOKENS = 1300  # attention over all pairs of more would fill the memory, as
 BESIDE = ("mask", "len", "sizes", "grid")  # in the name of what goes with an input, though it may be left out
 
 Inputs = dict[str, Tensor]
+
+_NAMED: dict[tuple[str, ...], Modality] = {
+    ("text",): "text",
+    ("vision",): "vision",
+    ("audio",): "audio",
+    ("text", "vision"): "vision-language",
+    ("audio", "text"): "audio-language",
+    ("audio", "vision"): "several",
+    ("audio", "text", "vision"): "several",
+}
+
+
+def modality_of(cls: type[Any]) -> Modality:
+    """Tokens of a decoder's own do not count: what a speech recogniser reads is sound."""
+    taken = inspect.signature(cls.forward).parameters
+    found = set()
+    for name in taken:
+        if name == "input_ids":
+            found.add("text")
+        elif "pixel" in name or "patches" in name or "grid_thw" in name:
+            found.add("vision")
+        elif name.startswith(("input_features", "input_values", "audio")):
+            found.add("audio")
+    return _NAMED.get(tuple(sorted(found)), "other")
+
+
+def modality_of_type(model_type: str) -> Modality:
+    """The same of a type's base model; 'other' where it has none."""
+    try:
+        config_class = CONFIG_MAPPING[model_type]
+        found = auto_models("BASE").get(config_class, None) or class_of_config(config_class)
+        return modality_of(found[0] if isinstance(found, tuple) else found)
+    except Exception:  # a class whose own libraries are not there
+        return "other"
 
 
 def made_inputs(model: PreTrainedModel, stack: Any, name: str) -> Inputs:

@@ -1,9 +1,10 @@
-"""Made-up pictures and sounds: what tiny models of every kind take."""
+"""What classes of models read, and made-up pictures and sounds: what tiny models of every kind take."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from transformers import (
     PreTrainedConfig,
@@ -16,7 +17,7 @@ from transformers import (
 )
 
 from duat_cli.models.discovery.modality import input_name, stack_of
-from duat_cli.zoo.inputs import MOST_VALUES, made_inputs
+from duat_cli.zoo.inputs import MOST_VALUES, made_inputs, modality_of, modality_of_type
 from duat_cli.zoo.tiny import TinyError, tiny_model
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -75,3 +76,24 @@ def test_what_a_model_would_make_a_large_tensor_of_is_not_tried_on() -> None:
     with pytest.raises(TinyError, match="it takes nothing"):
         made_inputs(Squares(), Squares(), "input_values")
     assert max(read) <= MOST_VALUES < max(taken) ** 2
+
+
+READ = {
+    "LlamaForCausalLM": "text",
+    "T5ForConditionalGeneration": "text",
+    "ViTModel": "vision",
+    "WhisperForConditionalGeneration": "audio",
+    "CLIPModel": "vision-language",
+    "ClapModel": "audio-language",
+    "Phi4MultimodalForCausalLM": "several",
+    "PatchTSTModel": "other",
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_by_the_arguments_of_its_forward_pass(name: str) -> None:
+    assert modality_of(getattr(transformers, name)) == READ[name]
+
+
+def test_of_a_type_by_its_base_model() -> None:
+    assert [modality_of_type(name) for name in ("swin", "no such type")] == ["vision", "other"]
