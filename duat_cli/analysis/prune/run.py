@@ -40,7 +40,7 @@ from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.edits.exchanged import exchanged
+from duat_cli.models.edits.surgery import exchanged
 from duat_cli.models.terms.sites import BlockSites, TermId
 from duat_cli.results.prompts import set_of
 from duat_cli.results.prune.report import PruneReport

@@ -1,4 +1,5 @@
-"""Terms taken out of a model's weights, and put back: columns zeroed, blocks and neurons cut out.
+"""Parameters with other values for a while; terms taken out of a model's weights, and put back: columns zeroed, blocks
+and neurons cut out.
 
 Everything happens in place, on the loaded model, inside context managers: only what is changed is copied.
 """
@@ -26,6 +27,20 @@ from duat_cli.models.terms.sites import BlockSites, Site, TermId, by_block
 
 _PER_LAYER = re.compile(r"layer|block|type|pattern")
 _INNER_WIDTH = re.compile(r"inner|intermediate|ffn|d_ff|hidden_dim")
+
+
+@contextlib.contextmanager
+def exchanged(values: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
+    """The parameters hold these tensors, of their shapes and dtypes; what they held before, afterwards. No copy is
+    made, so that a tensor that is another view of the same memory does not change with them."""
+    before = {parameter: parameter.data for parameter in values}
+    try:
+        for parameter, value in values.items():
+            parameter.data = value
+        yield
+    finally:
+        for parameter, held in before.items():
+            parameter.data = held
 
 
 # -- zeroing -------------------------------------------------------------------------------------------------

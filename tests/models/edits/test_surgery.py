@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from helpers import single_model
-from torch import Tensor
+from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.structure import ModelStructure, discover, probe_trace
-from duat_cli.models.edits.surgery import config_without_blocks, without_blocks, without_neurons, zeroed
+from duat_cli.models.edits.surgery import config_without_blocks, exchanged, without_blocks, without_neurons, zeroed
 from duat_cli.models.terms.feedforward import find_feedforward
 from duat_cli.models.terms.sites import TermId, find_sites
 
@@ -122,3 +122,26 @@ def test_neurons_are_cut_out(model_type: str, name: str) -> None:
     uneven = [(form, list(range(k + 1))) for k, form in enumerate(forms)]
     with pytest.raises(UnsupportedModelError, match="different widths"), without_neurons(model, uneven):
         pass
+
+
+def test_other_values_are_there_for_a_while_and_nothing_is_copied() -> None:
+    layer, x = nn.Linear(3, 2), torch.ones(1, 3)
+    before, address, own = layer(x), layer.weight.data_ptr(), layer.weight
+    new = torch.full((2, 3), 2.0)
+    with exchanged({layer.weight: new}):
+        assert layer.weight is own
+        assert layer.weight.data_ptr() == new.data_ptr()
+        assert torch.equal(layer(x), torch.full((1, 2), 6.0) + layer.bias)
+        with exchanged({layer.weight: torch.zeros(2, 3)}):
+            assert torch.equal(layer(x)[0], layer.bias)
+        assert torch.equal(layer.weight, new)
+    assert layer.weight.data_ptr() == address
+    assert torch.equal(layer(x), before)
+
+
+def test_an_error_leaves_no_trace_of_other_values() -> None:
+    layer = nn.Linear(3, 2)
+    before = layer.weight.clone()
+    with pytest.raises(KeyboardInterrupt), exchanged({layer.weight: torch.zeros(2, 3)}):
+        raise KeyboardInterrupt
+    assert torch.equal(layer.weight, before)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.prune.repair.consumers import Consumer
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.edits.exchanged import exchanged
+from duat_cli.models.edits.surgery import exchanged
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.sweep.passes import BlockCall, Removal, Removals
 from duat_cli.models.terms.sites import Site, watching

@@ -15,7 +15,7 @@ from duat_cli.analysis.prune.repair.refit import Calls, Refit, Refitting, output
 from duat_cli.analysis.prune.terms.ablation import Ablator
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.budgets import KEPT_BYTES
-from duat_cli.models.edits.exchanged import exchanged
+from duat_cli.models.edits.surgery import exchanged
 from duat_cli.models.sweep.passes import Recorded, record
 from duat_cli.models.terms.sites import BlockSites, Site, TermId
 from duat_cli.results.base import Skipped
