@@ -88,7 +88,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         models/block/mixer models/block/parts models/instrument/records
         models/instrument/tracing models/value_path/operator models/value_path/probed""",
     "H and W' by other ways: models/discovery/test_mixers.py": """
-        models/discovery/kernels models/discovery/products models/instrument/mixer models/instrument/tape
+        models/discovery/kernels models/instrument/mixer models/instrument/tape
         models/value_path/offsets""",
     "models of images and sound: cli/test_other_modalities.py": "loading/inputs/request models/discovery/modality",
     "what moved, and how far: checks/test_drift.py": "checks/rules/drift checks/tolerances",

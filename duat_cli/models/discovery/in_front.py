@@ -1,21 +1,26 @@
-"""Attention in front of a token mixer: what it gives reaches the block's output through the mixer alone.
+"""What of a block's attention counts beside a token mixer: whether it is one product H V of softmax rows and values
+that each are made of one token, and whether it stands in front of the mixer.
 
-The shared transformers of Zamba are of this kind: they read the stream beside the embeddings, and what they give is
-added to what the mixer reads, not to the stream.
+What attention in front of a mixer gives reaches the block's output through the mixer alone. The shared transformers of
+Zamba are of this kind: they read the stream beside the embeddings, and what they give is added to what the mixer reads,
+not to the stream.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import contextlib
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from duat_cli.models.arrays import random_like
+from duat_cli.models.arrays import equal, random_like
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.parts import in_order, nonlinear_units, with_linears
+from duat_cli.models.instrument.attention import AttentionCall, Watch, watched
 from duat_cli.models.instrument.hooks import hooked
+from duat_cli.models.instrument.interception import SoftmaxInterception
 from duat_cli.models.instrument.tracing import Event, Trace
 
 
@@ -50,3 +55,52 @@ def without_attention(parts: BlockParts, outer: nn.Module, written: Trace) -> Bl
     written.attention[:] = [call for call in written.attention if call.module not in parts.attention]
     without = replace(parts, attention=(), intercepted=frozenset(), value_projection=None, output_projection=None)
     return with_linears(replace(without, units=units), written)
+
+
+def is_one_product(parts: BlockParts, written: Trace) -> bool:
+    """Whether what was seen is all of attention: one product H V from every token that its module takes to every one
+    of them, which the module gives as it is or takes through its own output layer."""
+    calls = [call for call in written.attention if call.module in parts.attention]
+    ran = written.calls(parts.attention[0])
+    taken = ran[0].tensors if ran else []
+    tokens = taken[0].shape[-2] if taken else None
+    if len(calls) != 1 or (calls[0].output.shape[1], calls[0].value.shape[2]) != (tokens, tokens):
+        return False
+    (call,), made = calls, written.calls(calls[0].module)
+    if not made or made[0].result is None:
+        return True
+    if tokens is not None and parts.value_projection is None and _values_mix_tokens(made[0], tokens):
+        return False
+    projection = parts.output_projection
+    inside = projection is not None and projection.linear in set(call.module.modules())
+    return inside or call.path != "softmax interception" or equal(made[0].result, call.output.flatten(2))
+
+
+def _values_mix_tokens(event: Event, tokens: int) -> bool:
+    """Whether another first token moves the values of the others."""
+    if not event.tensors or event.tensors[0].ndim != 3 or event.tensors[0].shape[1] != tokens:
+        return False
+    x, seen = event.tensors[0], _Seen()
+    changed = x.clone()
+    changed[:, 0] = random_like(x)[:, 0]
+    watch = Watch(seen)
+    with torch.no_grad(), watched([event.module], watch), SoftmaxInterception(watch, lambda: event.module):
+        for value in (x, changed):
+            with contextlib.suppress(RuntimeError, ValueError, TypeError, LookupError):
+                event.again(value)
+    if len(seen.values) != 2 or seen.values[0].shape != seen.values[1].shape:
+        return False
+    return not torch.equal(seen.values[0][:, :, 1:], seen.values[1][:, :, 1:])
+
+
+@dataclass
+class _Seen:
+    """A probe that writes down values."""
+
+    values: list[Tensor] = field(default_factory=list)
+
+    def captured(self, call: AttentionCall) -> None:
+        self.values.append(call.value)
+
+    def replacement(self, module: nn.Module, value: Tensor) -> Tensor | None:
+        return None

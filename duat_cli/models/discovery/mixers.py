@@ -22,10 +22,9 @@ from duat_cli.models.arrays import equal, gaussian, relative_error, rounding, sa
 from duat_cli.models.block.linears import has_matrix
 from duat_cli.models.block.mixer import Behind, Layout, MixerForm
 from duat_cli.models.block.parts import BlockParts, Projection, SecondMixer
-from duat_cli.models.discovery.in_front import attention_in_front, without_attention
+from duat_cli.models.discovery.in_front import attention_in_front, is_one_product, without_attention
 from duat_cli.models.discovery.kernels import alike, behind_of, is_whole, kernel_source, trials
 from duat_cli.models.discovery.parts import hidden_slot, in_order, mixes_tokens, nonlinear_units, with_linears
-from duat_cli.models.discovery.products import is_one_product
 from duat_cli.models.instrument.mixer import FAULTS, MixerCall, MixerCode, Ran, places, repeated
 from duat_cli.models.instrument.tape import Place, Reached
 from duat_cli.models.instrument.tracing import Event, Trace
