@@ -25,7 +25,7 @@ from duat_cli.models.discovery.cross import cross_fault, gives_nothing_for_zero
 from duat_cli.models.discovery.parts import nonlinear_units, with_linears
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.interception import Choices
-from duat_cli.models.instrument.records import Replay
+from duat_cli.models.instrument.records import Replay, silent_attention
 from duat_cli.models.instrument.rig import BlockRun, Rig, zero_given
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.value_path.factors import BlockFactors, find_factors
@@ -159,7 +159,7 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
 def _choice(run: BlockRun) -> str:
     """What a block that is not affine does beside: choose, token by token, what it runs."""
     with Choices() as seen:
-        output_of(run, torch.zeros_like(run.input), zero_given(run, 1))
+        run.replay(torch.zeros_like(run.input))
     return "; a router inside of it chooses, token by token, what it runs, and is not held" if seen.made else ""
 
 
@@ -169,8 +169,7 @@ def _culprit(run: BlockRun, fault: str) -> str:
         return ""
     x, r = run.input, random_like(run.input)
     items = (torch.zeros_like(x), x, r, x + r)
-    given = zero_given(run, 1)
-    return not_affine_in(run.parts.module, run.parts.attending, [partial(output_of, run, one, given) for one in items])
+    return not_affine_in(run.parts.module, run.parts.attending, [partial(run.replay, one) for one in items])
 
 
 def not_affine_in(block: nn.Module, attending: tuple[nn.Module, ...], outputs: list[Callable[[], Any]]) -> str:
@@ -240,17 +239,12 @@ def _beside_notes(run: BlockRun) -> tuple[str, ...]:
     items, noise = zero.repeat(1 + len(ends), 1, 1), random_like(run.input)[0]
     for item, (token, _) in enumerate(ends, start=1):
         items[item, token] = noise[token]
-    base, *changed = output_of(run, items, zero_given(run, len(items)), _silent(run, len(items)))
+    base, *changed = run.replay(items, attention=silent_attention(run, len(items))).end
     for output, (_, others) in zip(changed, ends, strict=True):
         moved = (output - base).abs()
         if float(moved[others].max()) > 1e-4 * float(moved.max()):
             return ("a linear path beside attention mixes tokens; W' leaves it out",)
     return ()
-
-
-def _silent(run: BlockRun, items: int) -> Tensor | None:
-    """Zeros in place of H V, for that many items; None where there is no attention."""
-    return run.attention[0].output.new_zeros(items, *run.attention[0].output.shape[1:]) if run.attention else None
 
 
 def _gate_reason(parts: BlockParts, reason: str) -> str:
@@ -263,11 +257,11 @@ def _gate_fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
     """As `_fault` with gates held; a held value that is added, not multiplied, would pass for a bias."""
     fault, culprits = _fault(run)
     if fault is None:
-        zero, nothing, gates = torch.zeros_like(run.input), zero_given(run, 1), run.recording.gates
-        once = output_of(run, zero, nothing)
+        zero, gates = torch.zeros_like(run.input), run.recording.gates
+        once = run.replay(zero).end
         doubled = {module: [2 * value for value in values] for module, values in gates.items()}
         run.recording.gates = defaultdict(list, doubled)
-        twice = output_of(run, zero, nothing)
+        twice = run.replay(zero).end
         run.recording.gates = gates
         if not torch.equal(once, twice):
             return "a squashing function inside its attention adds to the stream; it gates nothing", ()
@@ -294,22 +288,22 @@ def _fault_of(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
     x, r = run.input, random_like(run.input)
     zero, none = torch.zeros_like(x), zero_given(run, 1)
     noise = random_like(run.attention[0].output) if run.attention else None
-    given = None if noise is None else torch.cat([torch.zeros_like(noise), torch.zeros_like(noise), noise])
-    at_0, at_r, at_noise = output_of(run, torch.cat([zero, r, zero]), zero_given(run, 3), given).split(1)
+    heads = None if noise is None else torch.cat([torch.zeros_like(noise), torch.zeros_like(noise), noise])
+    at_0, at_r, at_noise = run.replay(torch.cat([zero, r, zero]), attention=heads).end.split(1)
     if float((at_r - at_0).abs().max()) <= 1e-6 * float(r.abs().max()):
         return "the residual stream does not pass through the replayed block", run.parts.units
     if noise is not None and float((at_noise - at_0).abs().max()) <= 1e-6 * float(noise.abs().max()):
         # items of one replay are not rounded alike: only one alone tells little from nothing
-        apart = [output_of(run, zero, none, one) for one in (torch.zeros_like(noise), noise)]
+        apart = [run.replay(zero, attention=one).end for one in (torch.zeros_like(noise), noise)]
         openable = tuple(u for u in run.parts.units if any(u.children()) and u not in run.parts.mixing)
         if openable and torch.equal(*apart) and not projects_to_zero(run.parts):
             return "what attention adds does not pass through the replayed block", openable
     own = [u.output[None] for u in run.units]
     one, two = ([random_like(u.output, seed)[None] for u in run.units] for seed in (1, 2))
     held = [torch.cat([n, n, n, n, a, b, a + b, o]) for n, a, b, o in zip(none, one, two, own, strict=True)]
-    at_0, at_x, at_r, at_sum, at_one, at_two, at_both, whole = output_of(
-        run, torch.cat([zero, x, r, x + r, x, r, x + r, x]), held
-    ).split(1)
+    at_0, at_x, at_r, at_sum, at_one, at_two, at_both, whole = run.replay(
+        torch.cat([zero, x, r, x + r, x, r, x + r, x]), held
+    ).end.split(1)
     found = [
         (relative_error(at_x + at_r - at_0, at_sum), f"{AFFINE} (relative error {{:.1e}})"),
         (relative_error(at_one + at_two - at_0, at_both), f"{AFFINE} in what its units give ({{:.1e}})"),
@@ -317,7 +311,7 @@ def _fault_of(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
     ]
     fault = next((_said(says, error, x.dtype) for error, says in found if not error <= tolerance_for(x.dtype)), None)
     if fault is None and run.parts.batched:
-        alone = torch.cat([output_of(run, r, none), output_of(run, x, own)])
+        alone = torch.cat([run.replay(r).end, run.replay(x, own).end])
         error = relative_error(torch.cat([at_r, whole]), alone)
         fault = None if error <= rounding(x.dtype) else f"items that share a replay are not as each alone ({error:.1e})"
     return fault, ()
@@ -327,11 +321,6 @@ def _said(says: str, error: float, dtype: torch.dtype) -> str:
     """An error that is no number says nothing of the block: what it is computed of is too large."""
     beyond = f"; numbers leave the range of {str(dtype).removeprefix('torch.')} on the way: is a weight far too large?"
     return says.format(error) + (beyond if not math.isfinite(error) else "")
-
-
-def output_of(run: BlockRun, z: Tensor, given: list[Tensor], attention: Tensor | None = None) -> Tensor:
-    """The replayed block's output."""
-    return run.replay(z, given, attention=attention).end
 
 
 def _is_zero(replay: Replay) -> bool:
@@ -347,11 +336,11 @@ def _economies(run: BlockRun, homogeneous: bool) -> BlockParts:
     whole = plain.value_projection is not None and plain.output_projection is not None
     if plain.intercepted or plain.mixer is not None or plain.hidden.flat or not whole or plain.clamped:
         return plain
-    items, nothing = torch.cat([run.input, random_like(run.input)]), zero_given(run, 2)
-    expected = output_of(run, items, nothing)
+    items = torch.cat([run.input, random_like(run.input)])
+    expected = run.replay(items).end
     run.parts = replace(plain, direct=True)
     with contextlib.suppress(*UNLIKE):
-        output = output_of(run, items, nothing)
+        output = run.replay(items).end
         if output.shape == expected.shape and relative_error(output, expected) <= rounding(output.dtype):
             return run.parts
     return plain
@@ -362,5 +351,5 @@ def _arrives(run: BlockRun, at_zero: Replay) -> bool:
     if not run.units or any(u.output.numel() != run.input.numel() for u in run.units):
         return False
     noise = [random_like(u.output, seed) for seed, u in enumerate(run.units)]
-    moved = output_of(run, torch.zeros_like(run.input), [n[None] for n in noise]) - at_zero.end
+    moved = run.replay(torch.zeros_like(run.input), [n[None] for n in noise]).end - at_zero.end
     return relative_error(sum(noise).reshape(moved.shape), moved) <= rounding(moved.dtype)  # type: ignore[union-attr]

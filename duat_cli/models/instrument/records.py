@@ -304,16 +304,17 @@ class BlockRun:
     def replay(
         self,
         items: Tensor,
-        given: Sequence[Tensor],
+        given: Sequence[Tensor] | None = None,
         *,
         attention: Tensor | None = None,
         stop_at_values: bool = False,
     ) -> Replay:
         """The block on `items` (items, N, M) with all dynamic parameters frozen.
 
-        given: the output of each FFN unit call, (items, *its own output's shape), in the order of `units`.
+        given: the output of each FFN unit call, (items, *its own output's shape), in the order of `units`; None: zeros.
         attention: stands in for H V, (items, N, heads, d).
         """
+        given = zero_given(self, len(items)) if given is None else given
         if self.parts.batched or items.shape[0] == 1:
             return self._replay_once(items, given, attention, stop_at_values)
         singles = [

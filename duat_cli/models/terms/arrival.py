@@ -69,7 +69,7 @@ def attention_arrival(run: BlockRun, output: Tensor) -> Arrival:
     mixed = random_like(run.attention[0].output, SEED)
     silent = torch.zeros_like(mixed)
     direct = wide(mixed).flatten(2)[0] @ wide(output)
-    return _arrival(run, zero_given(run, 3), torch.cat([silent, mixed, silent]), direct)
+    return _arrival(run, None, torch.cat([silent, mixed, silent]), direct)
 
 
 def unit_arrival(run: BlockRun, unit: int, columns: Tensor | None) -> Arrival:
@@ -82,7 +82,7 @@ def unit_arrival(run: BlockRun, unit: int, columns: Tensor | None) -> Arrival:
     return _arrival(run, given, silent_attention(run, 3), direct)
 
 
-def _arrival(run: BlockRun, given: list[Tensor], attention: Tensor | None, direct: Tensor) -> Arrival:
+def _arrival(run: BlockRun, given: list[Tensor] | None, attention: Tensor | None, direct: Tensor) -> Arrival:
     """Replay nothing, the branch alone (its output is `direct`, (N, M)) and the stream alone; see where they meet."""
     zero = torch.zeros_like(run.input)
     points = points_of(run.replay(torch.cat([zero, zero, random_like(run.input)]), given, attention=attention))
@@ -161,7 +161,7 @@ def passes_through(run: BlockRun, ends: Sequence[nn.Module]) -> tuple[bool, Tens
     outputs = []
     for z in (zero, stream):
         with silenced(*ends):
-            outputs.append(wide(run.replay(z, zero_given(run, 1), attention=silent).end[0]))
+            outputs.append(wide(run.replay(z, attention=silent).end[0]))
     constant, through = outputs[0], outputs[1] - outputs[0]
     return relative_error(through, wide(stream[0])) <= tolerance_for(run.input.dtype), constant
 

@@ -18,7 +18,7 @@ from duat_cli.errors import UnsupportedModelError, or_reason
 from duat_cli.models.arrays import gaussian, moved, random_like, wide
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.instrument.records import Replay, silent_attention
-from duat_cli.models.instrument.rig import BlockRun, zero_given
+from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.terms.arrival import SEED, meeting_of, points_of, silenced
 from duat_cli.models.terms.sites import BlockSites, Site, watching
 
@@ -114,7 +114,7 @@ def branch_of(run: BlockRun, site: Site) -> Branch:
 
     def replay(z: Tensor, context: contextlib.AbstractContextManager[None]) -> Replay:
         with context:
-            return run.replay(z, zero_given(run, 1), attention=silent)
+            return run.replay(z, attention=silent)
 
     nothing, stream = (replay(z, silenced(site.module)) for z in (zero, random_like(run.input)))
     alone = replay(zero, watching([Site(site.kind, site.module, "output", 1)], noise))

@@ -34,7 +34,7 @@ from duat_cli.models.block.parts import Projection
 from duat_cli.models.budgets import CHANNEL_HEADS
 from duat_cli.models.instrument.attention import AttentionCall, ScaledRows
 from duat_cli.models.instrument.records import Replay
-from duat_cli.models.instrument.rig import BlockRun, zero_given
+from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.gates import gate_of
 from duat_cli.models.value_path.offsets import ShiftedRows, offsets_of, probe_values, source_scale, values_by_offset
 from duat_cli.models.value_path.operator import AttentionOperator
@@ -162,8 +162,8 @@ def own_contribution(run: BlockRun, tap: Tap) -> tuple[Tensor, Tensor]:
     """
     zero = torch.zeros_like(run.input)
     own = run.attention[0].output  # (1, N, heads, d)
-    constant = torch.zeros_like(own) if run.parts.homogeneous else run.replay(zero, zero_given(run, 1)).mixed[0]
-    replay = run.replay(torch.cat([zero, zero]), zero_given(run, 2), attention=torch.cat([own, constant]))
+    constant = torch.zeros_like(own) if run.parts.homogeneous else run.replay(zero).mixed[0]
+    replay = run.replay(torch.cat([zero, zero]), attention=torch.cat([own, constant]))
     seen = tap.read(replay)
     return (own - constant)[0], seen[0] - seen[1]
 

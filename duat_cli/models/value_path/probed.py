@@ -11,7 +11,7 @@ from torch import Tensor
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import fit, fit_heads, gaussian, random_like, relative_error, tolerance_for, wide
 from duat_cli.models.instrument.records import Replay
-from duat_cli.models.instrument.rig import BlockRun, zero_given
+from duat_cli.models.instrument.rig import BlockRun
 
 SEED = 7
 SEVERAL = "its values are made of several tokens (a shift or a convolution): V is no map of one token's stream"
@@ -35,7 +35,7 @@ def missed(image: Tensor, own: Tensor, rounded: float) -> float:
 
 def values_of(run: BlockRun, z: Tensor) -> Tensor:
     """The values of the frozen block on `z` (1, N, M): (1, kv_heads, N, d)."""
-    return run.replay(z, zero_given(run, 1), stop_at_values=True).values[0]
+    return run.replay(z, stop_at_values=True).values[0]
 
 
 def made_by_units(run: BlockRun) -> bool:
@@ -56,7 +56,7 @@ def tokens_mixed(run: BlockRun, read: Callable[[Replay], Tensor]) -> str | None:
     silent = torch.zeros_like(run.attention[0].output)
     first = silent.clone()
     first[:, 0] = random_like(silent)[:, 0]
-    base, moved = (read(run.replay(zero, zero_given(run, 1), attention=heads)) for heads in (silent, first))
+    base, moved = (read(run.replay(zero, attention=heads)) for heads in (silent, first))
     return None if torch.equal(base[:, 1:], moved[:, 1:]) else BEHIND
 
 
@@ -103,7 +103,7 @@ def probe_output(run: BlockRun, read: Callable[[Replay], Tensor], gate: Tensor |
         shaped = mixed.reshape(1, tokens, heads, width)
         if gate is not None:
             shaped = (shaped / gate.transpose(0, 1)).to(like.dtype)
-        return read(run.replay(torch.zeros_like(like), zero_given(run, 1), attention=shaped))[0]  # (N, M)
+        return read(run.replay(torch.zeros_like(like), attention=shaped))[0]  # (N, M)
 
     base = arrival(like.new_zeros(1, tokens, side))
     moved = arrival(gaussian((1, 1, side), like, SEED + 3).expand(1, tokens, side)) - base

@@ -18,7 +18,7 @@ from duat_cli.models.arrays import gaussian, relative_error, tolerance_for, wide
 from duat_cli.models.block.linears import has_matrix, stored_matrix
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.records import ReplayStop
-from duat_cli.models.instrument.rig import BlockRun, zero_given
+from duat_cli.models.instrument.rig import BlockRun
 
 SEED = 11
 
@@ -60,7 +60,7 @@ def score_layers(run: BlockRun) -> tuple[ScoreLayer, ScoreLayer]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(hooked(linears, after=leaf))
         stack.enter_context(run.asking(asked))
-        run.replay(run.input, zero_given(run, 1))
+        run.replay(run.input)
     if len(seen) != 2:
         raise UnsupportedModelError("its queries and keys are not seen in a replay")
     own = (call.scored.query, call.scored.key)
