@@ -69,33 +69,17 @@ def linear_matrix_left(W: Tensor, columns: int) -> Tensor:
     return _kronecker(W, _identity(columns, W))
 
 
-def conv1d_matrix(
-    kernel: Tensor,
-    tokens: int,
-    padding: int | tuple[int, int] = 0,
-    *,
-    stride: int = 1,
-    dilation: int = 1,
-) -> Tensor:
+def conv1d_matrix(kernel: Tensor, tokens: int) -> Tensor:
     """W' = Σ_w S_w ⊗ K_w: a convolution over the tokens, as attention with k heads whose H are shifts.
 
-    K_w = kernel[:, :, w] and S_w[i, j] = 1 where j = i·stride + w·dilation - left padding. Zeros are padded:
-    `padding` on both sides, or (left, right); (k-1, 0) makes it causal. Same numbers as torch's conv1d (a
-    cross-correlation), but X stays (N, in), one token a row, where torch takes its transpose.
+    K_w = kernel[:, :, w] and S_w[i, j] = 1 where j = i + w - (k-1)/2, k odd: as many tokens on both sides, zeros beyond
+    the ends. Same numbers as torch's conv1d (a cross-correlation), but X stays (N, in), one token a row, where torch
+    takes its transpose.
 
-    kernel (out, in, k); gives (N_out·out, N·in). Density k/N without padding, at any stride; with k odd and
-    padding (k-1)/2 <= N at stride 1, where N_out = N, it is k/N - (k²-1)/(4N²): the edges lose some.
+    kernel (out, in, k); gives (N·out, N·in). Density k/N - (k²-1)/(4N²) for (k-1)/2 <= N: the edges lose some.
     """
-    left, right = padding if isinstance(padding, tuple) else (padding, padding)
     width = kernel.shape[-1]
-    reach = dilation * (width - 1) + 1
-    outputs = (tokens + left + right - reach) // stride + 1
-    if outputs < 1:
-        raise InputError(
-            f"conv1d_matrix: a kernel reaching over {reach} tokens does not fit into {tokens} tokens "
-            f"with padding {left}+{right}; use more tokens or more padding"
-        )
-    shifts = [_shift(outputs, tokens, w * dilation - left, stride, kernel) for w in range(width)]
+    shifts = [_shift(tokens, w - width // 2, kernel) for w in range(width)]
     return _kronecker_sum(torch.stack(shifts), kernel.permute(2, 0, 1))
 
 
@@ -159,10 +143,10 @@ def _kronecker_sum(left: Tensor, right: Tensor) -> Tensor:
     return torch.einsum("kij,kba->ibja", left, right).reshape(rows, columns)
 
 
-def _shift(rows: int, columns: int, offset: int, stride: int, like: Tensor) -> Tensor:
-    """S[i, j] = 1 where j = i·stride + offset, else 0; a row may stay zero.  (rows, columns)."""
-    target = torch.arange(rows, device=like.device)[:, None] * stride + offset  # (rows, 1)
-    return (target == torch.arange(columns, device=like.device)).to(like.dtype)
+def _shift(side: int, offset: int, like: Tensor) -> Tensor:
+    """S[i, j] = 1 where j = i + offset, else 0; a row may stay zero.  (side, side)."""
+    place = torch.arange(side, device=like.device)
+    return (place[:, None] + offset == place).to(like.dtype)
 
 
 def _identity(side: int, like: Tensor) -> Tensor:

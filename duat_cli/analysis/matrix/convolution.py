@@ -30,7 +30,7 @@ def built(case: Case) -> Tensor | None:
     """W'_conv, (N·M, N·M); None where it is too large."""
     if case.tokens * case.width > matrix_case.DENSE_SIDE:
         return None
-    return paper.conv1d_matrix(kernel(case), case.tokens, WIDTH // 2)
+    return paper.conv1d_matrix(kernel(case), case.tokens)
 
 
 def by_torch(case: Case) -> Tensor:
