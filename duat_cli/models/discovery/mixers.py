@@ -165,8 +165,10 @@ def _form_of(module: nn.Module, written: Trace, known: Known, ends: bool) -> Mix
     output = _output_layer(module, event, written)
     if (output is not None) != ends:
         return None
-    search = _Search(module, output, event)
     with torch.no_grad():
+        search = _Search.of(module, output, event)
+        if search is None:
+            return None
         for form in known.forms:
             found = search.tried(form) if (form.output is not None) == ends else None
             if found is not None:
@@ -190,47 +192,60 @@ def _output_layer(module: nn.Module, event: Event, written: Trace) -> nn.Module 
 class _Search:
     """One mixer's code on its own input, and what it does with other values."""
 
-    def __init__(self, module: nn.Module, output: nn.Module | None, event: Event) -> None:
-        self._module = module
-        self._stream = event.tensors[0]
-        self._tokens = self._stream.shape[1]
-        blank = Layout(1, ())
-        draft = MixerForm(module, output, ((0, None),), (blank,), (0, None), blank, 1, Behind(None), False)
-        self._code = MixerCode(draft, module.forward, event.args, event.kwargs)
-        self._plain: Ran | None = None
-        self._channels = 0
+    def __init__(self, code: MixerCode, stream: Tensor, plain: Ran, channels: int) -> None:
+        """stream: what it reads, (1, N, M); plain: its own run, with every tensor that holds as many numbers as the
+        output layer reads, or a part of them that it repeats; channels: those that the layer reads."""
+        self._code, self._stream, self._plain, self._channels = code, stream, plain, channels
+        self._tokens = stream.shape[1]
         self._spread = False  # whether the values that were proved last are an affine map of several tokens' streams
+
+    @classmethod
+    def of(cls, module: nn.Module, output: nn.Module | None, event: Event) -> _Search | None:
+        """None where its code cannot be run so, or its output layer reads other vectors than one a token."""
+        stream = event.tensors[0]
+        tokens, blank = stream.shape[1], Layout(1, ())
+        draft = MixerForm(module, output, ((0, None),), (blank,), (0, None), blank, 1, Behind(None), False)
+        code = MixerCode(draft, module.forward, event.args, event.kwargs)
+
+        def fits(_place: Place, tensor: Tensor) -> bool:
+            return tensor.ndim > 1 and tokens in tensor.shape[1:] and size % max(1, tensor.numel()) == 0
+
+        try:
+            arrived = code.run().arrived
+            if arrived is None or arrived.shape[-2] != tokens:
+                return None
+            size = arrived.numel()
+            return cls(code, stream, code.run(keep=fits), size // tokens)
+        except FAULTS:
+            return None
 
     def found(self) -> MixerForm | None:
         """The first values, in the order in which they are made, that can be proved, with the first result of them."""
-        plain = self._run_plain()
-        if plain is None:
-            return None
-        places = sorted(plain.tensors, key=lambda p: (p.operation, -(p.element or 0)))  # of one split the last
-        whole = [place for place in places if plain.tensors[place].numel() == self._tokens * self._channels]
-        behind = self._behind(whole, plain)
+        places = sorted(self._plain.tensors, key=lambda p: (p.operation, -(p.element or 0)))  # of one split the last
+        whole = [place for place in places if self._plain.tensors[place].numel() == self._tokens * self._channels]
+        behind = self._behind(whole)
         fallback = None
         for value in (*whole, *(place for place in places if place not in whole)):  # heads may share values
             results = [place for place in places if place in behind and place.operation > value.operation]
-            fallback = self._proved((value,), results, behind, plain)
+            fallback = self._proved((value,), results, behind)
             if fallback is not None and not self._spread:
                 return fallback
             if fallback is not None:  # some layers in front make these values, of several tokens
                 break
         parts = [place for place in places if place not in whole]
         for result in sorted(behind, key=lambda place: place.operation):
-            several = self._several(parts, result, plain)
-            form = None if several is None else self._proved(several, [result], behind, plain)
+            several = self._several(parts, result)
+            form = None if several is None else self._proved(several, [result], behind)
             if form is not None:
                 return form
         return fallback
 
-    def _several(self, places: list[Place], result: Place, plain: Ran) -> tuple[Place, ...] | None:
+    def _several(self, places: list[Place], result: Place) -> tuple[Place, ...] | None:
         """Values that several layers make: of each, the first that some channels of the result are a kernel of."""
         found: list[Place] = []
         open_channels = torch.ones(self._channels, dtype=torch.bool)
         for place in (one for one in places if one.operation < result.operation):
-            source = self._source((place,), result, plain)
+            source = self._source((place,), result)
             if source is None or not source.numel():
                 continue
             made = (source >= 0).cpu()
@@ -242,12 +257,12 @@ class _Search:
                 return tuple(found)
         return None
 
-    def _behind(self, places: list[Place], plain: Ran) -> dict[Place, Behind]:
+    def _behind(self, places: list[Place]) -> dict[Place, Behind]:
         """What may be a kernel's result, from the last place on; the kernel itself begins where several are none."""
         found: dict[Place, Behind] = {}
         missed = 0
         for place in reversed(places):
-            behind = self._behind_of(place, plain)
+            behind = self._behind_of(place)
             if behind is not None:
                 found[place], missed = behind, 0
             elif found and (missed := missed + 1) >= MISSED:
@@ -256,41 +271,19 @@ class _Search:
 
     def tried(self, form: MixerForm) -> MixerForm | None:
         """The same places, if they can be proved here."""
-        plain = self._run_plain()
-        if plain is None:
-            return None
         values = places(form)
-        result = Place(plain.count - form.result[0], form.result[1])
-        if not all(place in plain.tensors for place in (*values, result)):
+        result = Place(self._plain.count - form.result[0], form.result[1])
+        if not all(place in self._plain.tensors for place in (*values, result)):
             return None
-        behind = self._behind_of(result, plain)
-        return None if behind is None else self._proved(values, [result], {result: behind}, plain)
+        behind = self._behind_of(result)
+        return None if behind is None else self._proved(values, [result], {result: behind})
 
-    def _run_plain(self) -> Ran | None:
-        """With every tensor that holds as many numbers as the output layer reads, or a part of them that it repeats."""
-        if self._plain is None:
-            try:
-                whole = self._code.run()
-                if whole.arrived is None or whole.arrived.shape[-2] != self._tokens:
-                    return None
-                size = whole.arrived.numel()
-                self._channels = size // self._tokens
-                self._plain = self._code.run(keep=lambda _place, tensor: self._fits(tensor, size))
-            except FAULTS:
-                return None
-        return self._plain
+    def _layout(self, place: Place) -> Layout:
+        return Layout.of(self._plain.tensors[place], self._tokens)
 
-    def _fits(self, tensor: Tensor, size: int) -> bool:
-        by_token = tensor.ndim > 1 and self._tokens in tensor.shape[1:]
-        return by_token and size % max(1, tensor.numel()) == 0
-
-    def _layout(self, tensor: Tensor) -> Layout:
-        return Layout.of(tensor, self._tokens)
-
-    def _behind_of(self, place: Place, plain: Ran) -> Behind | None:
+    def _behind_of(self, place: Place) -> Behind | None:
         """What stands between this tensor and the output layer; None where that is no such thing."""
-        tensor = plain.tensors[place]
-        layout = self._layout(tensor)
+        layout = self._layout(place)
 
         def arrived(items: Tensor) -> Tensor | None:
             try:
@@ -301,16 +294,16 @@ class _Search:
                 return None
             return wide(ran.arrived).reshape(items.shape)
 
-        return behind_of(arrived, layout.by_token(tensor))
+        return behind_of(arrived, layout.by_token(self._plain.tensors[place]))
 
-    def _source(self, values: tuple[Place, ...], result: Place, plain: Ran) -> Tensor | None:
+    def _source(self, values: tuple[Place, ...], result: Place) -> Tensor | None:
         """As of `kernel_source`, of this result of these values; empty where it is not made of them."""
-        layouts = [self._layout(plain.tensors[value]) for value in values]
-        own = torch.cat([at.by_token(plain.tensors[value]) for at, value in zip(layouts, values, strict=True)], dim=-1)
+        layouts, tensors = [self._layout(value) for value in values], self._plain.tensors
+        own = torch.cat([at.by_token(tensors[value]) for at, value in zip(layouts, values, strict=True)], dim=-1)
         tried = trials(own)
-        laid = tried.split([plain.tensors[value].numel() // self._tokens for value in values], dim=-1)
+        laid = tried.split([self._numbers((value,)) for value in values], dim=-1)
         exchanged = {value: at.lay(part) for value, at, part in zip(values, layouts, laid, strict=True)}
-        held = {number: t for number, t in plain.held.items() if values[0].operation < number < result.operation}
+        held = {number: t for number, t in self._plain.held.items() if values[0].operation < number < result.operation}
         try:
             ran = self._code.run(
                 items=len(tried),
@@ -320,42 +313,35 @@ class _Search:
             )
         except FAULTS:
             return own.new_empty(0)
-        made, own_result = ran.tensors.get(result), plain.tensors[result]
-        if ran.count != plain.count or made is None or made.numel() != len(tried) * own_result.numel():
+        made, own_result = ran.tensors.get(result), tensors[result]
+        if ran.count != self._plain.count or made is None or made.numel() != len(tried) * own_result.numel():
             return own.new_empty(0)
-        onto = self._layout(own_result)
+        onto = self._layout(result)
         return kernel_source(wide(onto.by_token(made)), wide(onto.by_token(own_result)))
 
-    def _proved(
-        self, values: tuple[Place, ...], results: list[Place], behind: dict[Place, Behind], plain: Ran
-    ) -> MixerForm | None:
+    def _proved(self, values: tuple[Place, ...], results: list[Place], behind: dict[Place, Behind]) -> MixerForm | None:
         """The form with these values and the first of these results that is made of them."""
         for result in results:
-            source = self._source(values, result, plain)
-            if source is None or (source.numel() and not is_whole(source, self._numbers(values, plain))):
+            source = self._source(values, result)
+            if source is None or (source.numel() and not is_whole(source, self._numbers(values))):
                 return None
             if source.numel():
-                return self._form(values, result, behind[result], plain, source)
+                return self._form(values, result, behind[result], source)
         return None
 
-    def _numbers(self, values: tuple[Place, ...], plain: Ran) -> int:
+    def _numbers(self, values: tuple[Place, ...]) -> int:
         """How many numbers a token has in them."""
-        return sum(plain.tensors[value].numel() for value in values) // self._tokens
+        return sum(self._plain.tensors[value].numel() for value in values) // self._tokens
 
-    def _form(
-        self, values: tuple[Place, ...], result: Place, behind: Behind, plain: Ran, source: Tensor
-    ) -> MixerForm | None:
-        channels = torch.arange(self._numbers(values, plain), device=source.device)
-        form = MixerForm(
-            module=self._module,
-            output=self._code.form.output,
+    def _form(self, values: tuple[Place, ...], result: Place, behind: Behind, source: Tensor) -> MixerForm | None:
+        channels = torch.arange(self._numbers(values), device=source.device)
+        form = replace(
+            self._code.form,
             value=tuple((value.operation, value.element) for value in values),
-            value_layout=tuple(self._layout(plain.tensors[value]) for value in values),
-            result=(plain.count - result.operation, result.element),
-            result_layout=self._layout(plain.tensors[result]),
-            width=1,
+            value_layout=tuple(map(self._layout, values)),
+            result=(self._plain.count - result.operation, result.element),
+            result_layout=self._layout(result),
             behind=behind,
-            affine=False,
             source=None if torch.equal(source, channels) else source,
         )
         try:
