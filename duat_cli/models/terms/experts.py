@@ -123,10 +123,10 @@ def expert_form(event: Event, site: Site) -> ExpertForm:
         raise UnsupportedModelError("experts are taken apart from float32 weights; load the model in float32")
     with torch.no_grad():
         asked = _Asked(event, site)
-        form = next((f for f in _forms(asked, site) if _gives(f, asked)), None)
+        form = next((form for form in _forms(asked, site) if _gives(form, asked)), None)
     if form is None:
         raise UnsupportedModelError(f"{type(site.module).__name__} is no known activation between two layers")
-    return ExpertForm(site.module, asked.hidden, *form)
+    return form
 
 
 def find_experts(unit: nn.Module, site: Site, written: Trace, call: int) -> Experts:
@@ -148,9 +148,6 @@ def find_experts(unit: nn.Module, site: Site, written: Trace, call: int) -> Expe
 def source_of(event: Event, site: Site) -> Tensor:
     """What the experts of that call read, (…, T, M)."""
     return _Asked(event, site).hidden
-
-
-Form = tuple[Activation, Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None]
 
 
 class _Asked:
@@ -187,7 +184,7 @@ class _Asked:
         return (output if isinstance(output, Tensor) else output[0]).reshape(len(z), -1)
 
 
-def _forms(asked: _Asked, site: Site) -> Iterator[Form]:
+def _forms(asked: _Asked, site: Site) -> Iterator[ExpertForm]:
     """Every reading of the parameters whose shapes fit."""
     width = asked.hidden.shape[-1]
     matrices = [p.detach() for p in site.module.parameters(recurse=False) if p.ndim == 3 and len(p) == site.count]
@@ -197,9 +194,9 @@ def _forms(asked: _Asked, site: Site) -> Iterator[Form]:
         for columns in _oriented(down, width):  # (E, n, M)
             neurons = columns.shape[1]
             bias = next((b for b in biases if b.shape[1] == width), None)
-            for gate, up, gate_bias, up_bias in _inputs(rest, [b for b in biases if b is not bias], width, neurons):
+            for inputs in _inputs(rest, [b for b in biases if b is not bias], width, neurons):
                 for activation in KNOWN:
-                    yield activation, gate, up, gate_bias, up_bias, columns, bias
+                    yield ExpertForm(site.module, asked.hidden, activation, *inputs, columns, bias)
 
 
 def _oriented(matrix: Tensor, width: int) -> Iterator[Tensor]:
@@ -238,15 +235,14 @@ def _at(bias: Tensor | None, where: slice) -> Tensor | None:
     return None if bias is None else bias[:, where]
 
 
-def _gives(form: Form, asked: _Asked) -> bool:
+def _gives(form: ExpertForm, asked: _Asked) -> bool:
     """Whether the form gives every expert's output: the first one far out first, as that is what tells forms apart."""
-    built = ExpertForm(asked.module, asked.hidden, *form)
-    first = form[1] if form[1] is not None else form[2]
+    first = form.up if form.gate is None else form.gate
     z = gaussian((TOKENS, asked.hidden.shape[-1]), asked.hidden, SEED)
     z = z * (SPREAD / float((z @ first[0].T).abs().max().clamp_min(1e-30)))
-    for expert in range(built.count):
+    for expert in range(form.count):
         for vectors in (z, gaussian(tuple(z.shape), z, SEED + 1 + expert)):
-            if not relative_error(built.evaluate(expert, vectors), asked(expert, vectors)) <= ALIKE:
+            if not relative_error(form.evaluate(expert, vectors), asked(expert, vectors)) <= ALIKE:
                 return False
     whole = asked(0, z)
     return relative_error(asked(0, z, size=0.37), 0.37 * whole) <= TOLERANCE  # weighted behind, not in front
