@@ -37,9 +37,11 @@ class PlainPass:
         self._blocks, self._forward = list(dict.fromkeys(blocks)), forward
         self._last: Any = None
 
-    def active(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
         """What `run` needs around it."""
-        return _reading(self._blocks, self._see)
+        with torch.no_grad(), hooked(self._blocks, after=self._see):
+            yield
 
     def run(self) -> None:
         whole = _first_tensor(self._forward())
@@ -67,12 +69,6 @@ class InstrumentedPass:
     def _listen(self, run: BlockRun) -> None:
         self._last = run.output
         self._on_block(run)
-
-
-@contextlib.contextmanager
-def _reading(blocks: Iterable[nn.Module], see: Callable[..., None]) -> Iterator[None]:
-    with torch.no_grad(), hooked(blocks, after=see):
-        yield
 
 
 def deviation(instrumented: Outputs, plain: Outputs) -> float:
