@@ -341,10 +341,6 @@ def _effective(module: nn.Module, weights: Tensor, value: Tensor, output: Tensor
     return weights * ((mixed * seen).sum(dim=-1, keepdim=True) / square)
 
 
-def _register() -> None:
-    register_attention(INTERFACE_NAME, _interface)
-
-
 @contextlib.contextmanager
 def watched(modules: Iterable[nn.Module], watch: Watch) -> Iterator[None]:
     """Ask `watch` about every attention call of these modules while the context lasts."""
@@ -363,7 +359,7 @@ def watched(modules: Iterable[nn.Module], watch: Watch) -> Iterator[None]:
 @contextlib.contextmanager
 def interface_installed(model: PreTrainedModel) -> Iterator[bool]:
     """Switch a live model to the capturing attention function; yields whether the model accepted it."""
-    _register()
+    register_attention(INTERFACE_NAME, _interface)
     before = attention_implementation(model)
     try:
         model.set_attn_implementation(INTERFACE_NAME)

@@ -183,11 +183,11 @@ def test_without_the_mask_registry_causality_is_lost(monkeypatch: pytest.MonkeyP
     other = ids.clone()
     other[0, -1] = ids[0, -1] + 1
 
-    def half() -> None:
-        AttentionInterface.register(INTERFACE_NAME, attention._interface)
-        AttentionMaskInterface._global_mapping.pop(INTERFACE_NAME, None)
+    def half(name: str, function: Any) -> None:
+        AttentionInterface.register(name, function)
+        AttentionMaskInterface._global_mapping.pop(name, None)
 
-    monkeypatch.setattr(attention, "_register", half)
+    monkeypatch.setattr(attention, "register_attention", half)
     one, two = hidden_while_captured(model, ids), hidden_while_captured(model, other)
     assert far(one[:-1], two[:-1]) > 1e-2
     monkeypatch.undo()
