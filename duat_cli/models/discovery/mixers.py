@@ -13,7 +13,7 @@ it is affine and keeps tokens apart, and a UAT term (a convolution and an activa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -34,16 +34,12 @@ SEED = 37
 MISSED = 4
 
 
-@dataclass
-class Known:
-    """Forms that were proved: a block like one that was seen before is tried with its form first."""
-
-    forms: list[MixerForm] = field(default_factory=list)
-
-
-def with_mixer(parts: BlockParts, event: Event, written: Trace, known: Known) -> BlockParts:
+def with_mixer(parts: BlockParts, event: Event, written: Trace, known: list[MixerForm]) -> BlockParts:
     """The block with a token mixer as attention, if one can be proved and the block has no attention that is one
-    product of softmax rows and values. Of several modules that mix tokens it is the one that can be proved."""
+    product of softmax rows and values. Of several modules that mix tokens it is the one that can be proved.
+
+    known: forms that were proved, and are: a block like one that was seen before is tried with its form first.
+    """
     if not parts.attention:
         units = [unit for unit in parts.units if unit in parts.mixing] or [parts.module]
     elif len(parts.attention) == 1 and not is_one_product(parts, written):
@@ -55,12 +51,12 @@ def with_mixer(parts: BlockParts, event: Event, written: Trace, known: Known) ->
     return _mixing(parts, found[0], event, written) if len(found) == 1 else parts
 
 
-def _proved_of(parts: BlockParts, unit: nn.Module, written: Trace, known: Known) -> MixerForm | None:
+def _proved_of(parts: BlockParts, unit: nn.Module, written: Trace, known: list[MixerForm]) -> MixerForm | None:
     tried = (_form_of(module, written, known, ends) for module, ends in _candidates(parts.module, unit, written))
     return next((form for form in tried if form is not None), None)
 
 
-def _with_second(parts: BlockParts, event: Event, written: Trace, known: Known) -> BlockParts:
+def _with_second(parts: BlockParts, event: Event, written: Trace, known: list[MixerForm]) -> BlockParts:
     """The block with the one unit that mixes tokens beside its attention as a second mixer, if it can be proved; as its
     only one, where what attention gives reaches the stream through it alone."""
     if len(parts.attention) != 1 or len(parts.mixing) != 1 or parts.cross is not None:
@@ -157,7 +153,7 @@ def _capture(form: MixerForm, written: Trace) -> MixerCall:
         return MixerCall.capture(form, form.module.forward, event.args, event.kwargs)
 
 
-def _form_of(module: nn.Module, written: Trace, known: Known, ends: bool) -> MixerForm | None:
+def _form_of(module: nn.Module, written: Trace, known: list[MixerForm], ends: bool) -> MixerForm | None:
     calls = written.calls(module)
     if len(calls) != 1 or not calls[0].tensors or calls[0].tensors[0].ndim != 3 or calls[0].result is None:
         return None
@@ -169,14 +165,14 @@ def _form_of(module: nn.Module, written: Trace, known: Known, ends: bool) -> Mix
         search = _Search.of(module, output, event)
         if search is None:
             return None
-        for form in known.forms:
+        for form in known:
             found = search.tried(form) if (form.output is not None) == ends else None
             if found is not None:
                 return found
         found = search.found()
     if found is None:
         return None
-    known.forms.append(found)
+    known.append(found)
     return found
 
 

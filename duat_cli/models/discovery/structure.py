@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import in_narrow
+from duat_cli.models.block.mixer import MixerForm
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.chains import (
     ByNameError,
@@ -30,7 +31,7 @@ from duat_cli.models.discovery.chains import (
     require_own_tokens,
 )
 from duat_cli.models.discovery.cross import require_apart
-from duat_cli.models.discovery.mixers import Known, with_mixer
+from duat_cli.models.discovery.mixers import with_mixer
 from duat_cli.models.discovery.modality import (
     STATES,
     Given,
@@ -244,7 +245,7 @@ class Discovery:
         self.parts: dict[nn.Module, BlockParts | Exception] = {}
         self.written: dict[nn.Module, Trace] = {}
         self.mixers: list[nn.Module] = []  # those without softmax
-        self._known_mixers = Known()
+        self._known_mixers: list[MixerForm] = []
         self._unchained: dict[str, UnsupportedModelError] = {}
         self.proved: dict[nn.Module, ProvedBlock] = {}
 
