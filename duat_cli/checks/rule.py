@@ -99,9 +99,9 @@ class Rule:
     """What it looks at, for the list of rules."""
     advice: str
     """One sentence: what to do about a finding."""
-    needs: tuple[Need, ...]
-    """What must have been looked at besides files and weights."""
     measure: Callable[[Evidence, Settings], Iterable[Measurement]]
+    needs: tuple[Need, ...] = ()
+    """What must have been looked at besides files and weights."""
     level: Level = "error"
     max: float | None = 0.0
     """None: the evidence brings its own, or there is nothing to compare."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from duat_cli.checks.policy import Level
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
@@ -46,20 +46,17 @@ _NOTES = {
 }
 
 
-def _of(lint: str) -> Callable[[Evidence, Settings], Iterable[Measurement]]:
-    def measure(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-        found = [f for f in evidence.adapter or () if f.rule == lint]
-        # a finding that the linter itself takes lighter than its rule warns
-        lighter: dict[str, Level] = {"warning": "warn"} if lint in _ERRORS else {}
-        return [Measurement(1, f.message, where=f.where, level=lighter.get(f.level)) for f in found]
-
-    return measure
+def _found(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    found = [f for f in evidence.adapter or () if LINT.get(f.rule) is settings.rule]
+    # a finding that the linter itself takes lighter than its rule warns
+    lighter: dict[str, Level] = {"warning": "warn"} if settings.rule.level == "error" else {}
+    return [Measurement(1, f.message, where=f.where, level=lighter.get(f.level)) for f in found]
 
 
 def _rules(table: dict[str, tuple[str, str]], level: Level) -> dict[str, Rule]:
     return {
         name: Rule(
-            f"adapter.{name.replace('-', '_')}", about, advice, ("adapter",), _of(name), level=level, unit="findings"
+            f"adapter.{name.replace('-', '_')}", about, advice, _found, ("adapter",), level=level, unit="findings"
         )
         for name, (about, advice) in table.items()
     }

@@ -58,8 +58,8 @@ RULES = [
         "bounds",
         "fields of the inspect report that the policy bounds",
         "Compare with `duat inspect`; change the checkpoint, or the bound in the policy.",
-        ("report",),
         _bounds,
+        ("report",),
         max=None,
     ),
 ]

@@ -159,8 +159,8 @@ RULES = [
         "result, such as transformers_version or dtype, are left out",
         "Restore the field; what follows in weights and forward pass may be its effect. If it is meant, run again with "
         "--update-baseline.",
-        ("baseline", "declared"),
         _config,
+        ("baseline", "declared"),
         unit="fields",
     ),
     Rule(
@@ -168,8 +168,8 @@ RULES = [
         "vocabulary, merges, normaliser, special tokens, chat template and generation_config.json against the "
         "baseline's, and whether the same texts are still the same tokens",
         "Restore the tokenizer's files and generation_config.json of the checkpoint that the baseline was made of.",
-        ("baseline", "declared", "tokenizer"),
         _tokenizer,
+        ("baseline", "declared", "tokenizer"),
         unit="parts",
     ),
 ]

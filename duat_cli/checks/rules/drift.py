@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from duat_cli.checks.baseline import metric_of
@@ -14,13 +14,10 @@ from duat_cli.text import listed, plural, shown
 _UPDATE = "If the change is meant, run again with --update-baseline and commit the baseline."
 
 
-def _of(rule: str) -> Callable[[Evidence, Settings], Iterable[Measurement]]:
-    def measure(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-        for deviation in evidence.drift or ():
-            if metric_of(deviation.key).rule == rule and deviation.status in ("within", "beyond"):
-                yield _measurement(deviation, evidence.baseline_file)
-
-    return measure
+def _moved(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    for deviation in evidence.drift or ():
+        if metric_of(deviation.key).rule == settings.rule.id and deviation.status in ("within", "beyond"):
+            yield _measurement(deviation, evidence.baseline_file)
 
 
 def _measurement(deviation: Deviation, file: str) -> Measurement:
@@ -88,7 +85,7 @@ def _stale(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 
 def _rule(name: str, about: str, unit: str, *needs: Need) -> Rule:
-    return Rule(name, about, _UPDATE, ("baseline", *needs), _of(name), max=None, unit=unit)
+    return Rule(name, about, _UPDATE, _moved, ("baseline", *needs), max=None, unit=unit)
 
 
 RULES = [
@@ -104,16 +101,16 @@ RULES = [
         "drift.vanished",
         "metrics of the baseline that this run lacks",
         "Find out why the metric has no value any more; only then run with --update-baseline.",
-        ("baseline",),
         _vanished,
+        ("baseline",),
         unit="metrics",
     ),
     Rule(
         "drift.new",
         "metrics that the baseline lacks; a tensor that is no copy of another is an error",
         "Find out where a tensor comes from; once it is meant, --update-baseline has it watched.",
-        ("baseline",),
         _new,
+        ("baseline",),
         level="warn",
         unit="metrics",
     ),
@@ -121,8 +118,8 @@ RULES = [
         "drift.stale",
         "metrics that improved beyond their tolerance",
         "Run with --update-baseline, so that the improvement is kept.",
-        ("baseline",),
         _stale,
+        ("baseline",),
         level="warn",
         unit="metrics",
     ),

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 
 
-def _slack(kind: str) -> Callable[[Evidence, Settings], Iterable[Measurement]]:
-    def measure(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-        assert evidence.slack is not None
-        for plan in evidence.slack.plans:
-            if plan.granularity == kind:
-                yield Measurement(
-                    plan.share,
-                    f"{plan.removed} of {plan.of} {kind}s can go together within {plan.budget:g} "
-                    f"{evidence.slack.protocol.unit}, {plan.share:.1%}",
-                    where=f"plans.{kind}.share",
-                )
-
-    return measure
+def _slack(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    assert evidence.slack is not None
+    for plan in evidence.slack.plans:
+        kind = plan.granularity
+        if settings.rule.id == f"pruning.{kind}s":
+            yield Measurement(
+                plan.share,
+                f"{plan.removed} of {plan.of} {kind}s can go together within {plan.budget:g} "
+                f"{evidence.slack.protocol.unit}, {plan.share:.1%}",
+                where=f"plans.{kind}.share",
+            )
 
 
 RULES = [
@@ -27,8 +25,8 @@ RULES = [
         f"pruning.{kind}s",
         f"share of {kind}s that can be removed together within the budget of [pruning]",
         f"See `duat prune-bound --granularity {kind}`: prune them, or find out why training left them idle.",
+        _slack,
         ("slack",),
-        _slack(kind),
         level="off",
         max=most,
         unit="share",

@@ -130,8 +130,8 @@ RULES = [
         "ids that the embedding lacks, of the tokenizer, config.json and generation_config.json; bos and eos on which "
         "these disagree; texts that a tokenizer of bytes does not give back; a chat template with a syntax error",
         "Restore the tokenizer and the two configs from one checkpoint; after adding tokens, resize the embedding.",
-        ("tokenizer",),
         _tokenizer,
+        ("tokenizer",),
         unit="faults",
     ),
 ]
