@@ -20,7 +20,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         results/prune/terms results/prune/written results/support results/weight_change""",
     "options alone; cli/test_main.py runs every exit code, cli/terminal/test_help.py every help page": """
         cli/commands/inspect cli/commands/schema cli/commands/support cli/commands/verify
-        cli/shared/options cli/shared/repairing cli/shared/sets""",
+        cli/shared/options cli/shared/pruning""",
     "what every command says and writes: cli/test_main.py, cli/terminal/test_streams.py": """
         cli/shared/announce cli/shared/presentation cli/shared/token_texts
         cli/terminal/faults cli/terminal/signals cli/terminal/talk errors""",

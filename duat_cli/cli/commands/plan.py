@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from duat_cli.cli.commands.lora_diff import DefaultPrompts
 from duat_cli.cli.commands.prune_bound import Granularity, Holdout, Measure, MetricOption, Probes, parse_kinds
-from duat_cli.cli.shared import options, repairing
-from duat_cli.cli.shared.sets import EffortOption
+from duat_cli.cli.shared import options, pruning
 from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, InputError
 from duat_cli.kinds import apart
 
@@ -83,11 +82,11 @@ def plan(
     holdout: Holdout = None,
     granularity: Granularity = None,
     metric: MetricOption = None,
-    effort: EffortOption = "default",
+    effort: pruning.EffortOption = "default",
     probes: Probes = None,
     measure: Measure = None,
-    repair: repairing.Repair = False,
-    calibration: repairing.Calibration = None,
+    repair: pruning.Repair = False,
+    calibration: pruning.Calibration = None,
     policy: Policy = None,
     select: Select = None,
     position: Position = None,
@@ -121,7 +120,7 @@ def plan(
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
-    repairing.require_repair(calibration, repair)
+    pruning.require_repair(calibration, repair)
     limit, kinds = options.parse_memory(memory), parse_kinds(granularity)
     request = PlanRequest(
         command=command,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from duat_cli.cli.shared import options, repairing, sets
+from duat_cli.cli.shared import options, pruning
 from duat_cli.cli.shared.written import set_line, written_line
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 from duat_cli.kinds import KINDS, Kind, apart
@@ -135,16 +135,16 @@ def prune_bound(
     max_tokens: options.MaxTokens = None,
     granularity: Granularity = None,
     metric: MetricOption = None,
-    effort: sets.EffortOption = "default",
+    effort: pruning.EffortOption = "default",
     probes: Probes = None,
     measure: Measure = None,
     budget: Budget = 0.1,
     ablate: Ablate = "zero",
-    remove: sets.Remove = None,
-    rounds: sets.Rounds = 1,
-    uniform: sets.Uniform = False,
-    repair: repairing.Repair = False,
-    calibration: repairing.Calibration = None,
+    remove: pruning.Remove = None,
+    rounds: pruning.Rounds = 1,
+    uniform: pruning.Uniform = False,
+    repair: pruning.Repair = False,
+    calibration: pruning.Calibration = None,
     confidence: Confidence = 0.95,
     exceed: Exceed = 0.1,
     out: options.Out = None,
@@ -186,8 +186,8 @@ def prune_bound(
     texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     kinds = parse_kinds(granularity)
-    repairing.require_repair(calibration, repair)
-    share, of_all = sets.parse_remove(remove)
+    pruning.require_repair(calibration, repair)
+    share, of_all = pruning.parse_remove(remove)
     settings = PruneOptions(
         kinds, metric, *effort_of(effort, probes, measure), budget, confidence, exceed, ablate == "mean", uniform,
         repair=repair, joint=apart(kinds), remove=share, of_all=of_all, rounds=rounds, effort=effort,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from duat_cli.analysis.plan.task import EFFORTS, PruneOptions, Task, ablated, effort_of, longest
-from duat_cli.cli.shared.sets import EffortOption
+from duat_cli.cli.shared.pruning import EffortOption
 from duat_cli.kinds import Kind
 
 

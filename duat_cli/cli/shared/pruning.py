@@ -1,4 +1,4 @@
-"""Options of `duat prune-bound` that say which sets are wanted."""
+"""Options of `duat prune-bound`: which sets are wanted, and whether what is left is repaired."""
 
 from __future__ import annotations
 
@@ -61,3 +61,28 @@ def parse_remove(text: str | None) -> tuple[float | None, bool]:
             f"--remove '{text}': expected a share of the blocks' parameters such as 20%, or of all: 20%/all"
         )
     return value, whole == "all"
+
+
+Repair = Annotated[
+    bool,
+    options.compute_option(
+        "--repair",
+        help="Refit what is left by least squares to the dense model's outputs; budget, guarantee and --apply are then "
+        "of the repaired model.",
+    ),
+]
+Calibration = Annotated[
+    str | None,
+    options.input_option(
+        "--calibration",
+        metavar="FILE",
+        show_default=False,
+        help="Prompts that --repair fits to, as of --prompts. Default: the prompts of the report.",
+    ),
+]
+
+
+def require_repair(calibration: str | None, repair: bool) -> None:
+    """InputError where the one is given without the other."""
+    if calibration is not None and not repair:
+        raise InputError("--calibration: says what --repair is fitted to; give --repair as well")
