@@ -131,9 +131,8 @@ def attribute(
     from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_session
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import one_question
-    from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.many import into_folder, processes
-    from duat_cli.cli.shared.presentation import Presentation, talk_of
+    from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
     limit, place = options.parse_memory(memory), _position(position)

@@ -112,9 +112,8 @@ def check(
     Exit code: 0 all checks passed (warnings allowed), 1 a check failed, 2 could not tell.
     """
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
-    from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.many import processes
-    from duat_cli.cli.shared.presentation import talk_of
+    from duat_cli.cli.shared.presentation import announce, talk_of
     from duat_cli.cli.terminal.output import Target
     from duat_cli.cli.terminal.progress import Progress
 

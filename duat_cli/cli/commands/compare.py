@@ -100,8 +100,7 @@ def compare(
     from duat_cli.analysis.opening import ModelRequest, PromptRequest, load_found, open_session, tokens_of
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import refuse_cut
-    from duat_cli.cli.shared.announce import announce
-    from duat_cli.cli.shared.presentation import Presentation, talk_of
+    from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
     limit = options.parse_memory(memory)

@@ -166,9 +166,8 @@ def inspect(
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import at_least
     from duat_cli.api.target import tensor_target
-    from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.many import into_folder, processes
-    from duat_cli.cli.shared.presentation import Presentation, talk_of
+    from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
 
     limit = options.parse_memory(memory)
     files = matrices is not None or save is not None or (maps or 0) > 1  # made by one process, as the prompts run

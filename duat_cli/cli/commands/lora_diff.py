@@ -116,9 +116,8 @@ def lora_diff(
     from duat_cli.analysis.lora.run import LoraRequest, texts_to_run
     from duat_cli.analysis.lora.run import lora_diff as compute
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
-    from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.many import as_rank, processes
-    from duat_cli.cli.shared.presentation import Presentation, talk_of
+    from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
     clock = Clock()

@@ -112,8 +112,7 @@ def matrix(
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import no_decoder, one_prompt
     from duat_cli.api.target import tensor_target
-    from duat_cli.cli.shared.announce import announce
-    from duat_cli.cli.shared.presentation import Presentation, talk_of
+    from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
 
     limit = options.parse_memory(memory)
     task = Task("matrix")

@@ -115,9 +115,8 @@ def plan(
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.analysis.plan.task import PruneOptions, effort_of
     from duat_cli.api.planning import PlanRequest, check_task, plan_report
-    from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.many import processes
-    from duat_cli.cli.shared.presentation import Presentation, talk_of
+    from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
     pruning.require_repair(calibration, repair)

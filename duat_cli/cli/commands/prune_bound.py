@@ -175,9 +175,8 @@ def prune_bound(
     """
     from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_with_calibration
     from duat_cli.analysis.plan.task import PruneOptions, Task, effort_of
-    from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.many import as_rank, processes
-    from duat_cli.cli.shared.presentation import Presentation, talk_of
+    from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
     from duat_cli.cli.terminal.progress import Progress
     from duat_cli.compat.libc import keep_freed_memory
     from duat_cli.loading.model.gpu import use_gpu

@@ -76,7 +76,7 @@ def _all_types(talk: Talk, progress: Progress) -> list[SupportEntry]:
 
 
 def _one_model(wanted: ModelRequest, talk: Talk, progress: Progress) -> SupportEntry:
-    from duat_cli.cli.shared.announce import announce
+    from duat_cli.cli.shared.presentation import announce
 
     announce(wanted.model, talk)
     loaded = wanted.load(wanted.find(progress), progress)

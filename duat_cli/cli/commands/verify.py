@@ -39,9 +39,8 @@ def verify(
     """
     from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_stacks
     from duat_cli.analysis.plan.task import Task
-    from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.many import processes
-    from duat_cli.cli.shared.presentation import Presentation, talk_of
+    from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
     limit = options.parse_memory(memory)

@@ -61,7 +61,7 @@ def as_rank(
 ) -> R | None:
     """What this process of several has to say; errors of all but the first name their rank."""
     from duat_cli.analysis.shards.ranks import Ranks
-    from duat_cli.cli.shared.announce import announce
+    from duat_cli.cli.shared.presentation import announce
     from duat_cli.cli.terminal.progress import Progress
 
     ranks = Ranks.of()

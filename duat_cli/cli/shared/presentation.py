@@ -1,4 +1,4 @@
-"""From the output options to a written result."""
+"""From the output options to a written result; and what is said on the way."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from duat_cli.cli.shared.options import CardFormat
-from duat_cli.cli.terminal import streams
+from duat_cli.cli.terminal import libraries, streams
 from duat_cli.cli.terminal.output import Target
 from duat_cli.cli.terminal.talk import Talk
-from duat_cli.errors import InputError
+from duat_cli.errors import CheckpointError, InputError
 from duat_cli.text import clean
 
 if TYPE_CHECKING:
     from duat_cli.report.tables.page import Page
     from duat_cli.results.base import Report
+
 
 NARROWEST = 20
 R = TypeVar("R", bound="Report")
@@ -106,6 +107,28 @@ def talk_of(quiet: bool, verbose: bool, no_color: bool) -> Talk:
     if quiet and verbose:
         raise InputError("--quiet and --verbose contradict each other; give one of them")
     return Talk(quiet=quiet, verbose=verbose, color=_is_colorful(sys.stderr.isatty(), no_color))
+
+
+def announce(model: str | None, talk: Talk) -> None:
+    """What is known of the checkpoint before torch is imported: a typing error should not cost these seconds."""
+    from duat_cli.compat.libc import return_freed_memory
+
+    if model is None:
+        talk.note("no MODEL given: using the bundled demo model")
+    elif model.startswith((".", "/", "~")) and not _exists(model):
+        raise CheckpointError(f"{model}: no such folder")
+    libraries.calm(talk)
+    return_freed_memory()  # a setting of the process, which is a command's own
+
+
+def _exists(name: str) -> bool:
+    """False as well for a name that no file can have."""
+    try:
+        return Path(name).expanduser().exists()
+    except PermissionError:
+        return True  # reading it will say why
+    except (OSError, RuntimeError, ValueError):
+        return False
 
 
 def _is_colorful(terminal: bool, no_color: bool) -> bool:
