@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-from duat_cli.loading.adapter.base_weights import BaseWeights, Place
-from duat_cli.loading.adapter.folder import AdapterFiles, names
+from duat_cli.loading.adapter.base_weights import Place
+from duat_cli.loading.adapter.folder import names
 from duat_cli.loading.adapter.keys import Target
 from duat_cli.loading.adapter.lora import scaling_of
-from duat_cli.loading.adapter.parameter import ParameterPlan, fault, pair
+from duat_cli.loading.adapter.parameter import ParameterPlan, Wrapped, fault
 from duat_cli.text import listed, shown
 
 
-def parameter_leaves(
-    adapter: AdapterFiles, target: Target, siblings: list[Target], base: BaseWeights | None
-) -> list[str]:
+def parameter_leaves(one: Wrapped, siblings: list[Target]) -> list[str]:
     """Parameters of the target's module that target_parameters ask for; empty where it is a module like any other.
 
     PEFT takes every parameter whose name ends in one of them; without a base a name without its module tells nothing.
     """
-    found = set()
-    for name in names(adapter, "target_parameters"):
+    found, module = set(), one.target.module
+    for name in names(one.adapter, "target_parameters"):
         holder, _, leaf = name.rpartition(".")
         if holder:
-            asked = target.module == holder or target.module.endswith("." + holder)
+            asked = module == holder or module.endswith("." + holder)
         else:
-            asked = len(siblings) > 1 if base is None else base.find(f"{target.module}.{leaf}") is not None
+            asked = len(siblings) > 1 if one.base is None else one.base.find(f"{module}.{leaf}") is not None
         if asked:
             found.add(leaf)
     return sorted(found)
 
 
-def experts(
-    adapter: AdapterFiles, target: Target, siblings: list[Target], leaves: list[str], base: BaseWeights | None
-) -> ParameterPlan:
+def experts(one: Wrapped, siblings: list[Target], leaves: list[str]) -> ParameterPlan:
     """LoRA on a parameter (E, ., .): A (E r, in) by experts, B (out, r E) by ranks; the key names no parameter."""
-    both, into, out = pair(adapter, target, "lora_A", "lora_B")
+    adapter, target, base = one.adapter, one.target, one.base
+    both, into, out = one.pair("lora_A", "lora_B")
     if base is None:
-        raise fault(adapter, "needs-base", f"{shown(target.module)}: its tensors name no parameter; the base's shapes "
-                     "are needed to tell")  # fmt: skip
+        raise one.fault("needs-base", ": its tensors name no parameter; the base's shapes are needed to tell")
     fitting: list[tuple[str, Place, bool]] = []
     for leaf in leaves:
         place = base.find(f"{target.module}.{leaf}")
@@ -53,13 +49,13 @@ def experts(
         at = depth.index(target.depth)
         fitting = [f for f in fitting if len(order) == len(depth) and f[0] == order[at]]
     if not fitting:
-        raise fault(adapter, "shape-mismatch", f"{shown(target.module)}: lora_A, lora_B map {into} to {out} features, "
-                     f"which is the shape of none of {listed(leaves)} in the base")  # fmt: skip
+        raise one.fault("shape-mismatch", f": lora_A, lora_B map {into} to {out} features, which is the shape of none "
+                        f"of {listed(leaves)} in the base")  # fmt: skip
     if len(fitting) > 1 and base.holds_inputs_first(target.module):
         fitting = [f for f in fitting if f[2]]  # PEFT keeps the stored order, whatever its version
     elif len(fitting) > 1:
-        raise fault(adapter, "ambiguous-layout", f"{shown(target.module)}.{fitting[0][0]}: a square parameter; shapes "
-                     "do not tell which side of it is the input")  # fmt: skip
+        raise one.fault("ambiguous-layout", f".{fitting[0][0]}: a square parameter; shapes do not tell which side of "
+                        "it is the input")  # fmt: skip
     leaf, place, turned = fitting[0]
     experts = place.shape[0] if len(place.shape) == 3 else 1
     rank = both // experts

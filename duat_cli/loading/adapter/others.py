@@ -6,108 +6,90 @@ from collections.abc import Iterator
 
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import ADAPTER_CONFIG, AdapterFiles
-from duat_cli.loading.adapter.keys import Target
-from duat_cli.loading.adapter.parameter import (
-    AdapterFault,
-    Kind,
-    ParameterPlan,
-    fault,
-    find,
-    module_name,
-    replicated,
-    shape_of,
-    stated,
-)
+from duat_cli.loading.adapter.parameter import AdapterFault, Kind, ParameterPlan, Wrapped, fault, replicated, stated
 from duat_cli.text import listed, shown
 
 
-def ia3(adapter: AdapterFiles, target: Target, base: BaseWeights | None) -> Iterator[ParameterPlan]:
+def ia3(one: Wrapped) -> Iterator[ParameterPlan]:
     """A factor for every output, or, of a feed-forward layer, for every input."""
-    place = find(adapter, base, target.module, "weight")
-    shape = shape_of(adapter, target, "ia3_l")
+    place = one.find("weight")
+    shape = one.shape("ia3_l")
     if len(shape) != 2 or 1 not in shape:
-        raise fault(
-            adapter, "shape-mismatch", f"{shown(target.module)}: ia3_l {list(shape)}: expected one row or column"
-        )
-    module = module_name(place, target.module)
+        raise one.fault("shape-mismatch", f": ia3_l {list(shape)}: expected one row or column")
+    module = one.module_name(place)
     by_input = shape[0] == 1 and shape[1] != 1
     inputs_first = False
-    if place is not None and base is not None:
+    if place is not None:
         length = max(shape)
         sides = place.shape  # of (out, in) the inputs are side 1
         fits = [turned for turned in (False, True) if sides[int(by_input != turned)] == length]
         if not fits:
-            raise fault(adapter, "shape-mismatch", f"{shown(target.module)}: shape mismatch, ia3_l {list(shape)}, the "
-                         f"base's weight is {list(sides)}")  # fmt: skip
-        known = base.is_transposed(place.tensor)
-        stated = adapter.config.get("fan_in_fan_out") is True if known is None else known
-        inputs_first = fits[0] if len(fits) == 1 else stated
-    yield ParameterPlan(module, f"{module}.weight", "ia3", target.parts, None, None, inputs_first, place=place)
-    bias = None if by_input else find(adapter, base, target.module, "bias", needed=False)
+            raise one.fault("shape-mismatch", f": shape mismatch, ia3_l {list(shape)}, the base's weight is "
+                            f"{list(sides)}")  # fmt: skip
+        inputs_first = fits[0] if len(fits) == 1 else one.square_inputs_first(place)
+    parts = one.target.parts
+    yield ParameterPlan(module, f"{module}.weight", "ia3", parts, None, None, inputs_first, place=place)
+    bias = None if by_input else one.find("bias", needed=False)
     if bias is not None:
-        yield ParameterPlan(module, f"{module}.bias", "ia3", target.parts, None, None, place=bias)
+        yield ParameterPlan(module, f"{module}.bias", "ia3", parts, None, None, place=bias)
 
 
-def lycoris(adapter: AdapterFiles, target: Target, base: BaseWeights | None) -> ParameterPlan:
+def lycoris(one: Wrapped) -> ParameterPlan:
     """scaling = alpha / r with the config's rank, since LoKr may store a factor whole."""
+    adapter, target = one.adapter, one.target
     if any(part.endswith(("_t1", "_t2")) for part in target.parts):
-        raise fault(adapter, "convolution", f"{shown(target.module)}: a convolution, which is not supported")
+        raise one.fault("convolution", ": a convolution, which is not supported")
     kind: Kind = "loha" if adapter.method == "LOHA" else "lokr"
-    first, second = (_product(adapter, target, part) for part in _LYCORIS[kind])
-    place = find(adapter, base, target.module, "weight")
+    first, second = (_product(one, part) for part in _LYCORIS[kind])
+    place = one.find("weight")
     made = first if kind == "loha" else (first[0] * second[0], first[1] * second[1])
     if (kind == "loha" and first != second) or (place is not None and place.shape != made):
         other = list(second) if kind == "loha" and first != second else list(place.shape if place is not None else ())
-        raise fault(adapter, "shape-mismatch", f"{shown(target.module)}: shape mismatch, its factors make "
-                     f"{list(made)}, against {other}")  # fmt: skip
+        raise one.fault("shape-mismatch", f": shape mismatch, its factors make {list(made)}, against {other}")
     rank = int(stated(adapter, "rank_pattern", "r", target.module))
     alpha = stated(adapter, "alpha_pattern", "alpha", target.module)
-    module = module_name(place, target.module)
+    module = one.module_name(place)
     return ParameterPlan(module, f"{module}.weight", kind, target.parts, rank, alpha / rank, False, place=place)
 
 
 _LYCORIS = {"loha": ("hada_w1", "hada_w2"), "lokr": ("lokr_w1", "lokr_w2")}
 
 
-def _product(adapter: AdapterFiles, target: Target, part: str) -> tuple[int, ...]:
+def _product(one: Wrapped, part: str) -> tuple[int, ...]:
     """The shape of a factor that is stored whole, or as a product of two."""
-    if part in target.parts:
-        whole = shape_of(adapter, target, part)
+    parts = one.target.parts
+    if part in parts:
+        whole = one.shape(part)
         if len(whole) != 2:
-            raise fault(adapter, "shape-mismatch", f"{shown(target.module)}: {part} {list(whole)}: expected a matrix")
+            raise one.fault("shape-mismatch", f": {part} {list(whole)}: expected a matrix")
         return whole
     names_ = (f"{part}_a", f"{part}_b")
-    if any(name not in target.parts for name in names_):
-        raise fault(adapter, "factor-missing", f"{shown(target.module)} has {listed(list(target.parts))}: {part} is "
-                     "not whole")  # fmt: skip
-    a, b = (shape_of(adapter, target, name) for name in names_)
+    if any(name not in parts for name in names_):
+        raise one.fault("factor-missing", f" has {listed(list(parts))}: {part} is not whole")
+    a, b = (one.shape(name) for name in names_)
     if len(a) != 2 or len(b) != 2 or a[1] != b[0]:
-        raise fault(adapter, "shape-mismatch", f"{shown(target.module)}: {names_[0]} {list(a)} and {names_[1]} "
-                     f"{list(b)} have no product")  # fmt: skip
+        raise one.fault("shape-mismatch", f": {names_[0]} {list(a)} and {names_[1]} {list(b)} have no product")
     return a[0], b[1]
 
 
-def tokens(adapter: AdapterFiles, target: Target, base: BaseWeights | None) -> ParameterPlan:
+def tokens(one: Wrapped) -> ParameterPlan:
     """Rows that replace the embedding's rows of the named tokens."""
-    place = find(adapter, base, target.module, "weight")
-    rows = shape_of(adapter, target, "trainable_tokens_delta")
-    stated = adapter.config.get("token_indices") or adapter.config.get("trainable_token_indices")
+    config, name = one.adapter.config, one.target.module
+    place = one.find("weight")
+    rows = one.shape("trainable_tokens_delta")
+    stated = config.get("token_indices") or config.get("trainable_token_indices")
     if isinstance(stated, dict):
-        stated = next((v for k, v in stated.items() if (target.module == k or target.module.endswith("." + k))), None)
+        stated = next((v for k, v in stated.items() if (name == k or name.endswith("." + k))), None)
     if not (isinstance(stated, list) and all(type(i) is int and i >= 0 for i in stated)):
-        raise fault(
-            adapter, "config", f"{shown(target.module)}: {ADAPTER_CONFIG} names no list of token indices for it"
-        )
+        raise one.fault("config", f": {ADAPTER_CONFIG} names no list of token indices for it")
     if len(rows) != 2 or rows[0] != len(stated):
-        raise fault(
-            adapter, "shape-mismatch", f"{shown(target.module)}: {len(stated)} token indices, but rows {list(rows)}"
-        )
+        raise one.fault("shape-mismatch", f": {len(stated)} token indices, but rows {list(rows)}")
     if place is not None and (place.shape[1:] != rows[1:] or max(stated, default=0) >= place.shape[0]):
-        raise fault(adapter, "shape-mismatch", f"{shown(target.module)}: shape mismatch, rows {list(rows)} to token "
-                     f"{max(stated, default=0)}, the base's table is {list(place.shape)}")  # fmt: skip
-    module = module_name(place, target.module)
+        raise one.fault("shape-mismatch", f": shape mismatch, rows {list(rows)} to token {max(stated, default=0)}, the "
+                        f"base's table is {list(place.shape)}")  # fmt: skip
+    module = one.module_name(place)
     return ParameterPlan(
-        module, f"{module}.weight", "trainable tokens", target.parts, len(stated), None, True,
+        module, f"{module}.weight", "trainable tokens", one.target.parts, len(stated), None, True,
         place=place, tokens=tuple(stated),
     )  # fmt: skip
 

@@ -69,22 +69,63 @@ class ParameterPlan:
         )
 
 
-def pair(adapter: AdapterFiles, target: Target, a: str, b: str) -> tuple[int, int, int]:
-    """(rank, in, out) of a pair of factors A (r, in), B (out, r)."""
-    for part, other in ((a, b), (b, a)):
-        if part not in target.parts:
-            raise fault(adapter, "factor-missing", f"{shown(target.module)} has {other} and no {part}")
-    first, second = shape_of(adapter, target, a), shape_of(adapter, target, b)
-    if len(first) != 2 or len(second) != 2:
+@dataclass(frozen=True)
+class Wrapped:
+    """One module that an adapter's tuner wraps."""
+
+    adapter: AdapterFiles
+    target: Target
+    base: BaseWeights | None
+    """None where the adapter is looked at alone."""
+
+    def fault(self, rule: str, text: str) -> AdapterFault:
+        """text: behind the module's name."""
+        return fault(self.adapter, rule, f"{shown(self.target.module)}{text}")
+
+    def shape(self, part: str) -> tuple[int, ...]:
+        return self.adapter.tensors[self.target.parts[part]].shape
+
+    def pair(self, a: str, b: str) -> tuple[int, int, int]:
+        """(rank, in, out) of a pair of factors A (r, in), B (out, r)."""
+        for part, other in ((a, b), (b, a)):
+            if part not in self.target.parts:
+                raise self.fault("factor-missing", f" has {other} and no {part}")
+        first, second = self.shape(a), self.shape(b)
         if len(first) > 2:
-            raise fault(adapter, "convolution", f"{shown(target.module)}: {a} {list(first)} is of a convolution, "
-                         "which is not supported")  # fmt: skip
-        raise fault(adapter, "shape-mismatch", f"{shown(target.module)}: {a} {list(first)} and {b} {list(second)}: "
-                     "expected two matrices; were sharded weights saved without being gathered?")  # fmt: skip
-    if first[0] != second[1]:
-        raise fault(adapter, "shape-mismatch", f"{shown(target.module)}: {a} {list(first)} and {b} {list(second)} "
-                     "have different ranks")  # fmt: skip
-    return first[0], first[1], second[0]
+            raise self.fault("convolution", f": {a} {list(first)} is of a convolution, which is not supported")
+        if len(first) != 2 or len(second) != 2:
+            raise self.fault("shape-mismatch", f": {a} {list(first)} and {b} {list(second)}: expected two matrices; "
+                             "were sharded weights saved without being gathered?")  # fmt: skip
+        if first[0] != second[1]:
+            raise self.fault("shape-mismatch", f": {a} {list(first)} and {b} {list(second)} have different ranks")
+        return first[0], first[1], second[0]
+
+    def require_length(self, part: str, length: int) -> None:
+        shape = self.shape(part)
+        if math.prod(shape) != length:
+            raise self.fault("shape-mismatch", f": {part} {list(shape)}, expected {length} values")
+
+    def find(self, leaf: str, *, needed: bool = True) -> Place | None:
+        """The base's tensor of that name in the module."""
+        if self.base is None:
+            return None
+        place = self.base.find(f"{replicated(self.adapter, self.target.module)}.{leaf}", load=needed)
+        if place is None and needed:
+            raise self.fault("target-absent", f": the base {shown(self.base.source.name)} has no such module: the "
+                             "adapter belongs to another base model")  # fmt: skip
+        return place
+
+    def module_name(self, place: Place | None) -> str:
+        """The base's own name where it is the longer one; a replicated layer keeps its own."""
+        module = self.target.module
+        if place is None or not place.parameter.endswith("." + module + ".weight"):
+            return module
+        return place.parameter.rpartition(".")[0]
+
+    def square_inputs_first(self, place: Place | None) -> bool:
+        """Whether a weight whose shape does not tell is stored as (in, out): by its neighbours, then by config."""
+        known = None if place is None or self.base is None else self.base.is_transposed(place.tensor)
+        return self.adapter.config.get("fan_in_fan_out") is True if known is None else known
 
 
 def stated(adapter: AdapterFiles, pattern: str, field: str, name: str) -> float:
@@ -99,18 +140,6 @@ def stated(adapter: AdapterFiles, pattern: str, field: str, name: str) -> float:
     return float(value)
 
 
-def find(
-    adapter: AdapterFiles, base: BaseWeights | None, module: str, leaf: str, *, needed: bool = True
-) -> Place | None:
-    if base is None:
-        return None
-    place = base.find(f"{replicated(adapter, module)}.{leaf}", load=needed)
-    if place is None and needed:
-        raise fault(adapter, "target-absent", f"{shown(module)}: the base {shown(base.source.name)} has no such "
-                     "module: the adapter belongs to another base model")  # fmt: skip
-    return place
-
-
 def replicated(adapter: AdapterFiles, name: str) -> str:
     """The base's name of a module of a model whose layers `layer_replication` repeats."""
     ranges = adapter.config.get("layer_replication")
@@ -121,25 +150,6 @@ def replicated(adapter: AdapterFiles, name: str) -> str:
         return re.sub(r"\.(layers|layer|h)\.(\d+)\.", lambda m: f".{m[1]}.{layers[int(m[2])]}.", name, count=1)
     except (TypeError, ValueError, IndexError) as error:
         raise fault(adapter, "config", f"layer_replication: {shown(ranges)} does not reach {shown(name)}") from error
-
-
-def module_name(place: Place | None, module: str) -> str:
-    """The base's own name where it is the longer one; a replicated layer keeps its own."""
-    if place is None or not place.parameter.endswith("." + module + ".weight"):
-        return module
-    return place.parameter.rpartition(".")[0]
-
-
-def shape_of(adapter: AdapterFiles, target: Target, part: str) -> tuple[int, ...]:
-    return adapter.tensors[target.parts[part]].shape
-
-
-def check_length(adapter: AdapterFiles, target: Target, part: str, length: int) -> None:
-    shape = shape_of(adapter, target, part)
-    if math.prod(shape) != length:
-        raise fault(
-            adapter, "shape-mismatch", f"{shown(target.module)}: {part} {list(shape)}, expected {length} values"
-        )
 
 
 def fault(adapter: AdapterFiles, rule: str, text: str) -> AdapterFault:

@@ -10,8 +10,8 @@ from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.adapter.keys import Keys, Target
 from duat_cli.loading.adapter.lora import embedding, lora
 from duat_cli.loading.adapter.others import ia3, lycoris, saved, tokens
-from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan, fault
-from duat_cli.text import listed, shown
+from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan, Wrapped
+from duat_cli.text import listed
 
 
 def plans(adapter: AdapterFiles, keys: Keys, base: BaseWeights | None) -> Iterator[ParameterPlan | AdapterFault]:
@@ -21,28 +21,26 @@ def plans(adapter: AdapterFiles, keys: Keys, base: BaseWeights | None) -> Iterat
         by_module.setdefault(target.module, []).append(target)
     for target in keys.targets:
         try:
-            yield from _planned(adapter, target, by_module[target.module], base)
+            yield from _planned(Wrapped(adapter, target, base), by_module[target.module])
         except AdapterFault as wrong:
             yield wrong
     for parameter, key in keys.saved.items():
         yield saved(adapter, parameter, key, base)
 
 
-def _planned(
-    adapter: AdapterFiles, target: Target, siblings: list[Target], base: BaseWeights | None
-) -> Iterator[ParameterPlan]:
-    if "trainable_tokens_delta" in target.parts:
-        yield tokens(adapter, target, base)
-    elif adapter.method == "LORA" and "lora_embedding_A" in target.parts:
-        yield embedding(adapter, target, base)
-    elif adapter.method == "LORA" and (leaves := parameter_leaves(adapter, target, siblings, base)):
-        yield experts(adapter, target, siblings, leaves, base)
-    elif adapter.method in ("LORA", "ADALORA"):
-        yield from lora(adapter, target, base)
-    elif adapter.method == "IA3":
-        yield from ia3(adapter, target, base)
-    elif adapter.method in ("LOHA", "LOKR"):
-        yield lycoris(adapter, target, base)
+def _planned(one: Wrapped, siblings: list[Target]) -> Iterator[ParameterPlan]:
+    parts, method = one.target.parts, one.adapter.method
+    if "trainable_tokens_delta" in parts:
+        yield tokens(one)
+    elif method == "LORA" and "lora_embedding_A" in parts:
+        yield embedding(one)
+    elif method == "LORA" and (leaves := parameter_leaves(one, siblings)):
+        yield experts(one, siblings, leaves)
+    elif method in ("LORA", "ADALORA"):
+        yield from lora(one)
+    elif method == "IA3":
+        yield from ia3(one)
+    elif method in ("LOHA", "LOKR"):
+        yield lycoris(one)
     else:
-        raise fault(adapter, "unknown-tensor", f"{shown(target.module)}: {listed(list(target.parts))} do not belong "
-                     f"to a {adapter.method} adapter")  # fmt: skip
+        raise one.fault("unknown-tensor", f": {listed(list(parts))} do not belong to a {method} adapter")
