@@ -53,25 +53,21 @@ class StoredTensors:
 
     def __init__(self, path: Path, seal: Seal, opened: Any) -> None:
         self._path, self._seal, self._opened = path, seal, opened
-        self._made: dict[str, MadeSlice] = {}
-
-    def add_made(self, folder: Path, seals: Mapping[str, Seal], entries: Mapping[str, TensorEntry]) -> None:
-        """Have quantised weights read here. seals: of all files of the folder."""
-        for name, entry in entries.items():
-            make = functools.partial(dequantised_tensor, folder, seals, name, entry)
-            self._made[name] = MadeSlice(entry, make)
+        self.made: Mapping[str, Callable[[], Tensor]] = {}
+        """What computes them."""
 
     def get_tensor(self, name: str) -> Tensor:
-        if name in self._made:
-            return self._made[name][...]
+        if name in self.made:
+            return self.made[name]()
         with self.reading(name):
             return self._opened.get_tensor(name)
 
-    def get_slice(self, name: str) -> StoredSlice | MadeSlice:
-        if name in self._made:
-            return self._made[name]
+    def get_part(self, name: str, at: Any) -> Tensor:
+        """What is indexed of a tensor that holds something; a quantised weight is computed as a whole."""
+        if name in self.made:
+            return self.made[name]()[at]
         with self.reading(name):
-            return StoredSlice(self, name, self._opened.get_slice(name))
+            return self._opened.get_slice(name)[at]
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[None]:
@@ -85,51 +81,23 @@ class StoredTensors:
         require_unchanged(self._path, self._seal, name)
 
 
-class StoredSlice:
-    """safetensors' slice of one tensor that holds something: what is indexed of it is read."""
-
-    def __init__(self, file: StoredTensors, name: str, inner: Any) -> None:
-        self._file, self._name, self._inner = file, name, inner
-
-    def get_shape(self) -> list[int]:
-        shape: list[int] = self._inner.get_shape()
-        return shape
-
-    def __getitem__(self, at: Any) -> Tensor:
-        with self._file.reading(self._name):
-            found: Tensor = self._inner[at]
-            return found
-
-
-class MadeSlice:
-    """A quantised weight in the place of safetensors' slice: computed as a whole where it is indexed."""
-
-    def __init__(self, entry: TensorEntry, make: Callable[[], Tensor]) -> None:
-        self._entry, self._make = entry, make
-
-    def get_shape(self) -> list[int]:
-        return list(self._entry.shape)
-
-    def __getitem__(self, at: Any) -> Tensor:
-        return self._make()[at]
-
-
 @contextlib.contextmanager
 def readers(files: CheckpointFiles) -> Iterator[dict[str, StoredTensors]]:
     """Shard -> open safetensors file."""
     first: dict[str, str] = {}
-    made: dict[str, dict[str, TensorEntry]] = {}
+    made: dict[str, dict[str, Callable[[], Tensor]]] = {}
     for name, entry in files.tensors.items():
         first.setdefault(entry.shard, name)
         if entry.made is not None:
-            made.setdefault(entry.shard, {})[name] = entry
+            make = functools.partial(dequantised_tensor, files.path, files.seals, name, entry)
+            made.setdefault(entry.shard, {})[name] = make
     with contextlib.ExitStack() as stack:
         found = {
             shard: stack.enter_context(open_tensors(files.path / shard, files.seals[shard], first.get(shard)))
             for shard in files.shards
         }
-        for shard, entries in made.items():
-            found[shard].add_made(files.path, files.seals, entries)
+        for shard, makes in made.items():
+            found[shard].made = makes
         yield found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +38,7 @@ def compare_with_files(model: PreTrainedModel, files: CheckpointFiles) -> list[s
     with readers(files) as opened:
         for name in chosen:
             entry, loaded = pairs[name]
-            share = _changed(opened[entry.shard].get_slice(name), loaded)
+            share = _changed(functools.partial(opened[entry.shard].get_part, name), loaded)
             if 0 < share <= _RANDOM:
                 notes.append(f"{shown(name)}: {share:.2%} of its values are not those of the file")
             if share > _RANDOM:
@@ -70,17 +72,17 @@ def refuse_integers(model: PreTrainedModel, files: CheckpointFiles) -> None:
             )
 
 
-def _changed(stored: Any, loaded: Tensor) -> float:
-    """Share of the values that are not the stored ones after the cast; of a long tensor its first rows."""
-    shape = stored.get_shape()
-    if not shape:
-        return _unequal(stored[...], loaded)
-    rows = min(shape[0], max(1, _COMPARED_ELEMENTS * shape[0] // loaded.numel()))
-    share = _unequal(stored[:rows], loaded[:rows])
+def _changed(part: Callable[[Any], Tensor], loaded: Tensor) -> float:
+    """Share of the values that are not the stored ones after the cast; of a long tensor its first rows. part: what is
+    indexed of the stored tensor."""
+    if not loaded.shape:
+        return _unequal(part(...), loaded)
+    rows = min(len(loaded), max(1, _COMPARED_ELEMENTS * len(loaded) // loaded.numel()))
+    share = _unequal(part(slice(rows)), loaded[:rows])
     if share <= _RANDOM:
         return share
     # a conversion at load may permute or transpose entries (rotary halves), which keeps the sorted values
-    return _unequal(stored[:].flatten().to(loaded.dtype).sort().values, loaded.flatten().sort().values)
+    return _unequal(part(slice(None)).flatten().to(loaded.dtype).sort().values, loaded.flatten().sort().values)
 
 
 def _unequal(stored: Tensor, loaded: Tensor) -> float:
