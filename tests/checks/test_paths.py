@@ -6,7 +6,7 @@ import pytest
 
 from duat_cli.checks.paths import asks_for, is_known, leaves_out, matches, may_be_negative
 from duat_cli.checks.policy import read_policy
-from duat_cli.checks.settings import settings_of
+from duat_cli.checks.registry import settings_of
 from duat_cli.errors import InputError
 
 

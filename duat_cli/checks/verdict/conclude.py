@@ -17,8 +17,8 @@ from duat_cli.checks.metrics import metrics_of, sampling_slack
 from duat_cli.checks.nearest import suggestion
 from duat_cli.checks.paths import is_metric, leaves_out, matches
 from duat_cli.checks.policy import Policy, read_policy
+from duat_cli.checks.registry import settings_of
 from duat_cli.checks.rule import Evidence, Settings
-from duat_cli.checks.settings import settings_of
 from duat_cli.checks.tolerances import COARSENESS, STORED_AS
 from duat_cli.checks.verdict.causes import grouped
 from duat_cli.checks.verdict.judge import judge
