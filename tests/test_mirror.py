@@ -77,7 +77,6 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         analysis/shards/inspect cli/commands/merge""",
     "what is missing: analysis/shards/test_merge.py": "analysis/shards/state",
     "the whole report: analysis/prune/test_run.py": "analysis/prune/report analysis/prune/sets/plan",
-    "what is said of a written set: cli/commands/test_prune_bound.py": "cli/shared/written",
     "the file read back: analysis/test_operator_file.py": "analysis/tensor_file",
     "faults planted in the instruments: analysis/test_session.py": "models/arrays models/instrument/plain",
     "adding up, and each part taken out of the frozen network: analysis/attribute/test_run.py": """

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from duat_cli.cli.shared import options, pruning
-from duat_cli.cli.shared.written import set_line, written_line
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
-from duat_cli.kinds import KINDS, Kind, apart
+from duat_cli.kinds import KINDS, Kind, apart, names_of
+from duat_cli.text import plural
 
 if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress as Heard
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from duat_cli.cli.terminal.output import Target
     from duat_cli.cli.terminal.progress import Progress
     from duat_cli.cli.terminal.talk import Talk
+    from duat_cli.results.prune.sets import Plan
     from duat_cli.results.prune.written import Written
+
 
 EXPORT_SUFFIXES = (".json", ".yaml", ".yml")
 
@@ -307,14 +309,14 @@ class _Chosen:
             return None, []
         [plan] = outcome.report.plans
         terms = outcome.chosen(plan, self.which)
-        said, notes, written = set_line(plan, len(terms)), list[str](), None
+        said, notes, written = _set_line(plan, len(terms)), list[str](), None
         if self.export is not None:
             self.export.write(outcome.exported(terms, self.export.path.suffix if self.export.path else ".json"))
             notes.append(f"wrote {self.export.path}: {said}")
         if self.apply is not None:
             progress.doing(f"writing {self.apply}")
             written = outcome.applied(terms, self.apply)
-            notes += [*written.notes, f"wrote {self.apply} without {said}", written_line(written)]
+            notes += [*written.notes, f"wrote {self.apply} without {said}", _written_line(written)]
         return written, notes
 
 
@@ -328,3 +330,41 @@ def parse_kinds(text: str | None) -> tuple[Kind, ...]:
             raise InputError(f"--granularity '{text}': '{part.strip()}' is none of {', '.join(KINDS)}")
         found.append(name)
     return tuple(dict.fromkeys(found))
+
+
+def _set_line(plan: Plan, removed: int) -> str:
+    """Which set is written, and what is known of it."""
+    several = "," in plan.granularity
+    of = f"{plan.of} {names_of(plan.granularity)}" if several else plural(plan.of, plan.granularity)
+    what = f"{removed} of {of}"
+    guaranteed = 0 if plan.guarantee is None else plan.guarantee.removed
+    if removed == guaranteed:
+        beside = "" if guaranteed == plan.removed else f" (the largest within the budget has {plan.removed})"
+        return f"the guaranteed set of {what}{beside}"
+    if removed == plan.removed and plan.remove is not None:
+        whose = "the model" if plan.parameters_of == "all" else "the blocks"
+        share = f"{100 * plan.parameters_share:.3g} % of the parameters of {whose}"
+        return f"{what}, which hold {share}" + ("; it is not guaranteed" if plan.guarantee else "")
+    if removed == plan.removed:
+        return f"{what}, the largest set within the budget" + ("; it is not guaranteed" if plan.guarantee else "")
+    beyond = f"; the guaranteed set has {guaranteed}" if plan.guarantee and removed > guaranteed else ""
+    return f"{what}, as --set says{beyond}"
+
+
+def _written_line(written: Written) -> str:
+    """What became of the set, of the size of the weights, and of the output."""
+    parts = [f"{plural(len(written.removed_blocks), 'block')} removed"] if written.removed_blocks else []
+    parts += [f"{plural(written.removed_neurons, 'neuron')} a block removed"] if written.removed_neurons else []
+    if written.removed_groups:
+        groups = plural(written.removed_groups, "key and value head")
+        whose = "it" if written.removed_groups == 1 else "them"
+        parts.append(f"{groups} a block removed with the heads that use {whose}")
+    parts += [f"{plural(written.zeroed, 'term')} zeroed (still stored: no byte saved)"] if written.zeroed else []
+    return (
+        f"{', '.join(parts)}; weights {_size(written.bytes_before)} -> {_size(written.bytes_after)} in "
+        f"{written.dtype}; read back: relative distance of its output from the ablated model's {written.error:.1e}"
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} KB"
