@@ -21,7 +21,7 @@ from duat_cli.analysis.decomposition import Decomposition, Step
 from duat_cli.analysis.lora.ground import Ground
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Listener, Session
-from duat_cli.errors import InputError, UnsupportedModelError, or_reason
+from duat_cli.errors import InputError, or_reason
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
 from duat_cli.models.instrument.rig import BlockRun
