@@ -28,7 +28,8 @@ def measured(outcome: Outcome) -> str:
     value, low, high = outcome.measured, outcome.low, outcome.high
     if outcome.beyond is None:
         bounds = [f"{sign} {number(limit)}" for sign, limit in ((">=", low), ("<=", high)) if limit is not None]
-        return f"{number(value)} ({' and '.join(bounds)})" if bounds else number(value)
+        said = f"{number(value)} {outcome.unit}".rstrip()
+        return f"{said} ({' and '.join(bounds)})" if bounds else said
     if high is not None and value > high:
         return f"{number(value)} > {number(high)}"
     return f"{number(value)} < {number(low)}" if low is not None and value < low else number(value)

@@ -64,6 +64,11 @@ _PROMPT_COLUMNS = [
     Column(("loss", "tuned"), "loss_tuned", numbers.plain),
 ]
 
+_DISTANCE = (
+    "cosine: of the two changes as vectors. distance: |dW1 - dW2|, and over |dW1| + |dW2|: 0 the same, 1 opposite; two "
+    "of one norm that have nothing in common have cosine 0 and distance 0.71."
+)
+
 TABLES = {
     "modules[].": [*_MODULE_COLUMNS, *(column for group in _MORE_COLUMNS.values() for column in group)],
     "comparison.modules[].": _COMPARED_COLUMNS,
@@ -161,6 +166,7 @@ def _comparison(report: LoraReport, page: Page) -> list[RenderableType]:
         BLANK,
         line("The two changes, whatever the gauge of their factors", "bold"),
         *rows,
+        *([BLANK, line(_DISTANCE, "dim")] if found.modules else []),
         *facts.section("only one", only),
     ]
 
