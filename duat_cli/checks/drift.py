@@ -45,6 +45,8 @@ class Deviation:
     tolerance: Tolerance | None
     reason: str | None = None
     """Why a vanished metric has no value, where that is known."""
+    slack: float = 0.0
+    """What an interval of its own adds to the tolerance."""
 
 
 def compare(
@@ -83,9 +85,9 @@ def _deviation(key: str, old: Value, new: Value, limit: Tolerance, slack: float)
     assert not isinstance(new, list)
     change = new - old
     if abs(change) <= limit.of(old) + slack:
-        return Deviation(key, "within", old, new, change, limit)
+        return Deviation(key, "within", old, new, change, limit, slack=slack)
     better = limit.better is not None and (change < 0) == (limit.better == "lower")
-    return Deviation(key, "better" if better else "beyond", old, new, change, limit)
+    return Deviation(key, "better" if better else "beyond", old, new, change, limit, slack=slack)
 
 
 # --- whose baseline it is ---------------------------------------------------------------------------------------

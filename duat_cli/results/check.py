@@ -128,7 +128,13 @@ class BaselineFacts(Result):
         description="what became of it"
     )
     entries: int = Field(description="how many metrics it holds")
-    changes: list[Change] = Field(description="what --update-baseline changed")
+    compared: int | None = Field(
+        default=None, description="how many of them this run has as well; null where the baseline is written"
+    )
+    changes: list[Change] = Field(
+        description="what --update-baseline changed: what the checkpoint says of itself, then weights, then numbers of "
+        "the forward pass"
+    )
 
 
 class Counts(Result):

@@ -34,6 +34,7 @@ _NUMBERS = (
     "logit_range", "never_predicted", "nonfinite_logits",
 )  # fmt: skip
 _NO_HEAD = "the model has no head over its tokens"
+_NO_DECODER = "only the encoder is run, not the decoder and its head"
 _NO_MASK = "the tokenizer has no mask token, without which a masked language model cannot be asked"
 
 
@@ -90,7 +91,7 @@ class Asking:
         model = session.loaded.model
         stack = stack_of(model)
         if self.predicts is None:
-            self.predicts = self._kind(self._head or head_of(model, stack))
+            self.predicts = self._kind(self._head or head_of(model, stack), model)
         # Where weights are read block by block every answer is kept until the last block is through.
         answer = Answer(self._question(prompt), Tally(None if session.weights is None else self._tally.likely))
         question, device = answer.question, session.loaded.device
@@ -119,8 +120,10 @@ class Asking:
         self.questions.append(answer.question)
         self._tally.include(answer.tally)
 
-    def _kind(self, head: HeadTest) -> Predicts:
+    def _kind(self, head: HeadTest, model: Any) -> Predicts:
         if not head.exists:
+            if model.config.is_encoder_decoder:
+                self._why_none = _NO_DECODER
             return "embedding"
         if head.causal:
             return "next token"

@@ -263,6 +263,8 @@ def _notable(found: Findings) -> list[str]:
     """Where the change acts most, and through what; on which prompts; and what it does to the loss."""
     changes = found.changes
     lines = [*most_moved(found.blocks), *most_and_least(changes.order.first, changes.order.last)]
+    if changes.kl:
+        lines.append(f"KL(base || tuned) of the next token {changes.kl:.3g} nats a token, the mean over the prompts")
     if changes.loss:
         between = loss_between(changes.loss, changes.loss_interval)
         lines.append(f"{between}; it fell on {changes.better} of {changes.scored}")

@@ -15,9 +15,11 @@ _UPDATE = "If the change is meant, run again with --update-baseline and commit t
 
 
 def _moved(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    for deviation in evidence.drift or ():
-        if metric_of(deviation.key).rule == settings.rule.id and deviation.status in ("within", "beyond"):
-            yield _measurement(deviation, evidence.baseline_file)
+    own = [d for d in evidence.drift or () if metric_of(d.key).rule == settings.rule.id]
+    yield from (_measurement(d, evidence.baseline_file) for d in own if d.status in ("within", "beyond"))
+    if all(d.status in ("vanished", "new") for d in own):
+        one = "this run" if any(d.status == "vanished" for d in own) else "the baseline"
+        yield Measurement(0.0, f"{one} has none of these metrics", undefined="skip")
 
 
 def _measurement(deviation: Deviation, file: str) -> Measurement:
@@ -30,10 +32,10 @@ def _measurement(deviation: Deviation, file: str) -> Measurement:
     old, new = deviation.old, deviation.new
     assert isinstance(old, float | int)
     assert isinstance(new, float | int)
-    # what an interval adds to the tolerance is in the verdict already
-    room = limit.of(old) if deviation.status == "beyond" else max(limit.of(old), abs(new - old))
+    room = limit.of(old) + deviation.slack
     text = f"{shown(key)} went from {old:g} to {new:g}"
-    return replace(empty, value=new, text=text, low=old - room, high=old + room)
+    source = f"{limit.source} and the width of its interval" if deviation.slack else limit.source
+    return replace(empty, value=new, text=text, low=old - room, high=old + room, source=source)
 
 
 def _vanished(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,8 +89,20 @@ def _constant_heads(evidence: Evidence, settings: Settings) -> Iterable[Measurem
             if not heads.numbered:
                 more = f", and {plural(len(found) - 1, 'other run')} of that width" if len(found) > 1 else ""
                 which = f"as wide as the queries, keys or values of a head{more}"
-            text = f"zero in {shown(name)}: {side} {found[0] * step}-{found[0] * step + width - 1}, {which}"
+            text = f"zero in {shown(name)}: {side} {_spans(found, width, step)}, {which}"
             yield Measurement(len(found), text, block_number(name), name)
+
+
+def _spans(runs: Sequence[int], width: int, step: int) -> str:
+    """Rows or columns of runs, those joined that follow each other: '0-95, 160-191'."""
+    ends: list[list[int]] = []
+    for first in (run * step for run in runs):
+        if ends and ends[-1][1] + 1 == first:
+            ends[-1][1] = first + width - 1
+        else:
+            ends.append([first, first + width - 1])
+    more = f" and {len(ends) - 8} more" if len(ends) > 8 else ""
+    return ", ".join(f"{first}-{last}" for first, last in ends[:8]) + more
 
 
 def _side(name: str, heads: Heads, matrices: Mapping[str, TensorFacts]) -> tuple[str, Indices, int]:

@@ -12,7 +12,7 @@ from duat_cli import __version__
 from duat_cli.checks import baseline as baselines
 from duat_cli.checks.answers import Agreement, agreement, compared
 from duat_cli.checks.baseline import Baseline, BaselineFile, Value
-from duat_cli.checks.drift import compare, refuse_foreign, refuse_other_model, refuse_rounded, retokenised
+from duat_cli.checks.drift import Deviation, compare, refuse_foreign, refuse_other_model, refuse_rounded, retokenised
 from duat_cli.checks.metrics import metrics_of, sampling_slack
 from duat_cli.checks.nearest import suggestion
 from duat_cli.checks.paths import is_metric, leaves_out, matches
@@ -143,7 +143,7 @@ def conclude(plan: CheckPlan, evidence: Evidence, subject: Subject, run: Run) ->
     missing = {} if report else dict.fromkeys(("environment", "certificate", "prompt_set"), "no forward pass")
     if evidence.behaviour is None:
         missing["behaviour"] = evidence.absent.get("behaviour", "no rule that is on needs it")
-    facts = _baseline_facts(plan, fresh, metrics, failed)
+    facts = _baseline_facts(plan, fresh, metrics, failed, evidence.drift or ())
     return CheckReport(
         duat_version=__version__,
         verdict="failed" if failed else "passed",
@@ -273,24 +273,24 @@ def _baseline_warnings(plan: CheckPlan) -> list[str]:
 
 
 def _baseline_facts(
-    plan: CheckPlan, fresh: Baseline | None, metrics: Mapping[str, Value], failed: bool
+    plan: CheckPlan, fresh: Baseline | None, metrics: Mapping[str, Value], failed: bool, drift: Sequence[Deviation]
 ) -> BaselineFacts | None:
     """metrics: of the run, as the schema of the baseline that is there has them."""
     if plan.baseline_name is None:
         return None
     if fresh is None:
         assert plan.baseline is not None
-        return BaselineFacts(
-            file=plan.baseline_name, status="compared", entries=len(plan.baseline.content.metrics), changes=[]
-        )
+        both = [one for one in drift if one.status in ("within", "beyond", "better")]
+        held = len(plan.baseline.content.metrics)
+        return BaselineFacts(file=plan.baseline_name, status="compared", entries=held, compared=len(both), changes=[])
     old = plan.baseline.content if plan.baseline else None
-    changes = _changes(old.metrics if old else {}, metrics)
+    moved = _changes(old.metrics if old else {}, metrics)
     heads = [
         (b.model_dump(exclude={"metrics", "duat_version", "answers", "declared"}) if b else {}) for b in (old, fresh)
     ]
-    changes = [*_changes(*heads), *changes] if old else changes
-    if old and old.declared is not None:
-        changes = [*changes, *_changes(old.declared, fresh.declared or {})]
+    declared = _changes(old.declared, fresh.declared or {}) if old and old.declared is not None else []
+    moved.sort(key=lambda change: baselines.metric_of(change.key).kind != "tensor")  # causes first
+    changes = [*_changes(*heads), *declared, *moved]
     if failed:
         status = "not written"
     elif old is None:

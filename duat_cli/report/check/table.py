@@ -38,7 +38,7 @@ def render_check(report: CheckReport, page: Page, every: bool = False) -> str:
         *_brief(report, "passed"),
         *_brief(report, "skipped"),
         *_behaviour(report),
-        *_baseline(report),
+        *_baseline(report, every),
         *([BLANK, *facts.section("warnings", report.warnings, "yellow")] if report.warnings else []),
         BLANK,
         line(verdict(report), style),
@@ -135,7 +135,8 @@ def _behaviour(report: CheckReport) -> list[RenderableType]:
             )
         )
     if found.predicts == "embedding":
-        parts.append(item("no head over its tokens: its embeddings are what a baseline holds"))
+        why = found.reasons.get("loss_per_token", "no head over its tokens")
+        parts.append(item(f"{why}: its embeddings are what a baseline holds"))
     parts += [item(text) for text in _against(found)]
     if found.tuned is not None and found.tuned.loss_per_token is not None:
         parts.append(item(f"with the adapter: loss {found.tuned.loss_per_token:.3g} nats per token"))
@@ -168,14 +169,15 @@ def _family(rule: str) -> str:
     return rule.partition(".")[0]
 
 
-def _baseline(report: CheckReport) -> list[RenderableType]:
+def _baseline(report: CheckReport, every: bool) -> list[RenderableType]:
     facts_ = report.baseline
     if facts_ is None:
         return []
-    head = f"baseline {facts_.file}: {facts_.status}, {plural(facts_.entries, 'metric')}"
+    of = "" if facts_.compared is None else f"{facts_.compared} of "
+    head = f"baseline {facts_.file}: {facts_.status}, {of}{plural(facts_.entries, 'metric')}"
     changes = [f"{c.key}: {c.old or 'absent'} -> {c.new or 'gone'}" for c in facts_.changes]
-    shown = changes[:_CHANGES]
-    if len(changes) > _CHANGES:
-        shown.append(f"and {len(changes) - _CHANGES} more; --json lists them")
+    shown = changes if every else changes[:_CHANGES]
+    if len(shown) < len(changes):
+        shown.append(f"and {len(changes) - _CHANGES} more; --all lists them")
     why = "; a check failed" if facts_.status == "not written" else ""
     return [BLANK, line(head + why), *(item(text) for text in shown)]

@@ -42,7 +42,8 @@ def number(value: float | None, digits: int = 6) -> str:
 
 def without_findings(outcome: Outcome) -> str:
     """What a rule that passed measured, or why it was skipped; of a drift rule what came closest."""
-    return (outcome.rule.startswith("drift.") and outcome.message) or measured(outcome) or outcome.message
+    named = outcome.rule.startswith("drift.") or outcome.rule == "bounds"  # many fields: the message says which
+    return (named and outcome.message) or measured(outcome) or outcome.message
 
 
 def own(report: CheckReport, cause: Cause) -> list[Outcome]:

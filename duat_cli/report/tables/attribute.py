@@ -113,7 +113,8 @@ def _sums(one: Attribution) -> list[str]:
     if p.encoder is not None:
         total += f", encoder {SIGNED(p.encoder.value)}"
         direct += f", encoder {SIGNED(p.encoder.direct)}"
-    found = [f"total: {total}, head {SIGNED(p.head_bias)}", f"direct: {direct}, head {SIGNED(d.head_bias)}"]
+    found = [f"total: {total}, output bias {SIGNED(p.head_bias)}"]
+    found.append(f"direct: {direct}, output bias {SIGNED(d.head_bias)}")
     return found if one.capped is None else [*found, f"behind the model's cap: {numbers.plain(one.capped)}"]
 
 
@@ -341,7 +342,7 @@ def _summary(found: Summary, page: Page) -> list[RenderableType]:
     """Means over all predictions."""
     means = (
         f"mean logit {numbers.plain(found.logit)}: tokens {SIGNED(found.tokens)}, biases {SIGNED(found.static)}, "
-        f"UAT terms {SIGNED(sum(found.units))}, head {SIGNED(found.head_bias)}"
+        f"UAT terms {SIGNED(sum(found.units))}, output bias {SIGNED(found.head_bias)}"
     ) + ("" if found.encoder is None else f", encoder {SIGNED(found.encoder)}")
     parts: list[RenderableType] = [line(f"Over all {found.predictions} predictions", "bold"), line(means)]
     for word, spreads in (("head", found.heads), ("neuron", found.neurons)):

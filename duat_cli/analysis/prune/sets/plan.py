@@ -19,7 +19,7 @@ from duat_cli.statistics.binomial import allowed
 NO_HOLDOUT = "no held-out prompts: give --holdout FILE, or a share such as --holdout 0.5"
 ONE_BLOCK = "the model has one block, and one has to stay"
 NO_REPAIR = "--repair was not given"
-NOTHING_FITS = "not even the least damaging one stays within the budget"
+NOTHING_FITS = "not even the least damaging set stays within the budget"
 METHOD = "Clopper-Pearson limit of nested sets tested in order, from the smallest, on held-out prompts"
 MEAN_METHOD = "betting (Waudby-Smith & Ramdas 2023) on nested sets in order, from the smallest, on held-out prompts"
 
@@ -59,12 +59,12 @@ def plan_of(
     total, chosen, budget = len(nested.order), nested.chosen, setting.budget
     reasons: dict[str, str] = {}
     if chosen is None:
-        why = ONE_BLOCK if nested.name == "block" and total == 1 else NOTHING_FITS
+        why = _why_none(nested)
         reasons |= dict.fromkeys(("predicted", "measured", "guarantee", "mean_guarantee", "saves"), why)
     elif trial is None:
         reasons |= dict.fromkeys(("guarantee", "mean_guarantee"), NO_HOLDOUT)
     if repair is None:
-        reasons["repair"] = NO_REPAIR if chosen else NOTHING_FITS
+        reasons["repair"] = NO_REPAIR if chosen else _why_none(nested)
     gone = nested.order[: chosen.removed if chosen else 0]
     held = sum(setting.parameters[term] for term in gone)
     return Plan(
@@ -93,6 +93,27 @@ def plan_of(
         set=[name_of(term) for term in gone],
         reasons=reasons,
     )
+
+
+def _why_none(nested: Nested) -> str:
+    """Why there is no set."""
+    total = len(nested.order)
+    if nested.name == "block" and total == 1:
+        return ONE_BLOCK
+    least = min(nested.curve, key=lambda point: point.removed, default=None)
+    if least is None or least.measured is None:
+        return NOTHING_FITS
+    return f"{NOTHING_FITS}: {least.removed} of {total}, with a damage of {least.measured:.3g}"
+
+
+def short_of_wanted(plans: Sequence[Plan]) -> list[str]:
+    """Of sets that hold clearly less than was asked for: their terms, or those that may go together, hold no more."""
+    return [
+        f"--remove {plan.remove:.1%}: the set of {plan.granularity} terms holds {plan.parameters_share:.1%} of the "
+        f"parameters of {'the model' if plan.parameters_of == 'all' else 'all blocks'}, as much as may go together"
+        for plan in plans
+        if plan.remove is not None and plan.parameters_share < 0.95 * plan.remove
+    ]
 
 
 def _held_out(trial: Trial, total: int) -> list[HeldOut]:

@@ -51,7 +51,8 @@ def _facts(report: CheckReport) -> list[str]:
     files = facts.files(report.model) + facts.quantised(report.model.quantised)
     found = [files, ran, f"policy: {', then '.join(report.policy)}"]
     if report.baseline is not None:
-        entries = plural(report.baseline.entries, "metric")
+        of = "" if report.baseline.compared is None else f"{report.baseline.compared} of "
+        entries = of + plural(report.baseline.entries, "metric")
         found.append(f"baseline {report.baseline.file}: {report.baseline.status}, {entries}")
     return found
 

@@ -11,14 +11,14 @@ from duat_cli.report.html.prune.repair import repairs, written
 from duat_cli.report.html.prune.scatter import scatter
 from duat_cli.report.html.prune.sets import curves, plans
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.prune.sets import guarantee, mean_guarantee
+from duat_cli.report.tables.prune.sets import guarantee, limit, mean_guarantee
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.text import plural
 
 
 def prune_sheet(report: PruneReport, beside: Sequence[PruneReport]) -> Sheet:
     """beside: all prune-bound reports of the page, this one among them: they share their axes."""
-    said = [text for plan in report.plans for text in (guarantee(plan), *mean_guarantee(plan))]
+    said = [text for plan in report.plans for text in (guarantee(plan), *mean_guarantee(plan), *limit(plan))]
     figures = [
         *curves(report, beside),
         *repairs(report),
@@ -56,7 +56,9 @@ def _plans(report: PruneReport) -> Figure | None:
     return Figure(
         key="plans",
         wide=True,
-        title="The largest set of each kind within the budget",
+        title="The largest set of each kind within the budget"
+        if report.plans[0].remove is None
+        else "The set of each kind that was asked for",
         says="Measured on the prompts that chose the set; guaranteed: of it, as many terms as held-out prompts allow.",
         tables=[plans(report)],
         terms=["plans[].removed", "plans[].saves.parameters_removed", "plans[].guarantee.removed"],

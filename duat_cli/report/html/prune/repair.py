@@ -99,8 +99,9 @@ def written(report: PruneReport) -> Figure | None:
         ["parameters", str(one.parameters_before), str(one.parameters_after)],
         ["bytes", str(one.bytes_before), str(one.bytes_after)],
         ["perplexity", numbers.plain(one.perplexity_before), numbers.plain(one.perplexity_after)],
-        ["seconds a token", numbers.plain(one.seconds_before), numbers.plain(one.seconds_after)],
     ]
+    if one.parameters_after < one.parameters_before:
+        rows.append(["seconds a token", numbers.plain(one.seconds_before), numbers.plain(one.seconds_after)])
     return Figure(
         key="written",
         title=f"The checkpoint that was written, without {one.terms} {many(one.granularity)}",

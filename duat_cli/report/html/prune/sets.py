@@ -103,7 +103,7 @@ def _table(
 
 
 def plans(report: PruneReport) -> Table:
-    """The largest set of each kind within the budget."""
+    """The set of each kind: the largest within the budget, or the one that was asked for."""
     unit = report.protocol.unit
     columns = [
         Column(("removed", "terms"), "removed", numbers.whole),

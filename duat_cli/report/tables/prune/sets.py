@@ -32,7 +32,7 @@ def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
     title = f"Largest sets tried within the budget of {budget} {report.protocol.unit}"
     asked = next((plan for plan in report.plans if plan.remove is not None), None)
     if asked is not None:
-        title = f"Sets that hold {numbers.percent(asked.remove)} % of {_WHOSE[asked.parameters_of]} parameters"
+        title = f"Sets asked to hold {numbers.percent(asked.remove)} % of {_WHOSE[asked.parameters_of]} parameters"
     return [
         BLANK,
         line(
@@ -49,7 +49,7 @@ def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
         *repair(report, page, unit),
         BLANK,
         line("Guarantee", "bold"),
-        *(item(text) for plan in report.plans for text in (guarantee(plan), *mean_guarantee(plan), *_limit(plan))),
+        *(item(text) for plan in report.plans for text in (guarantee(plan), *mean_guarantee(plan), *limit(plan))),
     ]
 
 
@@ -186,7 +186,7 @@ def mean_guarantee(plan: Plan) -> list[str]:
     ]
 
 
-def _limit(plan: Plan) -> list[str]:
+def limit(plan: Plan) -> list[str]:
     """Of a set of a wanted size: what few prompts exceed."""
     last = plan.held_out[-1] if plan.held_out else None
     if plan.remove is None or plan.guarantee is None or last is None or last.limit is None:

@@ -16,7 +16,9 @@ def written(found: Written | None) -> list[RenderableType]:
         return []
     kind = "term" if "," in found.granularity else found.granularity
     title = f"Written: a checkpoint without {plural(found.terms, kind)}"
-    parts = [_size(found), _perplexity(found), _time(found)]
+    parts = [_size(found), _perplexity(found)]
+    if found.parameters_after < found.parameters_before:  # else the same work was timed twice
+        parts.append(_time(found))
     return [BLANK, line(title + (", repaired" if found.repaired else ""), "bold"), *map(item, parts)]
 
 
