@@ -247,6 +247,9 @@ class LoraReport(Report):
     modules: list[ModuleChange]
     other_modules: list[ModuleChange] | None = Field(default=None, description="of the second adapter")
     unchanged: list[str] = Field(description="parameters that the adapter or checkpoint holds and does not change")
+    reshaped: list[str] = Field(
+        default=[], description="parameters that are longer or shorter than the base's, and are not compared"
+    )
     added: list[str] = Field(description="parameters that the base has not")
     removed: list[str] = Field(description="parameters that only the base has")
     matched: list[BlockOrigin] | None = Field(

@@ -262,7 +262,8 @@ def _most_moved(blocks: Sequence[BlockComparison]) -> list[str]:
     """The block whose W' moved most, what of it, and what positions and scales alone would have moved."""
     known = [block for block in blocks if block.operator.relative]
     if not known:
-        return ["no operator W' moved"] if any(block.operator.relative == 0.0 for block in blocks) else []
+        still = any(block.operator.relative == 0.0 for block in blocks)
+        return ["no operator W' moved: the compared tokens read nothing that differs"] if still else []
     top = max(known, key=lambda block: block.operator.relative or 0.0)
     parts = {"routing": top.operator.routing or 0.0, "scale": top.operator.scale or 0.0}
     first = max(parts, key=lambda name: parts[name])

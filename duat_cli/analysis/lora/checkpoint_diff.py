@@ -11,7 +11,7 @@ from torch import Tensor
 from duat_cli import __version__
 from duat_cli.analysis.lora.adapter_diff import NOT_READ, Collected
 from duat_cli.analysis.lora.change import Change, common_rows, replaced
-from duat_cli.analysis.lora.notable import numbered_anew, of_other_shape, summarise
+from duat_cli.analysis.lora.notable import numbered_anew, summarise
 from duat_cli.analysis.lora.weight_change import Directions, rounding
 from duat_cli.analysis.progress import Progress
 from duat_cli.errors import CheckpointError
@@ -42,7 +42,6 @@ def checkpoint_report(
     added = sorted(set(tuned.files.tensors) - {new.tensor for _, new in both})
     removed = sorted(set(base.files.tensors) - {old.tensor for old, _ in both})
     summary = summarise(collected.modules, collected.energy, collected.base_energy, None)
-    seen = [*map(numbered_anew, renumbered), *of_other_shape(len(reshaped))]
     resized = [m.whole_name for m in collected.modules if m.added_rows]
     notes = [f"resized: {listed(resized)}; only the common rows are compared"] if resized else []
     return LoraReport(
@@ -57,10 +56,11 @@ def checkpoint_report(
         dtype=base.dtype(),
         modules=collected.modules,
         unchanged=collected.unchanged,
+        reshaped=list(reshaped),
         added=added,
         removed=removed,
         matched=[_origin(one) for stack in renumbered for one in stack.blocks] or None,
-        summary=summary.model_copy(update={"notable": [*seen, *summary.notable]}),
+        summary=summary.model_copy(update={"notable": [*map(numbered_anew, renumbered), *summary.notable]}),
         lint=[],
         skipped=[*collected.skipped, *_grouped(reshaped)],
         warnings=[*base.files.warnings, *tuned.files.warnings, *collected.warnings, *notes],

@@ -9,7 +9,7 @@ from duat_cli.loading.adapter.origins import Renumbered
 from duat_cli.loading.checkpoint.parts import Part
 from duat_cli.results.lora import BlockChange, LoraSummary, PromptChange
 from duat_cli.results.weight_change import Comparison, ModuleChange
-from duat_cli.text import indices, plural
+from duat_cli.text import indices
 
 FAR_BELOW = 8  # times a rank that is called low is at most the matrix's smaller side
 
@@ -56,12 +56,6 @@ def numbered_anew(found: Renumbered) -> str:
     said += [f"{indices('block', by_distance[None])}: like none of the base's"] if None in by_distance else []
     said += [f"the base's {indices('block', [_number(b) for b in found.gone])}: not in it"] if found.gone else []
     return f"{found.stack}, by the weights: {'; '.join(said)}"
-
-
-def of_other_shape(count: int) -> list[str]:
-    """Of parameters that are longer in one of the checkpoints."""
-    have = "has another shape" if count == 1 else "have other shapes"
-    return [f"{plural(count, 'parameter')} {have} than in the base: not compared"] if count else []
 
 
 def _number(block: Part) -> int:

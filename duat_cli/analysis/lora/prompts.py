@@ -41,6 +41,7 @@ SCALE_OPEN = (
     "V and O were found with unit vectors, which leave their scale open: routing and weights cannot be told apart"
 )
 ZERO = "the base's is zero"
+OTHER_SHAPE = "it has another shape in the tuned model"
 ONE_TOKEN = "needs a second token"
 
 Decode = Callable[[int], str]
@@ -316,7 +317,8 @@ def _terms(before: Kept, after: Kept) -> TermsChange:
         size = float(wide(whole).norm()) if comparable and whole is not None else 0.0
         values[name] = float((wide(b) - wide(a)).norm()) / size if size and a is not None and b is not None else None
         if values[name] is None:
-            reasons[name] = ZERO if comparable else why
+            both = a is not None and b is not None and whole is not None
+            reasons[name] = ZERO if comparable else OTHER_SHAPE if both else why
     return TermsChange(**values, reasons=reasons)
 
 

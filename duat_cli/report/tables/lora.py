@@ -107,6 +107,7 @@ def _head(report: LoraReport) -> list[RenderableType]:
     base = f"{report.dtype} weights{facts.quantised(report.base_quantised)}"
     text = f"{what}, on {base}: " if report.tuned_quantised else f"{what} on {base}: "
     text += f"{plural(summary.changed or 0, 'parameter')} changed{size}{share}"
+    text += f"; {len(report.reshaped)} of another shape, not compared" if report.reshaped else ""
     parts.append(line(text))
     if report.prompts is not None and report.environment is not None:
         parts.append(line(facts.ran(all_prompts(report), report.environment)))

@@ -185,7 +185,7 @@ def test_narrowed_ffns_are_said_and_their_models_answers_compared(tmp_path: Path
         block.mlp.down_proj.weight = nn.Parameter(block.mlp.down_proj.weight[:, :30].clone())
     tuned.config.intermediate_size = 30
     report = compared(saved(model, tmp_path / "base"), saved(tuned, tmp_path / "tuned"), [[5, 9, 2, 33]])
-    assert report.summary.notable.count("15 parameters have other shapes than in the base: not compared") == 1
+    assert len(report.reshaped) == 3 * BLOCKS
     assert {one.why for one in report.skipped} == {
         "[30, 32] where the base has [40, 32]: not compared",
         "[32, 30] where the base has [32, 40]: not compared",

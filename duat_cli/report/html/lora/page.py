@@ -53,6 +53,7 @@ def lora_sheet(report: LoraReport, beside: Sequence[LoraReport]) -> Sheet:
 def _facts(report: LoraReport) -> list[str]:
     changed = report.summary.changed
     what = "checked only" if changed is None else f"{plural(changed, 'parameter')} changed"
+    what += f", {len(report.reshaped)} of another shape, not compared" if report.reshaped else ""
     found = [f"{report.mode}: {report.method} on {report.dtype} weights, {what}"]
     if report.model is not None and report.environment is not None and report.prompts is not None:
         found += facts.loaded(report.model, report.environment, all_prompts(report))
