@@ -9,6 +9,7 @@ import adapters
 import peft
 import pytest
 import torch
+from adapters import weights_of
 from safetensors.torch import load_file, save_file
 
 from duat_cli.analysis.lora import adapter_diff, lint, weight_change
@@ -18,8 +19,6 @@ from duat_cli.analysis.lora.weight_change import Directions
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.adapter.base_weights import BaseWeights, Place
 from duat_cli.loading.adapter.folder import open_adapter
-from duat_cli.loading.checkpoint.preflight import inspect_folder
-from duat_cli.loading.checkpoint.source import Source
 from duat_cli.operators import lowrank
 from duat_cli.results.base import Run
 from duat_cli.results.lora import LoraReport
@@ -29,17 +28,13 @@ from duat_cli.zoo import tiny
 RUN = Run(started="now", seconds=0.0, peak_memory_bytes=None)
 
 
-def weights(folder: Path) -> BaseWeights:
-    return BaseWeights(Source(folder, folder.name, None), inspect_folder(folder))
-
-
 def report(base: Path, *folders: Path, large: bool = False, **how: bool) -> LoraReport:
     opened = [open_adapter(folder, folder.name) for folder in folders]
-    return adapter_report(weights(base), opened, Directions(large), lambda *a: None, lambda: RUN, **how)
+    return adapter_report(weights_of(base), opened, Directions(large), lambda *a: None, lambda: RUN, **how)
 
 
 def tuned_report(base: Path, tuned: Path) -> LoraReport:
-    return checkpoint_report(weights(base), weights(tuned), Directions(), lambda *a: None, lambda: RUN)
+    return checkpoint_report(weights_of(base), weights_of(tuned), Directions(), lambda *a: None, lambda: RUN)
 
 
 def key(module: ModuleChange) -> str:

@@ -12,17 +12,15 @@ import adapters
 import peft
 import pytest
 import torch
+from adapters import weights_of
 from safetensors.torch import load_file, save_file
 
 from duat_cli.analysis.lora.change import adapter_tensors, change_of
 from duat_cli.errors import DuatError
-from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import open_adapter
 from duat_cli.loading.adapter.keys import read_keys
 from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.adapter.plan import plans
-from duat_cli.loading.checkpoint.preflight import inspect_folder
-from duat_cli.loading.checkpoint.source import Source
 
 ATTENTION = ["q_proj", "o_proj"]
 GPT2 = ["c_attn", "c_proj", "c_fc"]
@@ -223,7 +221,7 @@ def test_an_initialisation_that_cannot_be_undone_says_so(llama: tuple[Path, Path
     base, adapter = llama
     for init in ("corda", "lora_ga", "pissa_niter_4", "loftq"):
         changed = rewritten(adapter, tmp_path / init, lambda key: key, init_lora_weights=init)
-        with BaseWeights(Source(base, "base", None), inspect_folder(base)) as weights:
+        with weights_of(base) as weights:
             found = list(plans(open_adapter(changed, "a"), read_keys(open_adapter(changed, "a")), weights))
         assert all(isinstance(plan, ParameterPlan) and plan.mutated == init and not plan.needs_base for plan in found)
 
@@ -304,7 +302,7 @@ def refused(base: Path, adapter: Path) -> bool:
     """Whether anything of the adapter is refused; whatever else happens on the way is a failure of the test."""
     try:
         files = open_adapter(adapter, "a")
-        with BaseWeights(Source(base, "base", None), inspect_folder(base)) as weights, adapter_tensors(files) as read:
+        with weights_of(base) as weights, adapter_tensors(files) as read:
             for plan in plans(files, read_keys(files), weights):
                 if not isinstance(plan, ParameterPlan) or change_of(plan, read, weights).fault is not None:
                     return True

@@ -11,6 +11,7 @@ import helpers
 import peft
 import pytest
 import torch
+from adapters import weights_of
 from helpers import quiet
 from torch import Tensor, nn
 
@@ -19,10 +20,7 @@ from duat_cli.analysis.lora.adapter_diff import adapter_report
 from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
 from duat_cli.analysis.lora.report import adapter_pair, checkpoint_pair
 from duat_cli.analysis.lora.weight_change import Directions
-from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import open_adapter
-from duat_cli.loading.checkpoint.preflight import inspect_folder
-from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.model.load import load
 from duat_cli.loading.prompts import Prompt
 from duat_cli.results.base import Run
@@ -38,10 +36,6 @@ FFN = {
 }
 
 
-def weights(folder: Path) -> BaseWeights:
-    return BaseWeights(Source(folder, folder.name, None), inspect_folder(folder))
-
-
 def some_prompts(model: Any) -> list[Prompt]:
     ids = [helpers.token_ids(model, tokens=5 + k, seed=k) for k in range(2)]
     return [Prompt(f"text {k}", "0" * 64, i, k) for k, i in enumerate(ids)]
@@ -49,9 +43,9 @@ def some_prompts(model: Any) -> list[Prompt]:
 
 def report_of(base: Path, adapter: Path, dtype: str = "float32") -> LoraReport:
     opened = open_adapter(adapter, "adapter")
-    first = adapter_report(weights(base), [opened], Directions(), quiet, lambda **_: RUN)
+    first = adapter_report(weights_of(base), [opened], Directions(), quiet, lambda **_: RUN)
     loaded = load(str(base), dtype=dtype)
-    with adapter_pair(first, weights(base), opened, loaded, quiet) as pair:
+    with adapter_pair(first, weights_of(base), opened, loaded, quiet) as pair:
         return pair.report(some_prompts(loaded.model), str, lambda **_: RUN)
 
 
@@ -177,7 +171,7 @@ def test_a_layer_that_changes_without_being_stated(llama: tuple[Path, Path], mon
 def test_a_checkpoint_is_tested_against_the_difference_of_its_files(llama: tuple[Path, Path], tmp_path: Path) -> None:
     base, adapter = llama
     peft.PeftModel.from_pretrained(adapters.load_base(base), adapter).merge_and_unload().save_pretrained(tmp_path)
-    first = checkpoint_report(weights(base), weights(tmp_path), Directions(), quiet, lambda **_: RUN)
+    first = checkpoint_report(weights_of(base), weights_of(tmp_path), Directions(), quiet, lambda **_: RUN)
 
     def found(fault: Callable[[Any], None]) -> Any:
         tuned = load(str(tmp_path))

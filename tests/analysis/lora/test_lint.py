@@ -13,6 +13,7 @@ import adapters
 import peft
 import pytest
 import torch
+from adapters import weights_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -20,13 +21,10 @@ from duat_cli.analysis.lora.change import adapter_tensors
 from duat_cli.analysis.lora.lint import lint_adapter, relative_norm
 from duat_cli.checks.rules.adapter import LEVELS
 from duat_cli.cli.main import run
-from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import open_adapter
 from duat_cli.loading.adapter.keys import read_keys
 from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.adapter.plan import plans
-from duat_cli.loading.checkpoint.preflight import inspect_folder
-from duat_cli.loading.checkpoint.source import Source
 from duat_cli.results.lora import LintFinding
 
 A = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
@@ -42,15 +40,11 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return base, adapters.make(base, folder / "adapter", config)
 
 
-def of_base(base: Path) -> BaseWeights:
-    return BaseWeights(Source(base, "base", None), inspect_folder(base))
-
-
 def findings(base: Path | None, adapter: Path) -> list[LintFinding]:
     files = open_adapter(adapter, "adapter")
     if base is None:
         return lint_adapter(files)
-    with of_base(base) as weights:
+    with weights_of(base) as weights:
         return lint_adapter(files, weights)
 
 
@@ -209,7 +203,7 @@ def test_the_relative_norm_is_that_of_peft_s_merge(method: str, tmp_path: Path) 
     made = adapters.make(base, tmp_path / "a", CONFIGS[method])
     differences, state = adapters.merged(base, made), adapters.load_base(base).state_dict()
     files = open_adapter(made, "a")
-    with of_base(base) as held, adapter_tensors(files) as read:
+    with weights_of(base) as held, adapter_tensors(files) as read:
         known = [plan for plan in plans(files, read_keys(files), held) if isinstance(plan, ParameterPlan)]
         found = {plan.parameter: relative_norm(plan, read, held) for plan in known}
     assert found

@@ -14,6 +14,7 @@ import peft
 import pytest
 import torch
 import transformers
+from adapters import weights_of
 from helpers import quiet
 from torch import Tensor
 
@@ -27,10 +28,7 @@ from duat_cli.analysis.lora.report import adapter_pair, checkpoint_pair
 from duat_cli.analysis.lora.weight_change import Directions
 from duat_cli.analysis.session import Session
 from duat_cli.errors import InputError, UnsupportedModelError
-from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import open_adapter
-from duat_cli.loading.checkpoint.preflight import inspect_folder
-from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.model.load import load
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import random_like
@@ -70,12 +68,8 @@ def compare_on_prompts(base: Session, tuned: Session, prompts: list[Prompt]) -> 
 
 def report_of(base: Path, adapter: Path, count: int = 2, processes: int = 1) -> LoraReport:
     opened, loaded = open_adapter(adapter, "adapter"), replace(load(str(base)), processes=processes)
-
-    def weights() -> BaseWeights:
-        return BaseWeights(Source(base, "base", None), inspect_folder(base))
-
-    first = adapter_report(weights(), [opened], Directions(), quiet, lambda **_: RUN)
-    with adapter_pair(first, weights(), opened, loaded, quiet) as pair:
+    first = adapter_report(weights_of(base), [opened], Directions(), quiet, lambda **_: RUN)
+    with adapter_pair(first, weights_of(base), opened, loaded, quiet) as pair:
         return pair.report(some_prompts(loaded.model, count), shown, lambda **_: RUN)
 
 
@@ -382,7 +376,7 @@ def test_the_tuned_model_is_pefts(model_type: str, config: dict[str, Any], tmp_p
 def test_a_checkpoint_under_prompts_is_its_adapter(tmp_path: Path) -> None:
     base, adapter = made("llama", tmp_path)
     merged_model(base, adapter).save_pretrained(tmp_path / "tuned")
-    weights = [BaseWeights(Source(f, f.name, None), inspect_folder(f)) for f in (base, tmp_path / "tuned")]
+    weights = [weights_of(f) for f in (base, tmp_path / "tuned")]
     first = checkpoint_report(weights[0], weights[1], Directions(), quiet, lambda **_: RUN)
     loaded = load(str(base))
     with checkpoint_pair(first, loaded, load(str(tmp_path / "tuned")), quiet) as pair:
@@ -404,7 +398,7 @@ def test_tensors_that_have_no_module_of_their_name_are_compared(model_type: str,
     folders = [tmp_path / name for name in ("base", "tuned")]
     for model, folder in zip(models, folders, strict=True):
         model.save_pretrained(folder)
-    weights = [BaseWeights(Source(f, f.name, None), inspect_folder(f)) for f in folders]
+    weights = [weights_of(f) for f in folders]
     first = checkpoint_report(weights[0], weights[1], Directions(), quiet, lambda **_: RUN)
     changed = [one.whole_name for one in first.modules]
     assert changed
