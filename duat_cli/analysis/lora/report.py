@@ -91,7 +91,7 @@ class Pair:
         pieces: Callable[[str], Change] | None,
         progress: Progress,
     ) -> None:
-        """stated: as of `check_eq18`. pieces: a parameter's change, where an adapter makes it."""
+        """stated: as of `Eq18Test`. pieces: a parameter's change, where an adapter makes it."""
         self._report, self._stated, self._pieces, self.progress = report, stated, pieces, progress
         self.base = Session(loaded, progress, cache=False)
         self.tuned = Session(tuned, progress, cache=False)
