@@ -50,17 +50,18 @@ def _beyond(said: Declared, tokenizer: TokenizerFacts) -> Iterator[Measurement]:
                 yield Measurement(len(wrong), text, where=file)
     outside = sorted(i for i in tokenizer.vocabulary if i >= rows)
     foreign = [i for i in outside if i in tokenizer.placeholders and i not in tokenizer.roles.values()]
-    yield from _outside(tokenizer, [i for i in outside if i not in foreign], rows, "", False)
+    yield from _outside(tokenizer, [i for i in outside if i not in foreign], rows)
     why = ": placeholders of images or sound, which no text becomes"
-    yield from _outside(tokenizer, foreign, rows, why, True)
+    yield from _outside(tokenizer, foreign, rows, why)
 
 
-def _outside(tokenizer: TokenizerFacts, ids: list[int], rows: int, why: str, harmless: bool) -> Iterator[Measurement]:
+def _outside(tokenizer: TokenizerFacts, ids: list[int], rows: int, why: str = "") -> Iterator[Measurement]:
+    """why: they do no harm; empty where they may."""
     if ids:
         names = listed([tokenizer.vocabulary[i] for i in ids])
         span = f"{ids[0]} to {ids[-1]}" if len(ids) > 1 else f"{ids[0]}"
         text = f"tokenizer: {plural(len(ids), 'id')}, {span} ({names}), beyond the {rows} rows of the embedding{why}"
-        yield Measurement(len(ids), text, where="tokenizer.json", level="warn" if harmless else None)
+        yield Measurement(len(ids), text, where="tokenizer.json", level="warn" if why else None)
 
 
 # --- agreement of the files ----------------------------------------------------------------------------------------
