@@ -32,7 +32,7 @@ from duat_cli.models.instrument.plain import InstrumentedPass
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Event, Trace, Tracer
 from duat_cli.models.sweep.lockstep import Call, Pass, Visit, Weights
-from duat_cli.models.terms.arrival import Arrival, BlockArrivals, block_arrivals
+from duat_cli.models.terms.branches import Arrival, BlockArrivals, block_arrivals
 from duat_cli.models.terms.experts import Experts
 from duat_cli.models.terms.feedforward import FeedForward
 from duat_cli.models.terms.inner import Inner, inner_of

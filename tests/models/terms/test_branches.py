@@ -10,8 +10,8 @@ from helpers import single_model, sweep, token_ids
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.linears import matrix_of
-from duat_cli.models.terms import arrival as arrival_module
-from duat_cli.models.terms.arrival import BlockArrivals, block_arrivals
+from duat_cli.models.terms import branches
+from duat_cli.models.terms.branches import BlockArrivals, block_arrivals
 
 # model type -> factor, attention's norm, the FFN's norm, whether the stream passes through the block
 WIRING = {
@@ -69,7 +69,7 @@ def test_a_branch_that_is_not_what_was_said_is_refused() -> None:
 def test_a_factor_is_one_number_for_all_tokens() -> None:
     generator = torch.Generator().manual_seed(0)
     sent = torch.randn(5, 8, generator=generator)
-    assert arrival_module._factor(sent, 0.3 * sent, torch.float32) == pytest.approx(0.3)
+    assert branches._factor(sent, 0.3 * sent, torch.float32) == pytest.approx(0.3)
     for arrived in (sent * torch.rand(5, 1, generator=generator), sent.roll(1, 0), sent[:, :4]):
         with pytest.raises(UnsupportedModelError):
-            arrival_module._factor(sent, arrived, torch.float32)
+            branches._factor(sent, arrived, torch.float32)
