@@ -71,7 +71,6 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "streamed against resident: analysis/prune/test_work.py": "analysis/prune/terms/ground",
     "bounds against true damage: analysis/prune/terms/test_certified.py": """
         analysis/prune/terms/layers models/terms/inner""",
-    "which metric a model has: analysis/prune/terms/test_damage.py": "models/discovery/causality",
     "by one process and several: analysis/shards/test_run.py": """
         analysis/shards/inspect cli/commands/merge""",
     "what is missing: analysis/shards/test_merge.py": "analysis/shards/state",

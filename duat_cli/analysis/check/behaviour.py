@@ -20,11 +20,10 @@ from duat_cli.analysis.session import Session
 from duat_cli.checks.answers import LIMIT, Answers
 from duat_cli.checks.sketch import Sketch
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.discovery.causality import HeadTest, head_of
+from duat_cli.models.discovery.causality import HeadTest, head_logits, head_of
 from duat_cli.models.discovery.growing import Growing
 from duat_cli.models.discovery.modality import stack_of
 from duat_cli.models.discovery.structure import run_stack
-from duat_cli.models.sweep.head import head_logits
 from duat_cli.models.sweep.lockstep import Guest, Riders
 from duat_cli.results.behaviour import Behaviour, Predicts, TunedBehaviour
 

@@ -24,8 +24,8 @@ from duat_cli.analysis.session import Listener, Session
 from duat_cli.errors import InputError, or_reason
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
+from duat_cli.models.discovery.causality import head_logits
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.head import head_logits
 from duat_cli.models.sweep.lockstep import Pass, Riders, Weights, in_step, one_by_one
 from duat_cli.models.terms.branches import Branches, ffn_terms
 from duat_cli.operators.kronecker import KroneckerSum, gram

@@ -8,10 +8,10 @@ import pytest
 import torch
 from helpers import single_model
 
+from duat_cli.models.discovery import causality
+from duat_cli.models.discovery.causality import head_logits
 from duat_cli.models.discovery.modality import stack_of
 from duat_cli.models.discovery.structure import run_stack
-from duat_cli.models.sweep import head
-from duat_cli.models.sweep.head import head_logits
 
 
 @pytest.fixture(params=["llama", "gpt2", "bert", "gemma2", "opt"])
@@ -51,7 +51,7 @@ def test_large_logits_come_in_pieces(model: Any, monkeypatch: pytest.MonkeyPatch
     ids, stack = ids_of(model), stack_of(model)
     output = run_stack(stack, ids)
     width = model.get_output_embeddings().weight.shape[0] * 4
-    monkeypatch.setattr(head, "LOGITS_BYTES", 4 * width)
+    monkeypatch.setattr(causality, "LOGITS_BYTES", 4 * width)
     pieces = list(head_logits(model, stack, output, ids))
     assert [(start, len(found)) for start, found in pieces] == [(0, 4), (4, 4), (8, 1)]
     torch.testing.assert_close(torch.cat([found for _, found in pieces]), model(input_ids=ids).logits[0])
