@@ -96,12 +96,7 @@ def gives_nothing_for_zero(run: BlockRun) -> bool:
 
 def _streams(event: Event) -> list[tuple[HiddenSlot, Tensor]]:
     """The arguments of a call that are states of tokens, in order."""
-    named: list[tuple[int | str, object]] = [*enumerate(event.args), *event.kwargs.items()]
-    return [
-        (HiddenSlot(key), value)
-        for key, value in named
-        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3
-    ]
+    return [(HiddenSlot(key), value) for key, value in event.slots if value.ndim == 3]
 
 
 def _reads(call: AttentionCall, states: Tensor, written: Trace) -> HiddenSlot | None:

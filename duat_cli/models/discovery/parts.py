@@ -274,15 +274,13 @@ def hidden_slot(event: Event) -> HiddenSlot:
         )
     if first is not None and first.shape[1] == 1 < len(first):
         raise UnsupportedModelError(f"{name} takes hidden states of shape (N, batch, M), not (batch, N, M)")
-    slots: list[tuple[int | str, Any]] = [*enumerate(event.args), *event.kwargs.items()]
+    slots = event.slots
     for key, value in slots:
-        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3:
+        if value.ndim == 3:
             return HiddenSlot(key, again=tuple(other for other, one in slots if one is value and other != key))
-    for key, value in slots:
-        if isinstance(value, Tensor) and value.is_floating_point() and first is None and value.ndim == 2:
-            if _gives_alike(event.output, value):
-                return HiddenSlot(key, flat=True)
-            break
+    flat = next(((key, value) for key, value in slots if first is None and value.ndim == 2), None)
+    if flat is not None and _gives_alike(event.output, flat[1]):
+        return HiddenSlot(flat[0], flat=True)
     raise UnsupportedModelError(f"{name} takes no hidden states of shape (batch, N, M)")
 
 
@@ -291,11 +289,10 @@ def beside(event: Event, hidden: HiddenSlot, *, any_length: bool = False) -> tup
     its width."""
     own = hidden.get(event.args, event.kwargs)
     shape = own.shape[1:] if hidden.flat else own.shape
-    slots: list[tuple[int | str, Any]] = [*enumerate(event.args), *event.kwargs.items()]
     return tuple(
         HiddenSlot(key)
-        for key, value in slots
-        if isinstance(value, Tensor) and value.is_floating_point() and key not in (hidden.key, *hidden.again)
+        for key, value in event.slots
+        if key not in (hidden.key, *hidden.again)
         if value.shape == shape or (any_length and value.ndim == len(shape) and value.shape[-1] == shape[-1])
     )
 

@@ -37,9 +37,15 @@ class Event:
     output: Any
 
     @property
+    def slots(self) -> list[tuple[int | str, Tensor]]:
+        """The floating-point tensors among the arguments, each with its position or name."""
+        given: list[tuple[int | str, Any]] = [*enumerate(self.args), *self.kwargs.items()]
+        return [(key, value) for key, value in given if isinstance(value, Tensor) and value.is_floating_point()]
+
+    @property
     def tensors(self) -> list[Tensor]:
-        """The floating-point tensors among the arguments."""
-        return [v for v in (*self.args, *self.kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()]
+        """These tensors alone."""
+        return [value for _, value in self.slots]
 
     @property
     def result(self) -> Tensor | None:

@@ -159,11 +159,7 @@ class _Asked:
         self._slots: dict[int | str, Any] = dict(enumerate(event.args))
         self._slots.update(event.kwargs)
         self._weights = self._slots[site.routing.weights]
-        found = [
-            key
-            for key, v in self._slots.items()
-            if isinstance(v, Tensor) and v.is_floating_point() and v.ndim >= 2 and v is not self._weights
-        ]
+        found = [key for key, v in event.slots if v.ndim >= 2 and v is not self._weights]
         if len(found) != 1:
             raise UnsupportedModelError("its experts read more than one stream")
         self._key = found[0]
