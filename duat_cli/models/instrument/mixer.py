@@ -186,16 +186,14 @@ class MixerCall:
                 found.append(self.form.result_layout.by_token(reached.tensor).to(values.dtype))
         return torch.cat(found)
 
-    def values_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """The values of other inputs, (items, N, channels)."""
-        given = first_tensor(args, kwargs)
-        assert given is not None
-        own = [given if a is self.read else a for a in self.code.args]
-        named = {k: given if a is self.read else a for k, a in self.code.kwargs.items()}
+    def values_at(self, stream: Tensor) -> Tensor:
+        """The values, (items, N, channels), where it reads another stream, (items, N, M)."""
+        own = [stream if a is self.read else a for a in self.code.args]
+        named = {k: stream if a is self.read else a for k, a in self.code.kwargs.items()}
         code = MixerCode(self.form, self.code.forward, tuple(own), named)
         *before, last = places(self.form)
         try:
-            code.run(items=len(given), keep=lambda place, _tensor: place in before, until=last)
+            code.run(items=len(stream), keep=lambda place, _tensor: place in before, until=last)
         except Reached as reached:
             return self.form.values([*(reached.kept[place] for place in before), reached.tensor])
         raise UnsupportedModelError(f"{type(self.form.module).__name__} runs other operations than when it was proved")

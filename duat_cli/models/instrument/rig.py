@@ -285,12 +285,12 @@ class Rig:
         return call.output
 
     def _mixer_replay(self, call: MixerCall, plan: Substitutes, args: Any, kwargs: dict[str, Any]) -> Any:
+        x = first_tensor(args, kwargs)
+        assert x is not None
         if call.form.affine:
             with self.suspended():
-                value = call.values_at(args, kwargs)
+                value = call.values_at(x)
         else:
-            x = first_tensor(args, kwargs)
-            assert x is not None
             plan.result.unit_inputs.append(plan.by_item(x))
             value = plan.given[plan.unit_calls].flatten(0, 1)
             plan.unit_calls += 1
