@@ -74,7 +74,7 @@ class ModelStructure:
     hidden_size: int
     uncovered: tuple[str, ...]  # parts of the model that the DUAT form leaves out
     seams: frozenset[int]  # block calls in front of which features of pictures are added to the stream
-    plain_error: float  # of a pass of the probe prompt under instruments, relative to one without
+    plain_error: float = 0.0  # of a pass of the probe prompt under instruments, relative to one without
 
     def block(self, call: int) -> ProvedBlock:
         """The block of that call."""
@@ -290,9 +290,7 @@ class Discovery:
         uncovered = (*self._uncovered, *self._mixing_notes(modules), *proofs, *unread, *apart)
         width = blocks[0].parts.hidden.get(calls[0].args, calls[0].kwargs).shape[-1]
         path = self.path if self.tracer.attention else "frozen kernel"
-        return ModelStructure(
-            self.stack, self.part, blocks, modules, path, width, uncovered, frozenset(self.seams), 0.0
-        )
+        return ModelStructure(self.stack, self.part, blocks, modules, path, width, uncovered, frozenset(self.seams))
 
     def _mixing_notes(self, calls: Sequence[nn.Module]) -> list[str]:
         """FFN units act on each token alone; what else is nonlinear, mixes tokens and has no operator is said so, with

@@ -76,9 +76,9 @@ class BlockFactors:
 
     heads: HeadFactors
     tap: Tap
-    token_scale: Tensor | None  # t where it is the same for every input: (1,)
-    error: float  # relative residual of the fit of O and t
     origin: str  # "read" or "probed"
+    token_scale: Tensor | None = None  # t where it is the same for every input: (1,)
+    error: float = 0.0  # relative residual of the fit of O and t
     gated: bool = False  # whether the channels of what heads give are scaled, token by token, in front of O
     own: bool = False  # whether V reads the values themselves, made by a UAT term, not the stream: a choice of channels
     offsets: tuple[int, ...] = (0,)  # of values that several tokens make: V and O of every head once for each
@@ -231,7 +231,7 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
         try:
             met = probed if origin == "probed" else tap
             gate = gate_of(run, given)[0] if gated else None
-            factors = BlockFactors(HeadFactors(value(run), output(run, met, gate)), met, None, 0.0, origin, gated=gated)
+            factors = BlockFactors(HeadFactors(value(run), output(run, met, gate)), met, origin, gated=gated)
             scale, [error] = _reach(run, factors, gate, base, base_items, given)
             found = factors.fitted(scale, error)
             accept(error, run.input.dtype)
@@ -272,7 +272,7 @@ def _with_value(
     """Factors with this V, O read behind the gate."""
     tap, gate = _find_tap(run, given), gate_of(run, given)[0]
     heads = HeadFactors(value, _read_output(run, tap, gate).repeat(len(offsets), 1, 1))
-    factors = BlockFactors(heads, tap, None, 0.0, origin, own=own, gated=True, offsets=offsets)
+    factors = BlockFactors(heads, tap, origin, own=own, gated=True, offsets=offsets)
     scale, [error] = _reach(run, factors, gate, base, base_items, given)
     found = factors.fitted(scale, error)
     operator_of(run, found, base, base_items, given)

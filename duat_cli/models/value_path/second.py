@@ -42,7 +42,7 @@ def find_second_factors(run: BlockRun) -> BlockFactors:
     tap = beside.tap()
     output = read_output(run, beside.projection, beside.attention, tap)
     heads = HeadFactors(beside.value(), output)
-    found = BlockFactors(heads, tap, None, 0.0, "read", gated=beside.own, own=beside.own)
+    found = BlockFactors(heads, tap, "read", gated=beside.own, own=beside.own)
     found = found.fitted(*beside.reach(found))
     beside.operator(found)
     return found
