@@ -162,10 +162,10 @@ class Substitutes:
         if len(self.windows) == windows.count:
             values, together = zip(*self.windows, strict=True)
             self.attention_calls += 1
-            self.result.values.append(windows.inward(laid(values, -2)))
+            self.result.values.append(windows.inward(laid(values)))
             if self.stop_at_values:
                 raise ReplayStop
-            self.result.mixed.append(windows.inward_mixed(laid(together, -3)))
+            self.result.mixed.append(windows.inward_mixed(laid(together)))
         return mixed
 
 
@@ -291,12 +291,12 @@ class BlockRun:
         answers = self.replay(items, [u.output.new_zeros(()).expand(len(items), *u.output.shape) for u in self.units])
         if len(answers.values) != len(calls) or any(m.shape[-1] != m.shape[-2] for m in matrices):
             return
-        at = tokens_at(laid(answers.values, -2).transpose(0, 1), tokens)
+        at = tokens_at(laid(answers.values).transpose(0, 1), tokens)
         if at is None:
             return
-        rows = window_rows(laid(matrices, -2, -1), at, sizes)
-        value = rows.windows.inward(laid([call.value[0] for call in calls], -2))
-        output = rows.windows.inward_mixed(laid([call.output[0] for call in calls], -3))
+        rows = window_rows(laid(matrices), at, sizes)
+        value = rows.windows.inward(laid([call.value[0] for call in calls]))
+        output = rows.windows.inward_mixed(laid([call.output[0] for call in calls]))
         self.recording.attention[:] = [
             replace(calls[0], rows=rows, value=value, output=output, windows=rows.windows, allowed=rows.allowed())
         ]

@@ -113,21 +113,12 @@ def window_rows(weights: Tensor, at: Tensor, sizes: tuple[int, ...] | None = Non
     return WindowRows(weights.masked_fill(unseen, 0.0), Windows(len(weights), at, sizes))
 
 
-def laid(parts: Sequence[Tensor], *axes: int) -> Tensor:
-    """Tensors that differ in the lengths of these axes, counted from behind, one after the other: (W, …), with zeros
-    behind the shorter ones."""
-    longest = [max(part.shape[axis] for part in parts) for axis in axes]
-    padded = parts[0].new_zeros(len(parts), *_lengthened(parts[0].shape, axes, longest))
+def laid(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors that differ in the lengths of axes, one after the other: (W, …), with zeros behind the shorter ones."""
+    padded = parts[0].new_zeros(len(parts), *map(max, zip(*(part.shape for part in parts), strict=True)))
     for window, part in zip(padded, parts, strict=True):
         window[tuple(slice(length) for length in part.shape)] = part
     return padded
-
-
-def _lengthened(shape: Sequence[int], axes: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    found = list(shape)
-    for axis, length in zip(axes, lengths, strict=True):
-        found[axis] = length
-    return found
 
 
 def asked_streams(like: Tensor) -> Tensor:
