@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -91,17 +91,19 @@ def grids(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], pag
         return [_grid(rows, labels, columns, page)]
     if _width(rows, labels, columns) > page.width >= _width(rows, labels, columns, CLOSE):
         return [_grid(rows, labels, columns, page, CLOSE)]
-    room = page.width - min(label_width(rows, labels), page.width // 2)
-    packs: list[list[Column]] = [[]]
-    left = room
-    for column in columns:
-        width = column_width(rows, column) + GAP
-        if width > left and packs[-1]:
-            packs.append([])
-            left = room
-        packs[-1].append(column)
-        left -= width
-    return [_grid(rows, labels, pack, page) for pack in packs]
+    room = page.width - min(_label_width(rows, labels), page.width // 2)
+    widths = [_column_width(rows, column) + GAP for column in columns]
+    return [_grid(rows, labels, columns[pack], page) for pack in packs(widths, room)]
+
+
+def packs(widths: Sequence[int], room: int) -> Iterator[slice]:
+    """Ranges of columns that fit into the room, at least one column each."""
+    start = 0
+    for stop in range(1, len(widths)):
+        if sum(widths[start : stop + 1]) > room:
+            yield slice(start, stop)
+            start = stop
+    yield slice(start, len(widths))
 
 
 def spaced(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page) -> list[RenderableType]:
@@ -138,14 +140,14 @@ def unshown(rows: Sequence[Result], columns: Sequence[Column], shown: Sequence[C
 
 
 def _width(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], gap: int = GAP) -> int:
-    return label_width(rows, labels) + sum(column_width(rows, column) + gap for column in columns)
+    return _label_width(rows, labels) + sum(_column_width(rows, column) + gap for column in columns)
 
 
-def column_width(rows: Sequence[Result], column: Column) -> int:
+def _column_width(rows: Sequence[Result], column: Column) -> int:
     return max(len(text) for text in (*column.header, *(column.cell(row) for row in rows)))
 
 
-def label_width(rows: Sequence[Result], labels: Labels) -> int:
+def _label_width(rows: Sequence[Result], labels: Labels) -> int:
     return max(cell_len(text) for text in (*labels.title, *(labels.text(row) for row in rows)))
 
 

@@ -3,7 +3,7 @@ equations layer by layer, and how far each is from the model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rich.cells import cell_len
 from rich.console import RenderableType
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.grid import GAP, Column, Labels, missing, spaced
+from duat_cli.report.tables.grid import GAP, Column, Labels, missing, packs, spaced
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport, NetworkLayer, NetworkReport
 from duat_cli.text import plural
@@ -128,16 +128,7 @@ def _grids(corner: str, labels: Sequence[str], rows: Sequence[Sequence[float]], 
     cells, heads = [[numbers.plain(value) for value in row] for row in rows], [str(k) for k in range(len(rows))]
     widths = [max(len(row[k]) for row in [heads, *cells]) + GAP for k in range(len(heads))]
     room = page.width - max(cell_len(label) for label in [corner, *labels])
-    return [_grid(corner, labels, heads, cells, part, page) for part in _packs(widths, room)]
-
-
-def _packs(widths: Sequence[int], room: int) -> Iterator[slice]:
-    """Ranges of columns that fit into the room, at least one column each."""
-    start = 0
-    for stop in range(1, len(widths) + 1):
-        if stop == len(widths) or sum(widths[start : stop + 1]) > room:
-            yield slice(start, stop)
-            start = stop
+    return [_grid(corner, labels, heads, cells, part, page) for part in packs(widths, room)]
 
 
 def _grid(
