@@ -56,11 +56,17 @@ def _entry(entry: Explanation) -> list[RenderableType]:
 
 def _by_report(places: list[str]) -> str:
     """'report: place' in a few words: the report once, and of many places the first."""
+    found = _places_of(places)
+    return "; ".join(f"{report}: {_some(names)}" if any(names) else report for report, names in found.items())
+
+
+def _places_of(places: Iterable[str]) -> dict[str, list[str]]:
+    """Of 'report: place', by report, each place once."""
     found: dict[str, dict[str, None]] = {}
     for place in places:
         report, _, name = place.partition(": ")
         found.setdefault(report, {})[name] = None
-    return "; ".join(f"{report}: {_some(list(names))}" if any(names) else report for report, names in found.items())
+    return {report: list(names) for report, names in found.items()}
 
 
 def _some(names: list[str]) -> str:
@@ -77,7 +83,10 @@ def _list(entries: list[Explanation]) -> list[RenderableType]:
     return [
         line("duat explain TOPIC shows a page, duat explain NAME explains one of the names below."),
         *_group("Topics", [Padding(topics, (0, 0, 0, 2))]),
-        *_group("Columns of the tables", _named(_columns(by_kind["field"]))),
+        *_group(
+            "Columns of the tables",
+            _named(_places_of(column for entry in by_kind["field"] for column in entry.columns)),
+        ),
         *_group("Words", _named({"": [entry.name for entry in by_kind["word"]]})),
         *_group("Rules of duat check", _named(_families(by_kind["rule"]))),
         *_group("Lint rules of duat lora-diff", _named({"": [entry.name for entry in by_kind["lint rule"]]})),
@@ -95,15 +104,6 @@ def _named(groups: dict[str, list[str]]) -> list[RenderableType]:
         Padding(Text(f"{title}: " if title else "", style="cyan").append(Text(", ".join(names))), (0, 0, 0, 2))
         for title, names in groups.items()
     ]
-
-
-def _columns(fields: list[Explanation]) -> dict[str, list[str]]:
-    found: dict[str, dict[str, None]] = {}
-    for entry in fields:
-        for column in entry.columns:
-            report, _, name = column.partition(": ")
-            found.setdefault(report, {})[name] = None
-    return {report: list(names) for report, names in found.items()}
 
 
 def _families(rules: list[Explanation]) -> dict[str, list[str]]:
