@@ -15,34 +15,25 @@ from duat_cli.report.json import to_json
 from duat_cli.report.tables.page import Page
 from duat_cli.results.check import CheckReport, UndecidedReport
 
+_Decided = Callable[[CheckReport, Page, bool], str]
+_Undecided = Callable[[UndecidedReport], str]
+_FORMS: dict[str, tuple[_Decided, _Undecided]] = {
+    "table": (render_check, undecided_table),
+    "json": (lambda report, page, every: to_json(report), to_json),
+    "junit": (lambda report, page, every: render_junit(report), undecided_junit),
+    "github": (lambda report, page, every: render_github(report), undecided_github),
+    "markdown": (lambda report, page, every: render_markdown(report, every), undecided_markdown),
+    "sarif": (lambda report, page, every: render_sarif(report), undecided_sarif),
+    "eval-results": (lambda report, page, every: render_eval_results(report), undecided_eval_results),
+    "model-card": (lambda report, page, every: model_card(report), undecided_model_card),
+}
+
 
 def render(report: CheckReport, form: str, page: Page, every: bool = False) -> str:
     """The report as text in one of the forms. page: of the table; every: table and Markdown leave no finding out."""
-    forms: dict[str, Callable[[], str]] = {
-        "table": lambda: render_check(report, page, every),
-        "json": lambda: to_json(report),
-        "junit": lambda: render_junit(report),
-        "github": lambda: render_github(report),
-        "markdown": lambda: render_markdown(report, every),
-        "sarif": lambda: render_sarif(report),
-        "eval-results": lambda: render_eval_results(report),
-        "model-card": lambda: model_card(report),
-    }
-    return forms[form]()
-
-
-_UNDECIDED: dict[str, Callable[[UndecidedReport], str]] = {
-    "table": undecided_table,
-    "json": to_json,
-    "junit": undecided_junit,
-    "github": undecided_github,
-    "markdown": undecided_markdown,
-    "sarif": undecided_sarif,
-    "eval-results": undecided_eval_results,
-    "model-card": undecided_model_card,
-}
+    return _FORMS[form][0](report, page, every)
 
 
 def render_undecided(report: UndecidedReport, form: str) -> str:
     """What each form has for a run without a verdict."""
-    return _UNDECIDED[form](report)
+    return _FORMS[form][1](report)
