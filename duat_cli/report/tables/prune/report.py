@@ -14,7 +14,6 @@ from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.report.tables.prune import repair, sets
 from duat_cli.report.tables.prune.eq16 import TABLES as EQ16_TABLES
 from duat_cli.report.tables.prune.eq16 import eq16
-from duat_cli.report.tables.prune.written import written
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.terms import Prediction
 
@@ -30,7 +29,7 @@ def render_prune(report: PruneReport, page: Page) -> str:
         *_heads_and_neurons(report, page),
         *sets.sets(report, page),
         *eq16(report, page),
-        *written(report.written),
+        *repair.written(report.written),
         *_predictions(report, page),
         BLANK,
         facts.verdict(report.certificate),
