@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -21,7 +22,7 @@ from duat_cli.results.base import (
     WithReasons,
 )
 from duat_cli.results.meaning import Meaning
-from duat_cli.results.operator import PROOF, Coupling, CrossOperator, Density, Nulls, OperatorStats, Routing
+from duat_cli.results.operator import PROVED, Coupling, CrossOperator, Density, Nulls, OperatorStats, Routing
 from duat_cli.results.prompts import AS_SET, WHICH, PromptSetFacts
 
 _COUPLING = Meaning(drift="group", rule="drift.coupling")
@@ -32,11 +33,19 @@ _TERMS = Meaning(exactness="exact", source=_SUM, drift="group")
 _ENCODER = Meaning(exactness="exact", source="Eq. 11/12 with the encoder's states as a second input", checked=False)
 _TOTAL = Meaning("share", "exact", source="Eq. 11, 33", signed=True, drift="number")
 _ENCODER_SHARE = Meaning("share", "exact", source="Eq. 11, 33", signed=True, checked=False)
-_CROSS = Meaning(by_name=True, checked=False)
-_CROSS_MEANS = (
-    "the second operator W'_c: cross-attention's, in a decoder, or that of a token mixer beside attention; null in "
-    "blocks with neither"
-)
+_Cross = Annotated[
+    CrossOperator | None,
+    Meaning(by_name=True, checked=False),
+    Field(
+        description="the second operator W'_c: cross-attention's, in a decoder, or that of a token mixer beside "
+        "attention; null in blocks with neither"
+    ),
+]
+_WithRouting = Annotated[
+    Routing | None,
+    Meaning(needs="routing", by_name=True),
+    Field(description="where H comes from; with --routing"),
+]
 _ERROR = Meaning(
     "relative",
     "measured",
@@ -150,21 +159,11 @@ class PromptBlock(Result):
     coupling_weighted: Coupling
     null: Annotated[Nulls, Meaning(by_name=True)]
     terms: Terms
-    cross: Annotated[CrossOperator | None, _CROSS] = Field(default=None, description=_CROSS_MEANS)
-    certificate_error: Annotated[
-        Finite,
-        Meaning(
-            "relative",
-            "measured",
-            formula="|x_i - rebuilt_i| / |x_i|",
-            source=_SUM,
-            better="lower",
-            over_prompts="largest",
-        ),
-    ] = Field(description="relative error of the block's rebuilt output against the model's own")
-    routing: Annotated[Routing | None, Meaning(needs="routing", by_name=True)] = Field(
-        default=None, description="where H comes from; with --routing"
+    cross: _Cross = None
+    certificate_error: Annotated[Finite, replace(_ERROR, formula="|x_i - rebuilt_i| / |x_i|")] = Field(
+        description="relative error of the block's rebuilt output against the model's own"
     )
+    routing: _WithRouting = None
 
 
 class Block(Result):
@@ -178,12 +177,10 @@ class Block(Result):
     coupling_weighted: Annotated[Coupling, _COUPLING] = Field(description="by |B_ij x_j|")
     null: Annotated[Nulls, Meaning(by_name=True)] = Field(description="the same statistics where nothing was learned")
     terms: Annotated[Terms, Meaning(drift="group", rule="drift.terms")]
-    cross: Annotated[CrossOperator | None, _CROSS] = Field(default=None, description=_CROSS_MEANS)
+    cross: _Cross = None
     certificate_error: Annotated[Finite, _ERROR] = Field(description="largest over prompts of |x_i - rebuilt| / |x_i|")
     range: Range
-    routing: Annotated[Routing | None, Meaning(needs="routing", by_name=True)] = Field(
-        default=None, description="where H comes from; with --routing"
-    )
+    routing: _WithRouting = None
     spreads: Annotated[dict[str, Spread] | None, Meaning(needs="per_prompt", keyed_by=PromptBlock)] = Field(
         default=None, description="with --per-prompt: 'group.field' to its spread over the prompts"
     )
@@ -249,14 +246,7 @@ class EndToEnd(Result):
     null: EndToEndNulls = Field(description="the same numbers where nothing was learned")
     certificate_error: Annotated[
         Finite,
-        Meaning(
-            "relative",
-            "measured",
-            formula="|sum_j (T_L...T_1)(e_j (x) x_0[j]) - (T_L...T_1) x_0| / |the latter|",
-            source=_SUM,
-            over_prompts="largest",
-            better="lower",
-        ),
+        replace(_ERROR, formula="|sum_j (T_L...T_1)(e_j (x) x_0[j]) - (T_L...T_1) x_0| / |the latter|"),
     ] = Field(description="how far the source tokens' parts together are from the linear part of the output")
 
 
@@ -317,17 +307,11 @@ class BlockCertificate(Result):
     certificate_error: Annotated[Finite, _ERROR] = Field(
         description="relative error of the block's rebuilt output against the model's own"
     )
-    operator_error: Annotated[
-        Finite | None,
-        Meaning(
-            "relative",
-            "measured",
-            formula=PROOF,
-            source="Eq. 10",
-        ),
-    ] = Field(description="of the factors of W'; null where they are not Kronecker")
+    operator_error: Annotated[Finite | None, PROVED] = Field(
+        description="of the factors of W'; null where they are not Kronecker"
+    )
     operator_reason: str | None = Field(description="why operator_error is null")
-    cross_error: Annotated[Finite | None, Meaning("relative", "measured", formula=PROOF, source="Eq. 10")] = Field(
+    cross_error: Annotated[Finite | None, PROVED] = Field(
         default=None,
         description="of the factors of W'_c, the operator of cross-attention or of a mixer beside attention; null "
         "where they are not Kronecker, and in blocks with neither",

@@ -11,7 +11,14 @@ from pydantic import Field
 from duat_cli.results.base import Finite, Result, WithReasons
 from duat_cli.results.meaning import Meaning
 
-PROOF = "the larger of |W' x' - what attention adds| / |the latter| and of the residuals of fitting V, O and the scales"
+PROVED = Meaning(
+    "relative",
+    "measured",
+    formula="the larger of |W' x' - what attention adds| / |the latter| and of the residuals of fitting V, O and the "
+    "scales",
+    source="Eq. 10",
+)
+_PROVED_LARGEST = replace(PROVED, better="lower", over_prompts="largest")
 _INTERVAL_END = Meaning("share, 0 to 1", "estimate", how="end of an interval", source="Wilson (1927)")
 _EQUAL = "end of the 95 % interval; equal to numerical if exact"
 _IntervalLow = Annotated[Finite | None, _INTERVAL_END, Field(description=f"lower {_EQUAL}")]
@@ -108,17 +115,9 @@ class OperatorStats(WithReasons):
             over_prompts="largest",
         ),
     ] = Field(default=None, description="of how many Kronecker products W' is the sum: the most effective_heads can be")
-    certificate_error: Annotated[
-        Finite | None,
-        Meaning(
-            "relative",
-            "measured",
-            formula=PROOF,
-            source="Eq. 10",
-            better="lower",
-            over_prompts="largest",
-        ),
-    ] = Field(description="largest relative residual of the proof that the factors V, O and H are the model's own")
+    certificate_error: Annotated[Finite | None, _PROVED_LARGEST] = Field(
+        description="largest relative residual of the proof that the factors V, O and H are the model's own"
+    )
 
 
 class Density(WithReasons):
@@ -379,9 +378,6 @@ class CrossOperator(WithReasons):
         description="the same where nothing was learned to attend to: every H uniform over the tokens that it may "
         "read, weights and scales the same"
     )
-    certificate_error: Annotated[
-        Finite | None,
-        Meaning("relative", "measured", formula=PROOF, source="Eq. 10", better="lower", over_prompts="largest"),
-    ] = Field(
+    certificate_error: Annotated[Finite | None, _PROVED_LARGEST] = Field(
         description="largest relative residual of the proof that W'_c e is what cross-attention, or the mixer, adds"
     )

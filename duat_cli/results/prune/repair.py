@@ -19,15 +19,16 @@ _RIDGE = Meaning(
     formula="lambda K / tr(X_K^T X_K)",
     source="Hoerl & Kennard (1970)",
 )
+ShareOfKind = Annotated[
+    Finite, Meaning("share, 0 to 1", "exact"), Field(description="share that they are of the terms of this kind")
+]
 
 
 class RepairedSet(Result):
     """One set under some prompts, without repair and with it."""
 
     removed: Annotated[int, Meaning("terms", "exact")] = Field(description="how many terms are removed")
-    share: Annotated[Finite, Meaning("share, 0 to 1", "exact")] = Field(
-        description="share that they are of the terms of this kind"
-    )
+    share: ShareOfKind
     prompts: Annotated[int, Meaning("prompts", "exact")] = Field(description="how many prompts it was run on")
     mean_before: Annotated[Finite, _BEFORE] = Field(description="mean damage without repair")
     mean_after: Annotated[Finite, _AFTER] = Field(description="mean damage with repair")

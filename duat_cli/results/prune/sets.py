@@ -6,13 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from duat_cli.results.base import (
-    Finite,
-    Result,
-    WithReasons,
-)
+from duat_cli.results.base import Finite, Result, WithReasons
 from duat_cli.results.meaning import Meaning
-from duat_cli.results.prune.repair import SetRepair
+from duat_cli.results.prune.repair import SetRepair, ShareOfKind
 
 _OF_SET = Meaning(
     "the metric's", "estimate", how="linearised, the set's responses added before they are squared", signed=True
@@ -27,9 +23,7 @@ class CurvePoint(Result):
     """One of the nested sets."""
 
     removed: int = Field(description="how many terms are removed")
-    share: Annotated[Finite, Meaning("share, 0 to 1", "exact")] = Field(
-        description="share that they are of the terms of this kind"
-    )
+    share: ShareOfKind
     predicted: Annotated[Finite, _OF_SET] = Field(description="predicted damage of removing the set")
     measured: Annotated[Finite | None, _ABLATED] = Field(
         description="damage of really removing the set, mean over the prompts"
@@ -70,9 +64,7 @@ class HeldOut(Result):
     """What removing a set does to prompts that played no part in choosing it."""
 
     removed: Annotated[int, _COUNT] = Field(description="how many terms are removed")
-    share: Annotated[Finite, Meaning("share, 0 to 1", "exact")] = Field(
-        description="share that they are of the terms of this kind"
-    )
+    share: ShareOfKind
     prompts: Annotated[int, Meaning("prompts", "exact")] = Field(
         description="held-out prompts that it was run on: not all where it had failed before, or a smaller one had"
     )
@@ -127,9 +119,7 @@ class Guarantee(WithReasons):
         description="sizes of the sets to be tested, in this order, up to the plan's set: about an eighth of it apart"
     )
     removed: int = Field(description="size of the last set that passed; 0 if the first one tested did not")
-    share: Annotated[Finite, Meaning("share, 0 to 1", "exact")] = Field(
-        description="share that they are of the terms of this kind"
-    )
+    share: ShareOfKind
     saves: SetSize | None = Field(description="what a checkpoint without this set no longer holds")
     set: list[str] = Field(description="the first of the plan's set, as many as removed")
 
@@ -152,9 +142,7 @@ class MeanGuarantee(WithReasons):
     method: str = Field(description="how the statement was tested")
     tested: list[int] = Field(description="sizes of the sets to be tested, in this order, as of guarantee")
     removed: int = Field(description="size of the last set that passed; 0 if the first one tested did not")
-    share: Annotated[Finite, Meaning("share, 0 to 1", "exact")] = Field(
-        description="share that they are of the terms of this kind"
-    )
+    share: ShareOfKind
 
 
 _COSINE = Meaning(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from duat_cli.kinds import Kind
-from duat_cli.results.base import (
-    Finite,
-    Result,
-    WithReasons,
-)
+from duat_cli.results.base import Finite, Result, WithReasons
 from duat_cli.results.meaning import Meaning
 
 Metric = Annotated[
@@ -30,6 +27,8 @@ _ABLATED = Meaning("the metric's", "measured", signed=True)
 _CERTIFIED = Meaning("euclidean norm at one token", "bound", how="proved")
 _CERTIFIED_RELATIVE = Meaning("times the stream's norm", "bound", how="divided by a measurement")
 _INTERVAL_END = Meaning("the statistic's", "estimate", how="end of an interval", signed=True)
+_RANKED = Meaning("-1 to 1", "estimate", how=_BOOTSTRAP, signed=True)
+_RATIO = Meaning("factor", "estimate", how=_BOOTSTRAP)
 _COUNT = Meaning("terms", "exact")
 _CONFIDENCE = Meaning("probability", "given", formula="--confidence")
 
@@ -110,10 +109,8 @@ class PruneTerm(WithReasons):
     )
     certified: Annotated[
         Finite | None,
-        Meaning(
-            "euclidean norm at one token",
-            "bound",
-            how="proved",
+        replace(
+            _CERTIFIED,
             formula="at least the maximum, over every input, of |the term's addition to the stream| at one token",
             source="the ball that the norm in front leaves, and the weights behind it",
         ),
@@ -123,12 +120,7 @@ class PruneTerm(WithReasons):
     )
     certified_relative: Annotated[
         Finite | None,
-        Meaning(
-            "times the stream's norm",
-            "bound",
-            how="divided by a measurement",
-            formula="certified / root mean square over tokens of |stream| at the place",
-        ),
+        replace(_CERTIFIED_RELATIVE, formula="certified / root mean square over tokens of |stream| at the place"),
     ] = Field(
         description="certified / the stream's norm at the place (root mean square over a prompt's tokens, mean over "
         "the prompts)"
@@ -245,30 +237,15 @@ class Prediction(WithReasons):
         "variate"
     )
     spearman: Annotated[
-        Estimated | None,
-        Meaning(
-            "-1 to 1",
-            "estimate",
-            how=_BOOTSTRAP,
-            formula="correlation of the ranks of linearised and measured",
-            signed=True,
-        ),
+        Estimated | None, replace(_RANKED, formula="correlation of the ranks of linearised and measured")
     ]
-    kendall: Annotated[
-        Estimated | None,
-        Meaning("-1 to 1", "estimate", how=_BOOTSTRAP, formula="tau-b of linearised and measured", signed=True),
-    ]
-    median_ratio: Annotated[
-        Estimated | None, Meaning("factor", "estimate", how=_BOOTSTRAP, formula="median of linearised / measured")
-    ] = Field(description="median of predicted / measured")
+    kendall: Annotated[Estimated | None, replace(_RANKED, formula="tau-b of linearised and measured")]
+    median_ratio: Annotated[Estimated | None, replace(_RATIO, formula="median of linearised / measured")] = Field(
+        description="median of predicted / measured"
+    )
     worst_ratio: Annotated[
         Estimated | None,
-        Meaning(
-            "factor",
-            "estimate",
-            how=_BOOTSTRAP,
-            formula="the ratio linearised / measured that is farthest from 1, as a factor of at least 1",
-        ),
+        replace(_RATIO, formula="the ratio linearised / measured that is farthest from 1, as a factor of at least 1"),
     ] = Field(description="largest factor between predicted and measured")
     valid_to: Annotated[
         Finite | None,
@@ -281,12 +258,9 @@ class Prediction(WithReasons):
     ] = Field(description="range of the prediction: the predicted damage up to which it is within a factor of 2")
     criteria: Annotated[
         dict[str, Estimated | None],
-        Meaning(
-            "-1 to 1",
-            "estimate",
-            how=_BOOTSTRAP,
+        replace(
+            _RANKED,
             source="magnitude; activation x norm; wanda (Sun et al. 2023); taylor (Molchanov et al. 2019); shortgpt "
             "(Men et al. 2024); angular (Gromov et al. 2024)",
-            signed=True,
         ),
     ] = Field(description="Spearman's rank correlation with the measured damage of criteria in common use")
