@@ -25,7 +25,6 @@ from duat_cli.results.meaning import Meaning
 _READ = "sum over question i and demonstration j of |B_ij|_F^2 / sum over question i and all j of it"
 _LOSS = "mean over the answer's tokens of -ln p(token | all in front of it)"
 _W = "|W'_a|_F, over aligned tokens"
-_SPLIT = "Eq. 5-10; H_h S split into differences of H and of S"
 _SHARE = "sum over aligned i and unaligned j of |B_ij|_F^2 / sum over aligned i and all j of it"
 _KL = Meaning(
     "nats",
@@ -33,6 +32,19 @@ _KL = Meaning(
     how="null where it is infinite",
     formula="sum_v p_v (ln p_v - ln q_v), p behind a, q behind b",
 )
+
+
+_INTERVAL_END = Meaning(
+    "nats a token",
+    "estimate",
+    how="end of a 95 % interval over prompts",
+    source="studentised bootstrap of paired differences, Efron & Tibshirani (1993)",
+    signed=True,
+)
+
+
+def _split(formula: str) -> Meaning:
+    return Meaning("relative", "exact", formula=formula, source="Eq. 5-10; H_h S split into differences of H and of S")
 
 
 def _relative(what: str, source: str = "") -> Meaning:
@@ -49,15 +61,15 @@ class HeadChange(WithReasons):
         Finite | None,
         Meaning("relative", "exact", formula="|(H_h S)_b - (H_h S)_a|_F / |(H_h S)_a|_F, over aligned tokens"),
     ] = Field(description="change of the head's part of W'")
-    routing: Annotated[
-        Finite | None, Meaning("relative", "exact", formula="|(H_b - H_a) S_a|_F / |H_a S_a|_F", source=_SPLIT)
-    ] = Field(description="the part of it that lies in the attention weights H alone")
-    scale: Annotated[
-        Finite | None, Meaning("relative", "exact", formula="|H_a (S_b - S_a)|_F / |H_a S_a|_F", source=_SPLIT)
-    ] = Field(description="the part that lies in the scales S of norms alone")
-    interaction: Annotated[
-        Finite | None, Meaning("relative", "exact", formula="|(H_b - H_a) (S_b - S_a)|_F / |H_a S_a|_F", source=_SPLIT)
-    ] = Field(description="the part that only the two together make")
+    routing: Annotated[Finite | None, _split("|(H_b - H_a) S_a|_F / |H_a S_a|_F")] = Field(
+        description="the part of it that lies in the attention weights H alone"
+    )
+    scale: Annotated[Finite | None, _split("|H_a (S_b - S_a)|_F / |H_a S_a|_F")] = Field(
+        description="the part that lies in the scales S of norms alone"
+    )
+    interaction: Annotated[Finite | None, _split("|(H_b - H_a) (S_b - S_a)|_F / |H_a S_a|_F")] = Field(
+        description="the part that only the two together make"
+    )
     unaligned: Annotated[Finite | None, Meaning("share, 0 to 1", "exact", formula=f"of one head: {_SHARE}")] = Field(
         description="share of the head's part that reads tokens without a partner, mean of the two prompts"
     )
@@ -80,20 +92,15 @@ class InputChange(WithReasons):
     relative: Annotated[
         Finite | None, Meaning("relative", "exact", formula=f"|W'_b - W'_a|_F / {_W}", source="Eq. 4, 10")
     ] = Field(description="change of W' between the two prompts, on the tokens that both have")
-    routing: Annotated[
-        Finite | None,
-        Meaning("relative", "exact", formula=f"|sum_h ((H_h,b - H_h,a) S_a) (x) A_h^T|_F / {_W}", source=_SPLIT),
-    ] = Field(description="the part that lies in the attention weights H alone: where tokens look")
-    scale: Annotated[
-        Finite | None,
-        Meaning("relative", "exact", formula=f"|sum_h (H_h,a (S_b - S_a)) (x) A_h^T|_F / {_W}", source=_SPLIT),
-    ] = Field(description="the part that lies in S alone: the scales of the norms in front of attention and behind it")
-    interaction: Annotated[
-        Finite | None,
-        Meaning(
-            "relative", "exact", formula=f"|sum_h ((H_h,b - H_h,a) (S_b - S_a)) (x) A_h^T|_F / {_W}", source=_SPLIT
-        ),
-    ] = Field(description="the part that only the two together make")
+    routing: Annotated[Finite | None, _split(f"|sum_h ((H_h,b - H_h,a) S_a) (x) A_h^T|_F / {_W}")] = Field(
+        description="the part that lies in the attention weights H alone: where tokens look"
+    )
+    scale: Annotated[Finite | None, _split(f"|sum_h (H_h,a (S_b - S_a)) (x) A_h^T|_F / {_W}")] = Field(
+        description="the part that lies in S alone: the scales of the norms in front of attention and behind it"
+    )
+    interaction: Annotated[Finite | None, _split(f"|sum_h ((H_h,b - H_h,a) (S_b - S_a)) (x) A_h^T|_F / {_W}")] = Field(
+        description="the part that only the two together make"
+    )
     unaligned: Annotated[Finite | None, Meaning("share, 0 to 1", "exact", formula=f"mean of a and b of {_SHARE}")] = (
         Field(
             description="share of W' that reads tokens without a partner in the other prompt, mean of the two prompts"
@@ -217,16 +224,8 @@ class FixedLoss(WithReasons):
     change: Annotated[
         Finite, Meaning("nats a token", "exact", formula="mean over prompts of loss - live loss", signed=True)
     ] = Field(description="loss less that of the live model")
-    low: Annotated[
-        Finite | None,
-        Meaning("nats a token", "estimate", how="end of a 95 % interval over prompts", signed=True,
-                source="studentised bootstrap of paired differences, Efron & Tibshirani (1993)"),
-    ] = Field(description="lower end of the 95 % interval of change")  # fmt: skip
-    high: Annotated[
-        Finite | None,
-        Meaning("nats a token", "estimate", how="end of a 95 % interval over prompts", signed=True,
-                source="studentised bootstrap of paired differences, Efron & Tibshirani (1993)"),
-    ] = Field(description="upper end of the 95 % interval of change")  # fmt: skip
+    low: Annotated[Finite | None, _INTERVAL_END] = Field(description="lower end of the 95 % interval of change")
+    high: Annotated[Finite | None, _INTERVAL_END] = Field(description="upper end of the 95 % interval of change")
 
 
 class FixedParameters(Result):

@@ -31,6 +31,10 @@ _CERTIFICATE = Meaning(
 )
 
 
+def _of_operator(formula: str) -> Meaning:
+    return Meaning("relative", "exact", formula=formula, source="Eq. 10, 17")
+
+
 class LintFinding(Result):
     """One thing that goes wrong in practice."""
 
@@ -43,28 +47,19 @@ class LintFinding(Result):
 class OperatorChange(WithReasons):
     """What the block's W' changed by, in parts of |W'_base|_F; the three parts add up to the difference."""
 
-    relative_change: Annotated[
-        Finite | None, Meaning("relative", "exact", formula="|W'_tuned - W'_base|_F / |W'_base|_F", source="Eq. 10, 17")
-    ] = Field(description="the whole difference")
+    relative_change: Annotated[Finite | None, _of_operator("|W'_tuned - W'_base|_F / |W'_base|_F")] = Field(
+        description="the whole difference"
+    )
     routing: Annotated[
         Finite | None,
-        Meaning(
-            "relative",
-            "exact",
-            formula="|sum_h (H'_h - H_h) (x) A_h^T|_F / |W'_base|_F; the scale of a norm counts as part of H",
-            source="Eq. 10, 17",
-        ),
+        _of_operator("|sum_h (H'_h - H_h) (x) A_h^T|_F / |W'_base|_F; the scale of a norm counts as part of H"),
     ] = Field(description="the part of the difference that lies in what attention looks at")
-    weights: Annotated[
-        Finite | None,
-        Meaning("relative", "exact", formula="|sum_h H_h (x) (A'_h - A_h)^T|_F / |W'_base|_F", source="Eq. 10, 17"),
-    ] = Field(description="the part that lies in what attention carries")
-    interaction: Annotated[
-        Finite | None,
-        Meaning(
-            "relative", "exact", formula="|sum_h (H'_h - H_h) (x) (A'_h - A_h)^T|_F / |W'_base|_F", source="Eq. 10, 17"
-        ),
-    ] = Field(description="the part that only the two together make")
+    weights: Annotated[Finite | None, _of_operator("|sum_h H_h (x) (A'_h - A_h)^T|_F / |W'_base|_F")] = Field(
+        description="the part that lies in what attention carries"
+    )
+    interaction: Annotated[Finite | None, _of_operator("|sum_h (H'_h - H_h) (x) (A'_h - A_h)^T|_F / |W'_base|_F")] = (
+        Field(description="the part that only the two together make")
+    )
 
 
 class TermsChange(WithReasons):

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
-from duat_cli.results.base import (
-    Finite,
-    Result,
-    Share,
-    WithReasons,
-)
+from duat_cli.results.base import Finite, Result, Share, WithReasons
 from duat_cli.results.meaning import Meaning
 
 _AS_SPECTRAL_NORM = "of a dense difference over 1,024 wide as spectral_norm"
+_OF_RIGHT = "the same of the right singular vectors"
+_ALIGNED = Meaning(
+    "share, 0 to 1",
+    "exact",
+    how="over 1,024 wide to the tolerance of Lanczos",
+    formula="|U_base^T U_change|_F^2 / min(k, j)",
+)
+_INTRUDERS = Meaning(
+    "vectors",
+    "exact",
+    how="null where it is not settled",
+    formula="of the k leading singular vectors of W + dW, those with |cosine| < epsilon to every one of W",
+    source="intruder dimensions, Shuttleworth et al. (2024)",
+)
 _RANDOM = Meaning("share, 0 to 1", "exact", how="the mean over random subspaces", formula="max(k, j) / side")
 
 
@@ -23,25 +33,9 @@ class Alignment(Result):
 
     k: int = Field(description="leading singular directions of the base weight")
     j: int = Field(description="leading singular directions of the change")
-    output: Annotated[
-        Share,
-        Meaning(
-            "share, 0 to 1",
-            "exact",
-            how="over 1,024 wide to the tolerance of Lanczos",
-            formula="|U_base^T U_change|_F^2 / min(k, j)",
-        ),
-    ] = Field(description="on the output side")
+    output: Annotated[Share, _ALIGNED] = Field(description="on the output side")
     output_random: Annotated[Share, _RANDOM] = Field(description="what a random subspace would give")
-    input: Annotated[
-        Share,
-        Meaning(
-            "share, 0 to 1",
-            "exact",
-            how="over 1,024 wide to the tolerance of Lanczos",
-            formula="the same of the right singular vectors",
-        ),
-    ] = Field(description="on the input side")
+    input: Annotated[Share, replace(_ALIGNED, formula=_OF_RIGHT)] = Field(description="on the input side")
     input_random: Annotated[Share, _RANDOM] = Field(description="what a random subspace would give on the input side")
 
 
@@ -52,26 +46,10 @@ class Intruders(WithReasons):
     epsilon: Annotated[Finite, Meaning("cosine", "given")] = Field(
         description="an intruder's |cosine| with every singular vector of the base is below it"
     )
-    output: Annotated[
-        int | None,
-        Meaning(
-            "vectors",
-            "exact",
-            how="null where it is not settled",
-            formula="of the k leading singular vectors of W + dW, those with |cosine| < epsilon to every one of W",
-            source="intruder dimensions, Shuttleworth et al. (2024)",
-        ),
-    ] = Field(description="intruders among the k on the output side")
-    input: Annotated[
-        int | None,
-        Meaning(
-            "vectors",
-            "exact",
-            how="null where it is not settled",
-            formula="the same of the right singular vectors",
-            source="intruder dimensions, Shuttleworth et al. (2024)",
-        ),
-    ] = Field(description="intruders among the k on the input side")
+    output: Annotated[int | None, _INTRUDERS] = Field(description="intruders among the k on the output side")
+    input: Annotated[int | None, replace(_INTRUDERS, formula=_OF_RIGHT)] = Field(
+        description="intruders among the k on the input side"
+    )
 
 
 class Rounding(WithReasons):
