@@ -158,7 +158,8 @@ class ModuleChange(_OfParameter):
     )
     rounding: Rounding | None = Field(default=None, description="for a full checkpoint: what rounding may have made")
     added_rows: int = Field(
-        default=0, description="rows that the base has not (a resized vocabulary); not in the norms"
+        default=0,
+        description="rows that the base has not (a resized vocabulary), below 0: that it lost; not in the norms",
     )
 
 

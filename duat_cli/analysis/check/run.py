@@ -237,7 +237,8 @@ def with_answers(evidence: Evidence, ran: Ran | None, tuned: TunedBehaviour | No
 
 def _said(found: Found) -> Declared:
     """What the files alone say."""
-    return Declared(fields.flat(found.files.config), fields.generation(found.files.path))
+    path = found.files.path
+    return Declared(fields.flat(found.files.config), fields.generation(path), fields.embedder(path))
 
 
 def _declared(

@@ -64,9 +64,9 @@ class Collected:
         if self.energy is not None:
             self.energy += numbers.frobenius**2
         relative = self.modules[-1].relative_frobenius
-        if not relative:
+        if relative is None:
             self.base_energy = None
-        elif self.base_energy is not None:
+        elif relative and self.base_energy is not None:  # else only its number of rows changed
             self.base_energy += (numbers.frobenius / relative) ** 2
         return numbers
 

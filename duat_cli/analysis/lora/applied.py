@@ -106,4 +106,5 @@ def _refuse_undefined(name: str, change: Change) -> None:
 def _refuse(name: str, change: Change) -> None:
     _refuse_undefined(name, change)
     if change.added_rows:
-        raise UnsupportedModelError(f"{name} gains {change.added_rows} rows, which the base has not")
+        what = f"gains {change.added_rows}" if change.added_rows > 0 else f"loses {-change.added_rows}"
+        raise UnsupportedModelError(f"{name} {what} rows; the base has another number of them")

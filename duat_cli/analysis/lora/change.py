@@ -232,7 +232,7 @@ def replaced(plan: ParameterPlan, value: Tensor, stored: Tensor) -> Change:
     """What differs after the base is cast as the copy was: a copy in a coarser dtype is no change."""
     new, old = common_rows(value, stored)
     difference = torch.where(new == old.to(new.dtype), 0.0, new.double() - old.double())
-    return Change(plan, _matrices(difference), added_rows=len(value) - len(new) if value.ndim else 0)
+    return Change(plan, _matrices(difference), added_rows=len(value) - len(stored) if value.ndim else 0)
 
 
 def _matrices(difference: Tensor) -> tuple[Tensor, ...]:

@@ -14,10 +14,12 @@ from duat_cli.analysis.lora.change import Change, common_rows, replaced
 from duat_cli.analysis.lora.notable import numbered_anew, summarise
 from duat_cli.analysis.lora.weight_change import Directions, rounding
 from duat_cli.analysis.progress import Progress
+from duat_cli.checks.rules.declared import told
 from duat_cli.errors import CheckpointError
-from duat_cli.loading.adapter.base_weights import BaseWeights, Place
+from duat_cli.loading.adapter.base_weights import EMBEDDINGS, HEADS, BaseWeights, Place
 from duat_cli.loading.adapter.origins import Origin, Renumbered, renumbered_stacks
 from duat_cli.loading.adapter.parameter import ParameterPlan
+from duat_cli.loading.declared.fields import flat
 from duat_cli.operators.lowrank import nonfinite
 from duat_cli.results.base import Run, Skipped
 from duat_cli.results.lora import BlockOrigin, LoraReport
@@ -44,6 +46,7 @@ def checkpoint_report(
     summary = summarise(collected.modules, collected.energy, collected.base_energy, None)
     resized = [m.whole_name for m in collected.modules if m.added_rows]
     notes = [f"resized: {listed(resized)}; only the common rows are compared"] if resized else []
+    notes += _config_notes(base, tuned)
     return LoraReport(
         duat_version=__version__,
         mode="checkpoint",
@@ -85,8 +88,8 @@ def _pairs(base: BaseWeights, tuned: BaseWeights, renumbered: Sequence[Renumbere
     """Places of what can be subtracted, and of what is longer on one side; by the base's names, in renumbered
     stacks by those of the tuned checkpoint. CheckpointError where they are of different models."""
     pairs, reshaped = Pairs(), Pairs()
-    for name, at in _names(base, renumbered):
-        old, new = base.find(at, load=False), tuned.find(name, load=False)
+    for name, before, after in [*_names(base, renumbered), *_untied(base, tuned)]:
+        old, new = base.find(before, load=False), tuned.find(after, load=False)
         if old is None or new is None:
             continue
         if old.shape == new.shape or (base.is_vocabulary(old) and old.shape[1:] == new.shape[1:]):
@@ -107,13 +110,40 @@ def _pairs(base: BaseWeights, tuned: BaseWeights, renumbered: Sequence[Renumbere
     return pairs, reshaped
 
 
-def _names(base: BaseWeights, renumbered: Sequence[Renumbered]) -> Iterator[tuple[str, str]]:
-    """What a tensor is called in the report, and in the base."""
+def _names(base: BaseWeights, renumbered: Sequence[Renumbered]) -> Iterator[tuple[str, str, str]]:
+    """What a tensor is called in the report, in the base and in the tuned checkpoint."""
     moved = {name for stack in renumbered for block in stack.base for name in block.tensors}
-    yield from ((name, name) for name in base.files.tensors if name not in moved)
+    yield from ((name, name, name) for name in base.files.tensors if name not in moved)
     for one in (one for stack in renumbered for one in stack.blocks):
         if one.base is not None:
-            yield from ((name, one.base.name + name.removeprefix(one.block.name)) for name in one.block.tensors)
+            rests = [name.removeprefix(one.block.name) for name in one.block.tensors]
+            yield from ((one.block.name + rest, one.base.name + rest, one.block.name + rest) for rest in rests)
+
+
+def _untied(base: BaseWeights, tuned: BaseWeights) -> Iterator[tuple[str, str, str]]:
+    """The head of the one that has its own, where the other's is its embedding."""
+    tables = [_held(one, EMBEDDINGS) for one in (base, tuned)]
+    heads = [_held(one, HEADS) for one in (base, tuned)]
+    same_class = base.files.config.get("architectures") == tuned.files.config.get("architectures")
+    for own, other in ((0, 1), (1, 0)):
+        tied = bool((base, tuned)[other].files.config.get("tie_word_embeddings", True))
+        if same_class and tied and len(heads[own]) == len(tables[other]) == 1 and not heads[other]:
+            [head], [table] = heads[own], tables[other]
+            yield (head, head, table) if own == 0 else (head, table, head)
+
+
+def _held(weights: BaseWeights, leaves: Sequence[str]) -> list[str]:
+    """The matrices of these names, with a row a token."""
+    named = ((name, name.removesuffix(".weight").rpartition(".")[2]) for name in weights.files.tensors)
+    return [name for name, leaf in named if leaf in leaves and name.endswith(".weight")]
+
+
+def _config_notes(base: BaseWeights, tuned: BaseWeights) -> list[str]:
+    """Fields that both state, and otherwise: a number of the forward pass may move by them alone."""
+    before, after = (flat(one.files.config) for one in (base, tuned))
+    changes = [(name, value, after[name]) for name, value in before.items() if name in after and value != after[name]]
+    changes = [change for change in changes if not change[0].startswith("quantization_config")]
+    return [f"config.json differs: {told(changes)}"] if changes else []
 
 
 def _compare(base: BaseWeights, tuned: BaseWeights, name: str, old: Place, new: Place, into: Collected) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
-from duat_cli.loading.declared.facts import CONFIG, FILE, GENERATION, RESOLVED_BY, TOKENIZER, Declared, below
+from duat_cli.loading.declared.facts import CONFIG, EMBEDDER, FILE, GENERATION, RESOLVED_BY, TOKENIZER, Declared, below
 from duat_cli.loading.declared.tokenizer import DIGITS, TokenizerFacts, range_length
 from duat_cli.text import clean, plural, shown
 
@@ -25,7 +25,17 @@ def _config(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     for change in config_changes(evidence.old, evidence.declared):
         groups.setdefault(_group(change[0]), []).append(change)
     for group, changes in groups.items():
-        yield Measurement(len(changes), f"config.json: {_told(changes)}", where=f"{CONFIG}.{group}")
+        yield Measurement(len(changes), f"config.json: {told(changes)}", where=f"{CONFIG}.{group}")
+    before, now = below(evidence.old, EMBEDDER), evidence.declared.embedder
+    if not before:  # of a baseline that may know nothing of these files
+        return
+    files: dict[str, list[Change]] = {}
+    for name in dict.fromkeys([*before, *now]):
+        if before.get(name) != now.get(name):
+            file, _, field = name.rpartition(".json.")
+            files.setdefault(f"{file}.json", []).append((field, before.get(name), now.get(name)))
+    for file, changes in files.items():
+        yield Measurement(len(changes), f"{clean(file)}: {told(changes)}", where=f"{EMBEDDER}.{file}")
 
 
 def config_changes(old: Mapping[str, Any], new: Declared) -> Iterator[Change]:
@@ -69,7 +79,7 @@ def _tokenizer(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
         yield Measurement(1, f"tokenizer: {text}", where=f"{TOKENIZER}.{name}")
     changes = list(generation_changes(below(old, GENERATION), evidence.declared))
     if changes:
-        yield Measurement(len(changes), f"generation_config.json: {_told(changes)}", where=GENERATION)
+        yield Measurement(len(changes), f"generation_config.json: {told(changes)}", where=GENERATION)
     if evidence.retokenised:
         yield Measurement(1, evidence.retokenised, where="prompts")
 
@@ -90,7 +100,7 @@ def _tokenizer_changes(old: Mapping[str, Any], here: TokenizerFacts) -> Iterator
     changes = [(n, fields.get(n), here.fields.get(n)) for n in dict.fromkeys([*fields, *here.fields])]
     changes = [change for change in changes if change[1] != change[2]]
     if changes:
-        yield "fields", _told(changes)
+        yield "fields", told(changes)
 
 
 def _vocabulary_change(old: Mapping[str, Any], here: TokenizerFacts) -> str:
@@ -126,7 +136,7 @@ def generation_changes(old: Mapping[str, Any], new: Declared) -> Iterator[Change
             yield name, was, here
 
 
-def _told(changes: list[Change]) -> str:
+def told(changes: list[Change]) -> str:
     """'rope_theta 10000 → 1000000', for the first few of them."""
     texts = [f"{clean(name)} {_value(old, new)}" for name, old, new in changes[:_SHOWN]]
     more = len(changes) - _SHOWN
@@ -155,8 +165,8 @@ def _text(value: Any) -> str:
 RULES = [
     Rule(
         "drift.config",
-        "fields of config.json, with their defaults, that differ from the baseline's; fields that cannot change a "
-        "result, such as transformers_version or dtype, are left out",
+        "fields of config.json, with their defaults, and of an embedder's files (modules, pooling), that differ from "
+        "the baseline's; fields that cannot change a result, such as transformers_version or dtype, are left out",
         "Restore the field; what follows in weights and forward pass may be its effect. If it is meant, run again with "
         "--update-baseline.",
         _config,

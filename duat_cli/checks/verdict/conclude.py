@@ -160,7 +160,7 @@ def conclude(plan: CheckPlan, evidence: Evidence, subject: Subject, run: Run) ->
         outcomes=outcomes,
         rules=[RuleFacts(id=s.rule.id, about=s.rule.about, advice=s.rule.advice) for s in on if s.rule.id in ran],
         off=[name for name, s in plan.settings.items() if s.level == "off"],
-        warnings=[*subject.warnings, *_baseline_warnings(plan), *(_bounds_warnings(plan) if report else [])],
+        warnings=[*subject.warnings, *_baseline_warnings(plan, evidence), *(_bounds_warnings(plan) if report else [])],
         run=run,
         reasons=missing | ({} if facts else {"baseline": "no --baseline"}),
     ), (text if facts and facts.status in ("created", "updated") else None)
@@ -260,7 +260,9 @@ def _check_tolerances(plan: CheckPlan, metrics: Mapping[str, Value]) -> None:
             )
 
 
-def _baseline_warnings(plan: CheckPlan) -> list[str]:
+def _baseline_warnings(plan: CheckPlan, evidence: Evidence) -> list[str]:
+    if plan.baseline_name is not None and evidence.adapter is not None:
+        return ["a baseline is of the base alone: what the adapter changes is compared with nothing"]
     if plan.update or plan.baseline is None or plan.schema == baselines.SCHEMA:
         return []
     sketches = "its sketches may be off by 0.63 of a change of low rank, today's by a quarter; "

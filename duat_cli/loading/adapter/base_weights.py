@@ -91,7 +91,7 @@ class BaseWeights:
     def rows(self, tensor: str, count: int) -> Tensor:
         """The first rows of one of the files' tensors, by its name there."""
         entry = self.files.tensors[tensor]
-        rows: Tensor = self._opened[entry.shard].get_slice(tensor)[: min(count, entry.shape[0])]
+        rows: Tensor = self._opened[entry.shard].get_part(tensor, slice(min(count, entry.shape[0])))
         return rows
 
     def _in_files(self, parameter: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from duat_cli.loading.adapter.base_weights import BaseWeights
@@ -82,6 +83,8 @@ def tokens(one: Wrapped) -> ParameterPlan:
         stated = next((v for k, v in stated.items() if (name == k or name.endswith("." + k))), None)
     if not (isinstance(stated, list) and all(type(i) is int and i >= 0 for i in stated)):
         raise one.fault("config", f": {ADAPTER_CONFIG} names no list of token indices for it")
+    if twice := [i for i, count in Counter(stated).items() if count > 1]:
+        raise one.fault("config", f": token {twice[0]} is named twice: which of its rows counts is not defined")
     if len(rows) != 2 or rows[0] != len(stated):
         raise one.fault("shape-mismatch", f": {len(stated)} token indices, but rows {list(rows)}")
     if place is not None and (place.shape[1:] != rows[1:] or max(stated, default=0) >= place.shape[0]):

@@ -73,13 +73,28 @@ def refuse_foreign_link(folder: Path, name: str) -> None:
 
 def read_json(path: Path, *, limit: int = _MAX_JSON_BYTES, unique: bool = False) -> dict[str, Any]:
     """A JSON object of a file, or the reason why the file is none. unique: equal keys must have equal values."""
+    value = _parsed(path, limit, unique=unique)
+    if not isinstance(value, dict):
+        fail(path, f"expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def read_list(path: Path) -> list[dict[str, Any]]:
+    """A JSON list of objects of a file, or the reason why the file is none."""
+    value = _parsed(path, _MAX_JSON_BYTES, unique=False)
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        fail(path, f"expected a JSON list of objects, got {type(value).__name__}")
+    return value
+
+
+def _parsed(path: Path, limit: int, *, unique: bool) -> Any:
     with open_file(path) as file:
         raw = file.read(limit + 1)
     if len(raw) > limit:
         fail(path, f"more than {limit} bytes, too large for what it is; expected a JSON text")
     refuse_pointer(path, raw)
     try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_agreeing if unique else None)
+        return json.loads(raw.decode("utf-8"), object_pairs_hook=_agreeing if unique else None)
     except UnicodeDecodeError as error:
         fail(path, f"not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}; save it as UTF-8")
     except json.JSONDecodeError as error:
@@ -88,9 +103,6 @@ def read_json(path: Path, *, limit: int = _MAX_JSON_BYTES, unique: bool = False)
         fail(path, f"not JSON: {clean(error.msg)} at line {error.lineno}, of {len(raw)} bytes: truncated?")
     except (ValueError, RecursionError) as error:
         fail(path, f"not usable JSON: {clean(str(error))}")
-    if not isinstance(value, dict):
-        fail(path, f"expected a JSON object, got {type(value).__name__}")
-    return value
 
 
 def _agreeing(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

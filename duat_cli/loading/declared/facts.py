@@ -8,7 +8,7 @@ from typing import Any
 
 from duat_cli.loading.declared.tokenizer import TokenizerFacts
 
-CONFIG, FILE, GENERATION, TOKENIZER = "config", "file", "generation", "tokenizer"
+CONFIG, FILE, GENERATION, TOKENIZER, EMBEDDER = "config", "file", "generation", "tokenizer", "embedder"
 """First parts of the keys that a baseline has: resolved config, config.json where it differs, and so on."""
 RESOLVED_BY = "resolved_by"
 
@@ -21,6 +21,8 @@ class Declared:
     """Fields of config.json as written."""
     generation: dict[str, Any]
     """Fields of generation_config.json as written."""
+    embedder: dict[str, Any] = field(default_factory=dict)
+    """Fields of sentence-transformers' files, by file and field."""
     resolved: dict[str, Any] | None = None
     """Fields of the config with its class's defaults; needs the load."""
     resolved_by: str = ""
@@ -45,6 +47,7 @@ class Declared:
         yield from ((f"{CONFIG}.{name}", value) for name, value in known.items())
         yield from ((f"{FILE}.{name}", value) for name, value in self.stated.items() if known.get(name) != value)
         yield from ((f"{GENERATION}.{name}", value) for name, value in self.generation.items())
+        yield from ((f"{EMBEDDER}.{name}", value) for name, value in self.embedder.items())
         if self.tokenizer is not None:
             size = self.tokenizer.size
             yield f"{TOKENIZER}.size", size

@@ -123,8 +123,11 @@ def _invariance(x: Tensor) -> float:
 
 
 def _mean_free(x: Tensor) -> Tensor:
-    """A vector without zeros and without a mean, repeated to the shape of `x`."""
+    """A vector without zeros and without a mean, repeated to the shape of `x`. UnsupportedModelError where there is
+    none, of one element."""
     width = x.shape[-1]
+    if width == 1:
+        raise UnsupportedModelError("a norm over one element: what it leaves affine cannot be told")
     u = torch.ones(width, dtype=x.dtype, device=x.device)
     u[1::2] = -1.0
     if width % 2:

@@ -149,7 +149,8 @@ def _against(found: Behaviour) -> list[str]:
         ties = f", {plural(found.near_ties, 'near tie')} turned" if found.near_ties else ""
         return [f"{found.agreement:.1%} of the baseline's predictions are the same{ties}"]
     if found.cosine is not None:
-        return [f"cosine to the baseline's embeddings {found.cosine:.6g}, standard error {found.cosine_error:.1g}"]
+        error = f"standard error {found.cosine_error:.1g}"
+        return [f"cosine to the baseline's embeddings (means over tokens) {found.cosine:.6g}, {error}"]
     return []
 
 

@@ -8,6 +8,7 @@ architectures: what a config cannot represent comes out different, or cannot be 
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -163,7 +164,10 @@ def _written(
             model.save_pretrained(part, **({} if state is None else {"state_dict": state}))
         except OSError:
             raise
-        except Exception as fault:  # whatever foreign code makes of a model that it was not written for
+        except Exception as fault:
+            if "(os error 28)" in str(fault):  # safetensors hands the system's error on as a text of its own class
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from fault
+            # whatever foreign code makes of a model that it was not written for
             raise UnsupportedModelError(f"transformers cannot save it: {one_line(str(fault), 200)}") from fault
     _state_dtype(part / "config.json", dtype)
     _copy_beside(files.path, part)

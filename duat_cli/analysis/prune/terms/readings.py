@@ -47,7 +47,10 @@ class Readings:
         """What goes with each term, Frobenius norm over the tokens, and the stream that it is missing from."""
         size = float(torch.linalg.vector_norm(wide(stream)))
         for term, norm in zip(terms, lost, strict=True):
-            self.local[term] = norm / size
+            if size:
+                self.local[term] = norm / size
+            else:
+                self.reasons[term] = "the stream is zero where it meets it"
             self.stream[term] = size / stream.shape[-2] ** 0.5
 
 
@@ -86,6 +89,8 @@ class Reader:
     def finish(self, output: Tensor) -> Readings:
         """The readings; `output` is the last block's, (1, N, M)."""
         size = _size(output)
+        if not size:
+            raise UnsupportedModelError("the last block's output is zero throughout: nothing can be relative to it")
         self.found.frozen = {term: _size(part) / size for term, part in self._carried.items()}
         return self.found
 
