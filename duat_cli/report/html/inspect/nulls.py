@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from duat_cli.report.html.drawing import marks
@@ -13,7 +13,7 @@ from duat_cli.report.html.drawing.plot import Axis, Plot, Sample
 from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.series import curve
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.columns import heads_of
+from duat_cli.report.tables.columns import heads_of, scaled
 from duat_cli.report.tables.grid import Column, value_at
 from duat_cli.results.inspect import Block, InspectReport
 
@@ -25,52 +25,34 @@ _KINDS = (("reinitialised", "s2", "re-initialised"), ("uniform", "s3", "uniform 
 class _Statistic:
     key: str
     name: str
-    axis: str
-    unit: str
-    path: str
-    form: Callable[[float | None], str]
+    column: Column
+    """As its axis names it, with its unit."""
     says: str
-
-    @property
-    def percent(self) -> bool:
-        return self.unit == "%"
 
 
 _STATISTICS = (
     _Statistic(
         "heads",
         "Effective heads",
-        "effective heads",
-        "of {heads}",
-        "operator.effective_heads",
-        numbers.plain,
+        Column(("effective heads", "of {heads}"), "operator.effective_heads", numbers.plain),
         "How many different Kronecker products make W': 1 where all heads do the same.",
     ),
     _Statistic(
         "correlation",
         "Correlation of the blocks of W'",
-        "correlation",
-        "0 to 1",
-        "operator.block_correlation",
-        numbers.plain,
+        Column(("correlation", "0 to 1"), "operator.block_correlation", numbers.plain),
         "1 where every pair of tokens is coupled by the same matrix up to a factor.",
     ),
     _Statistic(
         "context",
         "Effective context",
-        "context",
-        "tokens",
-        "coupling.effective_context",
-        numbers.plain,
+        Column(("context", "tokens"), "coupling.effective_context", numbers.plain),
         "How many tokens reach a token through W', mean over tokens.",
     ),
     _Statistic(
         "density",
         "Density of W'",
-        "density",
-        "%",
-        "density.numerical",
-        numbers.percent,
+        Column(("density", "%"), "density.numerical", numbers.percent),
         "Share of entries of W' above the threshold.",
     ),
 )
@@ -82,30 +64,31 @@ def against_nulls(report: InspectReport, beside: Sequence[InspectReport]) -> lis
 
 
 def _figure(statistic: _Statistic, report: InspectReport, beside: Sequence[InspectReport]) -> Figure | None:
-    if all(value_at(block, statistic.path) is None for block in report.blocks):
+    column = scaled(statistic.column, heads_of(report))
+    name, unit = column.title
+    if all(value_at(block, column.path) is None for block in report.blocks):
         return None
-    every = [value for other in beside for block in other.blocks for value in _values(statistic, block)]
-    unit = statistic.unit.format(heads=heads_of(report))
+    every = [value for other in beside for block in other.blocks for value in _values(column.path, block)]
     plot = Plot(
         across(report.blocks, most=12),
-        Axis(f"{statistic.axis} ({unit})", Linear.over(every, percent=statistic.percent)),
+        Axis(f"{name} ({unit})", Linear.over(every, percent=unit == "%")),
         width=500,
         height=250,
     )
     kinds = [kind for kind in _KINDS if any(getattr(block.null, kind[0]) is not None for block in report.blocks)]
     drawn = [
-        *_spreads(plot, statistic, report.blocks),
-        *(mark for kind in kinds for mark in _series(plot, statistic, report.blocks, *kind)),
-        *_series(plot, statistic, report.blocks, "", "s1", "this model"),
+        *_spreads(plot, column.path, report.blocks),
+        *(mark for kind in kinds for mark in _series(plot, column, report.blocks, *kind)),
+        *_series(plot, column, report.blocks, "", "s1", "this model"),
     ]
     return Figure(
         key=statistic.key,
         title=f"{statistic.name}, beside what it is without training",
         says=f"{statistic.says} Only what differs from both nulls was learned.",
         picture=plot.svg(drawn, f"{statistic.name} of every block: this model and its nulls."),
-        tables=[table_of_blocks(report.blocks, _columns(statistic, unit))],
-        terms=[f"blocks[].{statistic.path}", *(f"blocks[].null.{kind}" for kind, _, _ in kinds)],
-        legend=_meanings(kinds, any((b.spreads or {}).get(statistic.path) for b in report.blocks)),
+        tables=[table_of_blocks(report.blocks, _columns(column))],
+        terms=[f"blocks[].{column.path}", *(f"blocks[].null.{kind}" for kind, _, _ in kinds)],
+        legend=_meanings(kinds, any((b.spreads or {}).get(column.path) for b in report.blocks)),
     )
 
 
@@ -115,27 +98,25 @@ def _meanings(kinds: Sequence[tuple[str, str, str]], spreads: bool) -> list[Samp
     return [*found, ("span", "s1", "lowest to highest over the prompts")] if spreads else found
 
 
-def _values(statistic: _Statistic, block: Block) -> list[float | None]:
-    paths = (statistic.path, *(f"null.{kind}.{statistic.path}" for kind, _, _ in _KINDS))
-    spread = (block.spreads or {}).get(statistic.path)
-    return [*(value_at(block, path) for path in paths), *((spread.low, spread.high) if spread else ())]
+def _values(path: str, block: Block) -> list[float | None]:
+    paths = (path, *(f"null.{kind}.{path}" for kind, _, _ in _KINDS))
+    spread = (block.spreads or {}).get(path)
+    return [*(value_at(block, one) for one in paths), *((spread.low, spread.high) if spread else ())]
 
 
-def _series(
-    plot: Plot, statistic: _Statistic, blocks: Sequence[Block], kind: str, series: str, name: str
-) -> list[Mark]:
-    path = f"null.{kind}.{statistic.path}" if kind else statistic.path
+def _series(plot: Plot, column: Column, blocks: Sequence[Block], kind: str, series: str, name: str) -> list[Mark]:
+    path = f"null.{kind}.{column.path}" if kind else column.path
     values, size = [value_at(block, path) for block in blocks], 4.0 if len(blocks) <= _FEW else 2.5
-    return curve(plot, values, series, block_names(blocks), name, statistic.form, hollow=bool(kind), size=size)
+    return curve(plot, values, series, block_names(blocks), name, column.form, hollow=bool(kind), size=size)
 
 
-def _spreads(plot: Plot, statistic: _Statistic, blocks: Sequence[Block]) -> list[Mark]:
+def _spreads(plot: Plot, path: str, blocks: Sequence[Block]) -> list[Mark]:
     """The smallest and largest over the prompts, with --per-prompt."""
-    found = [(place, spread) for place, b in enumerate(blocks) if (spread := (b.spreads or {}).get(statistic.path))]
+    found = [(place, spread) for place, b in enumerate(blocks) if (spread := (b.spreads or {}).get(path))]
     return [marks.span(plot.x(p), plot.y(s.low), plot.x(p), plot.y(s.high), "s1") for p, s in found]
 
 
-def _columns(statistic: _Statistic, unit: str) -> list[Column]:
-    named = [("this model", statistic.path)]
-    named += [(f"null: {name}", f"null.{kind}.{statistic.path}") for kind, _, name in _KINDS]
-    return [Column((name, unit), path, statistic.form) for name, path in named]
+def _columns(column: Column) -> list[Column]:
+    named = [("this model", column.path)]
+    named += [(f"null: {name}", f"null.{kind}.{column.path}") for kind, _, name in _KINDS]
+    return [Column((name, column.title[-1]), path, column.form) for name, path in named]
