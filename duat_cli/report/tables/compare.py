@@ -78,7 +78,7 @@ def render_compare(report: CompareReport, page: Page) -> str:
         *spaced(comparison.blocks, BLOCK, _COLUMNS, page),
         BLANK,
         *_legend(),
-        *facts.absences(missing(comparison.blocks, _COLUMNS, [b.index for b in comparison.blocks]), "block"),
+        *facts.without_value(comparison.blocks, BLOCK, _COLUMNS),
         *_each(report, page),
         *([] if report.context is None else context_tables(report.context, page)),
         BLANK,
@@ -175,7 +175,7 @@ def _each(report: CompareReport, page: Page) -> list[RenderableType]:
         if pair.blocks is not None:
             title = f"a: {report.prompts[pair.a].label}, b: {report.prompts[pair.b].label}"
             parts += [BLANK, line(title, "bold"), *spaced(pair.blocks, BLOCK, _COLUMNS, page)]
-            parts += facts.absences(missing(pair.blocks, _COLUMNS, [b.index for b in pair.blocks]), "block")
+            parts += facts.without_value(pair.blocks, BLOCK, _COLUMNS)
     return parts
 
 
@@ -198,9 +198,8 @@ def context_tables(found: InContext, page: Page) -> list[RenderableType]:
     ]
     for read in last.reads:
         title = f"--prefix {read.demonstration} by block, {plural(read.tokens, 'token')}"
-        rows = [block.index for block in read.blocks]
         parts += [BLANK, line(title, "bold"), *spaced(read.blocks, BLOCK, _READ_COLUMNS, page)]
-        parts += facts.absences(missing(read.blocks, _READ_COLUMNS, rows), "block")
+        parts += facts.without_value(read.blocks, BLOCK, _READ_COLUMNS)
     return parts
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column, Labels, missing
 from duat_cli.report.tables.page import item, line
-from duat_cli.results.base import Certificate, Environment, ModelFacts, Skipped
+from duat_cli.results.base import Certificate, Environment, ModelFacts, Result, Skipped
 from duat_cli.results.check import CheckedModel
 from duat_cli.results.matrix import MatrixReport
 from duat_cli.results.prompts import Prompts, set_of
@@ -110,6 +111,11 @@ def absences(found: list[tuple[str, str, list[int]]], word: str) -> list[Rendera
     """Why cells show no number."""
     texts = [f"{names}: {reason} ({indices(word, at)})" for names, reason, at in _joined(found)]
     return section(f"no value ({numbers.ABSENT})", texts)
+
+
+def without_value(rows: Sequence[Result], labels: Labels, columns: Sequence[Column]) -> list[RenderableType]:
+    """Why cells of a table show no number; of rows whose labels are their numbers."""
+    return absences(missing(rows, columns, [labels.of(row) for row in rows]), labels.title[0])
 
 
 def _joined(found: Iterable[tuple[str, str, list[int]]]) -> list[tuple[str, str, list[int]]]:

@@ -49,7 +49,7 @@ class Labels:
     """The first column: what each row is."""
 
     title: tuple[str, ...]
-    of: Callable[[Any], object]
+    of: Callable[[Any], Any]
     right: bool = True
 
     def text(self, row: Result) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import RenderableType
 
 from duat_cli.report.tables import columns, facts, nulls, numbers
 from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, missing, spaced, unshown
 from duat_cli.report.tables.nulls import null_tables
 from duat_cli.report.tables.page import BLANK, Page, line
-from duat_cli.results.base import Finite, WithReasons
+from duat_cli.results.base import Finite, Result, WithReasons
 from duat_cli.results.inspect import Block, InspectReport
 from duat_cli.results.operator import Coupling, OperatorStats
 from duat_cli.results.prompts import all_prompts, set_of
@@ -95,15 +97,18 @@ def render_inspect(report: InspectReport, page: Page) -> str:
 
 
 def _block_tables(report: InspectReport, page: Page) -> list[RenderableType]:
-    groups = columns.for_blocks(report.blocks, BLOCK, report, page)
+    tables, absent = _statistics(report.blocks, BLOCK, report, page)
+    return [*tables, BLANK, *_legend(report), *absent]
+
+
+def _statistics(
+    rows: Sequence[Result], labels: Labels, report: InspectReport, page: Page
+) -> tuple[list[RenderableType], list[RenderableType]]:
+    """All that is known of W' in each row; and why cells show no number."""
+    groups = columns.for_blocks(rows, labels, report, page)
     shown = [column for group in groups for column in group]
-    return [
-        *(part for group in groups for part in spaced(report.blocks, BLOCK, group, page)),
-        *unshown(report.blocks, columns.every(report), shown),
-        BLANK,
-        *_legend(report),
-        *_absent_in_blocks(report.blocks, shown),
-    ]
+    tables = [part for group in groups for part in spaced(rows, labels, group, page)]
+    return [*tables, *unshown(rows, columns.every(report), shown)], facts.without_value(rows, labels, shown)
 
 
 def _legend(report: InspectReport) -> list[RenderableType]:
@@ -179,7 +184,7 @@ def _crossing(report: InspectReport, page: Page) -> list[RenderableType]:
         *spaced(blocks, BLOCK, _CROSS, page),
         BLANK,
         line(says, "dim"),
-        *_absent_in_blocks(blocks, _CROSS),
+        *facts.without_value(blocks, BLOCK, _CROSS),
     ]
 
 
@@ -198,7 +203,7 @@ def _term_tables(report: InspectReport, page: Page) -> list[RenderableType]:
             "bold",
         ),
         *spaced(report.blocks, BLOCK, parts, page),
-        *_absent_in_blocks(report.blocks, parts),
+        *facts.without_value(report.blocks, BLOCK, parts),
     ]
 
 
@@ -216,7 +221,7 @@ def _routing(report: InspectReport, page: Page) -> list[RenderableType]:
             "the scores; what W_QK leaves is positions and biases. Heads and distances are in the JSON.",
             "dim",
         ),
-        *_absent_in_blocks(report.blocks, _ROUTING),
+        *facts.without_value(report.blocks, BLOCK, _ROUTING),
     ]
 
 
@@ -244,19 +249,7 @@ def _end_to_end(report: InspectReport, page: Page) -> list[RenderableType]:
 
 def _prompts_of(block: Block, report: InspectReport, page: Page) -> list[RenderableType]:
     """With --per-prompt: the table again for a block, a row a prompt."""
-    rows = block.prompts
-    if not rows:
+    if not block.prompts:
         return []
-    groups = columns.for_blocks(rows, PROMPT, report, page)
-    shown = [column for group in groups for column in group]
-    return [
-        BLANK,
-        line(f"Block {block.index} by prompt", "bold"),
-        *(part for group in groups for part in spaced(rows, PROMPT, group, page)),
-        *unshown(rows, columns.every(report), shown),
-        *facts.absences(missing(rows, shown, [row.prompt for row in rows]), "prompt"),
-    ]
-
-
-def _absent_in_blocks(blocks: list[Block], shown: list[Column]) -> list[RenderableType]:
-    return facts.absences(missing(blocks, shown, [block.index for block in blocks]), "block")
+    tables, absent = _statistics(block.prompts, PROMPT, report, page)
+    return [BLANK, line(f"Block {block.index} by prompt", "bold"), *tables, *absent]

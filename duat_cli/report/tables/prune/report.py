@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.grid import BLOCK, KIND, Column, filled, fits, missing, spaced, unshown
+from duat_cli.report.tables.grid import BLOCK, KIND, Column, filled, fits, spaced, unshown
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.report.tables.prune import repair, sets
 from duat_cli.report.tables.prune.eq16 import TABLES as EQ16_TABLES
@@ -63,8 +63,7 @@ def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
     for column in filled(rows, optional):
         if fits(rows, BLOCK, [*shown, column], page):
             shown.append(column)
-    absent = facts.absences(missing(rows, shown, [row.index for row in rows]), "block")
-    said = [*_far_off(report), *_certified(report, shown), *absent]
+    said = [*_far_off(report), *_certified(report, shown), *facts.without_value(rows, BLOCK, shown)]
     return [
         BLANK,
         line(f"Damage of removing one whole part, {report.protocol.unit}: {_how(shown)}", "bold"),
@@ -146,7 +145,7 @@ def _heads_and_neurons(report: PruneReport, page: Page) -> list[RenderableType]:
         *spaced(rows, BLOCK, shown, page),
         BLANK,
         *precision,
-        *facts.absences(missing(rows, shown, [row.index for row in rows]), "block"),
+        *facts.without_value(rows, BLOCK, shown),
     ]
 
 
