@@ -6,7 +6,7 @@ first causes first; what is left stands in the log behind them, in a group that 
 
 from __future__ import annotations
 
-from duat_cli.report.check.words import heading, own, told, verdict
+from duat_cli.report.check.words import heading, own, told, verdict, where
 from duat_cli.results.check import Cause, CheckReport, UndecidedReport
 from duat_cli.text import clean
 
@@ -36,8 +36,7 @@ def undecided_github(report: UndecidedReport) -> str:
 def _annotation(cause: Cause, report: CheckReport) -> str:
     kind = "error" if cause.status == "failed" else "warning"
     found = own(report, cause)
-    where = f"block {cause.block}" if cause.block is not None else cause.where
-    title = ", ".join(filter(None, (*cause.rules, where)))
+    title = ", ".join(filter(None, (*cause.rules, where(cause))))
     at = f"file={_property(found[0].location.file)},line={found[0].location.line},title={_property(title)}"
     return f"::{kind} {at}::{_data(told(cause, found))}"
 

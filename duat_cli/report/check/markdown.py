@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from duat_cli.report.check.words import advice, effects, limit, own, summary, verdict, without_findings
+from duat_cli.report.check.words import advice, effects, limit, own, summary, verdict, where, without_findings
 from duat_cli.results.check import Cause, CheckReport, UndecidedReport
 from duat_cli.text import clean
 
@@ -41,11 +41,10 @@ def undecided_markdown(report: UndecidedReport) -> str:
 
 def _row(cause: Cause, report: CheckReport) -> str:
     found = own(report, cause)
-    where = f"block {cause.block}" if cause.block is not None else cause.where or ""
     cells = (
         cause.status,
         ", ".join(cause.rules),
-        escaped(where),
+        escaped(where(cause) or ""),
         escaped(summary(cause.model_copy(update={"folded": None}), found)),
         escaped((cause.folded or "").removeprefix("behind it: ")),
         escaped(" ".join(advice(found))),

@@ -7,9 +7,11 @@ from rich.padding import Padding
 
 from duat_cli.report.check.words import (
     advice,
+    against,
     effects,
     heading,
     limit,
+    looked_at,
     number,
     own,
     verdict,
@@ -19,7 +21,6 @@ from duat_cli.report.tables import facts
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.check import CheckReport, Outcome, UndecidedReport
-from duat_cli.results.prompts import all_prompts
 from duat_cli.text import clean, indices, plural
 
 _STYLES = {"failed": "bold red", "warned": "yellow", "passed": "green", "skipped": "dim"}
@@ -33,7 +34,8 @@ def render_check(report: CheckReport, page: Page, every: bool = False) -> str:
     """
     style = "bold green" if report.verdict == "passed" else "bold red"
     parts: list[RenderableType] = [
-        *_model(report),
+        line(facts.named(report.model), "bold"),
+        *map(line, looked_at(report)),
         *_causes(report, every),
         *_brief(report, "passed"),
         *_brief(report, "skipped"),
@@ -49,17 +51,6 @@ def render_check(report: CheckReport, page: Page, every: bool = False) -> str:
 def undecided_table(report: UndecidedReport) -> str:
     """For a file; on a terminal standard error says it."""
     return f"COULD NOT TELL: {clean(report.error.message)}\n"
-
-
-def _model(report: CheckReport) -> list[RenderableType]:
-    model = report.model
-    ran = facts.ran(all_prompts(report), report.environment) if report.environment else "weights only"
-    return [
-        line(facts.named(model), "bold"),
-        line(facts.files(model) + facts.quantised(model.quantised)),
-        line(ran),
-        line(f"policy: {', then '.join(report.policy)}"),
-    ]
 
 
 def _causes(report: CheckReport, every: bool) -> list[RenderableType]:
@@ -171,14 +162,12 @@ def _family(rule: str) -> str:
 
 
 def _baseline(report: CheckReport, every: bool) -> list[RenderableType]:
-    facts_ = report.baseline
-    if facts_ is None:
+    found = report.baseline
+    if found is None:
         return []
-    of = "" if facts_.compared is None else f"{facts_.compared} of "
-    head = f"baseline {facts_.file}: {facts_.status}, {of}{plural(facts_.entries, 'metric')}"
-    changes = [f"{c.key}: {c.old or 'absent'} -> {c.new or 'gone'}" for c in facts_.changes]
+    changes = [f"{c.key}: {c.old or 'absent'} -> {c.new or 'gone'}" for c in found.changes]
     shown = changes if every else changes[:_CHANGES]
     if len(shown) < len(changes):
         shown.append(f"and {len(changes) - _CHANGES} more; --all lists them")
-    why = "; a check failed" if facts_.status == "not written" else ""
-    return [BLANK, line(head + why), *(item(text) for text in shown)]
+    why = "; a check failed" if found.status == "not written" else ""
+    return [BLANK, line(against(found) + why), *(item(text) for text in shown)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from duat_cli.results.check import Cause, CheckReport, Outcome
+from duat_cli.report.tables import facts
+from duat_cli.results.check import BaselineFacts, Cause, CheckReport, Outcome
+from duat_cli.results.prompts import all_prompts
 from duat_cli.text import plural
 
 
@@ -19,6 +21,18 @@ def verdict(report: CheckReport) -> str:
     causes = plural(sum(bool(cause.effects) for cause in report.causes), "cause")
     folded = f"; {behind} of these behind {causes}" if behind else ""
     return f"{report.verdict.upper()}: {', '.join(parts)}{folded}"
+
+
+def looked_at(report: CheckReport) -> list[str]:
+    """The files, what ran on them, and by which policy."""
+    ran = facts.ran(all_prompts(report), report.environment) if report.environment else "weights only"
+    files = facts.files(report.model) + facts.quantised(report.model.quantised)
+    return [files, ran, f"policy: {', then '.join(report.policy)}"]
+
+
+def against(baseline: BaselineFacts) -> str:
+    """baseline duat-baseline.json: compared, 229 metrics."""
+    return f"baseline {baseline.file}: {baseline.status}, {plural(baseline.entries, 'metric')}"
 
 
 def measured(outcome: Outcome) -> str:
@@ -54,6 +68,11 @@ def own(report: CheckReport, cause: Cause) -> list[Outcome]:
 def effects(report: CheckReport, cause: Cause) -> list[Outcome]:
     """What follows from the cause, the farthest first."""
     return [report.outcomes[at] for at in cause.effects]
+
+
+def where(cause: Cause) -> str | None:
+    """The block that it begins in, or else its place."""
+    return cause.where if cause.block is None else f"block {cause.block}"
 
 
 def heading(cause: Cause) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.report.check.words import verdict
+from duat_cli.report.check.words import against, looked_at, verdict
 from duat_cli.report.html.check.bounds import bounds
 from duat_cli.report.html.check.drift import drift
 from duat_cli.report.html.check.findings import causes, every
@@ -13,8 +13,6 @@ from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import facts, numbers
 from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.check import CheckReport, UndecidedReport
-from duat_cli.results.prompts import all_prompts
-from duat_cli.text import plural
 
 
 def check_sheet(report: CheckReport | UndecidedReport, beside: Sequence[CheckReport | UndecidedReport]) -> Sheet:
@@ -47,14 +45,7 @@ def _undecided(report: UndecidedReport) -> Sheet:
 
 
 def _facts(report: CheckReport) -> list[str]:
-    ran = facts.ran(all_prompts(report), report.environment) if report.environment else "weights only"
-    files = facts.files(report.model) + facts.quantised(report.model.quantised)
-    found = [files, ran, f"policy: {', then '.join(report.policy)}"]
-    if report.baseline is not None:
-        of = "" if report.baseline.compared is None else f"{report.baseline.compared} of "
-        entries = of + plural(report.baseline.entries, "metric")
-        found.append(f"baseline {report.baseline.file}: {report.baseline.status}, {entries}")
-    return found
+    return [*looked_at(report), *([against(report.baseline)] if report.baseline is not None else [])]
 
 
 def _tiles(report: CheckReport) -> list[Tile]:
