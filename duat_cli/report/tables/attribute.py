@@ -377,14 +377,16 @@ def _overview(report: AttributeReport, page: Page) -> list[RenderableType]:
     return [line(title, "bold"), _rows(("at", "target", "logit", "rank", "token", "block"), rows, page)]
 
 
+def missed(certificate: AttributionCertificate) -> str:
+    """The certificate in words."""
+    by = f"{numbers.error(certificate.residual)} of the largest partial sum, tolerance {certificate.tolerance:.0e}"
+    return f"the parts miss the untouched model's own logit by {by}"
+
+
 def _verdict(certificate: AttributionCertificate) -> Text:
-    error = numbers.error(certificate.residual)
-    text = f"the parts miss the untouched model's own logit by {error} of the largest partial sum"
     if certificate.exact:
-        return line(f"exact: {text}, tolerance {certificate.tolerance:.0e}", "green")
-    return line(
-        f"NOT EXACT: {text}, tolerance {certificate.tolerance:.0e}; do not rely on the numbers above", "bold red"
-    )
+        return line(f"exact: {missed(certificate)}", "green")
+    return line(f"NOT EXACT: {missed(certificate)}; do not rely on the numbers above", "bold red")
 
 
 def _cut(text: str) -> str:

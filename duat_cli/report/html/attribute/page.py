@@ -15,7 +15,7 @@ from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
 from duat_cli.report.html.drawing.table import Head, table_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.attribute import NOT_CAUSAL, SIGNED, place_of
+from duat_cli.report.tables.attribute import NOT_CAUSAL, SIGNED, missed, place_of
 from duat_cli.report.tables.grid import Column
 from duat_cli.results.attribute import AttributeReport, Attribution, AttributionCertificate
 
@@ -54,13 +54,9 @@ def _tiles(report: AttributeReport) -> list[Tile]:
 
 
 def _verdict(certificate: AttributionCertificate) -> Verdict:
-    text = (
-        f"the parts miss the untouched model's own logit by {numbers.error(certificate.residual)} of the largest "
-        f"partial sum, tolerance {certificate.tolerance:.0e}"
-    )
     if certificate.exact:
-        return Verdict("good", "exact", text)
-    return Verdict("bad", "NOT EXACT", f"{text}; do not rely on the numbers below")
+        return Verdict("good", "exact", missed(certificate))
+    return Verdict("bad", "NOT EXACT", f"{missed(certificate)}; do not rely on the numbers below")
 
 
 def _inner(report: AttributeReport, number: int) -> Figure | None:
