@@ -31,8 +31,9 @@ def looked_at(report: CheckReport) -> list[str]:
 
 
 def against(baseline: BaselineFacts) -> str:
-    """baseline duat-baseline.json: compared, 229 metrics."""
-    return f"baseline {baseline.file}: {baseline.status}, {plural(baseline.entries, 'metric')}"
+    """baseline duat-baseline.json: compared, 56 of 229 metrics."""
+    of = "" if baseline.compared is None else f"{baseline.compared} of "
+    return f"baseline {baseline.file}: {baseline.status}, {of}{plural(baseline.entries, 'metric')}"
 
 
 def measured(outcome: Outcome) -> str:
