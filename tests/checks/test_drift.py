@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,11 @@ import torch
 from running_checks import Duat
 from safetensors.torch import load_file, save_file
 
-from duat_cli.loading.checkpoint.source import demo_path
+from duat_cli.checks.drift import Deviation
+from duat_cli.checks.rule import Evidence, Settings
+from duat_cli.checks.rules.drift import RULES
+from duat_cli.checks.tolerances import Tolerance
+from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path
 
 State = dict[str, torch.Tensor]
 PROMPT = ("--prompt", "def main(argv):\n    return len(argv)", "-q")
@@ -169,3 +174,44 @@ def test_an_inserted_layer(baseline: Path, tmp_path: Path, duat: Duat) -> None:
     (removed / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 5}))
     done = duat("check", removed, *PROMPT, "--baseline", baseline, "--json")
     assert any((o["rule"], o["block"]) == ("drift.vanished", 5) for o in done.findings())
+
+
+def test_groups_that_a_baseline_lacks_are_skipped(tmp_path: Path, duat: Duat) -> None:
+    file = tmp_path / "b.json"
+    assert duat("check", demo_path(), "-q", "--weights-only", "--baseline", file, "--update-baseline").code == 0
+    done = duat("check", demo_path(), *PROMPT, "--baseline", file, "--json")
+    assert {"drift.coupling", "drift.behaviour", "drift.density"} <= done.rules("skipped")
+    assert {"drift.weights", "drift.integrity"} <= done.rules("passed")
+    said = {o["message"] for o in done.json["outcomes"] if o["rule"] == "drift.coupling"}
+    assert said == {"the baseline has none of these metrics"}
+
+
+def test_the_width_of_an_interval_is_part_of_the_bounds() -> None:
+    key = "blocks.2.density.numerical"
+    limit = Tolerance(0.0, 1e-3, None, "tolerance of float32")
+    drift = Deviation(key, "within", 0.15, 0.13, -0.02, limit, slack=0.03)
+    [rule] = [rule for rule in RULES if rule.id == "drift.density"]
+    evidence = Evidence(None, None, drift=(drift,), baseline_file="b.json")  # type: ignore[arg-type]
+    [found] = rule.measure(evidence, Settings(rule, "error", None, None))
+    assert (found.low, found.high) == (pytest.approx(0.119), pytest.approx(0.181))
+    assert found.source == "tolerance of float32 and the width of its interval"
+
+
+def test_how_much_of_a_baseline_was_compared(baseline: Path, duat: Duat) -> None:
+    held = len(json.loads(baseline.read_text())["metrics"])
+    done = duat("check", demo_path(), "-q", "--weights-only", "--baseline", baseline, "--json")
+    assert done.json["baseline"]["entries"] == held
+    assert 56 <= done.json["baseline"]["compared"] < held
+    whole = duat("check", demo_path(), *PROMPT, "--baseline", baseline, "--json")
+    assert whole.json["baseline"]["compared"] == held
+
+
+def test_what_a_baseline_says_nothing_of(tmp_path: Path, duat: Duat) -> None:
+    """An adapter, and a policy for adapters that has none to look at."""
+    done = duat("check", demo_path(), "-q", "--policy", "adapter")
+    done.refused("--policy adapter", "give --adapter DIR, or --baseline FILE")
+    file = tmp_path / "b.json"
+    args = ("check", demo_path(), "-q", "--weights-only", "--adapter", demo_adapter_path(), "--baseline", file)
+    done = duat(*args, "--update-baseline", "--json")
+    assert done.code == 0
+    assert "what the adapter changes is compared with nothing" in " ".join(done.json["warnings"])

@@ -89,7 +89,9 @@ def _constant_heads(evidence: Evidence, settings: Settings) -> Iterable[Measurem
             if not heads.numbered:
                 more = f", and {plural(len(found) - 1, 'other run')} of that width" if len(found) > 1 else ""
                 which = f"as wide as the queries, keys or values of a head{more}"
-            text = f"zero in {shown(name)}: {side} {_spans(found, width, step)}, {which}"
+            text = (
+                f"zero in {shown(name)}: {side} {_spans(found if heads.numbered else found[:1], width, step)}, {which}"
+            )
             yield Measurement(len(found), text, block_number(name), name)
 
 

@@ -31,6 +31,7 @@ _SUFFIXES: dict[str, CheckForm] = {
     ".md": "markdown",
     ".sarif": "sarif",
     ".html": "html",
+    ".htm": "html",
 }
 
 
@@ -149,7 +150,7 @@ def _holds_something(path: Path) -> bool:
 def _form(form: CheckForm | None, json: bool, output: str | None) -> CheckForm:
     if json and form not in (None, "json"):
         raise InputError(f"--json and --format {form} contradict each other; give one of them")
-    suffix = "" if output is None else output[output.rfind(".") :] if "." in output else ""
+    suffix = "" if output is None else output[output.rfind(".") :].lower() if "." in output else ""
     return form or ("json" if json else _SUFFIXES.get(suffix, "table"))
 
 

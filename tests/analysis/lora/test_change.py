@@ -19,7 +19,7 @@ from duat_cli.analysis.lora.change import adapter_tensors, change_of
 from duat_cli.errors import DuatError
 from duat_cli.loading.adapter.folder import open_adapter
 from duat_cli.loading.adapter.keys import read_keys
-from duat_cli.loading.adapter.parameter import ParameterPlan
+from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
 from duat_cli.loading.adapter.plan import plans
 
 ATTENTION = ["q_proj", "o_proj"]
@@ -335,3 +335,15 @@ def test_half_a_pair_is_refused(name: str, tmp_path: Path) -> None:
     for key in [k for k in tensors if "layers.0" in k]:
         save_file({k: v for k, v in tensors.items() if k != key}, file)
         assert refused(base, adapter), key
+
+
+def test_a_token_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+    base = adapters.base_of("llama", tmp_path / "base")
+    adapter = adapters.make(base, tmp_path / "adapter", lora(trainable_token_indices=[3, 11, 4]))
+    config = adapter / "adapter_config.json"
+    stated = json.loads(config.read_text())
+    config.write_text(json.dumps(stated | {"trainable_token_indices": [3, 11, 3]}))
+    files = open_adapter(adapter, "adapter")
+    faults = [plan for plan in plans(files, read_keys(files), weights_of(base)) if isinstance(plan, AdapterFault)]
+    assert [fault.rule for fault in faults] == ["config"]
+    assert "token 3 is named twice" in faults[0].text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -204,3 +205,56 @@ def test_a_model_of_another_width_is_no_fine_tune(tmp_path: Path) -> None:
     narrow = transformers.LlamaForCausalLM(config)
     with pytest.raises(CheckpointError, match="not its base model"):
         compared(saved(llama(), tmp_path / "base"), saved(narrow, tmp_path / "tuned"))
+
+
+@pytest.mark.parametrize("rows", [TOKENS - 4, TOKENS + 4])
+def test_a_resized_vocabulary_is_said_and_counts_for_nothing_else(rows: int, tmp_path: Path) -> None:
+    model = llama()
+    tuned = copy.deepcopy(model)
+    tuned.resize_token_embeddings(rows)
+    with torch.no_grad():
+        weight = tuned.model.layers[1].mlp.up_proj.weight
+        weight.mul_(1.5)
+    report = compared(saved(model, tmp_path / "base"), saved(tuned, tmp_path / "tuned"))
+    resized = {one.whole_name: one.added_rows for one in report.modules if one.added_rows}
+    assert resized == {"model.embed_tokens.weight": rows - TOKENS, "lm_head.weight": rows - TOKENS}
+    assert report.summary.relative_frobenius == pytest.approx(0.5)
+    assert any(note.startswith("resized: ") for note in report.warnings)
+    assert f"config.json differs: vocab_size {TOKENS} → {rows}" in report.warnings
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.25])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_head_of_its_own_is_compared_with_the_embedding_that_it_was(
+    shift: float, turned: bool, tmp_path: Path
+) -> None:
+    """turned: it is the base that has one."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, vocab_size=TOKENS,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    tied = transformers.LlamaForCausalLM(config).eval()
+    untied = copy.deepcopy(tied)
+    untied.config.tie_word_embeddings = False
+    untied.lm_head.weight = nn.Parameter(tied.lm_head.weight.detach().clone())
+    with torch.no_grad():
+        untied.lm_head.weight[:8] += shift
+    pair = [saved(tied, tmp_path / "tied"), saved(untied, tmp_path / "untied")]
+    report = compared(*(reversed(pair) if turned else pair), prompts=[[5, 9, 2, 33]])
+    assert (report.added, report.removed) == ([], [])
+    norms = {one.whole_name: one.frobenius_norm for one in report.modules}
+    assert norms == ({} if not shift else {"lm_head.weight": pytest.approx(shift * (8 * 32) ** 0.5, rel=1e-6)})
+    states = "false → true" if turned else "true → false"
+    assert f"config.json differs: tie_word_embeddings {states}" in report.warnings
+    assert ((report.summary.kl or 0.0) > 1e-6) is bool(shift)
+
+
+def test_a_config_that_differs_is_named_where_no_weight_does(tmp_path: Path) -> None:
+    model = llama()
+    base, tuned = saved(model, tmp_path / "base"), saved(model, tmp_path / "tuned")
+    config = json.loads((tuned / "config.json").read_text())
+    (tuned / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.01, "attention_dropout": 0.5}))
+    report = compared(base, tuned)
+    assert report.summary.changed == 0
+    assert report.warnings == ["config.json differs: rms_norm_eps 1e-06 → 0.01"]

@@ -278,6 +278,64 @@ def test_renewing_names_what_changed(demo: Path, baseline: Path, tmp_path: Path,
     assert done.json["baseline"]["changes"] == [{"key": "generation.temperature", "old": None, "new": "0.3"}]
 
 
+# --- an embedder's files --------------------------------------------------------------------------------------
+
+
+POOLING = "1_Pooling/config.json"
+
+
+def embedder(folder: Path) -> None:
+    """The files that sentence-transformers puts beside a model."""
+    (folder / "1_Pooling").mkdir()
+    modes = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+    names = ("Transformer", "Pooling", "Normalize")
+    (folder / "modules.json").write_text(json.dumps([{"type": f"sentence_transformers.models.{n}"} for n in names]))
+    (folder / POOLING).write_text(json.dumps(modes))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 256}))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"__version__": {"pytorch": "2.0"}}))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda f: bad.jedit(f / POOLING, pooling_mode_mean_tokens=False, pooling_mode_cls_token=True),
+            f"{POOLING}: pooling_mode_cls_token false → true; pooling_mode_mean_tokens true → false",
+        ),
+        (lambda f: shutil.rmtree(f / "1_Pooling"), f"{POOLING}: pooling_mode_cls_token false → none"),
+        (lambda f: (f / "modules.json").write_text('[{"type": "x.Transformer"}, {"type": "Pooling"}]'), "modules.json"),
+        (
+            lambda f: bad.jedit(f / "sentence_bert_config.json", max_seq_length=8),
+            "sentence_bert_config.json: max_seq_length 256 → 8",
+        ),
+        (
+            lambda f: bad.jedit(f / "config_sentence_transformers.json", default_prompt_name="query"),
+            "config_sentence_transformers.json: default_prompt_name none → query",
+        ),
+    ],
+    ids=["pooling", "without pooling", "without normalising", "length", "prompt"],
+)
+def test_files_that_make_another_vector_of_the_same_outputs(
+    change: Callable[[Path], object], said: str, demo: Path, tmp_path: Path, duat: Duat
+) -> None:
+    embedder(demo)
+    args = ("check", demo, "--weights-only", "-q", "--baseline", tmp_path / "b.json")
+    assert duat(*args, "--update-baseline").code == 0
+    bad.jedit(demo / "config_sentence_transformers.json", __version__={"pytorch": "3.0"})
+    assert duat(*args).code == 0
+    change(demo)
+    done = duat(*args, "--json")
+    assert done.rules() == {"drift.config"}
+    assert said in done.findings()[0]["message"]
+
+
+def test_a_baseline_that_knows_nothing_of_an_embedder(demo: Path, baseline: Path, duat: Duat) -> None:
+    embedder(demo)
+    assert duat("check", demo, "--weights-only", "-q", "--baseline", baseline).code == 0
+    (demo / "modules.json").write_text("{}")
+    duat("check", demo, "--weights-only", "-q").refused("modules.json", "expected a JSON list")
+
+
 # --- a model that cannot run -----------------------------------------------------------------------------------
 
 

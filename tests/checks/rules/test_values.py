@@ -100,7 +100,7 @@ LATENT = {"qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 14, "head_
 WIDE = "as wide as the queries, keys or values of a head"
 HEADS: list[tuple[str, tuple[int, int], str, tuple[int, int], str | None]] = [
     ("latent_attn.o_proj", (32, 56), "columns", (14, 28), "columns 14-27, head 1 of 4"),
-    ("latent_attn.kv_b_proj", (80, 12), "rows", (0, 60), "rows 0-19, head 0, 1, 2 of 4"),
+    ("latent_attn.kv_b_proj", (80, 12), "rows", (0, 60), "rows 0-59, head 0, 1, 2 of 4"),
     ("latent_attn.q_b_proj", (40, 12), "rows", (30, 40), "rows 30-39, head 3 of 4"),
     ("latent_attn.kv_a_proj_with_mqa", (16, 32), "rows", (0, 8), None),
     ("attn.c_attn", (32, 96), "columns", (8, 16), f"columns 8-15, {WIDE}"),

@@ -15,6 +15,7 @@ from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.norms import _mean_free, freeze, recognise, with_zeros
 
 WIDTHS = [2, 3, 4, 5, 7, 8, 33, 64]
@@ -220,3 +221,8 @@ def test_the_probe_has_no_mean_and_no_zero(width: int) -> None:
     u = _mean_free(torch.ones(2, width, dtype=torch.float64))[0]
     assert abs(float(u.sum())) <= 1e-12
     assert float(u.abs().min()) > 0
+
+
+def test_a_norm_over_one_element_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="one element"):
+        _mean_free(normal(1, 5, 1))
