@@ -105,9 +105,8 @@ def _title(one: Attribution, prompts: int) -> str:
 
 def _sums(one: Attribution) -> list[str]:
     p, d = one.parts, one.direct
-    total = f"tokens {SIGNED(sum(t.value for t in p.tokens))}, biases {SIGNED(p.static.value)}, UAT terms " + SIGNED(
-        sum(u.value for u in p.units)
-    )
+    here = SIGNED(sum(u.value for u in p.units))
+    total = f"tokens {SIGNED(sum(t.value for t in p.tokens))}, biases {SIGNED(p.static.value)}, UAT terms {here}"
     heads, units = sum(h.value for h in d.heads), sum(u.value for u in d.units)
     direct = f"tokens {SIGNED(d.tokens)}, biases {SIGNED(d.static)}, heads {SIGNED(heads)}, UAT terms {SIGNED(units)}"
     if p.encoder is not None:
@@ -133,8 +132,7 @@ def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
     largest = max((abs(both[t]) for t in shown), default=0.0)
     width = max(4, min(_BAR, (page.width - 48) // 2))
     for t in shown:
-        label = _cut(tokens[t].text)
-        cells = (f"{t} '{label}'", SIGNED(tokens[t].value), SIGNED(here[t]))
+        cells = (f"{t} '{_cut(tokens[t].text)}'", SIGNED(tokens[t].value), SIGNED(here[t]))
         table.add_row(*map(Text, cells), *([_bar(both[t], largest, width, page)] if bars else []))
     left = len(tokens) - len(shown)
     more = [line(f"{left} tokens with smaller parts: --json has them.", "dim")] if left else []
@@ -322,16 +320,16 @@ def _continuation(found: Continuation, page: Page) -> list[RenderableType]:
         here = source.position in marked
         text.append(f"[{source.text}]" if here else source.text, style="bold red" if here else "")
     tokens = "".join(token.text for token in found.tokens)
-    words = f"prompt {found.prompt}, continued by '{tokens}': logits {numbers.plain(found.logits)}"
+    words = f"logits {numbers.plain(found.logits)}"
     if found.log_probability is not None:
         words = (
-            f"prompt {found.prompt}, continued by '{tokens}': log-probability {numbers.plain(found.log_probability)} "
-            f"nats; parts are of its linearisation, {SIGNED(found.logits)}, which misses "
-            f"{SIGNED(found.first_order_error)} nats of what is gained over equal logits"
+            f"log-probability {numbers.plain(found.log_probability)} nats; parts are of its linearisation, "
+            f"{SIGNED(found.logits)}, which misses {SIGNED(found.first_order_error)} nats of what is gained over equal "
+            "logits"
         )
     rows = [(f"{t} '{_cut(sources[t].text)}'", SIGNED(sources[t].value)) for t in leading]
     return [
-        line(words, "bold"),
+        line(f"prompt {found.prompt}, continued by '{tokens}': {words}", "bold"),
         line("[ ] marks the tokens with the largest parts, their own and the UAT terms at them:", "dim"),
         text,
         _rows(("token", "all tokens together"), rows, page),
