@@ -192,10 +192,7 @@ def run() -> Run:
 
 def operator(index: int, spectrum: bool = False, gated: bool = False) -> OperatorStats:
     if gated:
-        names = ("frobenius_norm", "spectral_norm", "stable_rank", "effective_heads", "block_correlation",
-                 "kronecker_products", "certificate_error")  # fmt: skip
-        empty, reasons = dict.fromkeys(names), dict.fromkeys(names, GATED)
-        return OperatorStats(rows=45792.0, columns=45792.0, dense_bytes=8387629056.0, reasons=reasons, **empty)
+        return OperatorStats.absent(GATED, rows=45792.0, columns=45792.0, dense_bytes=8387629056.0)
     return OperatorStats(
         rows=45792.0,
         columns=45792.0,
@@ -280,7 +277,7 @@ def null_stats(index: int, uniform: bool) -> NullStats:
 
 def nulls(index: int, full: bool, gated: bool) -> Nulls:
     if gated:
-        return Nulls(uniform=None, reinitialised=None, reasons={"uniform": GATED, "reinitialised": GATED})
+        return Nulls.absent(GATED)
     if not full:
         return Nulls(
             uniform=null_stats(index, True), reinitialised=None, reasons={"reinitialised": "computed with --null all"}
@@ -291,9 +288,7 @@ def nulls(index: int, full: bool, gated: bool) -> Nulls:
 def routing(index: int) -> Routing:
     """Of block 2 there is none."""
     if index == 2:
-        names = [name for name in Routing.model_fields if name != "reasons"]
-        why = "its softmax is intercepted, behind the scores: queries and keys are not seen"
-        return Routing(**dict.fromkeys(names), reasons=dict.fromkeys(names, why))
+        return Routing.absent("its softmax is intercepted, behind the scores: queries and keys are not seen")
     shared = {"stable_rank": 6.1 + index, "symmetric_share": 0.74}
     explained = {"r2_plain": 0.31, "r2_centred": 0.142, "r2_bilinear": 0.87}
     head = HeadRouting(
@@ -1115,13 +1110,9 @@ def plan(kind: Kind, of: int, removed: int, *, passed: bool = True, repaired: bo
     curve = [CurvePoint(removed=max(1, of * k // 40), share=max(1, of * k // 40) / of, predicted=0.0049 * k**2,
                         measured=0.005 * k**2) for k in range(7)]  # fmt: skip
     if not removed:
-        return Plan(
-            granularity=kind, budget=0.1, removed=0, of=of, share=0.0, predicted=None, measured=None, curve=curve,
-            uniform=False, remove=None, rounds=[], parameters=0, parameters_share=0.0, parameters_of="blocks",
-            guarantee=None, mean_guarantee=None, saves=None, held_out=[], repair=None, set=[],
-            reasons=dict.fromkeys(
-                ("predicted", "measured", "saves", "guarantee", "mean_guarantee", "repair"), NOTHING_FITS
-            ),
+        return Plan.absent(
+            NOTHING_FITS, granularity=kind, budget=0.1, removed=0, of=of, share=0.0, curve=curve, uniform=False,
+            remove=None, rounds=[], parameters=0, parameters_share=0.0, parameters_of="blocks", held_out=[], set=[],
         )  # fmt: skip
     given = removed // 2 if passed else 0
     tested = [max(1, round(removed * k / 4)) for k in range(1, 5)]
