@@ -20,15 +20,15 @@ def drift(report: CheckReport) -> Figure | None:
             moved[place_of(one.where.removeprefix("weights."))] = one.measured
     if not places:
         return None
-    found = layer_map(moved, "relative change")
+    picture, left_out = layer_map(moved, "relative change")
     return Figure(
         key="drift",
         wide=True,
         title="How far tensors moved from the baseline, by block",
         says="Change relative to the tensor's norm, estimated from the baseline's sketches. Only tensors beyond their "
         "tolerance are listed; an empty cell is within it.",
-        picture=found.picture,
+        picture=picture,
         tables=[outcomes(report, places)],
         terms=["outcomes[].measured", "outcomes[].source"],
-        notes=[f"{found.left_out} kinds that moved less are in the table."] if found.left_out else [],
+        notes=[f"{left_out} kinds that moved less are in the table."] if left_out else [],
     )

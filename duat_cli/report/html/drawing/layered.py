@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from markupsafe import Markup
 
@@ -15,14 +14,6 @@ from duat_cli.report.tables import numbers
 
 _ROWS = 40  # kinds of parameters; those with the largest numbers
 _LONGEST = 34  # characters of a kind
-
-
-@dataclass(frozen=True)
-class LayerMap:
-    """left_out: kinds for which there was no room."""
-
-    picture: Markup
-    left_out: int
 
 
 def place_of(name: str) -> tuple[str, int | None]:
@@ -37,8 +28,9 @@ def layer_map(
     *,
     signed: bool = False,
     form: Callable[[float | None], str] = numbers.plain,
-) -> LayerMap:
-    """A cell for each (kind, layer), which stands in no layer where that is None. what: the number's name."""
+) -> tuple[Markup, int]:
+    """A cell for each (kind, layer), which stands in no layer where that is None; and for how many kinds there was no
+    room. what: the number's name."""
     most: dict[str, float] = {}
     for (name, _), value in values.items():
         most[name] = max(most.get(name, 0.0), abs(value))
@@ -58,4 +50,4 @@ def layer_map(
     drawn = cells(plot, rows, lambda r, c: f"{names[r]}, block {labels[c]}, {what}", form)
     picture = plot.svg(drawn, f"Map of {what}: blocks across, kinds of parameters upwards.")
     largest = max(most.values(), default=0.0)
-    return LayerMap(picture + scale_of_cells(largest, signed=signed), len(most) - len(names))
+    return picture + scale_of_cells(largest, signed=signed), len(most) - len(names)

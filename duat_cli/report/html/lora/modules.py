@@ -54,16 +54,16 @@ def norms(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | N
     values = {place_of(m.whole_name): m.relative_frobenius for m in modules if m.relative_frobenius is not None}
     if not values:
         return None
-    found = layer_map({key: 100 * value for key, value in values.items()}, "change of the weight in %")
+    picture, left_out = layer_map({key: 100 * value for key, value in values.items()}, "change of the weight in %")
     return Figure(
         key=f"norms{place}",
         wide=True,
         title=f"How much each weight changes, by block{whose}",
         says="|dW|_F / |W|_F in per cent. An empty cell is not in the change.",
-        picture=found.picture,
+        picture=picture,
         tables=[_table(modules, _NORMS, place)],
         terms=[f"{place}[].relative_frobenius", f"{place}[].frobenius_norm", f"{place}[].sup_local"],
-        notes=[f"{found.left_out} kinds that change less are in the table."] if found.left_out else [],
+        notes=[f"{left_out} kinds that change less are in the table."] if left_out else [],
     )
 
 
@@ -144,7 +144,7 @@ def intruders(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure
     }
     if not values:
         return None
-    found = layer_map(values, "intruders on the output side", form=numbers.whole)
+    picture, _ = layer_map(values, "intruders on the output side", form=numbers.whole)
     epsilon = next(m.intruders.epsilon for m in modules if m.intruders is not None)
     return Figure(
         key=f"intruders{place}",
@@ -152,7 +152,7 @@ def intruders(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure
         title=f"Intruder dimensions, by block{whose}",
         says="How many leading singular vectors of the tuned weight, on the output side, resemble none of the base "
         f"weight (|cosine| below {epsilon:g}). An empty cell is not in the change, or was not settled.",
-        picture=found.picture,
+        picture=picture,
         tables=[_table(modules, _INTRUDERS, place)],
         terms=[f"{place}[].intruders.output", f"{place}[].alignment.output", f"{place}[].alignment"],
     )
@@ -164,7 +164,7 @@ def compared(report: LoraReport) -> Figure | None:
         return None
     rows = report.comparison.modules
     values = {place_of(m.whole_name): m.cosine for m in rows if m.cosine is not None}
-    found = layer_map(values, "cosine", signed=True)
+    picture, _ = layer_map(values, "cosine", signed=True)
     only = [
         f"Only the {word} changes: {', '.join(names)}."
         for word, names in (("first", report.comparison.only_first), ("second", report.comparison.only_second))
@@ -176,7 +176,7 @@ def compared(report: LoraReport) -> Figure | None:
         title="Whether the two adapters change weights in the same direction",
         says=f"Cosine of the two changes of each weight, the first being {report.tuned}, the second "
         f"{report.comparison.other}; all together {numbers.plain(report.comparison.cosine)}. A dash: opposed.",
-        picture=found.picture,
+        picture=picture,
         tables=[_table(rows, _COMPARISON, "comparison.modules")],
         terms=["comparison.modules[].cosine", "comparison.modules[].distance", "comparison.cosine"],
         notes=only,
