@@ -35,16 +35,18 @@ def scatter(report: PruneReport) -> Figure | None:
     if not places:
         return None
     known = [report.terms[i] for i in places]
-    drawable = [t for t in known if (t.linearised or 0) > 0 and (t.measured or 0) > 0]
+    drawable = [(t, x, y) for t in known if (x := t.linearised or 0.0) > 0 and (y := t.measured or 0.0) > 0]
     kinds = list(dict.fromkeys(term.kind for term in known))
     series = {kind: marks.SERIES[n % len(marks.SERIES)] for n, kind in enumerate(kinds)}
-    scale = Log.over(v for t in drawable for v in (t.linearised, t.measured))
+    scale = Log.over(v for _, x, y in drawable for v in (x, y))
     unit = report.protocol.unit
     plot = Plot(Axis(f"predicted damage ({unit})", scale), Axis(f"measured damage ({unit})", scale), 560, 420)
     drawn = [marks.rule(plot.left, plot.bottom, plot.right, plot.top, "measured as predicted")]
-    drawable.sort(key=lambda term: kinds.index(term.kind))
-    drawn += [mark for term in drawable for mark in _interval(plot, scale, term, series[term.kind])]
-    drawn += [_point(plot, term, series[term.kind]) for term in drawable]
+    drawable.sort(key=lambda one: kinds.index(one[0].kind))
+    drawn += [mark for t, _, y in drawable for mark in _interval(plot, scale, t, y, series[t.kind])]
+    for term, x, y in drawable:
+        said = f"{name(term)}: predicted {numbers.plain(x)}, measured {numbers.plain(y)}"
+        drawn.append(marks.dot(plot.x(x), plot.y(y), series[term.kind], said))
     left = len(known) - len(drawable)
     return Figure(
         key="scatter",
@@ -64,19 +66,12 @@ def scatter(report: PruneReport) -> Figure | None:
     )
 
 
-def _point(plot: Plot, term: PruneTerm, series: str) -> Mark:
-    assert term.linearised is not None
-    assert term.measured is not None
-    said = f"{name(term)}: predicted {numbers.plain(term.linearised)}, measured {numbers.plain(term.measured)}"
-    return marks.dot(plot.x(term.linearised), plot.y(term.measured), series, said)
-
-
-def _interval(plot: Plot, scale: Log, term: PruneTerm, series: str) -> list[Mark]:
+def _interval(plot: Plot, scale: Log, term: PruneTerm, measured: float, series: str) -> list[Mark]:
     """Of the prediction; nothing where it has none that the axis can show."""
     low, high = term.linearised_low, term.linearised_high
-    if low is None or high is None or high <= 0 or term.measured is None:
+    if low is None or high is None or high <= 0:
         return []
-    y, ends = plot.y(term.measured), [plot.x(min(max(end, scale.low), scale.high)) for end in (low, high)]
+    y, ends = plot.y(measured), [plot.x(min(max(end, scale.low), scale.high)) for end in (low, high)]
     return [marks.interval(ends[0], y, ends[1], y, series)]
 
 
