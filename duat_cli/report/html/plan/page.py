@@ -42,8 +42,8 @@ def _unit(size: float) -> str:
     return _UNITS[power]
 
 
-def _in(unit: str, size: float | None) -> float | None:
-    return None if size is None else size / 1024 ** _UNITS.index(unit)
+def _in(unit: str, size: float) -> float:
+    return size / 1024 ** _UNITS.index(unit)
 
 
 def _facts(report: PlanReport) -> list[str]:
@@ -104,13 +104,12 @@ def _peaks(report: PlanReport, beside: Sequence[PlanReport], unit: str) -> Figur
     entries = [("bar", series[name], name) for name in named]
     if any(term.what not in series for way in report.ways for term in way.terms):
         entries.append(("bar", other, "all other terms"))
-    notes = []
-    if report.limit_bytes in limits and report.limit_bytes is not None:
-        limit = report.limit_bytes / 1024 ** _UNITS.index(unit)
-        drawn.append(level(plot, limit, f"limit: {numbers.size(report.limit_bytes)}"))
-        entries.append(("rule", "s1", f"limit, {numbers.size(report.limit_bytes)}"))
-    elif report.limit_bytes is not None:
-        notes = [f"The limit, {numbers.size(report.limit_bytes)}, lies far above the bars."]
+    notes, limit = [], report.limit_bytes
+    if limit is not None and limit in limits:
+        drawn.append(level(plot, _in(unit, limit), f"limit: {numbers.size(limit)}"))
+        entries.append(("rule", "s1", f"limit, {numbers.size(limit)}"))
+    elif limit is not None:
+        notes = [f"The limit, {numbers.size(limit)}, lies far above the bars."]
     return Figure(
         key="peaks",
         wide=True,
@@ -175,7 +174,7 @@ def _weights(report: PlanReport) -> Figure:
     )
     parts += [(f"layers.{number}", layer) for number, layer in enumerate(weights.layers)]
 
-    def sizes(stored: int | None, loaded: int) -> list[str]:
+    def sizes(stored: int, loaded: int) -> list[str]:
         return [numbers.plain(_in(unit, stored)), numbers.plain(_in(unit, loaded))]
 
     heads = [Head("stored", unit, "stored_bytes"), Head(f"as {report.dtype}", unit, "bytes")]
