@@ -238,7 +238,7 @@ def with_answers(evidence: Evidence, ran: Ran | None, tuned: TunedBehaviour | No
 def _said(found: Found) -> Declared:
     """What the files alone say."""
     path = found.files.path
-    return Declared(fields.flat(found.files.config), fields.generation(path), fields.embedder(path))
+    return Declared(fields.flat(found.files.config), fields.generation(path), embedder=fields.embedder(path))
 
 
 def _declared(

@@ -21,8 +21,6 @@ class Declared:
     """Fields of config.json as written."""
     generation: dict[str, Any]
     """Fields of generation_config.json as written."""
-    embedder: dict[str, Any] = field(default_factory=dict)
-    """Fields of sentence-transformers' files, by file and field."""
     resolved: dict[str, Any] | None = None
     """Fields of the config with its class's defaults; needs the load."""
     resolved_by: str = ""
@@ -35,6 +33,8 @@ class Declared:
     """Hash of the prompts' texts that were asked for."""
     tokens: str | None = None
     """Hash of the token ids that they became."""
+    embedder: dict[str, Any] = field(default_factory=dict)
+    """Fields of sentence-transformers' files, by file and field."""
 
     def entries(self) -> dict[str, Any]:
         """Key -> value, for a baseline."""
