@@ -87,24 +87,17 @@ def attribute_into(
     """This process's results into the folder. The first rank waits for the others and returns the report of all."""
     session = Session(loaded, progress, cache=False, factors=False)
     each = Attributor(session, words, options, progress, len(prompts.keys))
-    return share(path, session, prompts, _Worker(session, each, options, max_tokens, progress), ranks, progress)
+    folder = share(path, session, prompts, _Worker(each, options, max_tokens), ranks, progress)
+    return None if folder is None else merged(folder, session.run_facts, progress)
 
 
-class _Worker(Worker[AttributeReport]):
+class _Worker(Worker):
     """As of `share`."""
 
     command = "attribute"
 
-    def __init__(
-        self,
-        session: Session,
-        each: Attributor,
-        options: AttributeOptions,
-        max_tokens: int | None,
-        progress: Progress,
-    ) -> None:
-        self._session, self._each, self._progress = session, each, progress
-        asked = options.asked
+    def __init__(self, each: Attributor, options: AttributeOptions, max_tokens: int | None) -> None:
+        self._each, asked = each, options.asked
         self.settings = {
             "target": asked.target,
             "against": asked.against,
@@ -126,9 +119,6 @@ class _Worker(Worker[AttributeReport]):
     def facts(self) -> Facts:
         head = self._each.head()
         return Facts(head=head.model_copy(update={"environment": anywhere(head.environment)}))
-
-    def merged(self, folder: Folder) -> AttributeReport:
-        return merged(folder, self._session.run_facts, self._progress)
 
 
 def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> AttributeReport:

@@ -118,10 +118,11 @@ def inspect_into(
     """This process's results into the folder. The first rank waits for the others and returns the report of all."""
     session = Session(loaded, progress, cache=options.cache)
     worker = _Worker(session, options, max_tokens, progress, len(prompts.keys))
-    return share(path, session, prompts, worker, ranks, progress)
+    folder = share(path, session, prompts, worker, ranks, progress)
+    return None if folder is None else merged(folder, session.run_facts, progress)
 
 
-class _Worker(Worker[InspectReport]):
+class _Worker(Worker):
     """As of `share`."""
 
     command = "inspect"
@@ -187,9 +188,6 @@ class _Worker(Worker[InspectReport]):
         self._session.save_cache()
         if self._options.null == "all":
             _fill_nulls(folder, self._session, self._options, counts, ranks, self._progress)
-
-    def merged(self, folder: Folder) -> InspectReport:
-        return merged(folder, self._session.run_facts, self._progress)
 
 
 def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> InspectReport:

@@ -89,10 +89,11 @@ class IntoFolder:
         assert isinstance(asked.prompts, PromptSet)
         settings: dict[str, JsonValue] = {"TUNED": tuned, "directions": self.directions, "max_tokens": self.max_tokens}
         worker = _Worker(pair, asked, asked.prompts, settings, self.progress)
-        return share(self.path, pair.base, asked.prompts, worker, self.ranks, self.progress)
+        folder = share(self.path, pair.base, asked.prompts, worker, self.ranks, self.progress)
+        return None if folder is None else merged(folder, asked.run, self.progress)
 
 
-class _Worker(Worker[LoraReport]):
+class _Worker(Worker):
     """As of `share`."""
 
     command = "lora-diff"
@@ -101,7 +102,7 @@ class _Worker(Worker[LoraReport]):
         self, pair: Pair, asked: Asked, prompts: PromptSet, settings: Mapping[str, JsonValue], progress: Progress
     ) -> None:
         self.settings = settings
-        self._pair, self._run, self._prompts, self._progress = pair, asked.run, prompts, progress
+        self._pair, self._prompts, self._progress = pair, prompts, progress
         self._compare = pair.comparer(asked.decode, len(prompts.keys), progress)
         self._norms: FrontNorms | None = None
         self._begun = False
@@ -129,9 +130,6 @@ class _Worker(Worker[LoraReport]):
             test = self._pair.eq18([prompt for _, prompt in prompts])
             eq18 = None if test is None else test.alone().found()
             folder.put_aside(_EQ18, Eq18Record(seal=folder.seal.hex(), eq18=eq18))
-
-    def merged(self, folder: Folder) -> LoraReport:
-        return merged(folder, self._run, self._progress)
 
 
 def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> LoraReport:

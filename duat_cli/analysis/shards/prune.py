@@ -135,10 +135,11 @@ def prune_into(
     begun: in parts.
     """
     worker = _Worker(path, begun, max_tokens, progress)
-    return share(path, begun.session, _set_of(begun.work.prompts), worker, ranks, progress)
+    folder = share(path, begun.session, _set_of(begun.work.prompts), worker, ranks, progress)
+    return None if folder is None else worker.merged(folder)
 
 
-class _Worker(Worker[PruneOutcome]):
+class _Worker(Worker):
     """As of `share`."""
 
     command = "prune-bound"

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from pydantic import JsonValue
@@ -33,12 +33,11 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.results.base import Environment
 
 GRACE = 60.0  # seconds that the processes of one launch may begin apart
-R_co = TypeVar("R_co", covariant=True)
 Together: TypeAlias = "Callable[[array[int]], array[int]]"
 """From the tokens of prompts, by position, the first prompt of each one's batch."""
 
 
-class Worker(Protocol[R_co]):
+class Worker(Protocol):
     """A command that keeps the result of every prompt."""
 
     command: str
@@ -70,15 +69,11 @@ class Worker(Protocol[R_co]):
         """What it needs beside the results of prompts of so many tokens, if it is not there yet."""
         return
 
-    def merged(self, folder: Folder, /) -> R_co:
-        """The report of all prompts."""
-        ...
-
 
 def share(
-    path: Path, session: Session, prompts: PromptSet, worker: Worker[R_co], ranks: Ranks, progress: Progress
-) -> R_co | None:
-    """This process's results into the folder. The first rank waits for the others and returns the report of all."""
+    path: Path, session: Session, prompts: PromptSet, worker: Worker, ranks: Ranks, progress: Progress
+) -> Folder | None:
+    """This process's results into the folder. The first rank waits for the others and returns it, to be merged."""
     _, first = next(prompts.prompts(lambda position: position == 0))
     first_record = worker.begin(first, own=ranks.first)
     leaders, counted = each_alone(len(prompts.keys)), None
@@ -113,7 +108,7 @@ def share(
         return None
     await_others(folder, ranks, progress, begun + GRACE)
     worker.beside(folder, folder.index().counts(), ranks)
-    return worker.merged(folder)
+    return folder
 
 
 def _counts(prompts: PromptSet, wanted: Callable[[int], bool]) -> array[int]:
@@ -147,7 +142,7 @@ def _chunks(
         yield singles
 
 
-def _manifest(session: Session, prompts: PromptSet, worker: Worker[object]) -> Manifest:
+def _manifest(session: Session, prompts: PromptSet, worker: Worker) -> Manifest:
     loaded = session.loaded
     tokenizer = hashlib.sha256()
     for file in tokenizer_files(loaded.files.path):
