@@ -72,7 +72,6 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         analysis/prune/terms/layers models/terms/inner""",
     "by one process and several: analysis/shards/test_run.py": """
         analysis/shards/inspect cli/commands/merge""",
-    "what is missing: analysis/shards/test_merge.py": "analysis/shards/state",
     "the whole report: analysis/prune/test_run.py": "analysis/prune/report analysis/prune/sets/plan",
     "the file read back: analysis/test_operator_file.py": "analysis/tensor_file",
     "faults planted in the instruments: analysis/test_session.py": "models/arrays models/instrument/plain",

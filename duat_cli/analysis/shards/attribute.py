@@ -17,7 +17,6 @@ from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
 from duat_cli.analysis.shards.records import PromptRecord, Stored, of_prompt, packed, unpacked
 from duat_cli.analysis.shards.run import Worker, anywhere, share
-from duat_cli.analysis.shards.state import complete
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompt_set import PromptSet
 from duat_cli.loading.prompts import Prompt
@@ -123,7 +122,7 @@ class _Worker(Worker):
 
 def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> AttributeReport:
     """The report of all prompts. run: asked for at the end."""
-    index, head = complete(folder), Facts.model_validate(folder.manifest.facts).head
+    index, head = folder.complete(), Facts.model_validate(folder.manifest.facts).head
     total = AttributeTotal(cast(int, folder.manifest.settings["top"]))
     for prompt, record in folder.each(index, AttributeRecord, progress):
         total.add(prompt, record.found())

@@ -23,7 +23,7 @@ import pydantic
 from duat_cli import __version__
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.shards import records
-from duat_cli.analysis.shards.ranks import Ranks
+from duat_cli.analysis.shards.ranks import Ranks, owners
 from duat_cli.analysis.shards.records import Aside, Manifest, PromptRecord
 from duat_cli.analysis.shards.shard import Shard, is_held, shard
 from duat_cli.cache.tensors import replacing
@@ -36,6 +36,7 @@ from duat_cli.text import clean, one_line
 MANIFEST, KEYS, LEADERS = "manifest.json", "prompts.keys", "prompts.batches"
 _NAME = re.compile(r"shard-(\d+)-of-(\d+)\.jsonl")
 _NOWHERE = -1
+_NAMED = 3  # ranks in a message
 A = TypeVar("A", bound=Aside)
 P = TypeVar("P", bound=PromptRecord)
 
@@ -149,6 +150,30 @@ class Folder:
         for done, line in enumerate(self.lines(index), 1):
             yield PromptFacts(sha256=line.sha256, tokens=line.tokens), kind.model_validate_json(line.record)
             progress(done, index.found, what)
+
+    def complete(self) -> Index:
+        """Of every prompt; InputError says what is missing."""
+        index = self.index()
+        if index.found < len(self.keys):
+            raise InputError(self.missing(index, self.last_world()))
+        return index
+
+    def missing(self, index: Index, world: int) -> str:
+        """Which of so many processes left work undone, and what to do."""
+        own, done = [0] * world, [0] * world
+        for position, rank in enumerate(owners(self.keys, self.leaders, world)):
+            own[rank] += 1
+            done[rank] += index.has(position)
+        living = self.held(world)
+        parts = [
+            f"{Ranks(rank, world)}'s shard ends after {done[rank]} of its {own[rank]} prompts"
+            + (", still at work" if rank in living else "")
+            for rank in range(world)
+            if done[rank] < own[rank]
+        ]
+        more = f", and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
+        count = len(self.keys) - index.found
+        return f"{self.path}: {'; '.join(parts[:_NAMED])}{more}; missing {count} prompts: run the same command again"
 
     def last_world(self) -> int:
         """How many processes the last run had."""

@@ -19,7 +19,6 @@ from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
 from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored, of_prompt
 from duat_cli.analysis.shards.run import Together, Worker, anywhere, share
-from duat_cli.analysis.shards.state import complete
 from duat_cli.errors import DuatError, InputError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompt_set import PromptSet
@@ -192,7 +191,7 @@ class _Worker(Worker):
 
 def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> InspectReport:
     """The report of all prompts. run: asked for at the end."""
-    index = complete(folder)
+    index = folder.complete()
     settings = Settings.model_validate(folder.manifest.settings)
     facts = Facts.model_validate(folder.manifest.facts)
     known = _untrained(folder, index.counts()) if settings.null == "all" else None

@@ -23,7 +23,6 @@ from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
 from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored, of_prompt
 from duat_cli.analysis.shards.run import Worker, anywhere, share
-from duat_cli.analysis.shards.state import complete
 from duat_cli.errors import InputError
 from duat_cli.loading.prompt_set import PromptSet
 from duat_cli.loading.prompts import Prompt
@@ -134,7 +133,7 @@ class _Worker(Worker):
 
 def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> LoraReport:
     """The report of all prompts. run: asked for at the end."""
-    index, head = complete(folder), Facts.model_validate(folder.manifest.facts).report
+    index, head = folder.complete(), Facts.model_validate(folder.manifest.facts).report
     tested = folder.aside(_EQ18, Eq18Record)
     if tested is None:
         raise InputError(f"{folder.path}: the test of Eq. 18 is missing: run the same command again")

@@ -28,7 +28,6 @@ from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
 from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored, of_prompt, packed, unpacked
 from duat_cli.analysis.shards.run import Worker, share
-from duat_cli.analysis.shards.state import complete
 from duat_cli.errors import InputError
 from duat_cli.kinds import Kind
 from duat_cli.loading.prompt_set import PromptSet, key_of
@@ -183,7 +182,7 @@ class _Worker(Worker):
         known = folder.aside(_SETS, SetsRecord)
         if known is not None and known.choice == choice:
             return _outcome(begun, known)
-        index = complete(folder)
+        index = folder.complete()
         self._take_sample(folder)
         for _, record in folder.each(index, PruneRecord, self._progress, "reading what the prompts gave"):
             work.add(record.part(work))
@@ -198,7 +197,7 @@ class _Worker(Worker):
 
 def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> PruneReport:
     """The report, which the first process made. run: asked for at the end."""
-    complete(folder)
+    folder.complete()
     progress(0, 0, "reading the report")
     known = folder.aside(_SETS, SetsRecord)
     if known is None:

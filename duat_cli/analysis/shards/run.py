@@ -25,8 +25,8 @@ from duat_cli.analysis.session import Session
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks, each_alone, owners
 from duat_cli.analysis.shards.records import Manifest, PromptRecord, Stored, written
-from duat_cli.analysis.shards.state import await_others
 from duat_cli.cache.tensors import gram_key
+from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.source import tokenizer_files
 from duat_cli.loading.prompt_set import PromptSet, digest_of
 from duat_cli.loading.prompts import Prompt
@@ -106,9 +106,27 @@ def share(
         worker.beside(folder, counts, ranks)
     if not ranks.first:
         return None
-    await_others(folder, ranks, progress, begun + GRACE)
+    _await_others(folder, ranks, progress, begun + GRACE)
     worker.beside(folder, folder.index().counts(), ranks)
     return folder
+
+
+def _await_others(folder: Folder, ranks: Ranks, progress: Progress, until: float) -> None:
+    """Until every prompt has a result; InputError names the ranks that have died, or not begun before `until`
+    (monotonic seconds)."""
+    pause = 0.05  # and then each a fifth longer
+    while True:
+        living = folder.held(ranks.world)
+        if living:
+            progress(0, 0, f"waiting for rank {', '.join(map(str, living))} of {ranks.world}")
+        else:
+            index = folder.index()
+            if index.found == len(folder.keys):
+                return
+            if time.monotonic() > until:
+                raise InputError(folder.missing(index, ranks.world))
+        time.sleep(pause)
+        pause = min(1.2 * pause, 1.0)
 
 
 def _counts(prompts: PromptSet, wanted: Callable[[int], bool]) -> array[int]:

@@ -16,7 +16,6 @@ from duat_cli.analysis.shards.merge import merge
 from duat_cli.analysis.shards.ranks import Ranks
 from duat_cli.analysis.shards.records import written
 from duat_cli.analysis.shards.shard import shard
-from duat_cli.analysis.shards.state import missing
 from duat_cli.errors import InputError
 from duat_cli.results import prompts
 from duat_cli.results.inspect import InspectReport
@@ -101,7 +100,7 @@ def test_who_left_what_undone(into: Into, tmp_path: Path) -> None:
     into(out, Ranks(1, 5))
     folder = Folder.read(out)
     index = folder.index()
-    said = missing(folder, index, 5)
+    said = folder.missing(index, 5)
     for rank in (0, 2, 3):
         count = len(range(rank, 32, 5))
         assert f"rank {rank} of 5's shard ends after 0 of its {count} prompts" in said
@@ -110,4 +109,4 @@ def test_who_left_what_undone(into: Into, tmp_path: Path) -> None:
         merged(out)
     assert str(caught.value) == said
     with shard(out / "shard-2-of-5.jsonl", Ranks(2, 5)):
-        assert ", still at work; rank 3 of 5's shard" in missing(folder, index, 5)
+        assert ", still at work; rank 3 of 5's shard" in folder.missing(index, 5)
