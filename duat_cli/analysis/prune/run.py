@@ -23,7 +23,7 @@ from duat_cli.analysis.prune.report import blocks_of, predictions_of, terms_of
 from duat_cli.analysis.prune.sets.apply import apply_terms
 from duat_cli.analysis.prune.sets.export import chosen_set, kinds_of_blocks, mergekit_slices
 from duat_cli.analysis.prune.sets.nested import Nested
-from duat_cli.analysis.prune.sets.plan import Setting, plan_of, short_of_wanted
+from duat_cli.analysis.prune.sets.plan import plan_of, short_of_wanted
 from duat_cli.analysis.prune.sets.size import set_size
 from duat_cli.analysis.prune.sets.trial import claim_of
 from duat_cli.analysis.prune.sets.worth import worth
@@ -231,10 +231,10 @@ def conclude(begun: Begun) -> PruneOutcome:
     size_of = functools.partial(set_size, session.loaded, session.structure, work.sites, work.parameters)
     digest = set_of(prompt_facts(held_out)).sha256
     held = dict(zip(work.terms.ids, work.sizes.parameters.tolist(), strict=True))
-    setting = Setting(options.budget, work.sizes, held, options.remove, options.of_all)
     reports = {name: one.report for name, one in repairs.sets.items()}
     plans = [
-        plan_of(one, setting, trials.get(name), digest, size_of, reports.get(name)) for name, one in nested.items()
+        plan_of(one, options, work.sizes, held, trials.get(name), digest, size_of, reports.get(name))
+        for name, one in nested.items()
     ]
     eq16 = work.printing.rows(nested, work.moved)
     pooled, unpooled = pooled_cosines(work, plans, nested, held_out)

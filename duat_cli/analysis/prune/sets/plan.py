@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
+from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.sets.order import Sizes
 from duat_cli.analysis.prune.sets.trial import Trial
@@ -23,19 +23,6 @@ NOTHING_FITS = "not even the least damaging set stays within the budget"
 METHOD = "Clopper-Pearson limit of nested sets tested in order, from the smallest, on held-out prompts"
 MEAN_METHOD = "betting (Waudby-Smith & Ramdas 2023) on nested sets in order, from the smallest, on held-out prompts"
 
-
-@dataclass(frozen=True)
-class Setting:
-    """What every plan of a report is about."""
-
-    budget: float
-    sizes: Sizes
-    parameters: Mapping[TermId, float]
-    """Of every term."""
-    remove: float | None = None
-    of_all: bool = False
-
-
 SizeOf = Callable[[Sequence[TermId]], SetSize]
 
 
@@ -46,7 +33,9 @@ def name_of(term: TermId) -> str:
 
 def plan_of(
     nested: Nested,
-    setting: Setting,
+    options: PruneOptions,
+    sizes: Sizes,
+    parameters: Mapping[TermId, float],
     trial: Trial | None,
     holdout: str,
     size_of: SizeOf,
@@ -54,9 +43,9 @@ def plan_of(
 ) -> Plan:
     """The largest set within the budget, or the one that was asked for, and what was shown of it.
 
-    repair: of which trial and chosen are.
+    parameters: of every term. repair: of which trial and chosen are.
     """
-    total, chosen, budget = len(nested.order), nested.chosen, setting.budget
+    total, chosen, budget = len(nested.order), nested.chosen, options.budget
     reasons: dict[str, str] = {}
     if chosen is None:
         why = _why_none(nested)
@@ -66,17 +55,17 @@ def plan_of(
     if repair is None:
         reasons["repair"] = NO_REPAIR if chosen else _why_none(nested)
     gone = nested.order[: chosen.removed if chosen else 0]
-    held = sum(setting.parameters[term] for term in gone)
+    held = sum(parameters[term] for term in gone)
     return Plan(
         granularity=nested.name,
         budget=budget,
-        remove=setting.remove,
+        remove=options.remove,
         removed=len(gone),
         of=total,
         share=len(gone) / total,
         parameters=round(held),
-        parameters_share=held / setting.sizes.whole[setting.of_all],
-        parameters_of="all" if setting.of_all else "blocks",
+        parameters_share=held / sizes.whole[options.of_all],
+        parameters_of="all" if options.of_all else "blocks",
         predicted=chosen.predicted if chosen else None,
         measured=chosen.measured if chosen else None,
         uniform=nested.uniform,
