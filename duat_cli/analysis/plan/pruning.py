@@ -1,4 +1,4 @@
-"""Memory of `prune-bound`: the moments of its own, beside those of any sweep.
+"""Memory of `prune-bound`: the moments of its own, beside those of any sweep, and what Eq. 16 as printed carries.
 
 N: tokens; M, F, V: width, longest side of a block's matrices, vocabulary; L: blocks; K: probes. Where all weights are
 in memory one prompt goes after the other, else all of them side by side.
@@ -7,9 +7,8 @@ in memory one prompt goes after the other, else all of them side by side.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from duat_cli.analysis.plan.printed import carried, printed_memory
 from duat_cli.analysis.plan.repair import repairing
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import PruneOptions, Task, ablated, orders
@@ -30,7 +29,7 @@ from duat_cli.analysis.plan.terms import (
     term,
     through_block,
 )
-from duat_cli.kinds import Kind
+from duat_cli.kinds import WHOLE, Kind
 from duat_cli.models.budgets import (
     BOUNDED_ENTRIES,
     CARRIED,
@@ -38,6 +37,10 @@ from duat_cli.models.budgets import (
     LEADING,
     NEURONS_AT_ONCE,
     gradient_elements,
+    likely_sets,
+    printed_bytes,
+    printed_on,
+    printed_vectors,
     probes_at_once,
     rows_at_once,
     waiting_bytes,
@@ -67,8 +70,7 @@ PREDICTED_BYTES = 16  # the same while damage is predicted: side by side, square
 
 def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     """The moments: those of every prompt, certified bounds, the report, and repair."""
-    assert task.pruning is not None
-    options, streamed = task.pruning, weights == "streamed"
+    options, streamed = task.pruned, weights == "streamed"
     return [
         *_by_prompt(shape, task, weights),
         *(
@@ -76,11 +78,7 @@ def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
             if options.spent.certified
             else []
         ),
-        [
-            *held(shape, weights),
-            *_kept(shape, task, weights),
-            term(REPORT, _report(task, terms_of(shape, options), options)),
-        ],
+        [*held(shape, weights), *_kept(shape, task, weights), term(REPORT, _report(shape, task))],
         *([[*_every(shape, task, weights), *repairing(shape, task)]] if options.repair and not streamed else []),
     ]
 
@@ -106,9 +104,7 @@ def _own(shape: Shape, one: Task) -> int:
 
 def _by_prompt(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     """What each prompt goes through: probes at the output, gradients in a block, readings, and sets of terms."""
-    assert task.pruning is not None
-    options, longest, streamed = task.pruning, max(task.chosen_on, default=0), weights == "streamed"
-    counts = terms_of(shape, options)
+    options, longest, streamed = task.pruned, _longest(task), weights == "streamed"
     every, sweep, through = _every(shape, task, weights), _sweep(shape, task, weights), through_block(shape, longest)
     drawing = pulling = every
     if streamed:  # prompts that are side by side have none of these yet
@@ -118,9 +114,9 @@ def _by_prompt(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     page, head = _page(shape, weights), layer_of(shape) if streamed else []
     vectors = 2 * (options.probes + 1) * shape.width * sum(_among(task, weights)) * shape.wide
     carried = term("probes on their way back", vectors)
-    between, inside = printed_memory(shape, task, counts, options, streamed=streamed)
+    between, inside = printed_memory(shape, task, streamed=streamed)
     moving = term("sets in a block", inside + _last_layer(shape))
-    measured, tried = ablation_bytes(task, counts, options, shape.width)
+    measured, tried = ablation_bytes(shape, task)
     beside = tried if task.tested_on else measured  # where sets are run on held-out prompts, Eq. 16 goes beside that
     if _measured_beside(shape, task, weights):
         trying = sweep
@@ -128,8 +124,8 @@ def _by_prompt(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
         trying = [*every, _waiting(task, beside, weights), term(SETS_ON_THEIR_WAY, between)]
     return [
         [*drawing, *head, carried, term("probes of the output", _probes(shape, task))],
-        [*pulling, *page, carried, through, term("gradients", _gradients(shape, options, longest))],
-        [*sweep, *page, through, term("a block's terms", _readings(shape, followed_terms(counts, options), longest))],
+        [*pulling, *page, carried, through, term("gradients", _gradients(shape, task))],
+        [*sweep, *page, through, term("a block's terms", _readings(shape, task))],
         [*trying, *page, through, moving],
         *([max(sweep, trying, key=size_of) + _at_head(shape, task)] if streamed else []),
     ]
@@ -141,18 +137,16 @@ def _page(shape: Shape, weights: Residence) -> Moment:
 
 def _unmeasured(shape: Shape, task: Task) -> int:
     """Of the logits of all prompts, where the damage is measured at something else."""
-    assert task.pruning is not None
-    return 0 if ends_in_logits(shape, task.pruning) else sum(task.chosen_on) * shape.vocabulary * shape.element
+    return 0 if ends_in_logits(shape, task.pruned) else sum(task.chosen_on) * shape.vocabulary * shape.element
 
 
 def _at_head(shape: Shape, task: Task) -> Moment:
     """Where the passes that wait come to the layer behind the blocks: the layer, and the output of one of them, of as
     many rows as it has, beside that of the pass that it is compared with."""
-    assert task.pruning is not None
     tokens = max((*task.chosen_on, *task.tested_on), default=0)
-    one = tokens * _ending(shape, task.pruning)
-    rows = rows_at_once(tokens, one) * one + (max(task.tested_on, default=0) * _ending(shape, task.pruning))
-    head = layer_of(shape) if ends_in_logits(shape, task.pruning) else []
+    one = tokens * _ending(shape, task)
+    rows = rows_at_once(tokens, one) * one + (max(task.tested_on, default=0) * _ending(shape, task))
+    head = layer_of(shape) if ends_in_logits(shape, task.pruned) else []
     return [*head, term("outputs of passes", rows * shape.element)]
 
 
@@ -162,12 +156,10 @@ def _without(moment: Moment, *names: str) -> Moment:
 
 def _every(shape: Shape, task: Task, weights: Residence) -> Moment:
     """What is there from the first prompt on until sets are chosen."""
-    assert task.pruning is not None
-    ending = _ending(shape, task.pruning)
     found = held(shape, weights)
     if weights == "resident":
         found.append(term("values of all blocks, V", len(shape.parts.blocks) * shape.values))
-    recorded = sum(recorded_of(shape, ending, n) for n in _among(task, weights))
+    recorded = sum(recorded_of(shape, _ending(shape, task), n) for n in _among(task, weights))
     kept = _kept(shape, task, weights)
     return [*found, *kept, term("the prompts' own passes", recorded), *found_of_terms(shape, task)]
 
@@ -179,36 +171,31 @@ def _kept(shape: Shape, task: Task, weights: Residence) -> Moment:
 
 def _freed(shape: Shape, task: Task, weights: Residence) -> int:
     """Memory that is freed and not given back; more where all weights are there: it costs less to use it again."""
-    assert task.pruning is not None
     if weights == "streamed":  # it is given back between blocks
-        waiting = max(ablation_bytes(task, terms_of(shape, task.pruning), task.pruning, shape.width))
+        waiting = max(ablation_bytes(shape, task))
         return min(FREED // 2, shape.weights + min(waiting, task.waiting))
-    freed = min(FREED, shape.weights)
-    longest, (few, many) = max(task.chosen_on, default=0), OUTPUTS
-    outputs = min(few + len(task.chosen_on), many) * longest * _ending(shape, task.pruning) * shape.wide
-    gradients = int(GRADIENTS * _gradients(shape, task.pruning, longest))
+    freed, (few, many) = min(FREED, shape.weights), OUTPUTS
+    outputs = min(few + len(task.chosen_on), many) * _longest(task) * _ending(shape, task) * shape.wide
+    gradients = int(GRADIENTS * _gradients(shape, task))
     return freed + max(min(outputs, OUTPUT_BYTES), gradients)
 
 
 def _sweep(shape: Shape, task: Task, weights: Residence) -> Moment:
     """The same between two blocks, while terms and sets are on their way to the last one."""
-    assert task.pruning is not None
-    options, counts = task.pruning, terms_of(shape, task.pruning)
-    moving = followed_terms(counts, options) * shape.width * sum(_among(task, weights)) * shape.element
+    followed = followed_terms(terms_of(shape, task.pruned), task.pruned)
+    moving = followed * shape.width * sum(_among(task, weights)) * shape.element
     on_their_way = term("terms on their way to the last block", moving)
-    ablations, _ = ablation_bytes(task, counts, options, shape.width)
+    ablations, _ = ablation_bytes(shape, task)
     found = [*_every(shape, task, weights), on_their_way, _waiting(task, ablations, weights)]
     if _measured_beside(shape, task, weights):
-        between, _ = printed_memory(shape, task, counts, options, streamed=True)
+        between, _ = printed_memory(shape, task, streamed=True)
         found.append(term(SETS_ON_THEIR_WAY, between))
     return found
 
 
 def _measured_beside(shape: Shape, task: Task, weights: Residence) -> bool:
     """Whether Eq. 16 is computed in the sweep in which terms are read and all sets measured."""
-    assert task.pruning is not None
-    late = carried(shape, terms_of(shape, task.pruning), task.pruning).late
-    return weights == "streamed" and not task.tested_on and not late
+    return weights == "streamed" and not task.tested_on and not carried(shape, task.pruned).late
 
 
 def _waiting(task: Task, size: int, weights: Residence) -> MemoryTerm:
@@ -218,7 +205,11 @@ def _waiting(task: Task, size: int, weights: Residence) -> MemoryTerm:
 
 def _among(task: Task, weights: Residence) -> Sequence[int]:
     """Tokens of the prompts that are side by side."""
-    return task.chosen_on if weights == "streamed" else (max(task.chosen_on, default=0),)
+    return task.chosen_on if weights == "streamed" else (_longest(task),)
+
+
+def _longest(task: Task) -> int:
+    return max(task.chosen_on, default=0)
 
 
 def found_of_terms(shape: Shape, task: Task) -> list[MemoryTerm]:
@@ -247,9 +238,9 @@ def singles(counts: dict[Kind, int], options: PruneOptions) -> int:
     return sum(ablated(kind, count, options.measure) for kind, count in counts.items())
 
 
-def _ending(shape: Shape, options: PruneOptions) -> int:
+def _ending(shape: Shape, task: Task) -> int:
     """Width of the output that the damage is measured at."""
-    return shape.vocabulary if ends_in_logits(shape, options) else shape.width
+    return shape.vocabulary if ends_in_logits(shape, task.pruned) else shape.width
 
 
 def ends_in_logits(shape: Shape, options: PruneOptions) -> bool:
@@ -259,13 +250,13 @@ def ends_in_logits(shape: Shape, options: PruneOptions) -> bool:
 
 def _probes(shape: Shape, task: Task) -> int:
     """At the output, as many as are drawn at once, of the longest prompt."""
-    assert task.pruning is not None
-    elements = max(task.chosen_on, default=0) * _ending(shape, task.pruning)
-    return (min(task.pruning.probes, probes_at_once(elements)) + PROBABILITIES) * elements * shape.wide
+    elements = _longest(task) * _ending(shape, task)
+    return (min(task.pruned.probes, probes_at_once(elements)) + PROBABILITIES) * elements * shape.wide
 
 
-def _gradients(shape: Shape, options: PruneOptions, tokens: int) -> int:
-    """Of as many probes as go through a block at once."""
+def _gradients(shape: Shape, task: Task) -> int:
+    """Of as many probes as go through a block at once, of the longest prompt."""
+    options, tokens = task.pruned, _longest(task)
     sides: dict[Kind, int] = {
         "neuron": shape.inner, "head": shape.heads * shape.head_width, "ffn": shape.width, "attention": shape.width,
     }  # fmt: skip
@@ -283,18 +274,20 @@ def followed_terms(counts: dict[Kind, int], options: PruneOptions) -> int:
     return max(sampled, others) if others <= CARRIED else sampled
 
 
-def ablation_bytes(task: Task, counts: dict[Kind, int], options: PruneOptions, width: int) -> tuple[int, int]:
+def ablation_bytes(shape: Shape, task: Task) -> tuple[int, int]:
     """Of all ablations under the prompts, and under the held-out ones, if all of them waited at the same time."""
-    one = [waiting_bytes(n, width) for n in task.chosen_on]
+    options, counts = task.pruned, terms_of(shape, task.pruned)
+    one = [waiting_bytes(n, shape.width) for n in task.chosen_on]
     early, late = map(len, orders(counts, options))
     sets = SETS + options.spent.points
     together = sum(one) * max(singles(counts, options) + sets * early, sets * late)
     tried = LEADING + options.spent.tested * (early + late)
-    apart = sum(waiting_bytes(n, width) for n in task.tested_on) * tried
+    apart = sum(waiting_bytes(n, shape.width) for n in task.tested_on) * tried
     return together, apart
 
 
-def _readings(shape: Shape, followed: int, tokens: int) -> int:
+def _readings(shape: Shape, task: Task) -> int:
+    followed, tokens = followed_terms(terms_of(shape, task.pruned), task.pruned), _longest(task)
     together = min(shape.inner, max(NEURONS_AT_ONCE, tokens))
     values = (NEURONS * together * 8 + shape.inner * shape.wide) * tokens
     return max(replayed(shape, followed, tokens), values + _last_layer(shape) + 8 * _rows(shape))
@@ -315,8 +308,57 @@ def _rows(shape: Shape) -> int:
     return DOUBLE_FFN * min(shape.inner, NEURONS_AT_ONCE) * shape.width
 
 
-def _report(task: Task, counts: dict[Kind, int], options: PruneOptions) -> int:
+def _report(shape: Shape, task: Task) -> int:
     """Once damage is predicted, which takes more than the report's terms where prompts are many."""
-    every, prompts = sum(counts.values()), len(task.chosen_on)
-    found = prompts * (READING_BYTES + RESPONSE_BYTES * options.probes)
-    return every * (NAME_BYTES + found + max(TERM_BYTES, prompts * PREDICTED_BYTES * options.probes))
+    every, prompts, probes = sum(terms_of(shape, task.pruned).values()), len(task.chosen_on), task.pruned.probes
+    found = prompts * (READING_BYTES + RESPONSE_BYTES * probes)
+    return every * (NAME_BYTES + found + max(TERM_BYTES, prompts * PREDICTED_BYTES * probes))
+
+
+# -- Eq. 16 as printed: sets and whole parts on their way through the blocks ---------------------------------
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Vectors for every token."""
+
+    parts: int
+    """Of whole parts: each, and the stream without it."""
+    early: int
+    """Of one set of every order, chosen by what is predicted of it."""
+    late: int
+    """The same of orders of whole parts, chosen by what each of them does alone, once that is measured."""
+
+    @property
+    def once(self) -> int:
+        """With one set of every order."""
+        return self.parts + self.early + self.late
+
+
+def carried(shape: Shape, options: PruneOptions) -> Carried:
+    blocks, counts = len(shape.parts.blocks), terms_of(shape, options)
+    early, late = (
+        sum(printed_vectors(sum(counts[kind] for kind in kinds), blocks) for kinds in some)
+        for some in orders(counts, options)
+    )
+    return Carried(2 * sum(counts.get(kind, 0) for kind in WHOLE), early, late)
+
+
+def printed_tokens(shape: Shape, task: Task) -> list[int]:
+    """Of the prompts that it is computed on."""
+    tokens, vectors = task.chosen_on, carried(shape, task.pruned).once
+    return [tokens[k] for k in printed_on(tokens, task.pruned.spent.printed, shape.width, vectors)]
+
+
+def printed_memory(shape: Shape, task: Task, *, streamed: bool) -> tuple[int, int]:
+    """Bytes between two blocks, of all prompts side by side or of the longest, and those more in a block.
+
+    Where no set is tried on held-out prompts, of the sets that are carried while it is measured which are chosen.
+    """
+    found, tokens = carried(shape, task.pruned), printed_tokens(shape, task)
+    longest, vectors = max(tokens, default=0), found.once
+    wanted = found.late or found.early
+    if streamed and tokens and wanted and not task.tested_on:
+        vectors += (likely_sets(sum(tokens), shape.width, found.once - wanted, wanted) - 1) * wanted
+    size = printed_bytes(sum(tokens) if streamed else longest, shape.width, vectors)
+    return size, replayed(shape, vectors, longest)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from duat_cli.analysis.plan.memory import SPARE, kernel_factors, peak, shared
 from duat_cli.analysis.plan.pace import Pace, may_be_long, measured_pace
-from duat_cli.analysis.plan.pruning import ablation_bytes, terms_of
+from duat_cli.analysis.plan.pruning import ablation_bytes
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import size_of, term
@@ -160,7 +160,7 @@ def _with_room(shape: Shape, task: Task, limit: int | None) -> Task:
     room for them: those that do not fit read the weights again."""
     if task.pruning is None or limit is None:
         return task
-    needed = max(ablation_bytes(task, terms_of(shape, task.pruning), task.pruning, shape.width))
+    needed = max(ablation_bytes(shape, task))
     left = limit - size_of(peak(shape, task, "streamed"))
     return replace(task, waiting=max(task.waiting, min(needed, task.waiting + left // 2)))
 

@@ -191,6 +191,12 @@ class Task:
         return tokens if self.every_position else max(1, self.steps)
 
     @property
+    def pruned(self) -> PruneOptions:
+        """`pruning` of a command that has it."""
+        assert self.pruning is not None
+        return self.pruning
+
+    @property
     def chosen_on(self) -> tuple[int, ...]:
         """Tokens of every prompt as `prune-bound` runs it to choose sets."""
         most = None if self.pruning is None else longest(self.tokens, self.pruning.spent)

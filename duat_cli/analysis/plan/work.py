@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from duat_cli.analysis.plan.attribution import attribution_reads, backward_operations
-from duat_cli.analysis.plan.printed import carried, printed_tokens
 from duat_cli.analysis.plan.pruning import (
     SETS,
     ablation_bytes,
+    carried,
     ends_in_logits,
     followed_terms,
+    printed_tokens,
     singles,
     terms_of,
 )
@@ -104,12 +105,11 @@ def pruning_operations(shape: Shape, task: Task) -> float:
     removed = (taken / 2 + sets) * once + (taken + sets) * head * tokens
     tried = options.spent.tested * groups * (apart + head * held_out)
     values = 2 * shape.width * (shape.heads + shape.kv_heads) * shape.head_width * len(shape.parts.blocks)
-    vectors = carried(shape, counts, options).once
-    shown = printed_tokens(shape, task, vectors, options)
+    vectors, shown = carried(shape, options).once, printed_tokens(shape, task)
     moved = (followed_terms(counts, options) * tokens + vectors * sum(shown)) / 2 * values
     swept = SWEPT * _passes(shape, shown)
     certified = certified_operations(shape, options) if options.spent.certified else 0.0
-    repaired = _repaired(shape, task, options, once, apart) * groups if options.repair else 0.0
+    repaired = _repaired(shape, task, once, apart) * groups if options.repair else 0.0
     return gradients + removed + tried + moved + swept + certified + repaired
 
 
@@ -124,11 +124,11 @@ def certified_operations(shape: Shape, options: PruneOptions) -> float:
     return block * len(shape.parts.blocks)
 
 
-def _repaired(shape: Shape, task: Task, options: PruneOptions, once: float, apart: float) -> float:
+def _repaired(shape: Shape, task: Task, once: float, apart: float) -> float:
     """Of the sets of one order: fitted, and run without the repair and with it beside the dense model."""
     tokens = task.calibration or task.tokens
     fitted = RUNS * _passes(shape, tokens) + solving(shape, sum(tokens))
-    return REPAIRED * (fitted + 2 * once) + 2 * options.spent.tested * apart
+    return REPAIRED * (fitted + 2 * once) + 2 * task.pruned.spent.tested * apart
 
 
 def weight_reads(shape: Shape, task: Task, weights: Residence) -> float:
@@ -160,16 +160,15 @@ def weight_reads(shape: Shape, task: Task, weights: Residence) -> float:
         found += once + blocks * (waves + (task.command == "matrix"))
     if task.pruning is not None:
         head = max(layers, default=0) if ends_in_logits(shape, task.pruning) else 0
-        found += once + 3 * blocks + 2 * head + _more_sweeps(shape, task, task.pruning) * (blocks + head)
+        found += once + 3 * blocks + 2 * head + _more_sweeps(shape, task) * (blocks + head)
     return looked_at + found / total
 
 
-def _more_sweeps(shape: Shape, task: Task, options: PruneOptions) -> int:
+def _more_sweeps(shape: Shape, task: Task) -> int:
     """Beyond the three: ablations that do not fit beside the readings, sets of whole parts, which follow from what was
     measured there, and the trial. Eq. 16 goes beside one of these, if the chosen sets are those that were likely."""
-    counts = terms_of(shape, options)
-    together, apart = ablation_bytes(task, counts, options, shape.width)
-    _, late = orders(counts, options)
+    together, apart = ablation_bytes(shape, task)
+    _, late = orders(terms_of(shape, task.pruned), task.pruned)
     return max(0, -(-together // task.waiting) - 1) + bool(late) + -(-apart // task.waiting)
 
 

@@ -6,13 +6,18 @@ import dataclasses
 from typing import Any
 
 import pytest
+from helpers import as_loaded, single_model, token_ids
 
 from duat_cli.analysis.plan.memory import peak
 from duat_cli.analysis.plan.pruning import (
     PROBABILITIES,
     SETS,
+    Carried,
     ablation_bytes,
+    carried,
     followed_terms,
+    printed_memory,
+    printed_tokens,
     pruning,
     shared,
     singles,
@@ -20,12 +25,15 @@ from duat_cli.analysis.plan.pruning import (
 )
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import PruneOptions, Task
-from duat_cli.analysis.plan.terms import size_of
+from duat_cli.analysis.plan.terms import REPLAYED, size_of
+from duat_cli.analysis.prune.run import prune_bound
 from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.kinds import KINDS
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.loading.model.load import load
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models import budgets
 from duat_cli.models.budgets import ABLATION_BYTES, GRADIENT_BYTES, probes_at_once, waiting_bytes
 from duat_cli.models.discovery.structure import discover
 from duat_cli.models.terms.sites import find_sites
@@ -146,10 +154,55 @@ def test_sets_are_planned_by_the_orders_that_they_are_of(shape: Shape) -> None:
     """Of all kinds together there is one; five of each are tried, beside the prompt's own pass. Sets of whole parts are
     measured later than those of neurons."""
     apart, joint = PruneOptions(kinds=("neuron", "head")), PruneOptions(kinds=("neuron", "head"), joint=True)
-    task = Task("prune-bound", (64,), (32,) * 3, pruning=apart)
     waits = waiting_bytes(32, shape.width)
     for options, orders in ((apart, 2), (joint, 1)):
-        assert ablation_bytes(task, terms_of(shape, options), options, shape.width)[1] == 3 * (2 + 5 * orders) * waits
+        task = Task("prune-bound", (64,), (32,) * 3, pruning=options)
+        assert ablation_bytes(shape, task)[1] == 3 * (2 + 5 * orders) * waits
     whole = PruneOptions(kinds=("neuron", "block"), measure=4)
-    both, _ = ablation_bytes(task, terms_of(shape, whole), whole, shape.width)
+    both, _ = ablation_bytes(shape, Task("prune-bound", (64,), (32,) * 3, pruning=whole))
     assert both == (4 + 6 + (SETS + whole.spent.points)) * waiting_bytes(64, shape.width)
+
+
+# -- Eq. 16 as printed: against sums by hand, and against the prompts that a run takes -----------------------
+
+PARTS = 2 * 3 * 6  # of each whole part, and of the stream without it
+EARLY, LATE = (2 + 64) + (2 + 36), 3 * (2 + 6)  # the same of a set of each kind, and its terms, at most 64
+ONCE = PARTS + EARLY + LATE
+
+
+def test_memory_is_of_all_that_is_carried(shape: Shape) -> None:
+    options = PruneOptions()
+    task = Task("prune-bound", (40, 60, 20), pruning=options)
+    assert carried(shape, options) == Carried(PARTS, EARLY, LATE)
+    one, through = 192 * 4, REPLAYED * budgets.AT_ONCE * 192 * 60 * 4
+    assert printed_memory(shape, task, streamed=False) == (60 * one * ONCE, through)
+    tried = dataclasses.replace(task, held_out=(30,) * 40)
+    assert printed_memory(shape, tried, streamed=True) == (120 * one * ONCE, through)
+    on_trial = PARTS + EARLY + budgets.LIKELY_SETS * LATE  # those that are measured last
+    assert printed_memory(shape, task, streamed=True) == (120 * one * on_trial, through)
+
+
+def test_as_many_likely_sets_as_fit(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = PruneOptions(kinds=("neuron", "head"), joint=True)
+    task = Task("prune-bound", (40, 60), pruning=options)
+    one, each = 100 * 192 * 4, 2 + 64
+    for room, sets in ((9, budgets.LIKELY_SETS), (3, 3), (1, 1)):
+        monkeypatch.setattr(budgets, "PRINTED_BYTES", room * one * each)
+        assert printed_memory(shape, task, streamed=True)[0] == sets * one * each
+
+
+def test_prompts_are_the_first_that_fit(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = PruneOptions(whole=True)
+    task = Task("prune-bound", (40, 6000, *[20] * 9), pruning=options)
+    assert printed_tokens(shape, task) == [40, *[20] * 3]  # four; 6,000 tokens are too many
+    monkeypatch.setattr(budgets, "PRINTED_BYTES", 60 * 192 * 4 * ONCE)
+    assert printed_tokens(shape, task) == [40, 20]
+
+
+def test_a_run_takes_as_many() -> None:
+    options = PruneOptions(probes=2, measure=0, effort="quick", kinds=("head",), budget=9.0)
+    model = single_model("llama")
+    given = [Prompt("", str(k), token_ids(model, 5 + k, k), k) for k in range(4)]
+    report = prune_bound(as_loaded(model), given, [], options, lambda *_: None).report
+    assert {row.prompts for row in report.eq16} == {options.spent.printed}
+    assert [row.name for row in report.eq16] == ["head"]
