@@ -6,10 +6,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from duat_cli.analysis.plan.compared import comparing_operations
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
-from duat_cli.analysis.plan.work import operations, statistics_operations, untrained_operations
+from duat_cli.analysis.plan.work import comparing_operations, operations, statistics_operations, untrained_operations
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.results.plan import Residence, Way
 
