@@ -59,12 +59,9 @@ def peak(shape: Shape, task: Task, weights: Residence, tuned: Shape | None = Non
     moments = look_at_weights(shape, task, weights, tuned)
     if task.runs and task.command == "lora-diff":
         moments += two_models(shape, task, weights, tuned)
-    elif task.runs and task.command == "attribute":
-        moments += _resident(shape, task, False) if weights == "resident" else _streamed(shape, task, False)
-        moments += attribution(shape, task, weights)
     elif task.runs:
-        statistics = _has_statistics(task)
-        moments += _resident(shape, task, statistics) if weights == "resident" else _streamed(shape, task, statistics)
+        moments += _resident(shape, task) if weights == "resident" else _streamed(shape, task)
+        moments += attribution(shape, task, weights) if task.command == "attribute" else []
         moments += pruning(shape, task, weights) if task.pruning is not None else []
         if task.command == "compare":
             beside = kept_prompts(shape, task, weights)
@@ -112,18 +109,17 @@ def _shared(shape: Shape, task: Task, processes: int, tuned: Shape | None) -> Mo
         alone = (attribution(shape, replace(task, tokens=(tokens,)), "resident") for tokens in longest)
         own += sum(max(map(size_of, one)) - size_of(every) for one in alone)
         return [*every, term(PREDICTIONS, predicted(shape, task)), term(SHARING, own)]
-    statistics = _has_statistics(task)
-    working = sum(size_of(_at_a_block(shape, task, tokens, statistics)) for tokens in longest)
-    return [*every, _values(shape), term("entries of V O", _entries(shape, statistics)), term(SHARING, own + working)]
+    working = sum(size_of(_at_a_block(shape, task, tokens)) for tokens in longest)
+    return [*every, _values(shape), _entries(shape, task), term(SHARING, own + working)]
 
 
-def _resident(shape: Shape, task: Task, statistics: bool) -> list[Moment]:
+def _resident(shape: Shape, task: Task) -> list[Moment]:
     """While weights are read, one stored tensor stands beside the ones in memory."""
     every, first = held(shape, "resident"), held(shape, "resident", running=False)
     kept = [] if task.command == "attribute" else [_values(shape), *_together(shape, task)]
     return [
         [*first, term("the largest tensor, as stored", shape.largest_tensor)],
-        [*every, *kept, *_working(shape, task, statistics)],
+        [*every, *kept, *_working(shape, task)],
     ]
 
 
@@ -151,7 +147,7 @@ def _together(shape: Shape, task: Task) -> Moment:
     return [term("batches of prompts", min(BATCH_BYTES_GPU, largest) if task.gpu else BATCHES)]
 
 
-def _streamed(shape: Shape, task: Task, statistics: bool) -> list[Moment]:
+def _streamed(shape: Shape, task: Task) -> list[Moment]:
     """A block stands beside the stored bytes from which it is made, then beside those of the next one. Embeddings and
     heads are read whole once, for the fingerprint, after the last block, of which V and O are still held."""
     every = held(shape, "streamed")
@@ -164,7 +160,7 @@ def _streamed(shape: Shape, task: Task, statistics: bool) -> list[Moment]:
             *page_of(shape),
             term("values of the block, V", 2 * shape.values + kernel_factors(shape, 1)),
             term("prompts in front of the block", waiting),
-            *_working(shape, task, statistics),
+            *_working(shape, task),
         ]
     ]
     stored = max((block.read for block in shape.parts.blocks), default=0)
@@ -177,26 +173,25 @@ def _streamed(shape: Shape, task: Task, statistics: bool) -> list[Moment]:
                 term(layer.name, size),
                 term(STORED_BESIDE, beside),
                 term("V and O of the last block", 2 * shape.values + shape.outputs + kernel_factors(shape, 1)),
-                term("entries of V O", _entries(shape, statistics)),
+                _entries(shape, task),
             ]
         )
     return found
 
 
-def _working(shape: Shape, task: Task, statistics: bool) -> list[MemoryTerm]:
+def _working(shape: Shape, task: Task) -> Moment:
     """Of one prompt at one block, the longest one."""
-    entries = [term("entries of V O", _entries(shape, statistics))] if statistics else []
-    return [*_at_a_block(shape, task, max(task.tokens, default=0), statistics), *entries]
+    return [*_at_a_block(shape, task, max(task.tokens, default=0)), _entries(shape, task)]
 
 
-def _at_a_block(shape: Shape, task: Task, n: int, statistics: bool) -> Moment:
+def _at_a_block(shape: Shape, task: Task, n: int) -> Moment:
     """Of one prompt of so many tokens: its pass, then what is computed of W'.
 
     The Gram matrix of the heads is a sum over (H d, H d) products, two in w and one in float64, and one of (K d, K d).
     """
     scores, streams = shape.heads * n**2 * shape.wide, STREAMS * shape.width * n * shape.wide
-    through = max([through_block(shape, n)], *_kernel(shape, n, statistics), key=size_of)
-    if not statistics:
+    through = max([through_block(shape, n)], *_kernel(shape, task, n), key=size_of)
+    if not _has_statistics(task):
         return through
     side, few = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
     gram = side * side * (2 * shape.wide + 8) + few * (few + shape.width) * shape.wide
@@ -209,17 +204,18 @@ def _at_a_block(shape: Shape, task: Task, n: int, statistics: bool) -> Moment:
     return max(through, after, key=size_of)
 
 
-def _kernel(shape: Shape, n: int, statistics: bool) -> list[Moment]:
+def _kernel(shape: Shape, task: Task, n: int) -> list[Moment]:
     """Of a kernel that treats each channel by itself: while impulses prove its form, and those of a prompt show its H;
     then statistics of so many heads."""
     one = n * shape.channels
     states = (IMPULSE_STATES * max(IMPULSES, one) + (STATES - IMPULSE_STATES) * one) if one else 0
     impulses = term("impulses in the kernel", states * shape.state * shape.wide)
-    if not statistics or not shape.measured_kernels:
+    if not _has_statistics(task) or not shape.measured_kernels:
         return [[impulses]]
     rows = term("H of a kernel, by channel", KERNEL_ROWS * shape.channels * n * n * shape.wide)
     return [[impulses, rows], [term("statistics of W', by channel", KERNEL_SQUARES * 8 * shape.channels**2), rows]]
 
 
-def _entries(shape: Shape, statistics: bool) -> int:
-    return ENTRIES * shape.heads * shape.wide * len(shape.parts.blocks) if statistics else 0
+def _entries(shape: Shape, task: Task) -> MemoryTerm:
+    size = ENTRIES * shape.heads * shape.wide * len(shape.parts.blocks)
+    return term("entries of V O", size if _has_statistics(task) else 0)
