@@ -63,7 +63,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         analysis/network/layer""",
     "against the Jacobian of all blocks: analysis/inspect/test_end_to_end.py": "analysis/sources",
     "kinds and samples: analysis/prune/test_run.py": "analysis/prune/wanted",
-    "what a prompt gives, kept or not: analysis/shards/test_prune.py": "analysis/prune/part analysis/prune/responding",
+    "what a prompt gives, kept or not: analysis/shards/test_prune.py": "analysis/prune/responding",
     "orders and their curves: analysis/prune/sets/test_nested.py": """
         analysis/prune/sets/order""",
     "read back by transformers: analysis/prune/sets/test_apply.py": "models/edits/heads",

@@ -1,19 +1,57 @@
-"""The responses of all terms under some prompts, and the gradient of their loss, for Taylor's criterion."""
+"""What one prompt gives of all terms, before any set is chosen; and its responses, with the gradient of its loss for
+Taylor's criterion."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from duat_cli.analysis.prune.part import Responded
+from duat_cli.analysis.prune.terms.criteria import Activations
 from duat_cli.analysis.prune.terms.damage import Loss, Metric, metric_for
 from duat_cli.analysis.prune.terms.ground import Ground
+from duat_cli.analysis.prune.terms.readings import Readings
 from duat_cli.analysis.prune.terms.responses import Responses, TermList, Without
 from duat_cli.analysis.session import Session
 from duat_cli.errors import InputError
 from duat_cli.models.discovery.causality import LogitsPass
 from duat_cli.models.sweep.passes import Means, Recorded
+
+
+@dataclass(frozen=True)
+class Responded:
+    """What its gradients gave."""
+
+    responses: Tensor
+    """(probes, terms), float32."""
+    slope: Tensor | None
+    """(terms,), float32: the response to the gradient of the loss; None where there is no loss."""
+    loss: tuple[float, int] | None
+    """Its own loss, nats a token, and the size of the vocabulary."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What its sweep and its ablations gave."""
+
+    readings: Readings
+    error: float
+    """Of the certificate, largest over the blocks."""
+    damages: list[float]
+    """Of every term in the sample, kind by kind."""
+    moved: list[float]
+    """The same: |change of the last block's output| / |that output|."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """All of it."""
+
+    responded: Responded
+    measured: Measured
+    seen: Activations = field(default_factory=Activations)
+    """What its sites held; empty where that is added up elsewhere."""
 
 
 class Responder:

@@ -21,9 +21,8 @@ from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.plan.task import PruneOptions, ablated, by_measure
-from duat_cli.analysis.prune.part import Measured, Part, Responded
 from duat_cli.analysis.prune.printed import Printing
-from duat_cli.analysis.prune.responding import Responder
+from duat_cli.analysis.prune.responding import Measured, Part, Responded, Responder
 from duat_cli.analysis.prune.sets.choosing import Chooser, sizes_of
 from duat_cli.analysis.prune.sets.nested import Candidates, Nested, nested_sets
 from duat_cli.analysis.prune.sets.path import Sketch

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.progress import Progress
-from duat_cli.analysis.prune.part import Measured, Part, Responded
+from duat_cli.analysis.prune.responding import Measured, Part, Responded
 from duat_cli.analysis.prune.run import Begun, PruneOutcome, conclude
 from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.terms.criteria import Activations
