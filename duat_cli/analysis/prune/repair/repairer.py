@@ -49,26 +49,6 @@ class Repaired:
         return exchanged({} if self.dropped else self.refit.values)
 
 
-class Records:
-    """Prompts' own passes, kept as far as they fit: every set is compared with them."""
-
-    def __init__(self, ablator: Ablator) -> None:
-        self._ablator, self._left = ablator, KEPT_BYTES
-        self._kept: dict[Key, Recorded] = {}
-
-    def of(self, ids: Tensor) -> Recorded:
-        """ids: (1, N)."""
-        key = key_of(ids)
-        if key in self._kept:
-            return self._kept[key]
-        found = self._ablator.record(ids)
-        size = found.output.nbytes + sum(call.after.nbytes for call in found.calls)
-        if size <= self._left:
-            self._kept[key] = found
-            self._left -= size
-        return found
-
-
 class Repairer:
     """Repairs sets of one model, all of them with the same calibration prompts."""
 
@@ -85,7 +65,8 @@ class Repairer:
         self._ablator, self._prompts, self._say = ablator, prompts, say
         self.calibration = calibration
         self._consumers, self.left = consumers(model, ablator.structure, ablator.sites)
-        self._records = Records(ablator)
+        self._kept: dict[Key, Recorded] = {}  # prompts' own passes, as far as they fit: all sets are compared with them
+        self._room = KEPT_BYTES  # of those, bytes that are left
         self._without: tuple[Sequence[TermId], dict[Key, float]] = ((), {})  # a set, and what it does without repair
         calls, left = [], KEPT_BYTES
         for k, prompt in enumerate(calibration):
@@ -148,7 +129,8 @@ class Repairer:
         for k, prompt in enumerate(prompts):
             self._say(what, k, len(prompts))
             ids = self._ablator.place(prompt)
-            recorded, key = self._records.of(ids), key_of(ids)
+            key = tuple(ids.flatten().tolist())
+            recorded = self._recorded(ids, key)
             if key not in without:
                 without[key] = self._ablator.damage(recorded, ids, gone)
             after = without[key]
@@ -156,6 +138,17 @@ class Repairer:
                 with repaired.in_place():
                     after = self._ablator.damage(recorded, ids, gone)
             found.append((without[key], after))
+        return found
+
+    def _recorded(self, ids: Tensor, key: Key) -> Recorded:
+        """A prompt's own pass. ids: (1, N)."""
+        if key in self._kept:
+            return self._kept[key]
+        found = self._ablator.record(ids)
+        size = found.output.nbytes + sum(call.after.nbytes for call in found.calls)
+        if size <= self._room:
+            self._kept[key] = found
+            self._room -= size
         return found
 
     def skipped(self, refits: Sequence[Refit]) -> list[Skipped]:
@@ -167,7 +160,3 @@ class Repairer:
 
 def _lower(damages: Damages) -> bool:
     return sum(after for _, after in damages) < sum(before for before, _ in damages)
-
-
-def key_of(ids: Tensor) -> Key:
-    return tuple(ids.flatten().tolist())
