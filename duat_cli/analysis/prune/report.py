@@ -115,33 +115,27 @@ def blocks_of(session: Session, terms: Sequence[PruneTerm], asked: Collection[Ki
         by_place[term.block, term.kind].append(term)
     found = []
     for number in range(len(session.structure.calls)):
-        block, attention, ffn = (by_place[number, kind] for kind in ("block", "attention", "ffn"))
         reasons = {
             field: f"the block has no {name}" if kind in asked else f"--granularity leaves {kind} out"
             for kind, (field, name) in _FIELDS.items()
             if not by_place[number, kind]
         }
-        ablated = {}
-        for kind, there in (("block", block), ("attention", attention), ("ffn", ffn)):
-            ablated[kind] = _largest([t.measured for t in there])
-            if ablated[kind] is None:
+        parts: dict[str, object] = {}  # of the block, its attention and its FFN
+        for kind in _PARTS:
+            there = by_place[number, kind]
+            parts[kind] = _largest([t.linearised for t in there])
+            parts[f"{kind}_measured"] = measured = _largest([t.measured for t in there])
+            if measured is None:
                 reasons[f"{kind}_measured"] = NOT_ABLATED if there else reasons[kind]
-        bounds: dict[str, object] = {}
-        for name, there in (("attention", attention), ("ffn", ffn)):
-            bounds |= _bounds(name, there, reasons)
+        for kind in _PARTS[1:]:
+            parts |= _bounds(kind, by_place[number, kind], reasons)
         found.append(
             PruneBlock(
                 index=number,
                 name=session.structure.block(number).parts.name,
-                block=_largest([t.linearised for t in block]),
-                attention=_largest([t.linearised for t in attention]),
-                ffn=_largest([t.linearised for t in ffn]),
-                block_measured=ablated["block"],
-                attention_measured=ablated["attention"],
-                ffn_measured=ablated["ffn"],
                 heads=_heads(by_place[number, "head"], session.kv_heads),
                 neurons=_neurons(by_place[number, "neuron"], budget),
-                **bounds,  # type: ignore[arg-type]
+                **parts,  # type: ignore[arg-type]
                 reasons=reasons,
             )
         )
@@ -164,6 +158,7 @@ def _bounds(name: str, there: list[PruneTerm], reasons: dict[str, str]) -> dict[
     return {field: value for field, (value, _) in found.items()}
 
 
+_PARTS: tuple[Kind, ...] = ("block", "attention", "ffn")
 _FIELDS: dict[Kind, tuple[str, str]] = {
     "block": ("block", "block"),
     "attention": ("attention", "softmax attention"),
@@ -217,33 +212,18 @@ def _neurons(neurons: list[PruneTerm], budget: float) -> NeuronSummary | None:
 # -- prediction ----------------------------------------------------------------------------------------------
 
 
-def predictions_of(
+def prediction_of(
+    kind: Kind,
+    sample: Sample,
     terms: TermList,
-    samples: Mapping[Kind, Sample],
     damage: Tensor,
     measured: Mapping[TermId, float],
     scores: Scores,
     metric: MetricName,
     confidence: float,
-) -> list[Prediction]:
-    """How each kind's prediction, and each criterion, compares with the ablations."""
-    found = []
-    for kind, sample in samples.items():
-        truth = torch.tensor([measured[terms.ids[k]] for k in sample.places], dtype=torch.float64)
-        found.append(_prediction(kind, terms.places(kind), damage, truth, sample, scores, metric, confidence))
-    return found
-
-
-def _prediction(
-    kind: Kind,
-    here: range,
-    damage: Tensor,
-    truth: Tensor,
-    sample: Sample,
-    scores: Scores,
-    metric: MetricName,
-    confidence: float,
 ) -> Prediction:
+    """How a kind's prediction, and each criterion, compares with the ablations."""
+    here, truth = terms.places(kind), torch.tensor([measured[terms.ids[k]] for k in sample.places], dtype=torch.float64)
     picked = torch.tensor(sample.places, dtype=torch.long)
     every, chance = damage[here.start : here.stop], torch.tensor(sample.chance, dtype=torch.float64)
     weights = 1 / chance

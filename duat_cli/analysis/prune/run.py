@@ -19,7 +19,7 @@ from duat_cli.analysis.prune.pooled import pooled_cosines
 from duat_cli.analysis.prune.repair.choice import Repairs, repair_sets
 from duat_cli.analysis.prune.repair.repairer import Repairer
 from duat_cli.analysis.prune.repair.standing import biases
-from duat_cli.analysis.prune.report import blocks_of, predictions_of, terms_of
+from duat_cli.analysis.prune.report import blocks_of, prediction_of, terms_of
 from duat_cli.analysis.prune.sets.apply import apply_terms
 from duat_cli.analysis.prune.sets.export import chosen_set, kinds_of_blocks, mergekit_slices
 from duat_cli.analysis.prune.sets.nested import Nested
@@ -239,9 +239,9 @@ def conclude(begun: Begun) -> PruneOutcome:
     eq16 = work.printing.rows(nested, work.moved)
     pooled, unpooled = pooled_cosines(work, plans, nested, held_out)
     give_back_free_memory()  # of the passes: a report's terms are small, and many
-    damage, scores, bounds = work.damage, work.scores(), certified(work)
+    damage, scores, measured = work.damage, work.scores(), work.measured()
     terms = terms_of(
-        session.structure, work.sites, work.terms, damage, work.readings, bounds, work.measured(), work.branches
+        session.structure, work.sites, work.terms, damage, work.readings, certified(work), measured, work.branches
     )
     report = PruneReport(
         duat_version=__version__,
@@ -251,9 +251,10 @@ def conclude(begun: Begun) -> PruneOutcome:
         certificate=session.certificate(max([*work.errors, *(row.error for row in eq16)])),
         protocol=_protocol(work),
         blocks=blocks_of(session, terms, options.kinds, options.budget),
-        prediction=predictions_of(
-            work.terms, work.sample, damage[0], work.measured(), scores, work.metric.name, options.confidence
-        ),
+        prediction=[
+            prediction_of(kind, sample, work.terms, damage[0], measured, scores, work.metric.name, options.confidence)
+            for kind, sample in work.sample.items()
+        ],
         plans=plans,
         pooled=pooled,
         eq16=eq16,
