@@ -52,8 +52,9 @@ class Metric(Protocol):
 
     def measured_each(self, reference: Tensor, outputs: Tensor, ids: Tensor) -> list[float]:
         """The same of several outputs, (B, N, ...), beside a reference of (1, N, ...)."""
+        return [self.measured(reference, output[None], ids) for output in outputs]
 
-    def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
+    def probes(self, reference: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
         """Random directions, (count, *reference.shape). noise: draws a tensor of a shape, which may be written to."""
 
     def first_order(self, reference: Tensor, ids: Tensor) -> Tensor | None:
@@ -96,10 +97,7 @@ class Hidden(Metric):
         size = torch.linalg.vector_norm(reference.double())
         return float(torch.linalg.vector_norm(output.double() - reference.double()) / size)
 
-    def measured_each(self, reference: Tensor, outputs: Tensor, ids: Tensor) -> list[float]:
-        return [self.measured(reference, output[None], ids) for output in outputs]
-
-    def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
+    def probes(self, reference: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
         drawn = noise((count, *reference.shape)).to(reference)
         return drawn / torch.linalg.vector_norm(reference.double()).to(reference)
 
@@ -146,7 +144,7 @@ class Divergence(Metric):
         found: list[float] = kl_each(reference[0], outputs).mean(dim=1).tolist()
         return found
 
-    def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
+    def probes(self, reference: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
         tokens = reference.shape[1]
         return _fisher_noise(reference, noise, count).div_(math.sqrt(2 * tokens))
 
@@ -191,7 +189,7 @@ class Loss(Metric):
             total += float(functional.cross_entropy(piece.double(), target, reduction="sum"))
         return total / (ids.shape[1] - 1)
 
-    def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
+    def probes(self, reference: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
         scored = reference.shape[1] - 1
         fisher = _fisher_noise(reference, noise, count).div_(math.sqrt(2 * scored))
         fisher[:, :, -1] = 0  # the last token's next one is not known

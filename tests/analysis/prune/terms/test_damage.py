@@ -93,7 +93,7 @@ def test_damage_is_the_same_in_pieces_of_some_tokens(at_once: int, monkeypatch: 
 
 def test_probes_of_hidden_have_unit_covariance() -> None:
     out = logits(2, 4)
-    probes = Hidden(None).probes(out, ids(), noise_of(), 40_000)  # type: ignore[arg-type]
+    probes = Hidden(None).probes(out, noise_of(), 40_000)  # type: ignore[arg-type]
     assert torch.allclose(covariance(probes) * float(out.norm()) ** 2, torch.eye(8, dtype=torch.float64), atol=0.05)
 
 
@@ -101,7 +101,7 @@ def test_probes_of_hidden_have_unit_covariance() -> None:
 def test_fisher_probes_have_the_fisher_matrix_as_covariance(metric: Any) -> None:
     """½ F / tokens: a change of the logits δ then has E⟨v, δ⟩² = ½ δᵀFδ / tokens."""
     out = logits()
-    probes = metric.probes(out, ids(), noise_of(), 60_000)
+    probes = metric.probes(out, noise_of(), 60_000)
     scored = 3
     if metric.name == "nll":
         probes, scored = probes[1:], 2
@@ -116,7 +116,7 @@ def test_fisher_probes_have_the_fisher_matrix_as_covariance(metric: Any) -> None
 def test_fisher_probes_of_a_large_vocabulary_in_bfloat16() -> None:
     """A bfloat16 softmax over many tokens misses 1 by a percent; probes sum to zero for every token even so."""
     out = logits(2, 30_000).bfloat16()
-    probes = Divergence(None).probes(out, ids(), noise_of(), 4).float()
+    probes = Divergence(None).probes(out, noise_of(), 4).float()
     assert float((probes.sum(-1).abs() / probes.abs().sum(-1)).max()) < 5e-3
     assert probes.dtype == torch.float32
 
@@ -130,7 +130,7 @@ def test_the_second_order_is_the_measured_damage_of_a_small_change(name: str) ->
     measured = metric.measured(out.double(), out.double() + delta, tokens)
     # r = -⟨v, δ⟩: the response is the term's, and the output changes by minus the term
     first = metric.first_order(out, tokens)
-    probes = metric.probes(out, tokens, noise_of(), 50_000)
+    probes = metric.probes(out, noise_of(), 50_000)
     probes = probes if first is None else torch.cat([first[None], probes])
     responses = -(probes.double().flatten(1) @ delta_all)[None, :, None]
     estimate, low, high = (float(x) for x in metric.predicted(responses, 0.999))
