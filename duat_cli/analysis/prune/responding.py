@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from duat_cli.analysis.prune.terms.criteria import Activations
-from duat_cli.analysis.prune.terms.damage import Loss, Metric, metric_for
+from duat_cli.analysis.prune.terms.damage import Loss, metric_for
 from duat_cli.analysis.prune.terms.ground import Ground
 from duat_cli.analysis.prune.terms.readings import Readings
 from duat_cli.analysis.prune.terms.responses import Responses, TermList, Without
@@ -98,22 +98,9 @@ class Responder:
 
     def of_metric(self, number: int, recorded: Recorded, without: Without | None = None) -> Responses:
         """Those to the probes of the metric, to be carried."""
-        metric = self._ground.metric
-        return self._responses(metric, number, recorded, self._probes, number, self._means, without)
-
-    def _responses(
-        self,
-        metric: Metric,
-        number: int,
-        recorded: Recorded,
-        count: int,
-        seed: int,
-        means: Means | None = None,
-        without: Without | None = None,
-    ) -> Responses:
         return Responses(
-            self._structure, self._ground.sites, metric, self._ids[number], recorded, self._terms, count, seed, means,
-            self._weights, without,
+            self._structure, self._ground.sites, self._ground.metric, self._ids[number], recorded, self._terms,
+            self._probes, number, self._means, self._weights, without,
         )  # fmt: skip
 
     def _scored(self, number: int) -> bool:
@@ -129,13 +116,20 @@ class Responder:
         self._session.together(list(heads.values()))
         found: list[Responses | None] = []
         for number, one in zip(numbers, recorded, strict=True):
+            if self._loss is None or number not in wanted:
+                found.append(None)
+                continue
             passed = one
-            if number in wanted and name == "hidden":
+            if name == "hidden":
                 logits = heads[number].found if number in heads else known.pop(number)
                 assert logits is not None
                 passed = Recorded(logits, one.calls)
-            assert self._loss is not None or number not in wanted
-            found.append(self._responses(self._loss, number, passed, 0, 0) if self._loss and number in wanted else None)
+            found.append(
+                Responses(
+                    self._structure, self._ground.sites, self._loss, self._ids[number], passed, self._terms, 0, 0,
+                    weights=self._weights,
+                )
+            )  # fmt: skip
         return found
 
     def _carry(self, found: Sequence[Responses]) -> None:
