@@ -105,16 +105,15 @@ def _title(one: Attribution, prompts: int) -> str:
 
 def _sums(one: Attribution) -> list[str]:
     p, d = one.parts, one.direct
-    here = SIGNED(sum(u.value for u in p.units))
-    total = f"tokens {SIGNED(sum(t.value for t in p.tokens))}, biases {SIGNED(p.static.value)}, UAT terms {here}"
-    heads, units = sum(h.value for h in d.heads), sum(u.value for u in d.units)
+    tokens, terms, heads, units = (sum(x.value for x in some) for some in (p.tokens, p.units, d.heads, d.units))
+    total = f"tokens {SIGNED(tokens)}, biases {SIGNED(p.static.value)}, UAT terms {SIGNED(terms)}"
     direct = f"tokens {SIGNED(d.tokens)}, biases {SIGNED(d.static)}, heads {SIGNED(heads)}, UAT terms {SIGNED(units)}"
     if p.encoder is not None:
         total += f", encoder {SIGNED(p.encoder.value)}"
         direct += f", encoder {SIGNED(p.encoder.direct)}"
-    found = [f"total: {total}, output bias {SIGNED(p.head_bias)}"]
-    found.append(f"direct: {direct}, output bias {SIGNED(d.head_bias)}")
-    return found if one.capped is None else [*found, f"behind the model's cap: {numbers.plain(one.capped)}"]
+    total, direct = (f"{sums}, output bias {SIGNED(of.head_bias)}" for sums, of in ((total, p), (direct, d)))
+    capped = [] if one.capped is None else [f"behind the model's cap: {numbers.plain(one.capped)}"]
+    return [f"total: {total}", f"direct: {direct}", *capped]
 
 
 def _tokens(one: Attribution, page: Page) -> list[RenderableType]:

@@ -248,7 +248,7 @@ def test_identical_prompts_give_zero_everywhere(model_type: str) -> None:
         assert all(head.relative == head.unaligned == 0.0 for head in block.heads)
     assert not any(parameter.moved or parameter.change for parameter in report.comparison.parameters)
     assert report.pairs[0].kl in (0.0, None)
-    assert report.comparison.notable == ["no operator W' moved"]
+    assert report.comparison.notable == ["no operator W' moved: the compared tokens read nothing that differs"]
 
 
 def test_heads_are_those_of_the_models_attention_weights() -> None:

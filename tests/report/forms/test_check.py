@@ -162,7 +162,7 @@ def test_all_leaves_nothing_out() -> None:
 def test_words() -> None:
     report = sample.check_report()
     assert verdict(report) == ("FAILED: 11 failed, 1 warning, 4 passed, 2 skipped; 1 of these behind 1 cause")
-    assert [measured(o) for o in report.outcomes[8:13]] == ["0.27 > 0.0001", "2.5 < 3", "", "1 > 0", "0 (<= 0)"]
+    assert [measured(o) for o in report.outcomes[8:13]] == ["0.27 > 0.0001", "2.5 < 3", "", "1 > 0", "0 values (<= 0)"]
 
 
 if __name__ == "__main__":
