@@ -131,6 +131,14 @@ def test_the_contents_name_a_prediction_of_any_token() -> None:
     assert "\">':' at position 1</a>" in page.partition("</nav>")[0]
 
 
+@pytest.mark.parametrize(("names", "folded"), [(12, False), (13, True)])
+def test_long_lists_of_names_are_folded(names: int, folded: bool) -> None:
+    report = sample.lora_report().model_copy(update={"unchanged": [f"layer.{k}.weight" for k in range(names)]})
+    page = page_of([(None, report)])
+    assert (f"<details><summary>{names} names<" in page) is folded
+    assert page.count("<li>layer.") == names
+
+
 def test_words_cut_off_or_touching_are_seen(inspected: Any) -> None:
     inspected.evaluate("document.querySelector('.picture svg text').setAttribute('x', '5000')")
     assert len(inspected.evaluate(OUTSIDE)) == 1
