@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 PAPER_PROMPT = "Nui zi created Nui zi dynamics"  # the paper's own example, where a matrix is asked for without a text
 
@@ -51,14 +51,18 @@ def plural(number: int, noun: str) -> str:
 
 def indices(word: str, numbers: list[int]) -> str:
     """Numbered things, runs joined: 'block 3' or 'blocks 0-4, 7'."""
+    return f"{word if len(set(numbers)) == 1 else word + 's'} {', '.join(spans(numbers))}"
+
+
+def spans(numbers: Iterable[int]) -> list[str]:
+    """Runs of numbers: '0-4', '7'."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    names = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    return f"{word if len(set(numbers)) == 1 else word + 's'} {', '.join(names)}"
+    return [str(first) if first == last else f"{first}-{last}" for first, last in runs]
 
 
 def in_one(texts: Sequence[str]) -> str | None:

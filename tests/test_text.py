@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duat_cli.text import about, clean, in_one, indices, one_line, plural
+from duat_cli.text import about, clean, in_one, indices, one_line, plural, spans
 
 
 def test_clean_escapes_what_steers_or_hides() -> None:
@@ -17,6 +17,11 @@ def test_clean_escapes_what_steers_or_hides() -> None:
 def test_one_line() -> None:
     assert one_line("a\n  b\t\x1bc") == "a b \\x1bc"
     assert one_line("x" * 500 + "end", 20) == "x" * 9 + " ... " + "xxxend"
+
+
+def test_spans() -> None:
+    assert spans([]) == []
+    assert spans([7, 2, 0, 1, 4, 2]) == ["0-2", "4", "7"]
 
 
 def test_indices() -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
+
+
+def is_full_disk(fault: Exception) -> bool:
+    """Whether a file could not be written for want of space: the system's error is a text in an error of its own."""
+    return f"(os error {errno.ENOSPC})" in str(fault)
 
 
 def open_read(path: Path) -> Any:

@@ -10,7 +10,7 @@ import safetensors
 import torch
 from safetensors.torch import save_file
 
-from duat_cli.compat.safetensors import open_read
+from duat_cli.compat.safetensors import is_full_disk, open_read
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -31,3 +31,10 @@ def test_a_file_is_read_whether_or_not_the_way_can_be_chosen(
         assert opened.get_tensor("x").tolist() == [0.0, 1.0, 2.0]
     assert asked[0]["backend"] == "pread"
     assert not old or "backend" not in asked[1]
+
+
+def test_a_full_disk_is_known_by_the_system_s_number() -> None:
+    said = "Error while serializing: I/O error: {} (os error {})"  # as safetensors 0.8 has it
+    assert is_full_disk(safetensors.SafetensorError(said.format("No space left on device", 28)))
+    assert not is_full_disk(safetensors.SafetensorError(said.format("Input/output error", 5)))
+    assert not is_full_disk(ValueError("tensors share memory"))

@@ -77,6 +77,8 @@ def check(plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFa
     Where the prompts cannot be made tokens, the model cannot run or the pass leaves nothing to measure, and no rule
     that needs none of it says so: the InputError, ForwardError or NoSignalError.
     """
+    if plan.policy.layers[-1].source == "policy adapter" and request.adapter is None and plan.baseline_name is None:
+        raise InputError("--policy adapter: nothing to hold it against; give --adapter DIR, or --baseline FILE")
     read = request.texts.read(progress) if plan.forward else []
     found = request.model.find(progress)
     adapter = _adapter(request, progress)

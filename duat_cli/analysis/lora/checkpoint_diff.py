@@ -14,11 +14,12 @@ from duat_cli.analysis.lora.change import Change, common_rows, replaced
 from duat_cli.analysis.lora.notable import numbered_anew, summarise
 from duat_cli.analysis.lora.weight_change import Directions, rounding
 from duat_cli.analysis.progress import Progress
-from duat_cli.checks.rules.declared import told
+from duat_cli.checks.rules.declared import config_changes, told
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.adapter.base_weights import EMBEDDINGS, HEADS, BaseWeights, Place
 from duat_cli.loading.adapter.origins import Origin, Renumbered, renumbered_stacks
 from duat_cli.loading.adapter.parameter import ParameterPlan
+from duat_cli.loading.declared.facts import Declared
 from duat_cli.loading.declared.fields import flat
 from duat_cli.operators.lowrank import nonfinite
 from duat_cli.results.base import Run, Skipped
@@ -122,27 +123,19 @@ def _names(base: BaseWeights, renumbered: Sequence[Renumbered]) -> Iterator[tupl
 
 def _untied(base: BaseWeights, tuned: BaseWeights) -> Iterator[tuple[str, str, str]]:
     """The head of the one that has its own, where the other's is its embedding."""
-    tables = [_held(one, EMBEDDINGS) for one in (base, tuned)]
-    heads = [_held(one, HEADS) for one in (base, tuned)]
-    same_class = base.files.config.get("architectures") == tuned.files.config.get("architectures")
-    for own, other in ((0, 1), (1, 0)):
-        tied = bool((base, tuned)[other].files.config.get("tie_word_embeddings", True))
-        if same_class and tied and len(heads[own]) == len(tables[other]) == 1 and not heads[other]:
-            [head], [table] = heads[own], tables[other]
-            yield (head, head, table) if own == 0 else (head, table, head)
-
-
-def _held(weights: BaseWeights, leaves: Sequence[str]) -> list[str]:
-    """The matrices of these names, with a row a token."""
-    named = ((name, name.removesuffix(".weight").rpartition(".")[2]) for name in weights.files.tensors)
-    return [name for name, leaf in named if leaf in leaves and name.endswith(".weight")]
+    if base.files.config.get("architectures") != tuned.files.config.get("architectures"):
+        return
+    for own, other in ((base, tuned), (tuned, base)):
+        heads, tables = own.weights_of(HEADS), other.weights_of(EMBEDDINGS)
+        if other.ties_head and not other.weights_of(HEADS) and len(heads) == len(tables) == 1:
+            yield (heads[0], heads[0], tables[0]) if own is base else (heads[0], tables[0], heads[0])
 
 
 def _config_notes(base: BaseWeights, tuned: BaseWeights) -> list[str]:
     """Fields that both state, and otherwise: a number of the forward pass may move by them alone."""
-    before, after = (flat(one.files.config) for one in (base, tuned))
-    changes = [(name, value, after[name]) for name, value in before.items() if name in after and value != after[name]]
-    changes = [change for change in changes if not change[0].startswith("quantization_config")]
+    before, after = (Declared(flat(one.files.config), {}) for one in (base, tuned))
+    found = config_changes(before.entries(), after)
+    changes = [change for change in found if not change[0].startswith("quantization_config")]
     return [f"config.json differs: {told(changes)}"] if changes else []
 
 

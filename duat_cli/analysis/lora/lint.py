@@ -148,7 +148,7 @@ def _experts(adapter: AdapterFiles, known: list[ParameterPlan]) -> Iterator[Lint
 
 
 def _tied(known: list[ParameterPlan], base: BaseWeights | None) -> Iterator[LintFinding]:
-    if base is None or not _is_tied(base):
+    if base is None or not base.ties_head:
         return
     inputs = [p for p in known if leaf_of(p.module) in EMBEDDINGS and p.kind != "saved"]
     heads = [p for p in known if leaf_of(p.module) in HEADS and p.kind != "saved"]
@@ -159,14 +159,6 @@ def _tied(known: list[ParameterPlan], base: BaseWeights | None) -> Iterator[Lint
         one, other = (heads[0], "input embedding") if heads else (inputs[0], "output head")
         yield finding("tied-weights", one.module, f"{shown(one.module)} shares its weight with the {other}: merged, "
                       "the change acts there as well; unmerged it does not")  # fmt: skip
-
-
-def _is_tied(base: BaseWeights) -> bool:
-    """As config.json says; where it is silent, tied if the files have no head."""
-    stated = base.files.config.get("tie_word_embeddings")
-    if isinstance(stated, bool):
-        return stated
-    return not any(leaf_of(name.rpartition(".")[0]) in HEADS for name in base.files.tensors)
 
 
 def lint_changes(
@@ -180,7 +172,7 @@ def lint_changes(
         return
     known = [plan for plan in found if isinstance(plan, ParameterPlan)]
     yield from _magnitude(((p, relative_norm(p, read, base)) for p in known) if norms is None else norms)
-    if _is_tied(base):
+    if base.ties_head:
         yield from _saved_heads(known, read)
 
 

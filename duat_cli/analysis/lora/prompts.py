@@ -313,12 +313,15 @@ def _terms(before: Kept, after: Kept) -> TermsChange:
         "output": (before.output, after.output, before.output, ZERO),
     }
     for name, (a, b, whole, why) in pairs.items():
-        comparable = a is not None and b is not None and whole is not None and a.shape == b.shape
-        size = float(wide(whole).norm()) if comparable and whole is not None else 0.0
-        values[name] = float((wide(b) - wide(a)).norm()) / size if size and a is not None and b is not None else None
-        if values[name] is None:
-            both = a is not None and b is not None and whole is not None
-            reasons[name] = ZERO if comparable else OTHER_SHAPE if both else why
+        values[name] = None
+        if a is None or b is None or whole is None:
+            reasons[name] = why
+        elif a.shape != b.shape:
+            reasons[name] = OTHER_SHAPE
+        elif size := float(wide(whole).norm()):
+            values[name] = float((wide(b) - wide(a)).norm()) / size
+        else:
+            reasons[name] = ZERO
     return TermsChange(**values, reasons=reasons)
 
 

@@ -30,10 +30,9 @@ def _config(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     if not before:  # of a baseline that may know nothing of these files
         return
     files: dict[str, list[Change]] = {}
-    for name in dict.fromkeys([*before, *now]):
-        if before.get(name) != now.get(name):
-            file, _, field = name.rpartition(".json.")
-            files.setdefault(f"{file}.json", []).append((field, before.get(name), now.get(name)))
+    for name, old, new in _differing(before, now):
+        file, _, field = name.rpartition(".json.")
+        files.setdefault(f"{file}.json", []).append((field, old, new))
     for file, changes in files.items():
         yield Measurement(len(changes), f"{clean(file)}: {told(changes)}", where=f"{EMBEDDER}.{file}")
 
@@ -50,6 +49,12 @@ def config_changes(old: Mapping[str, Any], new: Declared) -> Iterator[Change]:
         return
     known = before | written
     yield from ((name, known[name], here) for name, here in new.stated.items() if name in known and known[name] != here)
+
+
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
+    """Of entries that need not be in both."""
+    each = ((name, old.get(name), new.get(name)) for name in dict.fromkeys([*old, *new]))
+    return (change for change in each if change[1] != change[2])
 
 
 def _resolved_changes(before: Mapping[str, Any], new: Declared, *, same: bool) -> Iterator[Change]:
@@ -96,9 +101,7 @@ def _tokenizer_changes(old: Mapping[str, Any], here: TokenizerFacts) -> Iterator
             yield name, f"{clean(name)} {'dropped' if now == 'none' else 'added'}"
         else:
             yield name, f"{clean(name)} changed"
-    fields = below(old, "fields")
-    changes = [(n, fields.get(n), here.fields.get(n)) for n in dict.fromkeys([*fields, *here.fields])]
-    changes = [change for change in changes if change[1] != change[2]]
+    changes = list(_differing(below(old, "fields"), here.fields))
     if changes:
         yield "fields", told(changes)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from duat_cli.checks.places import Heads, block_number, block_of, heads_of, is_attention, leaf_of, outputs_beside
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.checks.weights import SAME, Indices, TensorFacts, distance
-from duat_cli.text import plural, shown
+from duat_cli.text import plural, shown, spans
 
 _HEAD = ("lm_head.weight", "embed_out.weight", "predictions.decoder.weight", "generator_lm_head.weight")
 _TABLE = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "shared.weight")
@@ -89,22 +89,11 @@ def _constant_heads(evidence: Evidence, settings: Settings) -> Iterable[Measurem
             if not heads.numbered:
                 more = f", and {plural(len(found) - 1, 'other run')} of that width" if len(found) > 1 else ""
                 which = f"as wide as the queries, keys or values of a head{more}"
-            text = (
-                f"zero in {shown(name)}: {side} {_spans(found if heads.numbered else found[:1], width, step)}, {which}"
-            )
+            named = found if heads.numbered else found[:1]
+            at = spans(first + k for first in (run * step for run in named) for k in range(width))
+            more = f" and {len(at) - 8} more" if len(at) > 8 else ""
+            text = f"zero in {shown(name)}: {side} {', '.join(at[:8])}{more}, {which}"
             yield Measurement(len(found), text, block_number(name), name)
-
-
-def _spans(runs: Sequence[int], width: int, step: int) -> str:
-    """Rows or columns of runs, those joined that follow each other: '0-95, 160-191'."""
-    ends: list[list[int]] = []
-    for first in (run * step for run in runs):
-        if ends and ends[-1][1] + 1 == first:
-            ends[-1][1] = first + width - 1
-        else:
-            ends.append([first, first + width - 1])
-    more = f" and {len(ends) - 8} more" if len(ends) > 8 else ""
-    return ", ".join(f"{first}-{last}" for first, last in ends[:8]) + more
 
 
 def _side(name: str, heads: Heads, matrices: Mapping[str, TensorFacts]) -> tuple[str, Indices, int]:

@@ -121,8 +121,6 @@ def check(
         talk = talk_of(quiet, verbose, no_color)
         outlets.open(form, json, output, report or [], no_color)
         _refuse_no_model(model)
-        if policy == "adapter" and adapter is None and baseline is None:
-            raise InputError("--policy adapter: nothing to hold it against; give --adapter DIR, or --baseline FILE")
         limit = options.parse_memory(memory)
         from duat_cli.analysis.check.run import CheckRequest
         from duat_cli.analysis.check.run import check as compute

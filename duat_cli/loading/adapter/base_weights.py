@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,9 +136,18 @@ class BaseWeights:
 
     def is_vocabulary(self, place: Place) -> bool:
         """Whether a parameter has a row a token, whose number a resized vocabulary changes."""
-        leaf = place.parameter.rpartition(".")[0].rpartition(".")[2]
         sizes = {v for k, v in config_fields(self.files.config) if k.rpartition(".")[2] == "vocab_size"}
-        return bool(place.shape) and (place.shape[0] in sizes or leaf in VOCABULARY)
+        return bool(place.shape) and (place.shape[0] in sizes or _module_of(place.parameter) in VOCABULARY)
+
+    @property
+    def ties_head(self) -> bool:
+        """Whether the head is the embedding: as config.json says; where it is silent, if the files have no head."""
+        stated = self.files.config.get("tie_word_embeddings")
+        return stated if isinstance(stated, bool) else not any(_module_of(name) in HEADS for name in self.files.tensors)
+
+    def weights_of(self, modules: Sequence[str]) -> list[str]:
+        """The files' tensors that are the weights of layers of these names, such as EMBEDDINGS."""
+        return [n for n in self.files.tensors if n.endswith(".weight") and _module_of(n) in modules]
 
     def holds_inputs_first(self, module: str) -> bool:
         """Whether a module of experts says of itself that it stores (experts, in, out)."""
@@ -164,6 +173,11 @@ class BaseWeights:
             bias = self.files.tensors.get(name.removesuffix("weight") + "bias") if name.endswith(".weight") else None
             if bias is not None and len(entry.shape) == 2 and entry.shape[0] != entry.shape[1]:
                 self._votes.setdefault(_block_of(name), set()).add(bias.shape[0] == entry.shape[1])
+
+
+def _module_of(parameter: str) -> str:
+    """The last part of its module's name."""
+    return parameter.rpartition(".")[0].rpartition(".")[2]
 
 
 def _tail(parameter: str) -> Iterator[str]:

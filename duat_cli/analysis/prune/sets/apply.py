@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from duat_cli import __version__
 from duat_cli.analysis.prune.sets.cut import Cut, cuts_of
+from duat_cli.compat.safetensors import is_full_disk
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
 from duat_cli.loading.checkpoint.files import plain_mode, read_json
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
@@ -165,7 +166,7 @@ def _written(
         except OSError:
             raise
         except Exception as fault:
-            if "(os error 28)" in str(fault):  # safetensors hands the system's error on as a text of its own class
+            if is_full_disk(fault):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from fault
             # whatever foreign code makes of a model that it was not written for
             raise UnsupportedModelError(f"transformers cannot save it: {one_line(str(fault), 200)}") from fault

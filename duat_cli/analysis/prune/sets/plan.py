@@ -47,13 +47,13 @@ def plan_of(
     """
     total, chosen, budget = len(nested.order), nested.chosen, options.budget
     reasons: dict[str, str] = {}
+    why = "" if chosen else _why_none(nested)
     if chosen is None:
-        why = _why_none(nested)
         reasons |= dict.fromkeys(("predicted", "measured", "guarantee", "mean_guarantee", "saves"), why)
     elif trial is None:
         reasons |= dict.fromkeys(("guarantee", "mean_guarantee"), NO_HOLDOUT)
     if repair is None:
-        reasons["repair"] = NO_REPAIR if chosen else _why_none(nested)
+        reasons["repair"] = why or NO_REPAIR
     gone = nested.order[: chosen.removed if chosen else 0]
     held = sum(parameters[term] for term in gone)
     return Plan(
