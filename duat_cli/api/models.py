@@ -22,7 +22,16 @@ from duat_cli.api.results import (
     SupportResult,
     VerifyResult,
 )
-from duat_cli.api.settings import at_least, blocks_of, kinds_of, no_decoder, one_input, one_of, one_question, refuse_cut
+from duat_cli.api.settings import (
+    at_least,
+    beside_shared,
+    blocks_of,
+    kinds_of,
+    no_decoder,
+    one_input,
+    one_of,
+    one_question,
+)
 from duat_cli.api.target import operator_file, tensor_target
 from duat_cli.errors import InputError
 from duat_cli.kinds import apart
@@ -188,6 +197,7 @@ def compare(
     answer: str | None = None,
     max_tokens: int | None = None,
     layers: Iterable[int] | None = None,
+    align: Literal["text", "position"] = "text",
     per_prompt: bool = False,
     cache: bool = True,
     progress: Progress | None = None,
@@ -196,7 +206,8 @@ def compare(
     """`duat compare`: which parameters follow the input. Also of a model in memory.
 
     prompts: two or more, the first compared with each other one; or a `shared` text behind each of `prefixes`, and an
-    `answer` to it. What `duat compare --fixed` asks is `compare_fixed`.
+    `answer` to it. align: whether the tokens that both prompts have are compared, or those at one place. What
+    `duat compare --fixed` asks is `compare_fixed`.
     """
     load_libraries()
     with undisturbed():
@@ -205,13 +216,13 @@ def compare(
         from duat_cli.analysis.compare.run import compare as compute
 
         given = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
-        refuse_cut(max_tokens, shared)
+        beside_shared(max_tokens, align, shared)
         blocks, own = blocks_of(layers), given.texts
         texts = texts_of(own.prompts, own.file, shared, prefixes, answer)
         asked = replace(given, prompts=[text.text for text in texts.texts], file=None)
         opened = asked.open(Task("compare"), heard(progress), texts.texts)
         words = Vocabulary(opened.texts, frozenset(opened.tokenizer.all_special_ids))
-        options = CompareOptions(blocks, per_prompt, cache)
+        options = CompareOptions(blocks, per_prompt, cache, align == "position")
         report = compute(opened.loaded, texts, opened.prompts, options, words, heard(progress))
     return CompareResult.of(report)
 

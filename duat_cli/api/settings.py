@@ -71,10 +71,13 @@ def one_prompt(prompts: Sequence[str] | None) -> str:
     return prompts[0] if prompts else PAPER_PROMPT
 
 
-def refuse_cut(max_tokens: int | None, shared: str | None) -> None:
-    """Of `compare`."""
+def beside_shared(max_tokens: int | None, align: str, shared: str | None) -> None:
+    """Of `compare`: what does not stand beside --shared."""
+    one_of("--align", align, ("text", "position"))
     if max_tokens is not None and shared is not None:
         raise InputError("--max-tokens: would cut the --shared text, which stands last; shorten the texts themselves")
+    if align != "text" and shared is not None:
+        raise InputError("--align: of --shared its own tokens are compared, whatever stands in front; leave it out")
 
 
 def one_question(

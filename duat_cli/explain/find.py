@@ -47,7 +47,7 @@ def explain(asked: str | None) -> ExplainReport:
         wanted = _plain(asked)
         entries = sorted(
             _by_name().get(wanted) or _by_words().get(_bare(wanted), []),
-            key=lambda entry: (_plain(entry.name) != wanted, entry.formula is None),
+            key=lambda entry: _rank(entry, wanted),
         )
         if not entries:
             known = dict.fromkeys(name for entry in everything() for name in _names(entry))
@@ -56,6 +56,13 @@ def explain(asked: str | None) -> ExplainReport:
                 "duat explain lists all"
             )
     return ExplainReport(duat_version=__version__, asked=asked, entries=entries)
+
+
+def _rank(entry: Explanation, wanted: str) -> tuple[bool, bool, bool, bool]:
+    """What entries of one name are sorted by: words and topics first, then what a table prints under that name."""
+    named = _plain(entry.name) == wanted
+    printed = wanted in (_plain(column.partition(": ")[2]) for column in entry.columns)
+    return (not (named and entry.kind in ("word", "topic")), not printed, not named, entry.formula is None)
 
 
 @functools.cache

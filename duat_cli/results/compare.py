@@ -179,12 +179,15 @@ class InputComparison(Result):
 
 
 class AlignedRun(Result):
-    """Tokens that follow each other in both prompts."""
+    """Tokens that follow each other in both prompts, and are compared."""
 
     a: int = Field(description="place of its first token in the first prompt, from 0")
     b: int = Field(description="place of its first token in the second prompt")
     tokens: int = Field(description="number of tokens")
     text: str = Field(description="control characters escaped; long ones cut")
+    text_b: str | None = Field(
+        default=None, description="of the second prompt, where it has other tokens there; with --align position"
+    )
 
 
 class PairFacts(WithReasons):
@@ -192,7 +195,9 @@ class PairFacts(WithReasons):
 
     a: int = Field(description="number of the first prompt, from 0")
     b: int = Field(description="number of the second prompt")
-    aligned: int = Field(description="tokens that both have: the longest common subsequence of their ids")
+    aligned: int = Field(
+        description="tokens that are compared: the longest common subsequence of ids, or with --align position all"
+    )
     runs: list[AlignedRun] = Field(description="the aligned tokens")
     kl: Annotated[Finite | None, _KL] = Field(
         description="KL(a || b) of the next-token distributions behind the last token, nats"

@@ -114,10 +114,23 @@ def test_a_statistic_names_its_nulls() -> None:
         ("`terms.own`", "own"),
         ("w'", "W'"),
         ("pruning", "pruning"),
+        ("static", "static"),
+        ("context", "effective_context"),
+        ("kl", "KL"),
+        ("a_h", "A_h"),
     ],
 )
 def test_names_are_found_however_they_are_written(asked: str, name: str) -> None:
     assert explain(asked).entries[0].name == name
+
+
+def test_words_come_first_then_what_a_table_prints_under_the_name() -> None:
+    entries = explain("static").entries
+    assert (entries[0].kind, entries[0].name) == ("word", "static")
+    assert "inspect: static" in entries[1].columns
+    printed = [any(column.endswith(": context") for column in entry.columns) for entry in explain("context").entries]
+    assert printed == sorted(printed, reverse=True)
+    assert printed[0]
 
 
 def test_a_name_of_several_fields_shows_each_with_its_path() -> None:

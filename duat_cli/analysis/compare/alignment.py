@@ -1,4 +1,4 @@
-"""Which tokens of two prompts are the same: the longest common subsequence of their ids."""
+"""Which tokens of two prompts are compared: the longest common subsequence of their ids, or place by place."""
 
 from __future__ import annotations
 
@@ -18,26 +18,30 @@ class Stretch:
     a: int
     b: int
     tokens: int
+    same: bool = True
+    """Whether both have the same ids there."""
 
 
 @dataclass(frozen=True)
 class Aligned:
-    """Pairs of equal tokens, in order: place `a[k]` of one prompt is place `b[k]` of the other."""
+    """Pairs of tokens, in order: place `a[k]` of one prompt is laid beside place `b[k]` of the other."""
 
     a: Tensor  # (n,), int64, ascending
     b: Tensor
+    same: Tensor
+    """Whether their ids are equal, (n,)."""
     tokens: tuple[int, int]
     """Of the two prompts."""
 
     def stretches(self) -> list[Stretch]:
         """The pairs as runs of tokens, in order."""
         found: list[Stretch] = []
-        for a, b in zip(self.a.tolist(), self.b.tolist(), strict=True):
+        for a, b, same in zip(self.a.tolist(), self.b.tolist(), self.same.tolist(), strict=True):
             last = found[-1] if found else None
-            if last and (last.a + last.tokens, last.b + last.tokens) == (a, b):
-                found[-1] = Stretch(last.a, last.b, last.tokens + 1)
+            if last and (last.a + last.tokens, last.b + last.tokens, last.same) == (a, b, same):
+                found[-1] = Stretch(last.a, last.b, last.tokens + 1, same)
             else:
-                found.append(Stretch(a, b, 1))
+                found.append(Stretch(a, b, 1, same))
         return found
 
     def left_out(self) -> tuple[Tensor, Tensor]:
@@ -60,6 +64,19 @@ def align(
             "is nothing to compare; give prompts that share some text"
         )
     return _aligned(pairs, a, b)
+
+
+def align_places(a: Sequence[int], b: Sequence[int], names: tuple[str, str]) -> Aligned:
+    """Every token beside the one at its place. InputError where the prompts have not as many tokens.
+
+    names: of the two prompts, for the message.
+    """
+    if len(a) != len(b):
+        raise InputError(
+            f"--align position: {names[0]} has {len(a)} tokens and {names[1]} {len(b)}, expected as many in both; "
+            "--align text compares the tokens that both have"
+        )
+    return _aligned([(k, k) for k in range(len(a))], a, b)
 
 
 def align_ends(a: Sequence[int], b: Sequence[int], count: int) -> Aligned:
@@ -120,7 +137,8 @@ def _table(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, int]]:
 
 def _aligned(pairs: Sequence[tuple[int, int]], a: Sequence[int], b: Sequence[int]) -> Aligned:
     first, second = (torch.tensor(places, dtype=torch.int64) for places in zip(*pairs, strict=True))
-    return Aligned(first, second, (len(a), len(b)))
+    same = torch.tensor([a[i] == b[j] for i, j in pairs])
+    return Aligned(first, second, same, (len(a), len(b)))
 
 
 def _others(places: Tensor, tokens: int) -> Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from duat_cli import __version__
-from duat_cli.analysis.compare.alignment import Aligned, align, align_ends, common_end
+from duat_cli.analysis.compare.alignment import Aligned, Stretch, align, align_ends, align_places, common_end
 from duat_cli.analysis.compare.blocks import compare_block, mean_of
 from duat_cli.analysis.compare.context import Context
 from duat_cli.analysis.compare.parameters import Moves
@@ -38,6 +38,8 @@ from duat_cli.text import clean
 
 SHOWN_TEXT = 200  # characters of one run of aligned tokens
 STEEP = 1.5  # an amplification that is worth a sentence
+STILL = "no operator W' moved: the compared tokens read nothing that differs"
+BY_PLACE = "; --align position compares also the tokens that differ, each with the one at its place"
 INFINITE = "infinite: behind the second prompt a token has probability 0 that has not behind the first"
 
 
@@ -61,6 +63,8 @@ class CompareOptions:
     layers: frozenset[int] | None = None
     per_prompt: bool = False
     cache: bool = True
+    by_place: bool = False
+    """Whether a token is laid beside the one at its place, not beside the same one."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def compare(
     progress: Progress,
 ) -> CompareReport:
     """The report. prompts: all of `texts` as token ids."""
-    pairs = pairs_of(texts, prompts, words.special)
+    pairs = pairs_of(texts, prompts, words.special, options.by_place)
     runs = prompts[: texts.runs]
     session = Session(loaded, progress, cache=options.cache)
     chosen(options.layers, session.depth)
@@ -111,7 +115,7 @@ def compare(
         ],
         certificate=session.certificate(max(side.errors.values())),
         comparison=InputComparison(
-            pairs=len(pairs), blocks=blocks, parameters=side.moves.parameters(), notable=_notable(blocks)
+            pairs=len(pairs), blocks=blocks, parameters=side.moves.parameters(), notable=_notable(blocks, pairs)
         ),
         context=None
         if context is None
@@ -126,11 +130,13 @@ def compare(
     )
 
 
-def pairs_of(texts: Texts, prompts: Sequence[Prompt], special: frozenset[int]) -> list[Pair]:
-    """Which tokens of each pair are the same. InputError where there are none."""
+def pairs_of(texts: Texts, prompts: Sequence[Prompt], special: frozenset[int], by_place: bool = False) -> list[Pair]:
+    """Which tokens of each pair are compared. InputError where there are none."""
     ids: list[list[int]] = [prompt.input_ids[0].tolist() for prompt in prompts]
+    names = [text.where for text in texts.texts]
+    if texts.alone is None and by_place:
+        return [Pair(a, b, align_places(ids[a], ids[b], (names[a], names[b]))) for a, b in texts.pairs]
     if texts.alone is None:
-        names = [text.where for text in texts.texts]
         return [Pair(a, b, align(ids[a], ids[b], (names[a], names[b]), special)) for a, b in texts.pairs]
     count = common_end([ids[texts.alone], *ids[: texts.runs]])
     if not count:
@@ -219,20 +225,29 @@ def _pair_facts(
     words: Vocabulary,
     blocks: list[BlockComparison] | None,
 ) -> PairFacts:
-    ids: list[int] = prompts[pair.a].input_ids[0].tolist()
-    stretches = pair.aligned.stretches()
     divergence, why_not = _divergence(pair, logits)
     return PairFacts(
         a=pair.a,
         b=pair.b,
         aligned=len(pair.aligned.a),
-        runs=[
-            AlignedRun(a=s.a, b=s.b, tokens=s.tokens, text=_shown(words.decode(ids[s.a : s.a + s.tokens])))
-            for s in stretches
-        ],
+        runs=[_run(stretch, prompts[pair.a], prompts[pair.b], words) for stretch in pair.aligned.stretches()],
         kl=divergence,
         blocks=blocks,
         reasons={} if why_not is None else {"kl": why_not},
+    )
+
+
+def _run(stretch: Stretch, a: Prompt, b: Prompt, words: Vocabulary) -> AlignedRun:
+    def says(prompt: Prompt, first: int) -> str:
+        ids: list[int] = prompt.input_ids[0, first : first + stretch.tokens].tolist()
+        return _shown(words.decode(ids))
+
+    return AlignedRun(
+        a=stretch.a,
+        b=stretch.b,
+        tokens=stretch.tokens,
+        text=says(a, stretch.a),
+        text_b=None if stretch.same else says(b, stretch.b),
     )
 
 
@@ -253,17 +268,18 @@ def _shown(text: str) -> str:
 # -- what is notable ---------------------------------------------------------------------------------------------
 
 
-def _notable(blocks: Sequence[BlockComparison]) -> list[str]:
+def _notable(blocks: Sequence[BlockComparison], pairs: Sequence[Pair]) -> list[str]:
     """What a reader should see first, in at most four sentences that the numbers back."""
-    return [*_most_moved(blocks), *_heads(blocks), *_amplified(blocks)]
+    return [*_most_moved(blocks, pairs), *_heads(blocks), *_amplified(blocks)]
 
 
-def _most_moved(blocks: Sequence[BlockComparison]) -> list[str]:
+def _most_moved(blocks: Sequence[BlockComparison], pairs: Sequence[Pair]) -> list[str]:
     """The block whose W' moved most, what of it, and what positions and scales alone would have moved."""
     known = [block for block in blocks if block.operator.relative]
     if not known:
         still = any(block.operator.relative == 0.0 for block in blocks)
-        return ["no operator W' moved: the compared tokens read nothing that differs"] if still else []
+        placed = any(len(pair.aligned.a) < pair.aligned.tokens[0] == pair.aligned.tokens[1] for pair in pairs)
+        return [STILL + (BY_PLACE if placed else "")] if still else []
     top = max(known, key=lambda block: block.operator.relative or 0.0)
     parts = {"routing": top.operator.routing or 0.0, "scale": top.operator.scale or 0.0}
     first = max(parts, key=lambda name: parts[name])

@@ -70,6 +70,8 @@ class _Gap:
     block: Block
     value: float
     null: float
+    of: str
+    """Which null: nothing where it is the table's own."""
 
 
 def _gaps(blocks: Sequence[Block], path: str) -> list[_Gap]:
@@ -77,9 +79,10 @@ def _gaps(blocks: Sequence[Block], path: str) -> list[_Gap]:
     read, found = attrgetter(path), []
     for block in blocks:
         value = read(block)
-        nulls = [null for n in (block.null.uniform, block.null.reinitialised) if n and (null := read(n)) is not None]
-        if value is not None and nulls and not min(nulls) <= value <= max(nulls):
-            found.append(_Gap(block, value, min(nulls, key=lambda null: abs(null - value))))
+        named = ((block.null.reinitialised, ""), (block.null.uniform, " of uniform attention"))
+        nulls = [(null, of) for n, of in named if n and (null := read(n)) is not None]
+        if value is not None and nulls and not min(nulls)[0] <= value <= max(nulls)[0]:
+            found.append(_Gap(block, value, *min(nulls, key=lambda null: abs(null[0] - value))))
     return found
 
 
@@ -91,7 +94,7 @@ def _heads(blocks: Sequence[Block], heads: int | None) -> str | None:
     # a mixer without softmax, a gate on channels or values of several tokens make other products than heads are named
     same = gap.block.operator.kronecker_products in (None, heads)
     of = f" of its {heads}" if heads is not None and same and max(gap.value, gap.null) <= heads else ""
-    return f"{name} acts like {gap.value:.1f}{of} heads, its null like {gap.null:.1f}"
+    return f"{name} acts like {gap.value:.1f}{of} heads, its null{gap.of} like {gap.null:.1f}"
 
 
 def _first_token(blocks: Sequence[Block]) -> str | None:
@@ -102,7 +105,7 @@ def _first_token(blocks: Sequence[Block]) -> str | None:
     rest = "" if weighted is None else f" ({weighted:.0%} once weighted by what that token carries)"
     return (
         f"block {gap.block.index} couples to the first token by {gap.value:.0%} of a row's energy on average{rest}, "
-        f"its null by {gap.null:.0%}"
+        f"its null{gap.of} by {gap.null:.0%}"
     )
 
 
@@ -110,4 +113,4 @@ def _local(blocks: Sequence[Block]) -> str | None:
     gap = max(_gaps(blocks, "coupling.effective_context"), key=lambda g: g.null / g.value, default=None)
     if gap is None or gap.null < LEAST_RATIO * gap.value:
         return None
-    return f"block {gap.block.index} reads {gap.value:.1f} tokens in effect, its null {gap.null:.1f}"
+    return f"block {gap.block.index} reads {gap.value:.1f} tokens in effect, its null{gap.of} {gap.null:.1f}"

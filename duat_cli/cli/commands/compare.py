@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
@@ -49,6 +49,15 @@ AnswerText = Annotated[
         "none, each and all of them.",
     ),
 ]
+Align = Annotated[
+    Literal["text", "position"],
+    options.compute_option(
+        "--align",
+        metavar="HOW",
+        help="Which tokens are compared: those that both prompts have (text), or each with the one at its place "
+        "(position), for prompts of as many tokens that differ in a word.",
+    ),
+]
 Fixed = Annotated[
     bool,
     options.compute_option(
@@ -73,6 +82,7 @@ def compare(
     answer: AnswerText = None,
     max_tokens: options.MaxTokens = None,
     layers: options.Layers = None,
+    align: Align = "text",
     fixed: Fixed = False,
     per_prompt: PerPrompt = False,
     no_cache: NoCache = False,
@@ -94,12 +104,12 @@ def compare(
 ) -> int:
     """Which parameters follow the input: two prompts through one model, W', biases and terms of every block compared.
 
-    Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell.
+    Two checkpoints are compared by duat lora-diff. Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell.
     """
     from duat_cli.analysis.compare.request import texts_of
     from duat_cli.analysis.opening import ModelRequest, PromptRequest, load_found, open_session, tokens_of
     from duat_cli.analysis.plan.task import Task
-    from duat_cli.api.settings import refuse_cut
+    from duat_cli.api.settings import beside_shared
     from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
@@ -109,10 +119,10 @@ def compare(
     talk = talk_of(quiet, verbose, no_color)
     chosen = options.parse_layers(layers)
     presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
-    refuse_cut(max_tokens, shared)
+    beside_shared(max_tokens, align, shared)
     if answer and len(answer) > 1:
         raise InputError(f"--answer: given {len(answer)} times; one answer's loss is taken, give one")
-    if fixed and (shared is not None or prefix or answer or chosen is not None or per_prompt):
+    if fixed and (shared is not None or prefix or answer or chosen is not None or per_prompt or align != "text"):
         raise InputError("--fixed: takes --prompt or --prompts, and no option of a comparison")
     texts = None if fixed else texts_of(prompt, prompts, shared, prefix, answer[0] if answer else None)
     if not fixed and not prompt and prompts is None and shared is None:
@@ -135,7 +145,8 @@ def compare(
             from duat_cli.loading.prompts import said
 
             words = Vocabulary(lambda ids: said(tokenizer, ids, "--prompt: "), frozenset(tokenizer.all_special_ids))
-            report = compute(loaded, texts, encoded, CompareOptions(chosen, per_prompt, not no_cache), words, progress)
+            asked = CompareOptions(chosen, per_prompt, not no_cache, align == "position")
+            report = compute(loaded, texts, encoded, asked, words, progress)
 
     from duat_cli.report.tables.compare import render_compare
 

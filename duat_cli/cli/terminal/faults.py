@@ -11,6 +11,8 @@ from duat_cli.text import one_line
 
 Kind = Literal["input", "checkpoint", "unsupported", "memory", "stopped", "internal"]
 
+_OF_ONE_MODEL = tuple(f"duat {name}" for name in ("inspect", "attribute", "compare", "matrix", "prune-bound", "verify"))
+
 
 def line_of(error: BaseException) -> str:
     """A usage error says where help is; what is no error of ours, nor memory, is our bug and says how to see more."""
@@ -21,6 +23,8 @@ def line_of(error: BaseException) -> str:
     usage = usage_error(error)
     if usage is not None:
         message, command = usage
+        if message.startswith("Got unexpected extra argument") and command in _OF_ONE_MODEL:
+            message += f": {command} reads one model; two are compared by duat lora-diff BASE TUNED"
         return f"{message.replace('Value error, ', '')} (help: {command or 'duat'} --help)"
     if is_out_of_memory(error):
         return f"out of memory ({one_line(str(error), 120)}); use shorter prompts (--max-tokens)"

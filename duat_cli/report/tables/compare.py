@@ -10,6 +10,7 @@ from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import BLOCK, Column, Labels, missing, spaced
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.compare import (
+    AlignedRun,
     CompareReport,
     InContext,
     PairFacts,
@@ -136,12 +137,16 @@ def _pair(pair: PairFacts, report: CompareReport) -> str:
 
 
 def _runs(pair: PairFacts) -> list[RenderableType]:
-    shown = [
-        item(f"a {_places(run.a, run.tokens)} = b {_places(run.b, run.tokens)}: '{_cut(run.text)}'")
-        for run in pair.runs[:_SHOWN_RUNS]
-    ]
+    shown = [item(f"a {_places(run.a, run.tokens)} {_beside(run)}") for run in pair.runs[:_SHOWN_RUNS]]
     more = len(pair.runs) - _SHOWN_RUNS
     return [*shown, *([item(f"and {more} more, see --json")] if more > 0 else [])]
+
+
+def _beside(run: AlignedRun) -> str:
+    there = f"b {_places(run.b, run.tokens)}"
+    if run.text_b is None:
+        return f"= {there}: '{_cut(run.text)}'"
+    return f"beside {there}: '{_cut(run.text)}' and '{_cut(run.text_b)}'"
 
 
 def _places(first: int, count: int) -> str:

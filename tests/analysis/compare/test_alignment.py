@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duat_cli.analysis.compare.alignment import Stretch, align, align_ends, common, common_end
+from duat_cli.analysis.compare.alignment import Stretch, align, align_ends, align_places, common, common_end
 from duat_cli.errors import InputError
 
 IDS = st.lists(st.integers(0, 4), max_size=14)
@@ -55,6 +55,14 @@ def test_no_common_token_is_said_with_the_lengths() -> None:
         align([1, 2], [3], ("one", "two"))
     with pytest.raises(InputError, match="but special ones"):
         align([0, 2], [0, 3], ("one", "two"), {0})
+
+
+def test_place_by_place() -> None:
+    found = align_places([5, 6, 7, 8], [5, 1, 2, 8], ("one", "two"))
+    assert found.stretches() == [Stretch(0, 0, 1), Stretch(1, 1, 2, same=False), Stretch(3, 3, 1)]
+    assert [rest.tolist() for rest in found.left_out()] == [[], []]
+    with pytest.raises(InputError, match="one has 2 tokens and two 1"):
+        align_places([1, 2], [1], ("one", "two"))
 
 
 def test_ends() -> None:

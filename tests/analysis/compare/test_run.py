@@ -79,10 +79,12 @@ def report_of(loaded: LoadedModel, *ids: Tensor, options: CompareOptions = OPTIO
 
 
 @functools.cache
-def in_double(model_type: str) -> CompareReport:
+def in_double(model_type: str, by_place: bool = False) -> CompareReport:
     model = double_model(model_type)
+    a, b = ids_of(model)
     with InDouble():
-        return report_of(as_loaded(model), *ids_of(model))
+        options = CompareOptions(cache=False, by_place=by_place)
+        return report_of(as_loaded(model), a, b[:, : a.shape[1]] if by_place else b, options=options)
 
 
 # -- the model itself ------------------------------------------------------------------------------------------
@@ -178,14 +180,19 @@ def relative(a: Tensor, b: Tensor, places: tuple[list[int], list[int]]) -> float
     return float((two - one).norm() / one.norm())
 
 
+@pytest.mark.parametrize("by_place", [False, True])
 @pytest.mark.parametrize("model_type", MODELS)
-def test_every_number_is_that_of_the_model_itself(model_type: str) -> None:
-    report, model = in_double(model_type), double_model(model_type)
+def test_every_number_is_that_of_the_model_itself(model_type: str, by_place: bool) -> None:
+    report, model = in_double(model_type, by_place), double_model(model_type)
     ids = ids_of(model)
     assert report.certificate.relative_error < 1e-6
     at = [0, 1, 2, 5, 6], [0, 1, 2, 6, 7]
-    runs = [(run.a, run.b, run.tokens) for run in report.pairs[0].runs]
-    assert runs == [(0, 0, 3), (5, 6, 2)]
+    runs = [(run.a, run.b, run.tokens, run.text_b is None) for run in report.pairs[0].runs]
+    if by_place:
+        ids, at = (ids[0], ids[1][:, :7]), ([*range(7)], [*range(7)])
+        assert runs == [(0, 0, 3, True), (3, 3, 4, False)]
+    else:
+        assert runs == [(0, 0, 3, True), (5, 6, 2, True)]
     dense = [dense_blocks(model, one, WIRINGS[model_type]) for one in ids]
     seen = [seen_of(model_type, one) for one in ids]
     for block, W_a, W_b, one, two in zip(report.comparison.blocks, *dense, *seen, strict=True):
@@ -295,6 +302,23 @@ def test_a_model_that_predicts_no_next_token_says_so() -> None:
     [pair] = report_of(as_loaded(model), *ids_of(model)).pairs
     assert pair.kl is None
     assert "no next-token model" in pair.reasons["kl"]
+
+
+def test_a_pair_that_differs_in_its_last_token() -> None:
+    """A causal model moves nothing in front of it, so that the token itself is all there is to compare."""
+    model = single_model("llama")
+    a = token_ids(model, 7, 0)
+    b = torch.cat([a[:, :6], (a[:, 6:] + 1) % model.config.vocab_size], dim=1)
+    still = report_of(as_loaded(model), a, b).comparison
+    [note] = still.notable
+    assert note.startswith("no operator W' moved")
+    assert "--align position" in note
+    moved = report_of(as_loaded(model), a, b, options=CompareOptions(cache=False, by_place=True))
+    assert [(run.tokens, run.text_b is None) for run in moved.pairs[0].runs] == [(6, True), (1, False)]
+    assert all(block.operator.relative and block.amplification for block in moved.comparison.blocks)
+    assert all(block.operator.unaligned == 0.0 for block in moved.comparison.blocks)
+    with pytest.raises(InputError, match=r"--align position: --prompt 1 has 7 tokens and --prompt 2 6"):
+        report_of(as_loaded(model), a, b[:, :6], options=CompareOptions(cache=False, by_place=True))
 
 
 def test_several_pairs_are_averaged() -> None:
@@ -421,7 +445,7 @@ def test_scales_of_channels_are_compared_token_by_token() -> None:
     t = torch.randn(3, 5, generator=torch.Generator().manual_seed(3))
     moved = 1.5 * t[:, [0, 1, 3, 4]]
     one, two = (Routed(torch.ones(3, n, n), torch.ones(3, n), token) for n, token in ((5, t), (4, moved)))
-    aligned = Aligned(torch.tensor([0, 1, 3, 4]), torch.arange(4), (5, 4))
+    aligned = Aligned(torch.tensor([0, 1, 3, 4]), torch.arange(4), torch.ones(4) > 0, (5, 4))
     found = change_of_scales(one, two, aligned)
     assert found is not None
     assert abs(found - 0.5) <= 1e-6

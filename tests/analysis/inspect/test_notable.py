@@ -44,6 +44,11 @@ def test_the_difference_is_from_the_nearer_null() -> None:
     [_, sentence] = said(block(0, first_token_share=0.7), block(1))
     assert sentence.startswith("block 0 couples to the first token by 70% of a row's energy on average")
     assert sentence.endswith("its null by 4%")
+    near = block(0, effective_context=5.0)
+    coupling = near.null.uniform.coupling.model_copy(update={"effective_context": 20.0})
+    nulls = near.null.model_copy(update={"uniform": near.null.uniform.model_copy(update={"coupling": coupling})})
+    [_, sentence] = said(near.model_copy(update={"null": nulls}), block(1))
+    assert sentence == "block 0 reads 5.0 tokens in effect, its null of uniform attention 20.0"
 
 
 def test_a_value_between_its_nulls_differs_from_neither() -> None:

@@ -39,6 +39,19 @@ def test_two_prompts(capsys: pytest.CaptureFixture[str]) -> None:
     assert report.pairs[0].kl
 
 
+def test_place_by_place(capsys: pytest.CaptureFixture[str]) -> None:
+    pair = ("--align", "position", "--prompt", "The cat sat on the mat.", "--prompt", "The cat sat on the hat.")
+    [one] = report_of(capsys, *pair).pairs
+    assert [(run.text.strip(), run.text_b and run.text_b.strip()) for run in one.runs][1:] == [
+        ("m", "h"),
+        ("at.", None),
+    ]
+    assert run(["compare", *pair, "-q"]) == 0
+    assert "a 8 beside b 8: ' m' and ' h'" in capsys.readouterr().out
+    assert run(["compare", "--align", "position", "--shared", "a", "--prefix", "b"]) == 2
+    assert "--align: of --shared" in capsys.readouterr().err
+
+
 def test_a_shared_text_alone_and_behind_contexts(capsys: pytest.CaptureFixture[str]) -> None:
     shared = ("--shared", "The keeper saw a light.")
     alone = report_of(capsys, *shared, "--prefix", "It was night.")

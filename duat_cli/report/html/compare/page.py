@@ -50,7 +50,8 @@ def _pairs(report: CompareReport) -> Figure | None:
         key="pairs",
         wide=True,
         title="Which prompts were compared, and on which tokens",
-        says="Aligned are the tokens that both have, in one order; KL is of the next token behind each prompt.",
+        says="Aligned are the tokens that both have, in one order, or with --align position those at one place (a | b "
+        "where they differ); KL is of the next token behind each prompt.",
         tables=[
             table_at(
                 "pairs[]",
@@ -76,7 +77,8 @@ def _pairs(report: CompareReport) -> Figure | None:
 
 def _aligned(pair: PairFacts) -> str:
     left = len(pair.runs) - _RUNS
-    return " / ".join(run.text for run in pair.runs[:_RUNS]) + (f" / and {left} more" if left > 0 else "")
+    texts = [run.text if run.text_b is None else f"{run.text} | {run.text_b}" for run in pair.runs[:_RUNS]]
+    return " / ".join(texts) + (f" / and {left} more" if left > 0 else "")
 
 
 def _parameters(report: CompareReport) -> Figure | None:
