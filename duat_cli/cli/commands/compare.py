@@ -104,7 +104,9 @@ def compare(
 ) -> int:
     """Which parameters follow the input: two prompts through one model, W', biases and terms of every block compared.
 
-    Two checkpoints are compared by duat lora-diff. Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell.
+    Two checkpoints are compared by duat lora-diff.
+
+    Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell.
     """
     from duat_cli.analysis.compare.request import texts_of
     from duat_cli.analysis.opening import ModelRequest, PromptRequest, load_found, open_session, tokens_of
