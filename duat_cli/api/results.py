@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import PrivateAttr
@@ -76,13 +76,14 @@ class Shown(Report):
 
     @property
     def tables(self) -> list[str]:
-        """Names of what `to_pandas` makes a table of: the fields that are lists of objects."""
-        return [name for name in type(self).model_fields if _is_table(getattr(self, name))]
+        """Names of what `to_pandas` makes a table of: paths of the lists of objects, such as 'comparison.blocks'."""
+        return list(dict.fromkeys(path for path, _, _ in _entries(self)))
 
     def to_pandas(self, table: str) -> Any:
         """A DataFrame of one of `tables`: one row an entry, columns by path, such as 'operator.effective_heads'.
 
-        InputError for another name, or where pandas (the extra `pandas`) is missing.
+        A list inside of another one has a column more, such as 'in comparison.blocks' of 'comparison.blocks.heads':
+        the place in it, from 0. InputError for another name, or where pandas (the extra `pandas`) is missing.
         """
         if table not in self.tables:
             raise InputError(f"'{table}': no table of this report; it has {', '.join(self.tables)}")
@@ -90,7 +91,10 @@ class Shown(Report):
             import pandas
         except ImportError as error:
             raise InputError("to_pandas: pandas is missing: pip install 'duat-cli[pandas]'") from error
-        return pandas.json_normalize([row.model_dump(mode="json") for row in getattr(self, table)])
+        rows = [(around, row.model_dump(mode="json")) for path, around, row in _entries(self) if path == table]
+        return pandas.json_normalize(
+            [{f"in {name}": place for name, place in around.items()} | row for around, row in rows]
+        )
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -196,5 +200,15 @@ class PlanResult(Shown, PlanReport):
     render = render_plan
 
 
-def _is_table(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(row, Result) for row in value)
+def _entries(
+    result: Result, path: str = "", around: Mapping[str, int] | None = None
+) -> Iterator[tuple[str, Mapping[str, int], Result]]:
+    """Every entry of every list of objects: the list's path, the places in the lists around it, and the entry."""
+    for name in type(result).model_fields:
+        value, here = getattr(result, name), f"{path}.{name}".lstrip(".")
+        if isinstance(value, Result):
+            yield from _entries(value, here, around)
+        for place, entry in enumerate(value if isinstance(value, list) else ()):
+            if isinstance(entry, Result):
+                yield here, around or {}, entry
+                yield from _entries(entry, here, {**(around or {}), here: place})

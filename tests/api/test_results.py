@@ -39,9 +39,24 @@ def test_every_table_of_every_report_is_one(report: InspectResult) -> None:
     for each in reports:
         assert each.tables
         for name in each.tables:
-            assert len(each.to_pandas(name)) == len(getattr(each, name)) > 0
+            assert len(each.to_pandas(name)) > 0
+            if "." not in name:
+                assert len(each.to_pandas(name)) == len(getattr(each, name))
         for text in (each.to_text(80), each._repr_html_()):
             assert "\x1b" not in text
+
+
+def test_a_list_inside_of_another_one_says_where_its_entries_are() -> None:
+    pytest.importorskip("pandas")
+    made = duat.compare(prompts=["The cat sat on the mat.", "The cat sat on the hat."])
+    assert made.comparison is not None
+    frame = made.to_pandas("comparison.blocks.heads")
+    wanted = [
+        (block, head.head, head.relative) for block, entry in enumerate(made.comparison.blocks) for head in entry.heads
+    ]
+    assert len(wanted) == 36
+    assert list(zip(frame["in comparison.blocks"], frame["head"], frame["relative"], strict=True)) == wanted
+    assert len(made.to_pandas("pairs.runs")) == len(made.pairs[0].runs)
 
 
 def test_another_name_is_refused(report: InspectResult) -> None:
