@@ -38,7 +38,7 @@ from duat_cli.models.sweep.chain import Chain
 from duat_cli.models.sweep.ending import Ending, EndingForm, find_ending
 from duat_cli.models.sweep.lockstep import Pass
 from duat_cli.models.sweep.passes import Recorded, RecordingPass
-from duat_cli.models.terms.sites import BlockSites, block_sites, find_sites
+from duat_cli.models.terms.sites import BlockSites, Sites, block_sites, find_sites
 
 
 @dataclass
@@ -310,7 +310,7 @@ def _at_last(values: list[Tensor], hidden: Tensor, targets: Sequence[Target]) ->
     return at
 
 
-def _bytes(recorded: Recorded, sites: dict[nn.Module, BlockSites]) -> int:
+def _bytes(recorded: Recorded, sites: Sites) -> int:
     """Of one target's gradients in one block, about."""
     call = recorded.calls[0].before
     tokens = call.shape[1]

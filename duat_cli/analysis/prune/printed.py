@@ -6,8 +6,6 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from torch import nn
-
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.report import NOT_ABLATED
 from duat_cli.analysis.prune.sets.nested import Candidates, Nested
@@ -22,7 +20,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.budgets import PRINTED_BYTES, likely_sets, printed_on, printed_vectors
 from duat_cli.models.sweep.lockstep import Pass
-from duat_cli.models.terms.sites import BlockSites, TermId
+from duat_cli.models.terms.sites import Sites, TermId
 from duat_cli.results.base import Skipped
 from duat_cli.results.prune.eq16 import Eq16
 from duat_cli.statistics.drawn import interval
@@ -42,7 +40,7 @@ class Printing:
     def __init__(
         self,
         session: Session,
-        sites: Mapping[nn.Module, BlockSites],
+        sites: Sites,
         ablator: Ablator,
         terms: TermList,
         options: PruneOptions,

@@ -19,7 +19,7 @@ from duat_cli.analysis.session import Session
 from duat_cli.kinds import Kind, MetricName
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.terms.branches import Branches, branch_at
-from duat_cli.models.terms.sites import BlockSites, Site, TermId
+from duat_cli.models.terms.sites import Site, Sites, TermId
 from duat_cli.results.prune.terms import Estimated, HeadSummary, NeuronSummary, Prediction, PruneBlock, PruneTerm
 from duat_cli.statistics.ranking import Estimate, bootstrap, kendall, median_ratio, spearman, worst_ratio
 from duat_cli.statistics.survey import mean_of
@@ -40,7 +40,7 @@ NOT_ABLATED = "not in the sample that was ablated; a larger --measure takes more
 
 def terms_of(
     structure: ModelStructure,
-    sites: Mapping[nn.Module, BlockSites],
+    sites: Sites,
     terms: TermList,
     damage: tuple[Tensor, Tensor, Tensor],
     readings: Sequence[Readings],

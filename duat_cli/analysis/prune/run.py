@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from duat_cli import __version__
 from duat_cli.analysis.plan.task import PruneOptions, longest
@@ -41,7 +40,7 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.edits.surgery import exchanged
-from duat_cli.models.terms.sites import BlockSites, TermId
+from duat_cli.models.terms.sites import Sites, TermId
 from duat_cli.results.prompts import set_of
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import Plan
@@ -62,7 +61,7 @@ class PruneOutcome:
 
     report: PruneReport
     session: Session
-    sites: Mapping[nn.Module, BlockSites]
+    sites: Sites
     nested: dict[str, Nested]
     prompts: Sequence[Prompt]
     held_out: Sequence[Prompt]

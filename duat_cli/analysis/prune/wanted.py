@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from duat_cli.analysis.plan.task import PruneOptions, ablated
 from duat_cli.analysis.prune.terms.responses import SEED, TermList
 from duat_cli.errors import InputError
 from duat_cli.kinds import NAMES, Kind
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.terms.sites import BlockSites
+from duat_cli.models.terms.sites import Sites
 from duat_cli.results.base import Skipped
 from duat_cli.statistics.survey import chances, draw
 from duat_cli.text import indices
 
 
 def kinds_of(
-    structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], options: PruneOptions, skipped: list[Skipped]
+    structure: ModelStructure, sites: Sites, options: PruneOptions, skipped: list[Skipped]
 ) -> tuple[Kind, ...]:
     """Those that are asked for and that the model has; what is missing goes into `skipped`."""
     kept: list[Kind] = []

@@ -17,7 +17,7 @@ from duat_cli.models.edits.heads import HeadLayers, head_layers
 from duat_cli.models.edits.surgery import NeuronLayers, neuron_layers
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.terms.feedforward import find_feedforward
-from duat_cli.models.terms.sites import BlockSites, Site
+from duat_cli.models.terms.sites import BlockSites, Site, Sites
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,7 @@ def block_parameters(parts: BlockParts, sites: BlockSites, written: Trace) -> Bl
     return BlockParameters(found, group, neurons, or_reason(lambda: head_layers(parts, calls)))
 
 
-def find_parameters(
-    structure: ModelStructure, sites: Mapping[nn.Module, BlockSites]
-) -> dict[nn.Module, BlockParameters]:
+def find_parameters(structure: ModelStructure, sites: Sites) -> dict[nn.Module, BlockParameters]:
     """Of every distinct block module, from one short run."""
     written = probe_trace(structure.stack)
     return {

@@ -23,7 +23,7 @@ from duat_cli.models.block.linears import applied_axis
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.edits.heads import Slice, held, shapes_of, shapes_without, without_places
 from duat_cli.models.terms.feedforward import FeedForward
-from duat_cli.models.terms.sites import BlockSites, Site, TermId, by_block
+from duat_cli.models.terms.sites import BlockSites, Site, Sites, TermId, by_block
 
 _PER_LAYER = re.compile(r"layer|block|type|pattern")
 _INNER_WIDTH = re.compile(r"inner|intermediate|ffn|d_ff|hidden_dim")
@@ -47,9 +47,7 @@ def exchanged(values: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def zeroed(
-    model: nn.Module, structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], terms: Sequence[TermId]
-) -> Iterator[None]:
+def zeroed(model: nn.Module, structure: ModelStructure, sites: Sites, terms: Sequence[TermId]) -> Iterator[None]:
     """The model with the weights zeroed that make the terms' contributions; as it was, afterwards.
 
     UnsupportedModelError where weights serve other places as well, so that zeroing would take out more.
@@ -74,7 +72,7 @@ def zeroed(
                 parameter[mask] = values
 
 
-def zeroed_parameters(structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], terms: Sequence[TermId]) -> int:
+def zeroed_parameters(structure: ModelStructure, sites: Sites, terms: Sequence[TermId]) -> int:
     """How many parameters `zeroed` sets to zero, by their shapes alone."""
     by_call = _by_call(structure, terms)
     found = 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, tolerance_for
@@ -23,7 +23,7 @@ from duat_cli.models.instrument.records import CrossCall, Replay, UnitCall
 from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.sweep.gradients import pulled
 from duat_cli.models.sweep.passes import BlockCall
-from duat_cli.models.terms.sites import BlockSites, Site, watching
+from duat_cli.models.terms.sites import Site, Sites, watching
 
 Reading = Literal["total", "direct"]
 READINGS: tuple[Reading, ...] = "total", "direct"
@@ -65,9 +65,7 @@ class BlockAdjoint:
 class Adjoint:
     """The gradients of some targets of one prompt, at the output of the block that is next."""
 
-    def __init__(
-        self, structure: ModelStructure, sites: dict[nn.Module, BlockSites], calls: Sequence[BlockCall], at: Tensor
-    ) -> None:
+    def __init__(self, structure: ModelStructure, sites: Sites, calls: Sequence[BlockCall], at: Tensor) -> None:
         """calls: of the recorded pass. at: the gradients at the last block's output, (targets, 1, N, M)."""
         self._structure, self._sites, self._calls = structure, sites, calls
         self.at: dict[Reading, Tensor] = {"total": at, "direct": at}

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from duat_cli.models.budgets import GRADIENT_BYTES, gradient_elements
 from duat_cli.models.discovery.structure import ModelStructure
@@ -20,7 +20,7 @@ from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.functions.activations import SlopesOnce
 from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.sweep.passes import BlockCall, Forward, Recorded, Removals, behind_blocks, without_terms
-from duat_cli.models.terms.sites import BlockSites, Site, watching
+from duat_cli.models.terms.sites import Site, Sites, watching
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Backward:
     def __init__(
         self,
         structure: ModelStructure,
-        sites: Mapping[nn.Module, BlockSites],
+        sites: Sites,
         forward: Forward,
         recorded: Recorded,
         probes: Callable[[], Iterable[Tensor]],

@@ -19,7 +19,7 @@ from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import hidden_of, without_cache
 from duat_cli.models.instrument.hooks import patched
 from duat_cli.models.sweep.lockstep import Weights
-from duat_cli.models.terms.sites import BlockSites, Site, TermId, watching
+from duat_cli.models.terms.sites import Site, Sites, TermId, watching
 
 Forward = Callable[[], Tensor]  # one pass of the model, to the tensor whose change is of interest
 Original = Callable[..., Any]  # a block's own forward
@@ -94,12 +94,7 @@ class Removal:
 Removals = Mapping[int, Removal]  # by block call
 
 
-def removals(
-    structure: ModelStructure,
-    sites: Mapping[nn.Module, BlockSites],
-    terms: Iterable[TermId],
-    means: Means | None = None,
-) -> Removals:
+def removals(structure: ModelStructure, sites: Sites, terms: Iterable[TermId], means: Means | None = None) -> Removals:
     """What to take out of which block call to remove all these terms together."""
     places: dict[int, dict[Site, list[int]]] = defaultdict(lambda: defaultdict(list))
     whole: set[int] = set()
@@ -188,7 +183,7 @@ class RecordingPass(BlockPass):
         self,
         blocks: Blocks,
         forward: Forward,
-        sites: Mapping[nn.Module, BlockSites] | None = None,
+        sites: Sites | None = None,
         see: Callable[[int, Site, Tensor], None] | None = None,
         gone: Removals | None = None,
     ) -> None:
@@ -203,10 +198,7 @@ class RecordingPass(BlockPass):
 
 
 def _keeping(
-    calls: list[BlockCall],
-    sites: Mapping[nn.Module, BlockSites] | None,
-    see: Callable[[int, Site, Tensor], None] | None,
-    gone: Removals | None,
+    calls: list[BlockCall], sites: Sites | None, see: Callable[[int, Site, Tensor], None] | None, gone: Removals | None
 ) -> Handler:
     def handle(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         before = _kept(parts.hidden.get(args, kwargs), calls)
@@ -242,7 +234,7 @@ def _kept(hidden: Tensor, calls: Sequence[BlockCall]) -> Tensor:
 def record(
     structure: ModelStructure,
     forward: Forward,
-    sites: Mapping[nn.Module, BlockSites] | None = None,
+    sites: Sites | None = None,
     see: Callable[[int, Site, Tensor], None] | None = None,
     gone: Removals | None = None,
 ) -> Recorded:

@@ -20,7 +20,7 @@ from duat_cli.models.arrays import gaussian, moved, random_like, relative_error,
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.instrument.records import Replay, silent_attention
 from duat_cli.models.instrument.rig import BlockRun, zero_given
-from duat_cli.models.terms.sites import BlockSites, Site, watching
+from duat_cli.models.terms.sites import BlockSites, Site, Sites, watching
 
 SEED = 17
 Points = list[tuple[nn.Module | None, Tensor]]  # norms and FFN units with their inputs, (items, N, M); last the output
@@ -83,7 +83,7 @@ def ffn_terms(run: BlockRun, branches: Mapping[Site, Branch | str]) -> Tensor:
     return torch.cat(found)
 
 
-def find_branches(structure: ModelStructure, sites: Mapping[nn.Module, BlockSites]) -> Branches:
+def find_branches(structure: ModelStructure, sites: Sites) -> Branches:
     """The branch of every attention and FFN site, or why it is not known; from one short run."""
     found: dict[nn.Module, dict[Site, Branch | str]] = {}
 

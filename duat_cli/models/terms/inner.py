@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from duat_cli.models.instrument.attention import AttentionCall
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.terms.experts import Experts, find_experts
 from duat_cli.models.terms.feedforward import FeedForward, find_feedforward
-from duat_cli.models.terms.sites import BlockSites, Site
+from duat_cli.models.terms.sites import Site, Sites
 from duat_cli.models.value_path.projections import layer_factors
 from duat_cli.operators.kronecker import HeadFactors
 
@@ -44,7 +44,7 @@ class Inner:
         return form.down not in set(unit.modules())
 
 
-def inner_of(structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], written: Trace, number: int) -> Inner:
+def inner_of(structure: ModelStructure, sites: Sites, written: Trace, number: int) -> Inner:
     """Everything of the block call of that number, from a trace of this call."""
     parts = structure.block(number).parts
     attention = [c for c in written.attention if c.module in parts.attention]

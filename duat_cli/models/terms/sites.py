@@ -112,6 +112,7 @@ class BlockSites:
         raise IndexError(f"{term} has no site")
 
 
+Sites = Mapping[nn.Module, BlockSites]  # by block module
 Edit = Callable[[Site, Tensor, Tensor | None], Tensor | None]
 
 

@@ -16,7 +16,7 @@ from duat_cli.models.arrays import wide
 from duat_cli.models.block.linears import applied_axis, bias_of
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.sweep.passes import Removal
-from duat_cli.models.terms.sites import BlockSites, Site
+from duat_cli.models.terms.sites import Site, Sites
 from duat_cli.results.base import Skipped
 
 READ: dict[Kind, str] = {"head": "the output projection of attention", "neuron": "the FFN's last layer"}
@@ -78,7 +78,7 @@ class Consumer:
 
 
 def consumers(
-    model: nn.Module, structure: ModelStructure, sites: Mapping[nn.Module, BlockSites]
+    model: nn.Module, structure: ModelStructure, sites: Sites
 ) -> tuple[dict[int, list[Consumer]], list[Skipped]]:
     """Of every block call, in the order in which they run; and what is left as it is, with the reason."""
     uses = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))

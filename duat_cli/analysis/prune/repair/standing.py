@@ -18,7 +18,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure, discover
 from duat_cli.models.sweep.passes import Removal
-from duat_cli.models.terms.sites import BlockSites, Site, TermId, find_sites
+from duat_cli.models.terms.sites import Site, Sites, TermId, find_sites
 
 
 def biases(
@@ -46,10 +46,7 @@ def require_biases(model: nn.Module, kinds: Sequence[Kind]) -> None:
 
 
 def _layers(
-    model: nn.Module,
-    structure: ModelStructure,
-    sites: Mapping[nn.Module, BlockSites],
-    wanted: Mapping[int, Sequence[Site]],
+    model: nn.Module, structure: ModelStructure, sites: Sites, wanted: Mapping[int, Sequence[Site]]
 ) -> list[tuple[int, Consumer]]:
     """What reads the wanted sites, by the number of the block; each has a bias."""
     found, left = consumers(model, structure, sites)

@@ -14,13 +14,13 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from duat_cli import __version__
 from duat_cli.analysis.prune.sets.cut import Cut, cuts_of
@@ -37,7 +37,7 @@ from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure
 from duat_cli.models.edits.heads import without_heads
 from duat_cli.models.edits.surgery import without_blocks, without_neurons, zeroed
 from duat_cli.models.sweep.passes import record, removals, run_without
-from duat_cli.models.terms.sites import BlockSites, TermId
+from duat_cli.models.terms.sites import Sites, TermId
 from duat_cli.text import clean, one_line
 
 WEIGHTS = {
@@ -89,7 +89,7 @@ def check_directory(directory: Path) -> None:
 def apply_terms(
     model: Any,
     structure: ModelStructure,
-    sites: Mapping[nn.Module, BlockSites],
+    sites: Sites,
     terms: Sequence[TermId],
     directory: Path,
     files: CheckpointFiles,
@@ -152,12 +152,7 @@ def _reasons(failed: Sequence[tuple[Cut, DuatError]], written: Cut) -> list[str]
 
 
 def _written(
-    model: Any,
-    structure: ModelStructure,
-    sites: Mapping[nn.Module, BlockSites],
-    plan: Cut,
-    part: Path,
-    files: CheckpointFiles,
+    model: Any, structure: ModelStructure, sites: Sites, plan: Cut, part: Path, files: CheckpointFiles
 ) -> torch.dtype:
     with _edited(model, structure, sites, plan), hushed():
         state, dtype = _state(model, files)
@@ -201,7 +196,7 @@ def _holds_weights(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _edited(model: Any, structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], plan: Cut) -> Iterator[None]:
+def _edited(model: Any, structure: ModelStructure, sites: Sites, plan: Cut) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(zeroed(model, structure, sites, plan.zeroed))
         if plan.blocks:  # first: the width of the FFNs is that of the blocks that stay
@@ -238,9 +233,7 @@ def _state_dtype(config: Path, dtype: torch.dtype) -> None:
     config.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _ablated(
-    model: Any, structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], terms: Sequence[TermId]
-) -> Tensor:
+def _ablated(model: Any, structure: ModelStructure, sites: Sites, terms: Sequence[TermId]) -> Tensor:
     """The output of the model with the terms removed by hooks, its weights untouched."""
     forward = functools.partial(probe_output, model)
     return run_without(structure, forward, record(structure, forward), removals(structure, sites, terms))

@@ -12,14 +12,14 @@ from duat_cli.models.block.linears import applied_axis
 from duat_cli.models.discovery.modality import is_pair
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.sweep.lockstep import Weights
-from duat_cli.models.terms.sites import BlockSites, TermId
+from duat_cli.models.terms.sites import Sites, TermId
 from duat_cli.results.prune.chosen import ChosenSet, ChosenTerm
 
 
 def chosen_set(
     model: nn.Module,
     structure: ModelStructure,
-    sites: Mapping[nn.Module, BlockSites],
+    sites: Sites,
     terms: Sequence[TermId],
     *,
     name: str,
@@ -43,11 +43,7 @@ def chosen_set(
 
 
 def _chosen(
-    structure: ModelStructure,
-    sites: Mapping[nn.Module, BlockSites],
-    names: Mapping[nn.Module, str],
-    term: TermId,
-    weights: Weights | None,
+    structure: ModelStructure, sites: Sites, names: Mapping[nn.Module, str], term: TermId, weights: Weights | None
 ) -> ChosenTerm:
     block = structure.calls[term.block]
     if term.kind == "block":

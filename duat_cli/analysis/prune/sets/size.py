@@ -15,7 +15,7 @@ from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.edits.heads import HeadLayers, require_stated
 from duat_cli.models.edits.parameters import BlockParameters
 from duat_cli.models.edits.surgery import NeuronLayers, require_width, without_blocks, zeroed_parameters
-from duat_cli.models.terms.sites import BlockSites, TermId
+from duat_cli.models.terms.sites import Sites, TermId
 from duat_cli.results.prune.sets import SetSize
 from duat_cli.text import one_line
 
@@ -23,7 +23,7 @@ from duat_cli.text import one_line
 def set_size(
     loaded: LoadedModel,
     structure: ModelStructure,
-    sites: Mapping[nn.Module, BlockSites],
+    sites: Sites,
     parameters: Mapping[nn.Module, BlockParameters],
     terms: Sequence[TermId],
 ) -> SetSize:

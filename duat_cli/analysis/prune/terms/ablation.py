@@ -7,12 +7,12 @@ import functools
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from duat_cli.analysis.plan.waves import waves
 from duat_cli.analysis.prune.terms.damage import Metric
@@ -35,7 +35,7 @@ from duat_cli.models.sweep.passes import (
     without,
 )
 from duat_cli.models.sweep.rows import NotInRowsError, in_waves, without_each
-from duat_cli.models.terms.sites import BlockSites, Site, TermId
+from duat_cli.models.terms.sites import Site, Sites, TermId
 
 Tick = Callable[[int, int], None]  # passes done, passes in all
 Judged: TypeAlias = float | UnsupportedModelError
@@ -149,7 +149,7 @@ class Ablator:
     def __init__(
         self,
         structure: ModelStructure,
-        sites: Mapping[nn.Module, BlockSites],
+        sites: Sites,
         metric: Metric,
         means: Means | None = None,
         device: str | None = None,
@@ -363,9 +363,7 @@ class MeanSums:
         return {key: total / self._rows[key] for key, total in self._sums.items()}
 
 
-def mean_values(
-    structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], metric: Metric, inputs: Sequence[Tensor]
-) -> Means:
+def mean_values(structure: ModelStructure, sites: Sites, metric: Metric, inputs: Sequence[Tensor]) -> Means:
     """The means over these prompts, run one after the other."""
     found = MeanSums()
     for ids in inputs:

@@ -12,7 +12,7 @@ max|g| / sqrt(eps), a thousand and more each: nothing true that could be said th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ from duat_cli.models.terms.branches import Arrival, BlockArrivals, block_arrival
 from duat_cli.models.terms.experts import Experts
 from duat_cli.models.terms.feedforward import FeedForward
 from duat_cli.models.terms.inner import Inner, inner_of
-from duat_cli.models.terms.sites import BlockSites, Site
+from duat_cli.models.terms.sites import BlockSites, Site, Sites
 from duat_cli.models.value_path.projections import norm_before, require_averages
 from duat_cli.operators.bounds import Ball, head_maximum, row_lengths, spectral_limit
 from duat_cli.operators.kronecker import HeadFactors
@@ -120,7 +120,7 @@ class Certified:
     def __init__(
         self,
         structure: ModelStructure,
-        sites: Mapping[nn.Module, BlockSites],
+        sites: Sites,
         device: str | None = None,
         weights: Weights | None = None,
         kinds: Collection[Kind] = KINDS,

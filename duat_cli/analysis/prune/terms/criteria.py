@@ -9,10 +9,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from duat_cli.analysis.prune.terms.readings import Readings
 from duat_cli.analysis.prune.terms.responses import TermList
@@ -20,7 +20,7 @@ from duat_cli.kinds import Kind
 from duat_cli.models.arrays import wide
 from duat_cli.models.block.linears import matrix_of
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.terms.sites import BlockSites, Site
+from duat_cli.models.terms.sites import Site, Sites
 
 Scores = dict[str, Tensor]  # criterion -> a score a term, NaN where it is not defined
 
@@ -50,9 +50,7 @@ class Activations:
 class WeightScores:
     """magnitude, activation x norm and wanda of neurons, heads, FFNs and attention, block by block."""
 
-    def __init__(
-        self, structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], terms: TermList, seen: Activations
-    ) -> None:
+    def __init__(self, structure: ModelStructure, sites: Sites, terms: TermList, seen: Activations) -> None:
         """seen: may be filled until `look` is called."""
         self._structure, self._sites, self._terms, self._seen = structure, sites, terms, seen
         self.found: Scores = {name: torch.full((len(terms.ids),), torch.nan, dtype=torch.float64) for name in _WEIGHTS}

@@ -28,14 +28,14 @@ from duat_cli.models.sweep.chain import Chain
 from duat_cli.models.sweep.lockstep import Pass, one_by_one
 from duat_cli.models.sweep.passes import Recorded, RecordingPass
 from duat_cli.models.terms.branches import Branch, Branches, block_branches, find_branches
-from duat_cli.models.terms.sites import BlockSites, Site, block_sites, find_sites
+from duat_cli.models.terms.sites import BlockSites, Site, Sites, block_sites, find_sites
 
 
 @dataclass(frozen=True)
 class Ground:
     """What the analysis stands on."""
 
-    sites: Mapping[nn.Module, BlockSites]
+    sites: Sites
     branches: Branches
     parameters: Mapping[nn.Module, BlockParameters]
     head: HeadTest

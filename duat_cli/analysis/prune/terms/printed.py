@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from duat_cli.analysis.prune.terms.frozen import FrozenBlock, Neurons
 from duat_cli.models.arrays import wide
 from duat_cli.models.budgets import AT_ONCE, drawn_in_block
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.passes import Removal, Removals
-from duat_cli.models.terms.sites import BlockSites, TermId, by_block
+from duat_cli.models.terms.sites import Sites, TermId, by_block
 from duat_cli.statistics.drawn import Drawn, draw
 
 SEED = 37
@@ -80,7 +80,7 @@ class PrintedReader(Generic[Of]):
 
     def __init__(
         self,
-        sites: Mapping[nn.Module, BlockSites],
+        sites: Sites,
         sets: Mapping[Of, Sequence[TermId]],
         removals: Mapping[Of, Removals],
         singles: Mapping[TermId, Removal],

@@ -27,7 +27,7 @@ from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.sweep.passes import Removal
 from duat_cli.models.terms.branches import Branch, Branches, branch_at
-from duat_cli.models.terms.sites import BlockSites, Edit, Site, TermId, by_block, watching
+from duat_cli.models.terms.sites import BlockSites, Edit, Site, Sites, TermId, by_block, watching
 
 SEED = 31
 
@@ -57,13 +57,7 @@ class Readings:
 class Reader:
     """Behind every block of one prompt's sweep: measures the block's terms, and carries those that are followed."""
 
-    def __init__(
-        self,
-        sites: Mapping[nn.Module, BlockSites],
-        branches: Branches,
-        wanted: Sequence[TermId],
-        followed: set[TermId],
-    ) -> None:
+    def __init__(self, sites: Sites, branches: Branches, wanted: Sequence[TermId], followed: set[TermId]) -> None:
         self.found = Readings()
         self._sites, self._branches = sites, branches
         self._wanted = by_block(wanted)

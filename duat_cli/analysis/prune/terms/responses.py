@@ -8,11 +8,11 @@ probes and the tokens, not with the number of terms.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from duat_cli.analysis.prune.terms.damage import Metric
 from duat_cli.kinds import Kind
@@ -22,7 +22,7 @@ from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.sweep.gradients import Backward, BlockGradient
 from duat_cli.models.sweep.lockstep import Weights, one_by_one
 from duat_cli.models.sweep.passes import Means, Recorded, Removals
-from duat_cli.models.terms.sites import BlockSites, TermId
+from duat_cli.models.terms.sites import BlockSites, Sites, TermId
 
 SEED = 29
 PRODUCT_ELEMENTS = 1 << 20  # of gradients times values at once: what the cache holds
@@ -36,7 +36,7 @@ class TermList:
     starts: dict[tuple[Kind, int], int]  # (kind, block call) -> place of its first term
 
     @classmethod
-    def of(cls, structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], kinds: Sequence[Kind]) -> TermList:
+    def of(cls, structure: ModelStructure, sites: Sites, kinds: Sequence[Kind]) -> TermList:
         ids: list[TermId] = []
         starts: dict[tuple[Kind, int], int] = {}
         for kind in kinds:
@@ -83,7 +83,7 @@ class Responses:
     def __init__(
         self,
         structure: ModelStructure,
-        sites: Mapping[nn.Module, BlockSites],
+        sites: Sites,
         metric: Metric,
         ids: Tensor,
         recorded: Recorded,
