@@ -13,20 +13,10 @@ from torch import Tensor
 from duat_cli.analysis.attribute.parts import BlockParts, Inner
 from duat_cli.models.instrument.attention import AttentionCall
 from duat_cli.models.sweep.adjoint import BlockAdjoint
+from duat_cli.results.attribute import Flow, Move
 from duat_cli.statistics.ranking import largest
 
 MOVES = 10  # of each head
-
-
-@dataclass(frozen=True)
-class Moved:
-    """One entry of a head's flow."""
-
-    source: int
-    target: int
-    value: float
-    attention: float
-    carried: float  # what the source's value would add at attention 1
 
 
 class Place(NamedTuple):
@@ -44,16 +34,6 @@ class Place(NamedTuple):
         return (None, self.number) if inside is None else divmod(self.number, inside)
 
 
-@dataclass(frozen=True)
-class HeadFlow:
-    """A head, and its largest moves."""
-
-    block: int
-    head: int
-    moved: float
-    moves: list[Moved]
-
-
 @dataclass
 class Leading:
     """The leading parts of one target, gathered block by block; equal ones stand as they do in the model."""
@@ -62,7 +42,7 @@ class Leading:
     heads: int
     places: dict[tuple[str, str], list[Place]] = field(default_factory=lambda: defaultdict(list))
     """"neurons" and "experts", by the "total" reading and by the "direct" one."""
-    flows: list[HeadFlow] = field(default_factory=list)
+    flows: list[Flow] = field(default_factory=list)
 
     def add(self, target: int, block: BlockAdjoint, parts: BlockParts) -> None:
         """What one block has of the target of that number."""
@@ -77,7 +57,7 @@ class Leading:
         for head in largest(values.abs(), self.heads):
             if float(values[head].abs()) >= least:
                 moves = head_moves(block, target, head)
-                self.flows.append(HeadFlow(parts.number, head, float(values[head]), moves))
+                self.flows.append(Flow(block=parts.number, head=head, moved=float(values[head]), moves=moves))
         self.flows = heapq.nsmallest(self.heads, self.flows, key=lambda flow: (-abs(flow.moved), flow.block, flow.head))
 
     def _merged(
@@ -90,7 +70,7 @@ class Leading:
         return heapq.nsmallest(self.count, found, key=lambda place: (-abs(getattr(place, reading)), *place[:3]))
 
 
-def head_moves(block: BlockAdjoint, target: int, head: int) -> list[Moved]:
+def head_moves(block: BlockAdjoint, target: int, head: int) -> list[Move]:
     """⟨λ_h[i], H_h[i, j] v_j⟩, the largest entries; the heads of several attention calls are numbered one behind the
     other."""
     for call, gradient in zip(block.run.attention, block.total.heads, strict=True):
@@ -100,16 +80,16 @@ def head_moves(block: BlockAdjoint, target: int, head: int) -> list[Moved]:
     raise IndexError(head)
 
 
-def _moves(call: AttentionCall, gradient: Tensor, head: int) -> list[Moved]:
+def _moves(call: AttentionCall, gradient: Tensor, head: int) -> list[Move]:
     """gradient: at H V of this head, (N, d)."""
     value = call.value[0, head // (call.rows.heads // call.value.shape[1])].double()  # (N', d)
-    found: list[Moved] = []
+    found: list[Move] = []
     for rows, weights in call.rows.chunks():
         attention = weights[head].double()
         carried = gradient[rows] @ value.T
         product = attention * carried
         for place in largest(product.abs().flatten(), MOVES):
             i, j = divmod(place, product.shape[1])
-            entries = (float(x[i, j]) for x in (product, attention, carried))
-            found.append(Moved(j, rows.start + i, *entries))
+            moved, weight, full = (float(x[i, j]) for x in (product, attention, carried))
+            found.append(Move(source=j, target=rows.start + i, value=moved, attention=weight, carried=full))
     return [move for move in heapq.nlargest(MOVES, found, key=lambda move: abs(move.value)) if move.value]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from duat_cli.analysis.attribute.leading import HeadFlow, Leading
+from duat_cli.analysis.attribute.leading import Leading
 from duat_cli.analysis.attribute.measure import Measurer
 from duat_cli.analysis.attribute.parts import PromptParts
 from duat_cli.analysis.attribute.targets import Chooser, Target, Words
@@ -18,11 +18,9 @@ from duat_cli.results.attribute import (
     Direct,
     DirectUnit,
     EncoderPart,
-    Flow,
     HeadPart,
     InnerPart,
     MeasuredParts,
-    Move,
     Parts,
     PicturePart,
     StaticPart,
@@ -60,7 +58,7 @@ def attributions(
             rank=found.ranks[k],
             parts=_parts(found, k, texts, sources, top, prompt.pictures),
             direct=_direct(found, k, float(direct[k]), top),
-            flows=[_flow(flow) for flow in found.leading[k].flows],
+            flows=found.leading[k].flows,
             measured=measured,
             residual=float(total[k]),
             reasons=_reasons(target, found.capped[k], measured),
@@ -199,11 +197,3 @@ def _direct(found: Found, k: int, residual: float, top: int) -> Direct:
         experts=_inner(leading, "experts", "direct", top, parts),
         residual=residual,
     )
-
-
-def _flow(flow: HeadFlow) -> Flow:
-    moves = [
-        Move(source=m.source, target=m.target, value=m.value, attention=m.attention, carried=m.carried)
-        for m in flow.moves
-    ]
-    return Flow(block=flow.block, head=flow.head, moved=flow.moved, moves=moves)
