@@ -9,7 +9,7 @@ from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Linear
-from duat_cli.report.html.drawing.table import Head, Table, table_at
+from duat_cli.report.html.drawing.table import Head, Table, table_by
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute import SIGNED, place_of
 from duat_cli.results.attribute import AttributeReport, MeasuredParts, RemovedPart
@@ -73,32 +73,24 @@ def _points(found: MeasuredParts) -> list[list[tuple[str, float, float]]]:
 
 
 def _removed(word: str, parts: Sequence[RemovedPart], path: str) -> Table:
-    return table_at(
+    return table_by(
         path,
-        heads=[
-            Head(word, f"block.{word}"),
-            Head("part", "logits", "part"),
-            Head("lost without it", "logits", "change"),
-            Head("KL", "nats", "kl"),
-        ],
-        rows=[[place_of(p), SIGNED(p.part), SIGNED(p.change), numbers.plain(p.kl)] for p in parts],
+        parts,
+        (Head(word, f"block.{word}"), place_of),
+        (Head("part", "logits", "part"), lambda p: SIGNED(p.part)),
+        (Head("lost without it", "logits", "change"), lambda p: SIGNED(p.change)),
+        (Head("KL", "nats", "kl"), lambda p: numbers.plain(p.kl)),
     )
 
 
 def _tokens(found: MeasuredParts, path: str) -> Table:
-    return table_at(
+    return table_by(
         path,
-        heads=[
-            Head("token", number=False),
-            Head("part", "logits", "part"),
-            Head("lost, attention cut", "logits", "cut"),
-            Head("KL", "nats", "cut_kl"),
-            Head("lost, replaced", "logits", "replaced"),
-            Head("KL", "nats", "replaced_kl"),
-        ],
-        rows=[
-            [f"{t.position} '{t.text}'", SIGNED(t.part), SIGNED(t.cut), numbers.plain(t.cut_kl), SIGNED(t.replaced),
-             numbers.plain(t.replaced_kl)]
-            for t in found.tokens
-        ],
-    )  # fmt: skip
+        found.tokens,
+        (Head("token", number=False), lambda t: f"{t.position} '{t.text}'"),
+        (Head("part", "logits", "part"), lambda t: SIGNED(t.part)),
+        (Head("lost, attention cut", "logits", "cut"), lambda t: SIGNED(t.cut)),
+        (Head("KL", "nats", "cut_kl"), lambda t: numbers.plain(t.cut_kl)),
+        (Head("lost, replaced", "logits", "replaced"), lambda t: SIGNED(t.replaced)),
+        (Head("KL", "nats", "replaced_kl"), lambda t: numbers.plain(t.replaced_kl)),
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from duat_cli.report.html.attribute.parts import title, token
 from duat_cli.report.html.drawing.cells import level, scale_of_cells, words
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.table import Head, Table, table_at
+from duat_cli.report.html.drawing.table import Head, Table, table_by
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute import BARE, SIGNED, computed, is_bare
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
@@ -70,32 +70,25 @@ def _encoder(one: Attribution, number: int) -> list[Table]:
     tokens = one.parts.encoder.tokens
     kept = sorted(sorted(range(len(tokens)), key=lambda k: -abs(tokens[k].value))[:_STATES])
     return [
-        table_at(
+        table_by(
             f"attribution.{number}.parts.encoder.tokens[]",
-            heads=[
-                Head("token of the encoder", number=False),
-                Head("what its state brings", "logits", "value"),
-                Head("of it straight to the logit", "logits", "direct"),
-            ],
-            rows=[[f"{t.position} '{t.text}'", SIGNED(t.value), SIGNED(t.direct)] for t in (tokens[k] for k in kept)],
+            [tokens[k] for k in kept],
+            (Head("token of the encoder", number=False), lambda t: f"{t.position} '{t.text}'"),
+            (Head("what its state brings", "logits", "value"), lambda t: SIGNED(t.value)),
+            (Head("of it straight to the logit", "logits", "direct"), lambda t: SIGNED(t.direct)),
             numbers=kept,
         )
     ]
 
 
 def _tokens(one: Attribution, number: int, here: list[float], kept: list[int]) -> Table:
-    return table_at(
+    return table_by(
         f"attribution.{number}.parts.tokens[]",
-        heads=[
-            Head("token", number=False),
-            Head("its own part", "logits", "value"),
-            Head("of it straight to the logit", "logits", "direct"),
-            Head("UAT terms at it", "logits"),
-        ],
-        rows=[
-            [token(one, i), SIGNED(one.parts.tokens[i].value), SIGNED(one.parts.tokens[i].direct), SIGNED(here[i])]
-            for i in kept
-        ],
+        kept,
+        (Head("token", number=False), lambda i: token(one, i)),
+        (Head("its own part", "logits", "value"), lambda i: SIGNED(one.parts.tokens[i].value)),
+        (Head("of it straight to the logit", "logits", "direct"), lambda i: SIGNED(one.parts.tokens[i].direct)),
+        (Head("UAT terms at it", "logits"), lambda i: SIGNED(here[i])),
         numbers=kept,
     )
 
@@ -119,10 +112,11 @@ def continued(found: Continuation, number: int) -> Figure:
         says=says,
         picture=words(tokens) + scale_of_cells(max((abs(value) for _, value, _ in tokens), default=0.0)),
         tables=[
-            table_at(
+            table_by(
                 f"continuations.{number}.sources[]",
-                heads=[Head("token", number=False), Head("all tokens together", "logits", "value")],
-                rows=[[f"{s.position} '{s.text}'", SIGNED(s.value)] for s in found.sources],
+                found.sources,
+                (Head("token", number=False), lambda s: f"{s.position} '{s.text}'"),
+                (Head("all tokens together", "logits", "value"), lambda s: SIGNED(s.value)),
             )
         ],
         terms=["continuations[].logits", "continuations[].sources[].value"],

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from duat_cli.report.check.words import advice, heading, number
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.table import Head, Table, table_at
+from duat_cli.report.html.drawing.table import Head, Table, table_by
 from duat_cli.report.tables import numbers
 from duat_cli.results.check import CheckReport, Outcome
 
@@ -17,31 +17,23 @@ _MARKS = {
     "passed": "\N{CHECK MARK} passed",
     "skipped": "- skipped",
 }
-_HEADS = (
-    Head("rule", path="rule", number=False),
-    Head("status", path="", number=False),
-    Head("block", path="block"),
-    Head("what was found", path="message", number=False, long=True),
-    Head("measured", path="measured"),
-    Head("least", path="low"),
-    Head("most", path="high"),
-    Head("unit", path="unit", number=False),
-    Head("threshold's source", path="source", number=False),
-    Head("where to look", path="", number=False),
+_COLUMNS: tuple[tuple[Head, Callable[[Outcome], str]], ...] = (
+    (Head("rule", path="rule", number=False), lambda one: one.rule),
+    (Head("status", path="", number=False), lambda one: _MARKS[one.status]),
+    (Head("block", path="block"), lambda one: numbers.whole(one.block)),
+    (Head("what was found", path="message", number=False, long=True), lambda one: one.message),
+    (Head("measured", path="measured"), lambda one: number(one.measured) or numbers.ABSENT),
+    (Head("least", path="low"), lambda one: number(one.low) or numbers.ABSENT),
+    (Head("most", path="high"), lambda one: number(one.high) or numbers.ABSENT),
+    (Head("unit", path="unit", number=False), lambda one: one.unit),
+    (Head("threshold's source", path="source", number=False), lambda one: one.source),
+    (Head("where to look", path="", number=False), lambda one: f"{one.location.file}:{one.location.line}"),
 )
 
 
 def outcomes(report: CheckReport, places: Sequence[int]) -> Table:
     """A row an outcome. places: their positions in the report's `outcomes`."""
-    return table_at("outcomes[]", _HEADS, [_row(report.outcomes[i]) for i in places], places)
-
-
-def _row(one: Outcome) -> list[str]:
-    location = f"{one.location.file}:{one.location.line}"
-    limits = [number(value) or numbers.ABSENT for value in (one.measured, one.low, one.high)]
-    return [
-        one.rule, _MARKS[one.status], numbers.whole(one.block), one.message, *limits, one.unit, one.source, location,
-    ]  # fmt: skip
+    return table_by("outcomes[]", [report.outcomes[i] for i in places], *_COLUMNS, numbers=places)
 
 
 def causes(report: CheckReport) -> list[Figure]:

@@ -9,7 +9,7 @@ from duat_cli.report.html.compare.operator import blocks_of, heads, operator, un
 from duat_cli.report.html.compare.stream import amplification, by_pair, named, stream
 from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
-from duat_cli.report.html.drawing.table import Head, table_at
+from duat_cli.report.html.drawing.table import Head, table_by
 from duat_cli.report.tables import numbers
 from duat_cli.results.compare import CompareReport, PairFacts
 
@@ -53,18 +53,13 @@ def _pairs(report: CompareReport) -> Figure | None:
         says="Aligned are the tokens that both have, in one order, or with --align position those at one place (a | b "
         "where they differ); KL is of the next token behind each prompt.",
         tables=[
-            table_at(
+            table_by(
                 "pairs[]",
-                heads=[
-                    Head("pair", number=False),
-                    Head("aligned", "tokens", "aligned"),
-                    Head("KL of the next token", "nats", "kl"),
-                    Head("the aligned text", number=False, long=True),
-                ],
-                rows=[
-                    [named(report, pair), numbers.whole(pair.aligned), numbers.plain(pair.kl), _aligned(pair)]
-                    for pair in report.pairs
-                ],
+                report.pairs,
+                (Head("pair", number=False), lambda pair: named(report, pair)),
+                (Head("aligned", "tokens", "aligned"), lambda pair: numbers.whole(pair.aligned)),
+                (Head("KL of the next token", "nats", "kl"), lambda pair: numbers.plain(pair.kl)),
+                (Head("the aligned text", number=False, long=True), _aligned),
                 notes=[
                     f"No KL: {reason}."
                     for reason in dict.fromkeys(p.reasons.get("kl", "not known") for p in report.pairs if p.kl is None)
@@ -84,22 +79,19 @@ def _aligned(pair: PairFacts) -> str:
 def _parameters(report: CompareReport) -> Figure | None:
     if report.comparison is None:
         return None
-    rows = report.comparison.parameters
     return Figure(
         key="parameters",
         wide=True,
         title="Which parameters of the sum are fixed, and which move with the input",
         says="The largest change over blocks and pairs; what the checkpoint sets does not move.",
         tables=[
-            table_at(
+            table_by(
                 "comparison.parameters[]",
-                heads=[
-                    Head("parameter", number=False),
-                    Head("what it is", path="what", number=False, long=True),
-                    Head("set by", path="set_by", number=False),
-                    Head("largest change", "%", "change"),
-                ],
-                rows=[[row.name, row.what, row.set_by, numbers.percent(row.change)] for row in rows],
+                report.comparison.parameters,
+                (Head("parameter", number=False), lambda row: row.name),
+                (Head("what it is", path="what", number=False, long=True), lambda row: row.what),
+                (Head("set by", path="set_by", number=False), lambda row: row.set_by),
+                (Head("largest change", "%", "change"), lambda row: numbers.percent(row.change)),
             )
         ],
         terms=["comparison.parameters[].change"],

@@ -13,6 +13,7 @@ from duat_cli.report.tables.grid import Column, filled, missing
 from duat_cli.results.base import Result
 from duat_cli.text import indices
 
+_Item = TypeVar("_Item")
 _Row = TypeVar("_Row", bound=Result)
 MOST_ROWS = 400  # of one table; the rest is in the JSON
 _NUMBER = re.compile(r"\.\d+")  # of an entry, in a path
@@ -84,6 +85,18 @@ def table_at(
     return Table(heads, rows, f"{_NUMBER.sub('[]', path)}.", [path] if within == path else entries, notes)
 
 
+def table_by(
+    path: str,
+    items: Sequence[_Item],
+    *columns: tuple[Head, Callable[[_Item], Content]],
+    numbers: Sequence[int] | None = None,
+    notes: Sequence[str] = (),
+) -> Table:
+    """The same, column by column: its header, and what it says of an object."""
+    rows = [[cell(item) for _, cell in columns] for item in items]
+    return table_at(path, [head for head, _ in columns], rows, numbers, notes)
+
+
 def table_of(
     rows: Sequence[_Row],
     head: Head,
@@ -100,10 +113,6 @@ def table_of(
     """
     known = filled(rows, columns)
     absent = missing(rows, known, list(range(len(rows))))
-    return table_at(
-        path,
-        heads=[head, *(Head(c.name, c.title[-1], c.path) for c in known)],
-        rows=[[name(row), *(c.cell(row) for c in known)] for row in rows],
-        numbers=numbers,
-        notes=[f"No value: {names}: {reason} ({indices(word, at)})." for names, reason, at in absent],
-    )
+    notes = [f"No value: {names}: {reason} ({indices(word, at)})." for names, reason, at in absent]
+    cells = [(Head(c.name, c.title[-1], c.path), c.cell) for c in known]
+    return table_by(path, rows, (head, name), *cells, numbers=numbers, notes=notes)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
-from duat_cli.report.html.drawing.table import Head, Table, table_at
+from duat_cli.report.html.drawing.table import Head, Table, table_by
 from duat_cli.report.html.lora.blocks import operator, prompts
 from duat_cli.report.html.lora.modules import compared, intruders, norms, spectra
 from duat_cli.report.tables import numbers
@@ -116,15 +116,13 @@ def _lint(report: LoraReport) -> Figure | None:
         title="What the linter found",
         says="Faults that go wrong in practice.",
         tables=[
-            table_at(
+            table_by(
                 "lint[]",
-                heads=[
-                    Head("level", path="level", number=False),
-                    Head("rule", path="rule", number=False),
-                    Head("where", path="where", number=False),
-                    Head("what", path="message", number=False, long=True),
-                ],
-                rows=[[one.level, one.rule, one.where, one.message] for one in report.lint],
+                report.lint,
+                (Head("level", path="level", number=False), lambda one: one.level),
+                (Head("rule", path="rule", number=False), lambda one: one.rule),
+                (Head("where", path="where", number=False), lambda one: one.where),
+                (Head("what", path="message", number=False, long=True), lambda one: one.message),
             )
         ],
         terms=["lint"],

@@ -8,7 +8,7 @@ from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Log
-from duat_cli.report.html.drawing.table import Head, table_at
+from duat_cli.report.html.drawing.table import Head, table_by
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.matrix import VERDICTS
 from duat_cli.results.matrix import MatrixReport
@@ -47,25 +47,14 @@ def checks(report: MatrixReport, beside: Sequence[MatrixReport]) -> Figure:
         says=_SAYS,
         picture=plot.svg(drawn, "A point for each check, and its tolerance."),
         tables=[
-            table_at(
+            table_by(
                 "checks[]",
-                heads=[
-                    Head("check"),
-                    Head("statement", path="statement", number=False, long=True),
-                    Head("error", "relative", "relative_error"),
-                    Head("tolerance", "relative", "tolerance"),
-                    Head("verdict", number=False),
-                ],
-                rows=[
-                    [
-                        str(number + 1),
-                        check.statement,
-                        numbers.error(check.relative_error),
-                        numbers.error(check.tolerance),
-                        VERDICTS[check.holds],
-                    ]
-                    for number, check in enumerate(rows)
-                ],
+                list(enumerate(rows, 1)),
+                (Head("check"), lambda one: str(one[0])),
+                (Head("statement", path="statement", number=False, long=True), lambda one: one[1].statement),
+                (Head("error", "relative", "relative_error"), lambda one: numbers.error(one[1].relative_error)),
+                (Head("tolerance", "relative", "tolerance"), lambda one: numbers.error(one[1].tolerance)),
+                (Head("verdict", number=False), lambda one: VERDICTS[one[1].holds]),
             )
         ],
         terms=["checks[].relative_error", "checks[].tolerance"],

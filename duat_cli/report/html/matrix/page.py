@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
-from duat_cli.report.html.drawing.table import Head, table_at
+from duat_cli.report.html.drawing.table import Head, table_by
 from duat_cli.report.html.matrix.checks import checks
 from duat_cli.report.html.matrix.maps import convolution, corner, coupling
 from duat_cli.report.tables import numbers
@@ -62,27 +62,15 @@ def _forms(report: MatrixReport) -> Figure:
         title="The paper's matrices: what they are, their shape and how dense they are",
         says="Density is counted where built; expected is what the form and the mask leave if no weight is zero.",
         tables=[
-            table_at(
+            table_by(
                 "matrices[]",
-                heads=[
-                    Head("matrix", number=False),
-                    Head("what it is", path="formula", number=False, long=True),
-                    Head("shape"),
-                    Head("density", "%", "density"),
-                    Head("expected", "%", "expected_density"),
-                    Head("as", number=False),
-                ],
-                rows=[
-                    [
-                        row.name,
-                        row.formula,
-                        " x ".join(str(side) for side in row.shape),
-                        numbers.percent(row.density),
-                        numbers.percent(row.expected_density),
-                        row.expected_formula or numbers.ABSENT,
-                    ]
-                    for row in rows
-                ],
+                rows,
+                (Head("matrix", number=False), lambda row: row.name),
+                (Head("what it is", path="formula", number=False, long=True), lambda row: row.formula),
+                (Head("shape"), lambda row: " x ".join(str(side) for side in row.shape)),
+                (Head("density", "%", "density"), lambda row: numbers.percent(row.density)),
+                (Head("expected", "%", "expected_density"), lambda row: numbers.percent(row.expected_density)),
+                (Head("as", number=False), lambda row: row.expected_formula or numbers.ABSENT),
                 notes=[
                     f"No density: {reason}."
                     for reason in dict.fromkeys(row.reasons.get("density") for row in rows if row.density is None)

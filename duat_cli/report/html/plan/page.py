@@ -9,7 +9,7 @@ from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
 from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import level, stack
-from duat_cli.report.html.drawing.table import Head, Table, table_at
+from duat_cli.report.html.drawing.table import Head, Table, table_at, table_by
 from duat_cli.report.tables import numbers
 from duat_cli.results.plan import PlannedPart, PlanReport, Way
 from duat_cli.text import about, plural
@@ -133,35 +133,28 @@ def _largest_terms(ways: Sequence[Way]) -> list[str]:
 
 
 def _ways(report: PlanReport, unit: str) -> Table:
+    def took(way: Way) -> str:
+        return numbers.ABSENT if way.seconds is None else about(way.seconds)
+
     timed = any(way.seconds is not None for way in report.ways)
-    return table_at(
+    return table_by(
         "ways[]",
-        heads=[
-            Head("weights", number=False),
-            Head("peak", unit, "peak_memory_bytes"),
-            Head("the weights are read", "times", "weight_reads"),
-            Head("fits", number=False),
-            *([Head("time", number=False)] if timed else []),
-        ],
-        rows=[
-            [
-                way.weights,
-                numbers.plain(_in(unit, way.peak_memory_bytes)),
-                numbers.plain(way.weight_reads),
-                "yes" if way.fits else "no",
-                *([numbers.ABSENT if way.seconds is None else about(way.seconds)] if timed else []),
-            ]
-            for way in report.ways
-        ],
+        report.ways,
+        (Head("weights", number=False), lambda way: way.weights),
+        (Head("peak", unit, "peak_memory_bytes"), lambda way: numbers.plain(_in(unit, way.peak_memory_bytes))),
+        (Head("the weights are read", "times", "weight_reads"), lambda way: numbers.plain(way.weight_reads)),
+        (Head("fits", number=False), lambda way: "yes" if way.fits else "no"),
+        *([(Head("time", number=False), took)] if timed else []),
     )
 
 
 def _terms(report: PlanReport, number: int, unit: str) -> Table:
     way = report.ways[number]
-    return table_at(
+    return table_by(
         f"ways.{number}.terms[]",
-        heads=[Head(f"{way.weights}: what takes it", number=False), Head("memory", unit, "bytes")],
-        rows=[[term.what, numbers.plain(_in(unit, term.bytes))] for term in way.terms],
+        way.terms,
+        (Head(f"{way.weights}: what takes it", number=False), lambda term: term.what),
+        (Head("memory", unit, "bytes"), lambda term: numbers.plain(_in(unit, term.bytes))),
     )
 
 
