@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -90,8 +91,10 @@ def _of_text(model: Any, tokenizer: Any, text: str) -> Tensor:
     """A text as the decoder is trained to read it, the start token in front: (1, N)."""
     with calling_tokenizer("--decoder-prompt: the tokenizer fails", InputError):
         labels = torch.tensor([tokenizer(text_target=text)["input_ids"]], dtype=torch.long)
-    shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    ids = None if shift is None else shift(labels=labels)
+    shift, ids = getattr(model, "prepare_decoder_input_ids_from_labels", None), None
+    if shift is not None:
+        with contextlib.suppress(Exception):  # T5's reads a field that its config need not have
+            ids = shift(labels=labels)
     if ids is None:  # a class without a rule of its own
         ids = torch.cat([torch.tensor([[_start(model)]]), labels[:, :-1]], dim=1)
     room = limits(model.get_decoder())
@@ -111,7 +114,7 @@ def _written(loaded: LoadedModel, prompts: Sequence[Prompt]) -> tuple[list[Tenso
         why = "has no head to write with" if loaded.paged is None else "is read block by block"
         start = torch.tensor([[_start(model)]])
         return [start] * len(prompts), f"its start token alone, for the model {why}: give --decoder-prompt"
-    found = []
+    found, start = [], torch.tensor([[_start(model)]])
     for prompt in prompts:
         given = placed(prompt.given, loaded.device, model.dtype)
         named = {"input_ids": given} if isinstance(given, Tensor) else dict(given)
@@ -120,7 +123,6 @@ def _written(loaded: LoadedModel, prompts: Sequence[Prompt]) -> tuple[list[Tenso
         where = f"{type(model).__name__} cannot write a decoder prompt; give --decoder-prompt"
         with torch.no_grad(), hushed(), foreign_errors(where, InputError):
             ids = model.generate(**named, **asked).cpu()
-        start = torch.tensor([[_start(model)]])
         if int(ids[0, 0]) != int(start):  # Whisper leaves it out
             ids = torch.cat([start, ids], dim=1)
         found.append(ids[:, : STEPS + 1])

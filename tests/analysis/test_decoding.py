@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,22 @@ def answered(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int,
     capsys.readouterr()
     code = run([*words, "-q"])
     return code, *capsys.readouterr()
+
+
+def test_a_config_without_a_start_token_is_one_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model's own rule for labels then fails, and so does its writing."""
+    bare = tmp_path / "bare"
+    shutil.copytree(folder, bare)
+    for name in ("config.json", "generation_config.json"):
+        fields = json.loads((bare / name).read_text())
+        del fields["decoder_start_token_id"]
+        (bare / name).write_text(json.dumps(fields))
+    for more in ([], ["--decoder-prompt", "xyz"]):
+        code, out, err = answered(["verify", str(bare), "--stack", "decoder", "--prompt", "abc", *more], capsys)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "names no decoder_start_token_id; add it to config.json" in err
 
 
 def test_verify_reads_the_decoder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
