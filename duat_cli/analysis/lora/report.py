@@ -50,10 +50,10 @@ def adapter_pair(
         progress(0, 1, "applying the adapter")
         changes = _changes(known, read, base, report)
         tuned = tuned_model(loaded, changes, tied_changes(known))
-        by_name, planned = {p.parameter: p for p in known}, by_parameter(known)
+        planned = by_parameter(known)
 
-        def pieces(name: str) -> Change:
-            return change_of(by_name[name], read, base)
+        def pieces(name: str) -> Change | None:
+            return change_of(planned[name][0], read, base) if len(planned[name]) == 1 else None
 
         def stated(name: str) -> Piece | None:
             return _piece([change_of(plan, read, base) for plan in planned.get(name, [])])
@@ -88,10 +88,10 @@ class Pair:
         loaded: LoadedModel,
         tuned: LoadedModel,
         stated: Stated,
-        pieces: Callable[[str], Change] | None,
+        pieces: Callable[[str], Change | None] | None,
         progress: Progress,
     ) -> None:
-        """stated: as of `Eq18Test`. pieces: a parameter's change, where an adapter makes it."""
+        """stated: as of `Eq18Test`. pieces: a parameter's change, where an adapter makes it; None of several."""
         self._report, self._stated, self._pieces, self.progress = report, stated, pieces, progress
         self.base = Session(loaded, progress, cache=False)
         self.tuned = Session(tuned, progress, cache=False)
@@ -140,7 +140,7 @@ class Pair:
         )
 
     def _with_sups(
-        self, modules: Sequence[ModuleChange], norms: Mapping[str, Front], pieces: Callable[[str], Change]
+        self, modules: Sequence[ModuleChange], norms: Mapping[str, Front], pieces: Callable[[str], Change | None]
     ) -> list[ModuleChange]:
         model = self.base.loaded.model
         moved = {model.get_submodule(module) for module, _ in own_names(model, self._changed).values()}
@@ -229,7 +229,7 @@ def _piece(changes: list[Change]) -> Piece | None:
 
 
 def _with_sup(
-    entry: ModuleChange, front: Front | None, pieces: Callable[[str], Change], moved: Set[nn.Module]
+    entry: ModuleChange, front: Front | None, pieces: Callable[[str], Change | None], moved: Set[nn.Module]
 ) -> ModuleChange:
     """The entry with its largest possible effect, where a norm that itself stays as it is stands in front."""
     why = NONE_IN_FRONT
@@ -237,6 +237,8 @@ def _with_sup(
         change = pieces(entry.whole_name)
         if front.norm in moved:
             why = "the norm in front changes as well"
+        elif change is None:
+            why = "the adapter changes this parameter in several ways, each listed by itself"
         elif len(change.pieces) == 1:
             value = sup_local(change.pieces, change.plan.inputs_first, front.gain, front.form)
             reasons = {k: v for k, v in entry.reasons.items() if k != "sup_local"}
