@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.prepared import parts_of
+from duat_cli.compat.torch import hooked_modules
 from duat_cli.errors import ForwardError, NoSignalError, UnsupportedModelError, is_out_of_memory
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.quiet import described
@@ -18,6 +19,7 @@ from duat_cli.models.discovery.structure import ModelStructure, probe_inputs, ru
 from duat_cli.models.instrument.plain import PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.lockstep import Pass, forwards
+from duat_cli.text import listed
 
 _TOKENS = 8
 
@@ -39,9 +41,14 @@ def own_fault(loaded: LoadedModel, prompts: Iterable[Given] = ()) -> ForwardErro
                     f"{loaded.name}: {type(loaded.model).__name__} cannot run on one kind of input "
                     f"({described(fault)}); its parts can: give --stack {', '.join(parts)} or all"
                 )
+            hooked = hooked_modules(loaded.model)
             return ForwardError(
-                f"{loaded.name}: its own forward pass fails: {described(fault)}; config.json does not describe what "
-                "these weights are: restore it"
+                f"{loaded.name}: its own forward pass fails: {described(fault)}; "
+                + (
+                    f"forward hooks of {listed(hooked)} run on every pass, on probes of {_TOKENS} tokens too"
+                    if hooked
+                    else "config.json does not describe what these weights are: restore it"
+                )
             )
     return None
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 
 from duat_cli.analysis.progress import Progress
 
+_ONE_AT_A_TIME = threading.RLock()
 _LOGGERS = ("transformers", "huggingface_hub")
 
 
@@ -30,11 +32,13 @@ def load_libraries() -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Other libraries' warnings and logs stay away, and gradients can be taken, whatever mode the caller is in.
+    """Other libraries' warnings and logs stay away, gradients can be taken, and numbers are of the dtype and on the
+    device that the model has, whatever mode the caller is in.
 
-    Afterwards filters, levels and modes are as they were.
+    Afterwards filters, levels and modes are as they were. They belong to the process, so that calls of several threads
+    wait for each other.
     """
-    with contextlib.ExitStack() as undo:
+    with _ONE_AT_A_TIME, contextlib.ExitStack() as undo:
         undo.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         for logger in map(logging.getLogger, _LOGGERS):
@@ -45,6 +49,11 @@ def undisturbed() -> Iterator[None]:
         if torch is not None:
             undo.enter_context(torch.inference_mode(False))
             undo.enter_context(torch.enable_grad())
+            for kind in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(kind):
+                    undo.enter_context(torch.autocast(kind, enabled=False))
+            if torch.get_default_device().type != "cpu":
+                undo.enter_context(torch.device("cpu"))
         yield
 
 

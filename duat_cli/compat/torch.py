@@ -21,6 +21,19 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     return module._buffers
 
 
+@contextmanager
+def standing_in(module: nn.Module, name: str, tensor: Tensor) -> Iterator[None]:
+    """A context in which one of the module's own parameters or buffers is another tensor. Nothing is written to the one
+    that it has, which a caller's model may hold as well. Without it, no part of a layer's weights can be left out."""
+    own: dict[str, Any] = next(held for held in (module._parameters, module._buffers, vars(module)) if name in held)
+    kept = own[name]
+    own[name] = tensor
+    try:
+        yield
+    finally:
+        own[name] = kept
+
+
 def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
     """The module's own children, in order. Without it, no block can be cut out of its list."""
     return module._modules
@@ -30,6 +43,20 @@ def unsaved_buffers(module: nn.Module) -> set[str]:
     """Names of the buffers that are no part of a checkpoint. Without it, a fingerprint would cover what modules compute
     for themselves, such as rotary frequencies."""
     return module._non_persistent_buffers_set
+
+
+def hooked_modules(model: nn.Module) -> list[str]:
+    """Names of the modules with forward hooks of the caller's; libraries leave some of their own. Without it, a report
+    of a model that a hook steers does not say so."""
+    found = []
+    for name, module in model.named_modules():
+        hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+        if any((getattr(hook, "__module__", None) or "").partition(".")[0] not in _LIBRARIES for hook in hooks):
+            found.append(name or type(module).__name__)
+    return found
+
+
+_LIBRARIES = ("transformers", "accelerate", "peft", "torch", "duat_cli")
 
 
 def uncompiled(model: Any) -> Any:

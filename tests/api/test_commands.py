@@ -18,10 +18,13 @@ import peft
 import pytest
 import torch
 from children import PATIENCE
+from pruning import save
+from transformers import AutoTokenizer
 
 import duat_cli as duat
 from duat_cli.cli.main import run
 from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path
+from duat_cli.zoo.tiny import tiny_model
 
 TEXTS = ["The cat sat on the mat.", "def main(argv):"]
 PROMPTS = [word for text in TEXTS for word in ("--prompt", text)]
@@ -182,6 +185,31 @@ def test_a_model_in_memory_gives_what_its_folder_gives(
     assert in_memory(report) == in_memory(call(DEMO))
     assert report.model.name == str(demo_path())
     assert demo.training
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "mixtral"])
+def test_no_weight_of_the_callers_is_written_to(model_type: str, tmp_path: Path) -> None:
+    """Another thread may run the model meanwhile, and a graph that was made before may still be needed."""
+    words = AutoTokenizer.from_pretrained(save(model_type, tmp_path))
+    model = tiny_model(model_type).requires_grad_(True)
+    before = {name: parameter._version for name, parameter in model.named_parameters()}
+    prompts = ["w1 w2 w3", "w4 w5 w6 w7"]
+    duat.support(model)
+    duat.inspect(model, words, prompts=prompts)
+    duat.attribute(model, words, prompts=prompts, measure=2)
+    duat.compare(model, words, prompts=["w1 w2 w3", "w1 w2 w4"])
+    duat.prune_bound(model, words, prompts=prompts)
+    duat.check(model, words, prompts=prompts)
+    assert {name: parameter._version for name, parameter in model.named_parameters()} == before
+
+
+def test_hooks_of_the_callers_are_named(tmp_path: Path) -> None:
+    words, model = AutoTokenizer.from_pretrained(save("gpt2", tmp_path)), tiny_model("gpt2")
+    model.transformer.h[1].mlp.register_forward_hook(lambda module, args, output: output * 2)
+    report = duat.inspect(model, words, prompts=["w1 w2 w3"])
+    assert report.certificate.exact
+    [note] = [text for text in report.warnings if "forward hooks" in text]
+    assert "'transformer.h.1.mlp'" in note
 
 
 def test_support_takes_a_model_in_memory(demo: Any) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
+import threading
+import time
 import warnings
 
 import pytest
@@ -10,6 +13,7 @@ import torch
 
 from duat_cli.api.ground import undisturbed
 from duat_cli.loading.model.gpu import full_precision
+from duat_cli.loading.quiet import hushed
 
 
 def test_inside_it_is_quiet_and_gradients_can_be_taken(recwarn: pytest.WarningsRecorder) -> None:
@@ -20,6 +24,39 @@ def test_inside_it_is_quiet_and_gradients_can_be_taken(recwarn: pytest.WarningsR
         assert x.grad is not None
         assert not logging.getLogger("transformers").isEnabledFor(logging.WARNING)
     assert not recwarn.list
+
+
+def test_numbers_are_of_the_models_own_dtype_and_device() -> None:
+    x = torch.ones(2, 2)
+    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+        with undisturbed():
+            assert (x @ x).dtype == torch.float32
+            assert torch.ones(1).device.type == "cpu"
+        assert (x @ x).dtype == torch.bfloat16
+        assert torch.ones(1).device.type == "meta"
+
+
+def test_threads_wait_for_each_other_and_leave_the_process_as_it_was() -> None:
+    """Streams, filters and levels are the process's: put back out of turn, they would stay changed."""
+    before = sys.stdout, list(warnings.filters), logging.getLogger("transformers").level
+    inside, most = 0, 0
+
+    def call() -> None:
+        nonlocal inside, most
+        for _ in range(20):
+            with undisturbed(), hushed():
+                inside += 1
+                most = max(most, inside)
+                time.sleep(0.001)
+                inside -= 1
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    assert (sys.stdout, list(warnings.filters), logging.getLogger("transformers").level) == before
 
 
 def test_an_error_leaves_nothing_behind() -> None:

@@ -30,6 +30,31 @@ def test_own_parameters_are_listed_and_exchanged() -> None:
     assert compat.parameters_of(nn.Sequential(layer)) == {}
 
 
+def test_a_tensor_stands_in_for_another_which_is_not_written_to() -> None:
+    layer = nn.BatchNorm1d(2)
+    for name in ("weight", "running_mean"):
+        own, version = getattr(layer, name), getattr(layer, name)._version
+        with compat.standing_in(layer, name, torch.full((2,), 7.0)):
+            assert getattr(layer, name).tolist() == [7.0, 7.0]
+        assert getattr(layer, name) is own
+        assert own._version == version
+
+
+def test_hooks_of_the_caller_are_told_from_those_of_libraries() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 1)))
+    assert compat.hooked_modules(model) == []
+
+    def left_behind(*_: Any) -> None:
+        """As transformers leaves them once outputs were asked for."""
+
+    left_behind.__module__ = "transformers.utils.output_capturing"
+    model[0].register_forward_hook(left_behind)
+    assert compat.hooked_modules(model) == []
+    model[1][0].register_forward_pre_hook(lambda *_: None)
+    model.register_forward_hook(lambda *_: None)
+    assert compat.hooked_modules(model) == ["Sequential", "1.0"]
+
+
 def test_buffers_and_which_of_them_are_saved() -> None:
     module = nn.Module()
     module.register_buffer("kept", torch.ones(1))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from duat_cli.compat.accelerate import without_mixed_precision
-from duat_cli.compat.torch import uncompiled
+from duat_cli.compat.torch import hooked_modules, uncompiled
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
@@ -50,6 +50,11 @@ def given(model: Any) -> LoadedModel:
         notes: list[str] = []
         if wrapped:
             shell, notes = _merged(shell)
+        if hooked := hooked_modules(shell):
+            notes.append(
+                f"forward hooks of {listed(hooked)} run on every pass: the numbers are of the model with them; what "
+                "one adds between blocks stands with what an encoder adds"
+            )
         with foreign_errors(f"{type(own).__name__}: cannot be run with eager attention", UnsupportedModelError):
             shell.set_attn_implementation("eager")
         settle(shell, device)

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from duat_cli.compat.torch import standing_in
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, rounding, same_storage, wide
 from duat_cli.models.block.norms import NormForm, recognise, scale_invariant
@@ -229,11 +230,8 @@ def _output_bias(leaves: list[Event], unit: Event) -> Tensor | None:
             continue
         with torch.no_grad():
             kept, whole = bias.clone(), unit.again(unit.tensors[0]).clone()
-            try:
-                bias.zero_()
+            with standing_in(leaf.module, "bias", torch.zeros_like(bias)):
                 added = whole - unit.again(unit.tensors[0])
-            finally:
-                bias.copy_(kept)
         rows = added.reshape(-1, added.shape[-1])
         same = relative_error(rows, rows[:1].expand_as(rows)) <= rounding(rows.dtype)
         exact = rows.shape[-1] == kept.numel() and relative_error(rows[0], kept) <= rounding(rows.dtype)

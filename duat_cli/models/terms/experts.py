@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from duat_cli.compat.torch import standing_in
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import equal, gaussian, relative_error
 from duat_cli.models.instrument.hooks import patched
@@ -88,17 +89,13 @@ class Columns:
         return Columns(name, weight.stride() != form.columns.stride())
 
     def without(self, module: nn.Module, expert: int, neuron: int) -> contextlib.AbstractContextManager[Any]:
-        """While active, calls of the module go without that neuron: its column is zero as long as one runs."""
+        """While active, calls of the module go without that neuron: with its column zero in a copy of the weights."""
 
         def made(module: nn.Module, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-            weight = module.get_parameter(self.name).detach()[expert]
-            column = weight[:, neuron] if self.mirrored else weight[neuron]
-            kept = column.clone()
-            column.zero_()
-            try:
+            weight = module.get_parameter(self.name).detach().clone()
+            (weight[expert, :, neuron] if self.mirrored else weight[expert, neuron]).zero_()
+            with standing_in(module, self.name, weight):
                 return original(*args, **kwargs)
-            finally:
-                column.copy_(kept)
 
         return patched(module, made)
 
