@@ -988,6 +988,7 @@ def written(*, bare: bool) -> Written:
         notes=["198 neurons a block are removed; those beyond, up to 4 a block, are zeroed"], dtype="bfloat16",
         error=2.1e-7, parameters_before=134515008, parameters_after=124148160, bytes_before=269030016,
         bytes_after=248296320, measured_on="chose the set" if bare else "held out", prompts=83, tokens=1963,
+        damage=0.0412, exceeded=9,
         perplexity_before=None if bare else 31.42, perplexity_after=None if bare else 33.07, seconds_before=0.00231,
         seconds_after=0.00217, timed_runs=7, timed_tokens=498,
         reasons=dict.fromkeys(("perplexity_before", "perplexity_after"), "BertModel has no LM head") if bare else {},

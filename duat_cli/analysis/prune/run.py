@@ -126,6 +126,8 @@ class PruneOutcome:
             directory,
             self.held_out,
             self.prompts,
+            metric=self.ablator.metric,
+            budget=self.report.plans[0].budget,
             kind=self.report.plans[0].granularity,
             terms=len(terms),
             repaired=repaired is not None and not repaired.dropped,

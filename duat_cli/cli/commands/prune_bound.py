@@ -312,11 +312,14 @@ class _Chosen:
         said, notes, written = _set_line(plan, len(terms)), list[str](), None
         if self.export is not None:
             self.export.write(outcome.exported(terms, self.export.path.suffix if self.export.path else ".json"))
-            notes.append(f"wrote {self.export.path}: {said}")
+            known = self.apply is not None or len(terms) in {plan.removed, *(one.removed for one in plan.held_out)}
+            notes.append(f"wrote {self.export.path}: {said}" + ("" if known else "; its damage was not measured"))
         if self.apply is not None:
             progress.doing(f"writing {self.apply}")
             written = outcome.applied(terms, self.apply)
             notes += [*written.notes, f"wrote {self.apply} without {said}", _written_line(written)]
+            if written.damage is None or written.damage > plan.budget:
+                notes.append(f"warning: its damage is above the budget of {plan.budget:g}, see Written")
         return written, notes
 
 

@@ -45,11 +45,15 @@ class Written(WithReasons):
     bytes_before: Annotated[int, _BYTES] = Field(description="of the model as it was")
     bytes_after: Annotated[int, _BYTES] = Field(description="of the written one")
     measured_on: Literal["held out", "chose the set"] = Field(
-        description="which prompts perplexity and time were measured on: those held out, or, without any, those that "
-        "chose the set, on which it looks better than it is"
+        description="which prompts damage, perplexity and time were measured on: those held out, or, without any, "
+        "those that chose the set, on which it looks better than it is"
     )
     prompts: int = Field(description="how many prompts these are")
     tokens: int = Field(description="tokens of these prompts that have a next one")
+    damage: Annotated[
+        Finite | None, Meaning("the metric's", "measured", formula="mean over the prompts of protocol.meaning")
+    ] = Field(description="of the written one, read back, beside the model as it was")
+    exceeded: int = Field(description="prompts whose damage is above the budget, or no number")
     perplexity_before: Annotated[Finite | None, _PERPLEXITY] = Field(description="of the model as it was")
     perplexity_after: Annotated[Finite | None, _PERPLEXITY] = Field(description="of the written one, read back")
     seconds_before: Annotated[Finite, _SECONDS] = Field(description="of the model as it was")

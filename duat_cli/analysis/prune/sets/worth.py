@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.prune.sets.apply import Applied
-from duat_cli.analysis.prune.terms.damage import Loss
+from duat_cli.analysis.prune.terms.damage import Loss, Metric, hidden_states
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.discovery.modality import without_decoder
+from duat_cli.models.discovery.modality import stack_of, without_decoder
 from duat_cli.models.discovery.structure import run_stack
 from duat_cli.results.prune.written import Written
 
@@ -37,12 +37,15 @@ def worth(
     held_out: Sequence[Prompt],
     prompts: Sequence[Prompt],
     *,
+    metric: Metric,
+    budget: float,
     kind: str,
     terms: int,
     repaired: bool,
     no_loss: str | None,
 ) -> Written:
-    """Of the checkpoint in `directory`, read once more. no_loss: why the model has no perplexity, if it has none."""
+    """Of the checkpoint in `directory`, read once more. metric: of the damage, for which the budget is; no_loss: why
+    the model has no perplexity, if it has none."""
     again = load(str(directory), dtype=str(loaded.model.dtype).removeprefix("torch."), device=str(loaded.model.device))
     on: Literal["held out", "chose the set"] = "held out" if held_out else "chose the set"
     ids = [prompt.input_ids.to(loaded.model.device) for prompt in held_out or prompts]
@@ -50,6 +53,10 @@ def worth(
     why = no_loss or (None if scored else NO_TOKENS)
     losses = [None if why else _loss(model, ids) for model in (loaded.model, again.model)]
     reasons = {name: why or _large(loss) for name, loss in zip(_PERPLEXITIES, losses, strict=True)}
+    damages = _damages(metric, loaded.model, again.model, ids)
+    mean = sum(damages) / len(damages)
+    if not math.isfinite(mean):
+        reasons["damage"] = "it is not finite under some prompt"
     timed = _some(ids)
     seconds = _timed([_runs(model, timed) for model in (loaded.model, again.model)], str(loaded.model.device))
     tokens = sum(x.shape[1] for x in timed)
@@ -63,6 +70,8 @@ def worth(
         measured_on=on,
         prompts=len(ids),
         tokens=scored,
+        damage=mean if math.isfinite(mean) else None,
+        exceeded=sum(not damage <= budget for damage in damages),
         perplexity_before=_exp(losses[0]),
         perplexity_after=_exp(losses[1]),
         seconds_before=seconds[0] / tokens,
@@ -87,6 +96,19 @@ def _loss(model: Any, ids: Sequence[Tensor]) -> float:
             total += loss.loss(run_stack(model, one).logits, one) * (one.shape[1] - 1)
             count += one.shape[1] - 1
     return total / count
+
+
+@torch.no_grad()
+def _damages(metric: Metric, model: Any, other: Any, ids: Sequence[Tensor]) -> list[float]:
+    """How far the other model's output lies from the model's, of each prompt."""
+
+    def output(one: Any, prompt: Tensor) -> Tensor:
+        if metric.name == "hidden":
+            return hidden_states(run_stack(stack_of(one), prompt))
+        logits: Tensor = run_stack(one, prompt).logits
+        return logits
+
+    return [metric.measured(output(model, prompt), output(other, prompt), prompt) for prompt in ids]
 
 
 def _exp(loss: float | None) -> float | None:

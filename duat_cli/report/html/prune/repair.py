@@ -100,13 +100,16 @@ def written(report: PruneReport) -> Figure | None:
         ["bytes", str(one.bytes_before), str(one.bytes_after)],
         ["perplexity", numbers.plain(one.perplexity_before), numbers.plain(one.perplexity_after)],
     ]
+    if one.damage is not None:
+        rows.append([f"damage, {report.protocol.unit}", "0", numbers.plain(one.damage)])
+        rows.append(["prompts above the budget", "0", f"{one.exceeded} of {one.prompts}"])
     if one.parameters_after < one.parameters_before:
         rows.append(["seconds a token", numbers.plain(one.seconds_before), numbers.plain(one.seconds_after)])
     return Figure(
         key="written",
         title=f"The checkpoint that was written, without {one.terms} {many(one.granularity)}",
-        says=f"Read back; perplexity and time on {plural(one.prompts, 'prompt')} ({one.measured_on}).",
+        says=f"Read back; damage, perplexity and time on {plural(one.prompts, 'prompt')} ({one.measured_on}).",
         tables=[Table([Head("what", number=False), Head("before"), Head("written")], rows)],
-        terms=["written.perplexity_after", "written.seconds_after", "written.bytes_after", "written"],
+        terms=["written.damage", "written.perplexity_after", "written.seconds_after", "written.bytes_after", "written"],
         notes=one.notes,
     )

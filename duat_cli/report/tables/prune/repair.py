@@ -77,13 +77,14 @@ def repair_columns(unit: str) -> list[Column]:
 TABLES = {"plans[].repair.held_out[].": repair_columns(""), "plans[].repair.chosen_on[].": repair_columns("")}
 
 
-def written(found: Written | None) -> list[RenderableType]:
-    """Size, perplexity and time, before and after; nothing without --apply."""
+def written(report: PruneReport) -> list[RenderableType]:
+    """Size, damage, perplexity and time, before and after; nothing without --apply."""
+    found = report.written
     if found is None:
         return []
     kind = "term" if "," in found.granularity else found.granularity
     title = f"Written: a checkpoint without {plural(found.terms, kind)}"
-    parts = [_size(found), _perplexity(found)]
+    parts = [_size(found), _damage(found, report.protocol.unit, report.plans[0].budget), _perplexity(found)]
     if found.parameters_after < found.parameters_before:  # else the same work was timed twice
         parts.append(_time(found))
     return [BLANK, line(title + (", repaired" if found.repaired else ""), "bold"), *map(item, parts)]
@@ -100,14 +101,24 @@ def _size(found: Written) -> str:
     )
 
 
+def _damage(found: Written, unit: str, budget: float) -> str:
+    """What the file itself does, whichever set was asked for."""
+    if found.damage is None:
+        return f"damage: none; {found.reasons['damage']}"
+    above = f"{found.exceeded} of {found.prompts} {_on(found)} above the budget of {budget:g}"
+    return f"damage: {numbers.plain(found.damage)} {unit} on average, {above}"
+
+
+def _on(found: Written) -> str:
+    return "held-out prompts" if found.measured_on == "held out" else "of the prompts that chose the set"
+
+
 def _perplexity(found: Written) -> str:
-    on = "held-out prompts" if found.measured_on == "held out" else "of the prompts that chose the set"
     before, after = found.perplexity_before, found.perplexity_after
     if before is None or after is None:
         return f"perplexity: none; {found.reasons.get('perplexity_before') or found.reasons['perplexity_after']}"
-    return (
-        f"perplexity: {numbers.plain(before)} -> {numbers.plain(after)} ({found.prompts} {on}, {found.tokens} tokens)"
-    )
+    on = f"{found.prompts} {_on(found)}, {found.tokens} tokens"
+    return f"perplexity: {numbers.plain(before)} -> {numbers.plain(after)} ({on})"
 
 
 def _time(found: Written) -> str:

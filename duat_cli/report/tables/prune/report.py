@@ -29,7 +29,7 @@ def render_prune(report: PruneReport, page: Page) -> str:
         *_heads_and_neurons(report, page),
         *sets.sets(report, page),
         *eq16(report, page),
-        *repair.written(report.written),
+        *repair.written(report),
         *_predictions(report, page),
         BLANK,
         facts.verdict(report.certificate),

@@ -10,11 +10,12 @@ import pytest
 import torch
 from helpers import prompt_of, single_model, token_ids
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from duat_cli.analysis.prune.sets import worth as module
 from duat_cli.analysis.prune.sets.apply import apply_terms
 from duat_cli.analysis.prune.sets.worth import NO_TOKENS, worth
+from duat_cli.analysis.prune.terms.damage import metric_for
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.structure import discover
@@ -35,6 +36,7 @@ def written(model_type: str, folder: Path, lengths: tuple[int, ...], **more: Any
     terms = [TermId("head", 0, 1)] if model_type == "bert" else TERMS
     done = apply_terms(loaded.model, structure, find_sites(structure), terms, folder / "out", loaded.files)
     given = {"held_out": prompts(loaded.model, *lengths), "prompts": prompts(loaded.model, 5), "no_loss": None} | more
+    given |= {"metric": metric_for(given.pop("metric", None), loaded.model, structure), "budget": 1e-3}
     return loaded, worth(loaded, done, folder / "out", kind="neuron", terms=len(terms), repaired=False, **given)
 
 
@@ -68,6 +70,24 @@ def test_perplexity_sizes_and_times(tmp_path: Path) -> None:
     assert found.seconds_before > 0
     assert found.seconds_after > 0
     assert found.timed_tokens == 54
+
+
+@pytest.mark.parametrize(
+    ("model_type", "metric", "auto"),
+    [("llama", "kl", AutoModelForCausalLM), ("llama", "hidden", AutoModel), ("bert", "kl", AutoModelForMaskedLM)],
+)
+def test_damage_is_that_of_the_file(model_type: str, metric: str, auto: Any, tmp_path: Path) -> None:
+    """By transformers' own loading: KL of the tokens, or the relative change of the last states."""
+    loaded, found = written(model_type, tmp_path, (9, 14, 30), metric=metric)
+    models = [auto.from_pretrained(tmp_path / name, dtype=torch.float64) for name in ("source", "out")]
+    damages = []
+    for text in prompts(loaded.model, 9, 14, 30):
+        with torch.no_grad():
+            one, two = (m(input_ids=text.input_ids)[0][0] for m in models)
+        p, q = one.log_softmax(-1), two.log_softmax(-1)
+        damages.append(float((p.exp() * (p - q)).sum(-1).mean() if metric == "kl" else (two - one).norm() / one.norm()))
+    assert found.damage == pytest.approx(sum(damages) / 3, rel=1e-3)
+    assert found.exceeded == sum(damage > 1e-3 for damage in damages) > 0
 
 
 def test_times_are_medians_of_alternating_runs(monkeypatch: pytest.MonkeyPatch) -> None:
