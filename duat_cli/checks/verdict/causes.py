@@ -183,8 +183,7 @@ class _Grouping:
         broken = [d for d in allowed if d.origin in ("files", "tokenizer") and d.id not in _STORAGE and self._feeds(d)]
         if rule in ("drift.vanished", "drift.new"):
             return self._first(d for d in broken if self._worst(d) == "failed")
-        if not rule.startswith("drift."):  # what the model predicts
-            broken += [d for d in allowed if d.origin == "adapter"]
+        if not rule.startswith("drift."):  # what the model predicts, without any adapter
             return self._first(d for d in broken if self._worst(d) == "failed")
         return None
 
