@@ -41,7 +41,7 @@ Prefixes = Annotated[
     ),
 ]
 AnswerText = Annotated[
-    list[str] | None,
+    str | None,
     options.input_option(
         "--answer",
         metavar="TEXT",
@@ -122,11 +122,11 @@ def compare(
     chosen = options.parse_layers(layers)
     presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
     beside_shared(max_tokens, align, shared)
-    if answer and len(answer) > 1:
-        raise InputError(f"--answer: given {len(answer)} times; one answer's loss is taken, give one")
-    if fixed and (shared is not None or prefix or answer or chosen is not None or per_prompt or align != "text"):
+    if fixed and (
+        shared is not None or prefix or answer is not None or chosen is not None or per_prompt or align != "text"
+    ):
         raise InputError("--fixed: takes --prompt or --prompts, and no option of a comparison")
-    texts = None if fixed else texts_of(prompt, prompts, shared, prefix, answer[0] if answer else None)
+    texts = None if fixed else texts_of(prompt, prompts, shared, prefix, answer)
     if not fixed and not prompt and prompts is None and shared is None:
         talk.note("no prompts given: using the paper's own two")
 

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from duat_cli.compat.typer import TyperCommand, TyperGroup, TyperOption
+from duat_cli.errors import InputError
 
 PANEL_ARGUMENTS = "Arguments"
 _GLUE = "\N{NO-BREAK SPACE}"
@@ -33,7 +34,16 @@ class Formatter(Protocol):
 
 
 class Command(TyperCommand):
-    """A command whose page has a section for every panel of options."""
+    """A command whose page has a section for every panel of options, and whose options of one value are given once."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """InputError for an option of one value that is given twice: the last would count, and nothing would say so."""
+        given: list[Any] = list(self.make_parser(ctx).parse_args(list(args))[2])
+        for option in given:
+            once = option.param_type_name == "option" and not (option.multiple or option.is_flag)
+            if once and (count := given.count(option)) > 1:
+                raise InputError(f"{option.opts[-1]}: given {count} times; it takes one value")
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Formatter) -> None:
         _write(formatter, _of_parameters(self, ctx))

@@ -436,7 +436,7 @@ def test_a_joint_set_of_a_wanted_size_is_written(
     folder = tmp_path / "smaller"
     found, lines = written(
         [llama, "--prompts", texts["choose"], "--granularity", "neuron,head", "--remove", "40%", "--metric", "hidden",
-         "--uniform", "--probes", "4", "--measure", "0", "--apply", str(folder)],
+         "--uniform", "--apply", str(folder)],
         capsys,
     )  # fmt: skip
     [plan] = found.plans
