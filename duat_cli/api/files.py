@@ -146,7 +146,7 @@ def plan(
         from typing import get_args
 
         from duat_cli.analysis.clock import Clock
-        from duat_cli.api.planning import PlanRequest, check_task, plan_report
+        from duat_cli.api.planning import PlanRequest, plan_report, task_of
         from duat_cli.results.plan import Planned
 
         one_of("command", command, get_args(Planned))
@@ -154,20 +154,22 @@ def plan(
         one_of("position", position, (None, "all"))
         asked, clock = Asked(model, None, prompts, prompts_file, max_tokens, loading), Clock()
         wanted = asked.request(own_code=False)
-        request = PlanRequest(
-            command=command,
-            model=wanted,
-            texts=asked.texts,
-            tokens=None if tokens is None else list(tokens),
+        task = Task(
+            command,
             reinitialised=null == "all",
-            tuned=folder(tuned),
-            default_prompts=default_prompts,
-            holdout=None if holdout is None else str(holdout),
-            pruning=(pruning or PruneOptions()) if command == "prune-bound" else None,
-            checked=check_task(folder(policy), list(select), wanted.dtype) if command == "check" else None,
+            pruning=pruning or PruneOptions(),
             every_position=position == "all",
             steps=steps,
             fixed=fixed,
+        )
+        request = PlanRequest(
+            model=wanted,
+            texts=asked.texts,
+            tokens=None if tokens is None else list(tokens),
+            task=task_of(task, folder(policy), list(select), wanted.dtype),
+            tuned=folder(tuned),
+            default_prompts=default_prompts,
+            holdout=None if holdout is None else str(holdout),
             time=time,
         )
         report = plan_report(request, clock, heard(progress))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from duat_cli import __version__
+from duat_cli.analysis.plan.task import Task
 from duat_cli.api.settings import one_prompt
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.text import clean
@@ -16,9 +17,8 @@ if TYPE_CHECKING:
     from duat_cli.analysis.clock import Clock
     from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest
     from duat_cli.analysis.plan.run import Plan
-    from duat_cli.analysis.plan.task import PruneOptions, Task
     from duat_cli.analysis.progress import Progress
-    from duat_cli.results.plan import Planned, PlanReport
+    from duat_cli.results.plan import PlanReport
 
 SHARING = ("inspect", "verify", "attribute", "prune-bound", "lora-diff", "check")
 """Commands whose prompts several processes may share."""
@@ -28,35 +28,22 @@ SHARING = ("inspect", "verify", "attribute", "prune-bound", "lora-diff", "check"
 class PlanRequest:
     """What is planned."""
 
-    command: Planned
     model: ModelRequest
     texts: PromptRequest
     tokens: list[int] | None
     """Numbers of tokens in place of texts."""
-    reinitialised: bool
-    """Of inspect: whether the nulls of the re-initialised model are wanted."""
+    task: Task
+    """As of `task_of`."""
     tuned: str | None
     """Of lora-diff."""
     default_prompts: bool
     """Of lora-diff: whether the bundled texts run."""
     holdout: str | None
     """Of prune-bound."""
-    pruning: PruneOptions | None
-    """Of prune-bound."""
-    checked: Task | None
-    """Of check: of the rules that are on."""
     time: bool
     """Whether this machine is measured as well."""
-    every_position: bool = False
-    """Of attribute."""
-    steps: int = 0
-    """Of attribute."""
-    fixed: bool = False
-    """Of compare."""
     calibration: str | None = None
     """Of prune-bound, which repairs."""
-    processes: int = 1
-    """Of the commands that share prompts."""
     device: str = "cpu"
     """What computes."""
 
@@ -70,7 +57,7 @@ class PlanRequest:
     @property
     def runs(self) -> bool:
         """Whether the command runs the model on prompts."""
-        return self.command != "lora-diff" or self.texts.own or self.default_prompts or self.tokens is not None
+        return self.task.command != "lora-diff" or self.texts.own or self.default_prompts or self.tokens is not None
 
 
 def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanReport:
@@ -88,13 +75,12 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
             _require_tokenizer(found)
         counter = texts.counter(found, trust_remote_code=False)
         counts = counter(read) if request.runs and task.runs else []
-        held_out = counter(apart) if request.pruning is not None else []
+        held_out = counter(apart) if task.command == "prune-bound" else []
         fitted = counter(fitting)
     else:
         counts, held_out, fitted = [min(count, texts.max_tokens or count) for count in given], [], []
     counts = [count + task.steps for count in counts]
-    processes = request.processes if request.command in SHARING else 1
-    task = replace(task, tokens=tuple(counts), held_out=tuple(held_out), calibration=tuple(fitted), processes=processes)
+    task = replace(task, tokens=tuple(counts), held_out=tuple(held_out), calibration=tuple(fitted))
     device, task, memory = _on_device(request, task)
     made = plan(found.files, task, wanted.dtype, memory)
     if task.pruning is not None and task.pruning.repair:  # refused over weights that are read block by block
@@ -107,10 +93,10 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
 
 def _texts(request: PlanRequest) -> PromptRequest:
     """As given; without any, the command's own, where these are not the bundled set."""
-    texts = request.texts
-    if request.command == "matrix" and texts.file is None:
+    texts, task = request.texts, request.task
+    if task.command == "matrix" and texts.file is None:
         return replace(texts, prompts=[one_prompt(texts.prompts)], made_up=not texts.own)
-    if request.command == "compare" and not request.fixed and not texts.own:
+    if task.command == "compare" and not task.fixed and not texts.own:
         from duat_cli.analysis.compare.request import PAPER
 
         return replace(texts, prompts=list(PAPER), made_up=True)
@@ -143,32 +129,33 @@ def _require_tokenizer(found: Found) -> None:
         )
 
 
-def check_task(policy: str | None, select: list[str], dtype: str) -> Task:
-    """What is planned of `check`: of the rules that are on."""
-    from duat_cli.analysis.check.run import task_of
-    from duat_cli.checks.verdict.conclude import plan
+def task_of(given: Task, policy: str | None, select: list[str], dtype: str) -> Task:
+    """A command without the options of others; of `check`: of the rules that are on."""
+    command = given.command
+    if command == "check":
+        from duat_cli.analysis.check import run
+        from duat_cli.checks.verdict.conclude import plan
 
-    return task_of(plan(policy, select, None, False, False, dtype))
+        return replace(run.task_of(plan(policy, select, None, False, False, dtype)), processes=given.processes)
+    return Task(
+        command,
+        processes=given.processes if command in SHARING else 1,
+        reinitialised=given.reinitialised and command == "inspect",
+        pruning=given.pruning if command == "prune-bound" else None,
+        every_position=given.every_position and command == "attribute",
+        steps=given.steps if command == "attribute" else 0,
+        fixed=given.fixed and command == "compare",
+    )
 
 
 def _task(request: PlanRequest, found: Found, progress: Progress) -> Task:
-    from duat_cli.analysis.plan.task import Task
+    """With what of `lora-diff` its files say."""
+    if request.task.command != "lora-diff":
+        return request.task
+    from duat_cli.analysis.lora import run
 
-    if request.checked is not None:
-        return request.checked
-    if request.command == "lora-diff":
-        from duat_cli.analysis.lora.run import place_of, task_of
-
-        return task_of(found, place_of(request.tuned, request.model, progress), runs=request.runs)
-    reinitialised = request.command == "inspect" and request.reinitialised
-    return Task(
-        request.command,
-        reinitialised=reinitialised,
-        pruning=request.pruning,
-        every_position=request.every_position and request.command == "attribute",
-        steps=request.steps if request.command == "attribute" else 0,
-        fixed=request.fixed and request.command == "compare",
-    )
+    own = run.task_of(found, run.place_of(request.tuned, request.model, progress), runs=request.runs)
+    return replace(own, processes=request.task.processes)
 
 
 def _report(made: Plan, found: Found, device: str, clock: Clock) -> PlanReport:

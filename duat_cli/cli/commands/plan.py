@@ -113,34 +113,33 @@ def plan(
     """
     from duat_cli.analysis.clock import Clock
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
-    from duat_cli.analysis.plan.task import PruneOptions, effort_of
-    from duat_cli.api.planning import PlanRequest, check_task, plan_report
+    from duat_cli.analysis.plan.task import PruneOptions, Task, effort_of
+    from duat_cli.api.planning import PlanRequest, plan_report, task_of
     from duat_cli.cli.shared.many import processes
     from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
     pruning.require_repair(calibration, repair)
     limit, kinds = options.parse_memory(memory), parse_kinds(granularity)
+    probes, measure = effort_of(effort, probes, measure)
+    task = Task(
+        command,
+        processes=processes(),
+        reinitialised=null == "all",
+        pruning=PruneOptions(kinds, metric, probes, measure, repair=repair, joint=apart(kinds), effort=effort),
+        every_position=position is not None,
+        steps=steps,
+        fixed=fixed,
+    )
     request = PlanRequest(
-        command=command,
         model=ModelRequest(model, revision, token, cache_dir, False, dtype, "cpu", limit),
         texts=PromptRequest(prompt, prompts, max_tokens),
         tokens=_parse_tokens(tokens),
-        reinitialised=null == "all",
+        task=task_of(task, policy, select or [], dtype),
         tuned=tuned,
         default_prompts=default_prompts,
         holdout=holdout,
         calibration=calibration,
-        pruning=PruneOptions(
-            kinds, metric, *effort_of(effort, probes, measure), repair=repair, joint=apart(kinds), effort=effort
-        )
-        if command == "prune-bound"
-        else None,
-        checked=check_task(policy, select or [], dtype) if command == "check" else None,
-        every_position=position is not None,
-        steps=steps,
-        fixed=fixed,
-        processes=processes(),
         time=time,
         device=device,
     )
