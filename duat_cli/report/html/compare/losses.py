@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import marks
-from duat_cli.report.html.drawing.blocks import across, block_names, table_of_blocks
+from duat_cli.report.html.drawing.blocks import across, line_over, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Linear
-from duat_cli.report.html.drawing.series import curve, level
+from duat_cli.report.html.drawing.series import level
 from duat_cli.report.html.drawing.table import Head, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
@@ -126,11 +126,11 @@ def reads(report: CompareReport) -> Figure | None:
     )
     drawn, entries = [], []
     for series, read in zip(marks.SERIES, kept, strict=False):
-        for name, values, hollow in (
-            (f"--prefix {read.demonstration}", [block.share for block in read.blocks], False),
-            (f"--prefix {read.demonstration}, uniform attention", [block.null for block in read.blocks], True),
+        for name, path, hollow in (
+            (f"--prefix {read.demonstration}", "share", False),
+            (f"--prefix {read.demonstration}, uniform attention", "null", True),
         ):
-            drawn += curve(plot, values, series, block_names(kept[0].blocks), name, numbers.share, hollow=hollow)
+            drawn += line_over(plot, read.blocks, path, series, name, numbers.share, hollow=hollow)
             entries.append(("hollow line" if hollow else "line", series, name))
     left = len(last.reads) - len(kept)
     tables = [

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import marks
-from duat_cli.report.html.drawing.blocks import across, block_names, ends, stacked, table_of_blocks
+from duat_cli.report.html.drawing.blocks import across, ends, half_wide, line_over, stacked, table_of_blocks
 from duat_cli.report.html.drawing.cells import cells, scale_of_cells
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Linear
-from duat_cli.report.html.drawing.series import curve
 from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, value_at
@@ -169,16 +168,10 @@ def unaligned(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]
     every = [value_at(b, path) for r in beside for b in blocks_of(r) for path, _, _ in paths]
     if all(block.operator.unaligned is None for block in blocks):
         return None
-    plot = Plot(
-        across(blocks, most=12),
-        Axis("share of W' (%)", Linear.over(every, percent=True)),
-        width=500,
-        height=250,
-    )
+    plot = half_wide(blocks, "share of W' (%)", Linear.over(every, percent=True))
     drawn = []
     for path, series, name in paths:
-        values = [value_at(block, path) for block in blocks]
-        drawn += curve(plot, values, series, block_names(blocks), name, numbers.share, hollow="null" in path)
+        drawn += line_over(plot, blocks, path, series, name, numbers.share, hollow="null" in path)
     return Figure(
         key="unaligned",
         title="How much of W' reads tokens that the other prompt does not have",

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from duat_cli.report.html.compare.operator import OPERATOR, blocks_of
 from duat_cli.report.html.drawing import marks
-from duat_cli.report.html.drawing.blocks import across, block_names, table_of_blocks
+from duat_cli.report.html.drawing.blocks import across, half_wide, line_over, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Linear
-from duat_cli.report.html.drawing.series import curve, level
+from duat_cli.report.html.drawing.series import level
 from duat_cli.report.html.drawing.table import Table
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, value_at
@@ -39,12 +39,10 @@ def stream(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -
     if not known:
         return None
     every = [value_at(block, column.path) for r in beside for block in blocks_of(r) for column in _STREAM]
-    up = Axis("relative change (%)", Linear.over(every, percent=True))
-    plot = Plot(across(blocks, most=12), up, width=500, height=260)
+    plot = half_wide(blocks, "relative change (%)", Linear.over(every, percent=True), height=260)
     drawn = []
     for column, series in known:
-        values = [value_at(block, column.path) for block in blocks]
-        drawn += curve(plot, values, series, block_names(blocks), column.name, numbers.share)
+        drawn += line_over(plot, blocks, column.path, series, column.name, numbers.share)
     return Figure(
         key="stream",
         title="How far the parts of each block move: input, bias, FFN, output",
@@ -61,20 +59,16 @@ def amplification(blocks: Sequence[BlockComparison], beside: Sequence[CompareRep
     if not _any(blocks, "amplification"):
         return None
     every = [block.amplification for r in beside for block in blocks_of(r)]
-    up = Axis("change out over change in (times)", Linear.over([*every, 1.0]))
-    plot = Plot(across(blocks, most=12), up, width=500, height=260)
-    values = [block.amplification for block in blocks]
+    plot = half_wide(blocks, "change out over change in (times)", Linear.over([*every, 1.0]), height=260)
+    drawn = [
+        level(plot, 1.0, "as large behind the block as in front of it"),
+        *line_over(plot, blocks, "amplification", "s1", "amplification", lambda v: f"{numbers.plain(v)} times"),
+    ]
     return Figure(
         key="amplification",
         title="Which blocks drive the two prompts apart: amplification along the depth",
         says="Above the dashed line the relative difference is larger behind the block than in front of it.",
-        picture=plot.svg(
-            [
-                level(plot, 1.0, "as large behind the block as in front of it"),
-                *curve(plot, values, "s1", block_names(blocks), "amplification", lambda v: f"{numbers.plain(v)} times"),
-            ],
-            "A line over blocks: relative change of the output over that of the input.",
-        ),
+        picture=plot.svg(drawn, "A line over blocks: relative change of the output over that of the input."),
         tables=[table_of_blocks(blocks, _AMPLIFICATION, "comparison.blocks[]")],
         terms=["comparison.blocks[].amplification"],
     )
@@ -91,8 +85,7 @@ def by_pair(report: CompareReport) -> Figure | None:
     plot = Plot(across(blocks, most=12), Axis("change (% of |W'_a|)", Linear.over(every, percent=True)))
     drawn = []
     for series, (number, pair) in zip(marks.SERIES, kept, strict=False):
-        values = [block.operator.relative for block in pair.blocks or []]
-        drawn += curve(plot, values, series, block_names(blocks), f"pair {number}", numbers.share)
+        drawn += line_over(plot, pair.blocks or [], "operator.relative", series, f"pair {number}", numbers.share)
     left = len(known) - len(kept)
     return Figure(
         key="pairs-blocks",

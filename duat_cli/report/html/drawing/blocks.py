@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from duat_cli.report.html.drawing.marks import Mark
 from duat_cli.report.html.drawing.plot import Axis, Plot
-from duat_cli.report.html.drawing.scales import Band
-from duat_cli.report.html.drawing.series import stack
+from duat_cli.report.html.drawing.scales import Band, Scale
+from duat_cli.report.html.drawing.series import curve, stack
 from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, value_at
@@ -22,9 +22,25 @@ def across(blocks: Sequence[Any], most: int = 20) -> Axis:
     return Axis("block", Band([str(block.index) for block in blocks], most))
 
 
-def block_names(blocks: Sequence[Any]) -> list[str]:
-    """What each is called where a mark says its value."""
-    return [f"block {block.index}" for block in blocks]
+def half_wide(blocks: Sequence[Any], title: str, scale: Scale, height: float = 250) -> Plot:
+    """A plot over blocks beside which another has room. title, scale: of its upright axis."""
+    return Plot(across(blocks, most=12), Axis(title, scale), width=500, height=height)
+
+
+def line_over(
+    plot: Plot,
+    blocks: Sequence[Any],
+    path: str,
+    series: str,
+    name: str,
+    form: Callable[[float], str],
+    *,
+    hollow: bool = False,
+    size: float = 4.0,
+) -> list[Mark]:
+    """A number of every block that has it, at this path, as of `curve`."""
+    values, places = [value_at(block, path) for block in blocks], [f"block {block.index}" for block in blocks]
+    return curve(plot, values, series, places, name, form, hollow=hollow, size=size)
 
 
 def stacked(plot: Plot, place: int, block: Any, parts: Parts) -> list[Mark]:

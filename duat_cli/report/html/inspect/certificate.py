@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import marks
-from duat_cli.report.html.drawing.blocks import across, table_of_blocks
+from duat_cli.report.html.drawing.blocks import half_wide, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Log
 from duat_cli.report.html.drawing.series import level
 from duat_cli.report.tables import numbers
@@ -29,12 +28,7 @@ def certificate(report: InspectReport, beside: Sequence[InspectReport]) -> Figur
         return None
     errors = [block.certificate_error for block in report.blocks]
     every = [b.certificate_error for r in beside for b in r.blocks] + [r.certificate.tolerance for r in beside]
-    plot = Plot(
-        across(report.blocks, most=12),
-        Axis("relative error of the output", Log.over(every)),
-        width=500,
-        height=250,
-    )
+    plot = half_wide(report.blocks, "relative error of the output", Log.over(every))
     drawn = [level(plot, report.certificate.tolerance, f"tolerance {report.certificate.tolerance:.0e}")]
     drawn += [
         marks.dot(plot.x(i), plot.y(e), "s1", f"block {report.blocks[i].index}: {numbers.error(e)}")

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from duat_cli.report.html.drawing import marks
-from duat_cli.report.html.drawing.blocks import across, block_names, table_of_blocks
+from duat_cli.report.html.drawing.blocks import half_wide, line_over, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.marks import Mark
-from duat_cli.report.html.drawing.plot import Axis, Plot, Sample
+from duat_cli.report.html.drawing.plot import Plot, Sample
 from duat_cli.report.html.drawing.scales import Linear
-from duat_cli.report.html.drawing.series import curve
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.columns import heads_of, scaled
 from duat_cli.report.tables.grid import Column, value_at
@@ -69,12 +68,7 @@ def _figure(statistic: _Statistic, report: InspectReport, beside: Sequence[Inspe
     if all(value_at(block, column.path) is None for block in report.blocks):
         return None
     every = [value for other in beside for block in other.blocks for value in _values(column.path, block)]
-    plot = Plot(
-        across(report.blocks, most=12),
-        Axis(f"{name} ({unit})", Linear.over(every, percent=unit == "%")),
-        width=500,
-        height=250,
-    )
+    plot = half_wide(report.blocks, f"{name} ({unit})", Linear.over(every, percent=unit == "%"))
     kinds = [kind for kind in _KINDS if any(getattr(block.null, kind[0]) is not None for block in report.blocks)]
     drawn = [
         *_spreads(plot, column.path, report.blocks),
@@ -106,8 +100,8 @@ def _values(path: str, block: Block) -> list[float | None]:
 
 def _series(plot: Plot, column: Column, blocks: Sequence[Block], kind: str, series: str, name: str) -> list[Mark]:
     path = f"null.{kind}.{column.path}" if kind else column.path
-    values, size = [value_at(block, path) for block in blocks], 4.0 if len(blocks) <= _FEW else 2.5
-    return curve(plot, values, series, block_names(blocks), name, column.form, hollow=bool(kind), size=size)
+    size = 4.0 if len(blocks) <= _FEW else 2.5
+    return line_over(plot, blocks, path, series, name, column.form, hollow=bool(kind), size=size)
 
 
 def _spreads(plot: Plot, path: str, blocks: Sequence[Block]) -> list[Mark]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from duat_cli.report.html.drawing.blocks import across, block_names, table_of_blocks
+from duat_cli.report.html.drawing.blocks import half_wide, line_over, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Linear
-from duat_cli.report.html.drawing.series import curve
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column, value_at
+from duat_cli.report.tables.grid import Column
 from duat_cli.results.inspect import InspectReport
 
 _COLUMNS = (
@@ -26,16 +24,10 @@ def routing(report: InspectReport) -> Figure | None:
     """Lines over blocks: what the scores of attention are explained by."""
     if all(block.routing is None for block in report.blocks):
         return None
-    plot = Plot(
-        across(report.blocks, most=12),
-        Axis("share of the scores' variance (%)", Linear(0, 1, percent=True)),
-        width=500,
-        height=250,
-    )
+    plot = half_wide(report.blocks, "share of the scores' variance (%)", Linear(0, 1, percent=True))
     drawn = []
     for column, series in _LINES:
-        values = [value_at(block, column.path) for block in report.blocks]
-        drawn += curve(plot, values, series, block_names(report.blocks), column.name, numbers.share)
+        drawn += line_over(plot, report.blocks, column.path, series, column.name, numbers.share)
     return Figure(
         key="routing",
         title="What the scores of attention are explained by",
