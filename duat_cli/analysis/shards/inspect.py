@@ -130,18 +130,9 @@ class _Worker(Worker):
         self, session: Session, options: InspectOptions, max_tokens: int | None, progress: Progress, total: int
     ) -> None:
         self._session, self._options, self._progress, self._total = session, options, progress, total
-        self.settings = Settings(
-            layers=chosen(options.layers, session.depth),
-            threshold=options.threshold,
-            conv_width=options.conv_width,
-            spectrum=options.spectrum,
-            terms=options.terms,
-            end_to_end=options.end_to_end,
-            routing=options.routing,
-            per_prompt=options.per_prompt,
-            null=options.null,
-            max_tokens=max_tokens,
-        ).model_dump(mode="json")
+        given = vars(options) | {"layers": chosen(options.layers, session.depth), "max_tokens": max_tokens}
+        del given["cache"]  # numbers do not follow from it
+        self.settings = Settings(**given).model_dump(mode="json")
 
     def begin(self, first: Prompt, /, *, own: bool) -> Sequence[PromptRecord]:
         """Of another process's prompt the comparison with the model that has no instruments is enough."""
