@@ -8,7 +8,7 @@ import math
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -41,6 +41,7 @@ from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFa
 Listener = Callable[[BlockRun], None]
 """What a sweep does behind every block."""
 Ended = Callable[[int, Any], None]
+G = TypeVar("G", bound=Guest)
 
 
 def _ignore(_run: BlockRun) -> None:
@@ -149,7 +150,7 @@ class Session:
         """
         if self.loaded.paged is not None:
             for wave in self.waves(prompts):
-                self._sweep_paged(self.loaded.paged.pager, wave, listener_of, ended, guest_of)
+                self._sweep_paged(wave, listener_of, ended, guest_of)
                 guest_of = None
             return
         structure = self.structure
@@ -167,10 +168,11 @@ class Session:
         for wave in prompt_waves(tokens, width, self._dtype.itemsize):
             yield {number: prompts[number] for number in wave}
 
-    def discover_beside(self, guest_of: Callable[[Growing], Guest]) -> None:
-        """Discover a model whose weights are read block by block, with a guest; a new one wherever it begins anew."""
-        assert self.loaded.paged is not None
-        self._sweep_paged(self.loaded.paged.pager, {}, lambda _number: _ignore, lambda _number, _output: None, guest_of)
+    def discover_beside(self, guest_of: Callable[[Growing], G]) -> G:
+        """Discover a model whose weights are read block by block, with a guest: the last, one for every attempt."""
+        guest = self._sweep_paged({}, lambda _number: _ignore, lambda _number, _output: None, guest_of)
+        assert guest is not None
+        return guest
 
     def together(self, passes: Sequence[Pass]) -> None:
         """Run passes over blocks that are discovered; where weights are read, side by side. The first goes through
@@ -195,13 +197,13 @@ class Session:
 
     def _sweep_paged(
         self,
-        weights: Weights,
         prompts: Mapping[int, Prompt],
         listener_of: Callable[[int], Listener],
         ended: Ended,
-        guest_of: Callable[[Growing], Guest] | None,
-    ) -> None:
-        """Some prompts, by their number, side by side: one read of the weights."""
+        guest_of: Callable[[Growing], G] | None,
+    ) -> G | None:
+        """Some prompts, by their number, side by side: one read of the weights. The last guest is returned."""
+        assert self.weights is not None
         while True:
             found = Growing(self.loaded.model, device=self.loaded.device, known=self._known, like=self.loaded.like)
             self._growing, sweeps = found, list[_Sweep]()
@@ -229,19 +231,19 @@ class Session:
 
             try:
                 with found.attached():
-                    side_by_side(weights, found, others, left)
+                    side_by_side(self.weights, found, others, left)
                 structure = found.structure()
                 break
             except BEGIN_ANEW as fault:
                 self._known.learn(fault)
             except UnsupportedModelError as fault:
                 if (blamed := self._blamed(fault)) is fault:
-                    self._refused_by_the_rest(weights)
+                    self._refused_by_the_rest(self.weights)
                 raise blamed from fault
             except RuntimeError as fault:
                 if is_out_of_memory(fault):
                     raise
-                self._refused_by_the_rest(weights)
+                self._refused_by_the_rest(self.weights)
                 if "meta" not in str(fault):
                     if (own := own_fault(self.loaded)) is None:
                         raise
@@ -258,6 +260,7 @@ class Session:
         self.plain_error = max(self.plain_error, *(sweep.plain_error() for sweep in sweeps))
         self._structure = replace(structure, plain_error=sweeps[0].plain_error())
         require_repeatable(self._structure, self.together, self.loaded.like, self.loaded.device)
+        return guest
 
     def _refused_by_the_rest(self, weights: Weights) -> None:
         """Whether blocks behind those that a failed attempt reached tell why it had to fail: UnsupportedModelError."""

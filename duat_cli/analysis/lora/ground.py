@@ -16,7 +16,6 @@ from duat_cli.analysis.session import Session
 from duat_cli.errors import or_reason
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.causality import HeadTest
-from duat_cli.models.discovery.growing import Growing
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, probe_trace, run_stack
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
@@ -44,15 +43,11 @@ class Ground:
 
 def ground_of(session: Session, *, layers: bool) -> Ground:
     """layers: whether the FFNs' linear layers are looked for."""
-    model, guests = session.loaded.model, list[_Guest]()
-
-    def begin(found: Growing) -> _Guest:
-        guests.append(_Guest(model, HeadTest(model, found.stack, session.loaded.device), layers=layers))
-        return guests[-1]
-
+    model, device = session.loaded.model, session.loaded.device
     if session.weights is not None:
-        session.discover_beside(begin)
-        guest = guests[-1]
+        guest = session.discover_beside(
+            lambda found: _Guest(model, HeadTest(model, found.stack, device), layers=layers)
+        )
     else:
         structure = session.structure
         guest = _Guest(model, HeadTest(model, structure.stack), layers=layers)

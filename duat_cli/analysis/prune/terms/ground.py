@@ -65,14 +65,8 @@ def ground_beside(session: Session, name: MetricName | None, prompts: Sequence[T
     means: whether means are asked for. Which output the metric looks at is only known at the end: where it is not the
     one that the model's class promises, the prompts are recorded once more.
     """
-    guests: list[_Guest] = []
-
-    def begin(found: Growing) -> _Guest:
-        guests.append(_Guest(session, found, prompts, hidden=name == "hidden", means=means))
-        return guests[-1]
-
-    session.discover_beside(begin)
-    guest, structure = guests[-1], session.structure
+    guest = session.discover_beside(lambda found: _Guest(session, found, prompts, hidden=name == "hidden", means=means))
+    structure = session.structure
     guest.chain.require()
     metric = metric_for(name, session.loaded.model, structure, guest.head)
     records = guest.records
