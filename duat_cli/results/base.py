@@ -6,6 +6,7 @@ Formatters read these models and nothing else. An undefined value is null, and t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -44,6 +45,12 @@ class WithReasons(Result):
         """With none of its numbers, for this reason. known: the fields that have a value."""
         names = [name for name in cls.model_fields if name not in ("reasons", *known)]
         return cls(**known, **dict.fromkeys(names), reasons=dict.fromkeys(names, reason))
+
+    @classmethod
+    def explained(cls, reason: str, others: Mapping[str, str] | None = None, /, **fields: Any) -> Self:
+        """With these fields: what is null is so for this reason, or for that of its name in others."""
+        reasons = {name: (others or {}).get(name, reason) for name, value in fields.items() if value is None}
+        return cls(**fields, reasons=reasons)
 
 
 class Environment(Result):

@@ -247,9 +247,8 @@ def _part(
 
 def _token(position: int, text: str, part: float, cut: Change, replaced: Change) -> RemovedToken:
     values = {"cut": cut.logit, "cut_kl": cut.kl, "replaced": replaced.logit, "replaced_kl": replaced.kl}
-    whys = (UNSOUND, cut.why_no_kl, UNSOUND, replaced.why_no_kl)
-    reasons = {name: why for (name, value), why in zip(values.items(), whys, strict=True) if value is None}
-    return RemovedToken(position=position, text=text, part=part, **values, reasons=reasons)
+    no_kl = {"cut_kl": cut.why_no_kl, "replaced_kl": replaced.why_no_kl}
+    return RemovedToken.explained(UNSOUND, no_kl, position=position, text=text, part=part, **values)
 
 
 def _agreement(what: str, given: Sequence[tuple[float, float | None]]) -> Agreement:

@@ -84,13 +84,8 @@ def _operator(before: BlockState, after: BlockState, aligned: Aligned) -> tuple[
     shares = [share_from(a, aligned.a, aligned.left_out()[0], G), share_from(b, aligned.b, aligned.left_out()[1], G)]
     whole = {"unaligned_a": shares[0][0], "unaligned_b": shares[1][0]}
     mean = _mean([share[0] for share in shares])
-    operator = InputChange(
-        **moved.whole,
-        **whole,
-        unaligned=mean,
-        null=_null(before, after, aligned),
-        reasons={key: NO_ROWS for key, value in {**whole, "unaligned": mean}.items() if value is None},
-    )
+    null = _null(before, after, aligned)
+    operator = InputChange.explained(NO_ROWS, **moved.whole, **whole, unaligned=mean, null=null)
     if a.token.ndim > 1:  # by channel, of which there are too many to list
         return operator, []
     return operator, [
@@ -99,10 +94,8 @@ def _operator(before: BlockState, after: BlockState, aligned: Aligned) -> tuple[
 
 
 def _head(number: int, moved: dict[str, float] | None, unaligned: float | None) -> HeadChange:
-    values: dict[str, float | None] = {**(moved or dict.fromkeys(PARTS)), "unaligned": unaligned}
-    return HeadChange(
-        head=number, **values, reasons={k: "its part of W' is zero" for k, v in values.items() if v is None}
-    )
+    parts = moved or dict.fromkeys(PARTS)
+    return HeadChange.explained("its part of W' is zero", head=number, **parts, unaligned=unaligned)
 
 
 def _null(before: BlockState, after: BlockState, aligned: Aligned) -> NullChange:
@@ -112,8 +105,8 @@ def _null(before: BlockState, after: BlockState, aligned: Aligned) -> NullChange
     moved = change(even[0], even[1], (aligned.a, aligned.b), before.gram).whole
     lists = zip(even, (aligned.a, aligned.b), aligned.left_out(), strict=True)
     unaligned = _mean([share_from(one, rows, columns, before.gram)[0] for one, rows, columns in lists])
-    values = {"relative": None if moved is None else moved["relative"], "unaligned": unaligned}
-    return NullChange(**values, reasons={k: NO_ROWS for k, v in values.items() if v is None})
+    relative = None if moved is None else moved["relative"]
+    return NullChange.explained(NO_ROWS, relative=relative, unaligned=unaligned)
 
 
 def _uniform(state: BlockState) -> Routed:
@@ -137,7 +130,7 @@ def _ffns(before: BlockState, after: BlockState, aligned: Aligned) -> list[FfnCh
     found = []
     for module, term in before.terms.items():
         moved = relative_change(term, after.terms[module], aligned)
-        found.append(FfnChange(module=module, relative=moved, reasons={} if moved is not None else {"relative": ZERO}))
+        found.append(FfnChange.explained(ZERO, module=module, relative=moved))
     return found
 
 

@@ -101,11 +101,11 @@ class Context:
             known = [block for block in blocks if block.share is not None and block.null is not None]
             values = {name: fmean(getattr(b, name) for b in known) if known else None for name in ("share", "null")}
             found.append(
-                ContextRead(
+                ContextRead.explained(
+                    NONE_THERE,
                     demonstration=place + 1 if several else run,
                     tokens=len(tokens),
                     blocks=blocks,
-                    reasons={} if known else dict.fromkeys(values, NONE_THERE),
                     **values,
                 )
             )
@@ -117,8 +117,7 @@ def _read(state: BlockState, rows: Tensor, places: Tensor) -> BlockRead:
         return BlockRead.absent(state.why_no_operator, index=state.index)
     both = {"share": state.routed, "null": state.routed.uniform(state.seen)}
     values = {name: share_from(one, rows, places, state.gram)[0] for name, one in both.items()}
-    reasons = {name: NO_ROWS for name, value in values.items() if value is None}
-    return BlockRead(index=state.index, reasons=reasons, **values)
+    return BlockRead.explained(NO_ROWS, index=state.index, **values)
 
 
 def _answer(run: list[int], answered: Prompt, special: frozenset[int]) -> Answer:

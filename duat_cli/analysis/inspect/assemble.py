@@ -163,17 +163,16 @@ def _conv_pairs(tokens: int, kernel: int) -> int:
 
 def coupling(numbers: CouplingNumbers, tokens: int) -> Coupling:
     values = {name: getattr(numbers, name) for name in Coupling.model_fields if name != "reasons"}
-    reasons = {name: ZERO_OPERATOR for name, value in values.items() if value is None}
-    if numbers.first_token_share is None and numbers.entropy_bits is not None and tokens == 1:
-        reasons["first_token_share"] = ONE_TOKEN
-    return Coupling(**values, reasons=reasons)
+    alone = numbers.entropy_bits is not None and tokens == 1
+    return Coupling.explained(ZERO_OPERATOR, {"first_token_share": ONE_TOKEN} if alone else {}, **values)
 
 
 def null_stats(numbers: NullNumbers, tokens: int) -> NullStats:
-    values = {name: getattr(numbers, name) for name in ("effective_heads", "block_correlation")}
-    reasons = {name: numbers.reasons.get(name, ZERO_OPERATOR) for name, value in values.items() if value is None}
+    heads, correlation = numbers.effective_heads, numbers.block_correlation
     return NullStats(
-        operator=NullOperator(**values, reasons=reasons),
+        operator=NullOperator.explained(
+            ZERO_OPERATOR, numbers.reasons, effective_heads=heads, block_correlation=correlation
+        ),
         density=NullDensity(structural=numbers.structural, **_interval(numbers.numerical)),
         coupling=coupling(numbers.coupling, tokens),
         coupling_weighted=coupling(numbers.weighted, tokens),
@@ -217,8 +216,7 @@ def _parts(three: ThreeParts) -> Parts:
 
 
 def _part(numbers: PartNumbers) -> Part:
-    reasons = {} if numbers.share is not None else {"share": ZERO_STREAM, "norm": ZERO_STREAM}
-    return Part(share=numbers.share, norm=numbers.norm, reasons=reasons)
+    return Part.explained(ZERO_STREAM, share=numbers.share, norm=numbers.norm)
 
 
 def end_to_end(carried: Carried) -> EndToEnd:

@@ -24,18 +24,17 @@ def summarise(blocks: Sequence[Block], certificate: Certificate, heads: int | No
     last = blocks[-1].terms
     context = _mean(b.coupling.effective_context for b in blocks)
     structural = _mean(b.density.structural for b in blocks)
-    values = {
-        "linear_share": last.linear.share,
-        "static_share": last.static.share,
-        "dynamic_share": last.dynamic.share,
-        "effective_context": context,
-        "structural_density": structural,
-    }
-    reasons = {name: "no block has it" for name, value in values.items() if value is None}
-    encoder = None if last.encoder is None else last.encoder.share
-    if encoder is None:
-        reasons["encoder_share"] = NO_ENCODER
-    return Summary(**values, encoder_share=encoder, notable=_notable(blocks, certificate, heads), reasons=reasons)
+    return Summary.explained(
+        "no block has it",
+        {"encoder_share": NO_ENCODER},
+        linear_share=last.linear.share,
+        static_share=last.static.share,
+        dynamic_share=last.dynamic.share,
+        effective_context=context,
+        structural_density=structural,
+        encoder_share=None if last.encoder is None else last.encoder.share,
+        notable=_notable(blocks, certificate, heads),
+    )
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

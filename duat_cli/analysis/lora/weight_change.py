@@ -234,8 +234,7 @@ def _by_lanczos(
     first, second = _count(tuned.left, own.left), _count(tuned.right, own.right)
     output, into = (second, first) if plan.inputs_first else (first, second)
     why = f"not settled by the base's {count} leading directions"
-    reasons = {name: why for name, value in (("output", output), ("input", into)) if value is None}
-    return aligned, Intruders(k=k, epsilon=EPSILON, output=output, input=into, reasons=reasons), {}
+    return aligned, Intruders.explained(why, k=k, epsilon=EPSILON, output=output, input=into), {}
 
 
 def _of_base(stored: Tensor, base: Tensor, count: int, cache: bool) -> Triplets | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -94,7 +94,8 @@ def _gated(operator: AttentionOperator) -> CrossOperator:
 
 
 def _stats_of(numbers: NullNumbers) -> CrossStats:
-    return _stats(
+    return CrossStats.explained(
+        ZERO,
         numbers.reasons,
         effective_heads=numbers.effective_heads,
         block_correlation=numbers.block_correlation,
@@ -103,11 +104,6 @@ def _stats_of(numbers: NullNumbers) -> CrossStats:
         weighted_entropy_bits=numbers.weighted.entropy_bits,
         weighted_effective_context=numbers.weighted.effective_context,
     )
-
-
-def _stats(known: Mapping[str, str], **values: float | None) -> CrossStats:
-    """known: why some of them are None; the others are so where W'_c is zero."""
-    return CrossStats(**values, reasons={name: known.get(name, ZERO) for name, v in values.items() if v is None})
 
 
 def _uniform(operator: AttentionOperator) -> AttentionOperator:
@@ -132,8 +128,8 @@ def _measured(operator: AttentionOperator, known: Geometry, brought: ValueSquare
         spread[0].add(squares)
         spread[1].add(brought.of(attention))
         filled += known.pattern.filled(scaled.flatten(1).abs())
-    stats = _stats(
-        {},
+    stats = CrossStats.explained(
+        ZERO,
         effective_heads=effective_heads(kronecker_spectrum(sums.head_products, known.root)),
         block_correlation=sums.block_correlations()[0],
         entropy_bits=spread[0].entropy(),
