@@ -27,9 +27,9 @@ from duat_cli.analysis.sources import advance_sources
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_errors, wide
 from duat_cli.models.discovery.proof import ProvedBlock
-from duat_cli.models.instrument.records import Replay, UnitCall
+from duat_cli.models.instrument.records import UnitCall
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.value_path.factors import operator_of
+from duat_cli.models.value_path.factors import Base, operator_of
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.models.value_path.second import second_operator
 
@@ -79,15 +79,14 @@ class Carried:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One block's replay with what it was given: the reference for everything measured by differences."""
+class Step(Base):
+    """One block's replay with what it was given: the reference for everything measured by differences.
 
-    # (3, N, M): static, linear + static, dynamic + static; without biases (2, N, M): linear, dynamic. In a decoder the
-    # encoder's piece stands before the dynamic one. One more where the block's own term has to be replayed: the static
-    # piece again, with the units' outputs.
-    items: Tensor
-    given: list[Tensor]
-    replay: Replay
+    Its items are (3, N, M): static, linear + static, dynamic + static; without biases (2, N, M): linear, dynamic. In a
+    decoder the encoder's piece stands before the dynamic one. One more where the block's own term has to be replayed:
+    the static piece again, with the units' outputs.
+    """
+
     each: list[BlockTerms]  # one a prompt
     dynamic_bias: Tensor | None  # the dynamic piece at the FFN's first linear layer, (N, width)
     pre_activation: Tensor | None  # what the FFN's nonlinearity reads, (N, width)
@@ -104,7 +103,7 @@ class Step:
         """W' of this block and input; UnsupportedModelError says why there is none."""
         if block.factors is None:
             raise UnsupportedModelError(block.factors_reason or "its factors were not looked for")
-        return operator_of(run, block.factors, self.replay, self.items, self.given)
+        return operator_of(run, block.factors, self)
 
     def bias(self) -> Tensor | None:
         """b'_{j,2} of Eq. 12/34, (N, width): all that the FFN's nonlinearity reads beside the linear path from x_0.

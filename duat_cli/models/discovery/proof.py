@@ -28,7 +28,7 @@ from duat_cli.models.instrument.interception import Choices
 from duat_cli.models.instrument.records import Replay, silent_attention
 from duat_cli.models.instrument.rig import BlockRun, Rig, zero_given
 from duat_cli.models.instrument.tracing import Event, Trace
-from duat_cli.models.value_path.factors import BlockFactors, find_factors
+from duat_cli.models.value_path.factors import Base, BlockFactors, find_factors
 from duat_cli.models.value_path.projections import projects_to_zero
 from duat_cli.models.value_path.second import find_second_factors
 
@@ -134,9 +134,8 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
     fault = None if run.parts.cross is None else cross_fault(run)
     if fault is not None:
         raise UnsupportedModelError(f"{run.parts.name}: {fault}")
-    base = torch.zeros_like(run.input)
-    given = zero_given(run, 1)
-    at_zero = run.replay(base, given)
+    zero, given = torch.zeros_like(run.input), zero_given(run, 1)
+    at_zero = run.replay(zero, given)
     homogeneous = _is_zero(at_zero) and not run.parts.unit_biases and gives_nothing_for_zero(run)
     run.parts = _economies(run, homogeneous)
     run.parts = replace(run.parts, arrives=_arrives(run, at_zero))
@@ -150,7 +149,7 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
         except DuatError as reason:
             found = replace(found, cross_reason=str(reason))
     try:
-        whole = find_factors(run, at_zero, base, given)
+        whole = find_factors(run, Base(zero, given, at_zero))
     except DuatError as reason:
         return replace(found, factors_reason=_gate_reason(run.parts, str(reason)))
     return replace(found, factors=whole, notes=(*_early_notes(run, whole), *beside))

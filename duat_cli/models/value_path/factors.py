@@ -93,14 +93,17 @@ class BlockFactors:
         return self.heads.output[: self.heads.heads // len(self.offsets)]
 
 
-def operator_of(
-    run: BlockRun, known: BlockFactors, base: Replay, base_items: Tensor, given: list[Tensor]
-) -> AttentionOperator:
-    """W' of this block for this input.
+@dataclass(frozen=True)
+class Base:
+    """A replay of a block, and of what: its first item is the reference point of every difference."""
 
-    base: the replay of `base_items` (items, N, M), whose first item is the reference point of every difference;
-    given: what that replay was given.
-    """
+    items: Tensor  # (items, N, M)
+    given: list[Tensor]
+    replay: Replay
+
+
+def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOperator:
+    """W' of this block for this input."""
     call = run.attention[0]
     product, target = wide(call.value[0]), wide(call.value[0])  # (kv_heads, N, d)
     scale, value_errors = torch.ones_like(product[..., :1]), [0.0] * run.prompts
@@ -112,14 +115,14 @@ def operator_of(
     elif not known.own:
         product = difference = known.heads.values_of(wide(run.input[0]))
         if not run.parts.homogeneous:
-            difference = product - known.heads.values_of(wide(base_items[0]))
-            target = target - wide(base.values[0][0])
+            difference = product - known.heads.values_of(wide(base.items[0]))
+            target = target - wide(base.replay.values[0][0])
         scale = or_else(fit_heads(difference, target), difference, lambda: _of_others(run, known))  # (kv_heads, N, 1)
         value_errors = relative_errors(scale * difference, target, run.prompts, axis=1)
-    gate, gate_error = gate_of(run, given) if known.gated else (None, 0.0)
+    gate, gate_error = gate_of(run, base.given) if known.gated else (None, 0.0)
     token_scale, output_errors = known.token_scale, [known.error] * run.prompts
     if token_scale is None:
-        token_scale, output_errors = _reach(run, known, gate, base, base_items, given)
+        token_scale, output_errors = _reach(run, known, gate, base)
     errors = [max(*each, gate_error) for each in zip(value_errors, output_errors, strict=True)]
     values = scale * product
     groups = known.heads.groups
@@ -186,22 +189,20 @@ def checked(operator: AttentionOperator, run: BlockRun, tap: Tap) -> AttentionOp
     return replace(operator, error=max(operator.error, error))
 
 
-def _reach(
-    run: BlockRun, known: BlockFactors, gate: Tensor | None, base: Replay, base_items: Tensor, given: list[Tensor]
-) -> tuple[Tensor, list[float]]:
+def _reach(run: BlockRun, known: BlockFactors, gate: Tensor | None, base: Base) -> tuple[Tensor, list[float]]:
     """t for this input: add a known vector R to H V and see what arrives: t_i (g_i ∘ R) O. With the residual of each
     prompt."""
-    mixed = base.mixed[0][:1]  # (1, N, heads, d)
+    mixed = base.replay.mixed[0][:1]  # (1, N, heads, d)
     added = random_like(mixed, SEED)
-    moved = run.replay(base_items[:1], [g[:1] for g in given], attention=mixed + added)
-    target = wide(known.tap.read(moved)[0]) - wide(known.tap.read(base)[0])
+    moved = run.replay(base.items[:1], [g[:1] for g in base.given], attention=mixed + added)
+    target = wide(known.tap.read(moved)[0]) - wide(known.tap.read(base.replay)[0])
     reaching = wide(added[0]) if gate is None else wide(added[0]) * gate.transpose(0, 1)
     direction = torch.einsum("nhd,hdm->nm", reaching, known.reaching)
     scale = fit(direction, target)
     return scale[:, 0], relative_errors(scale * direction, target, run.prompts)
 
 
-def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Tensor]) -> BlockFactors:
+def find_factors(run: BlockRun, base: Base) -> BlockFactors:
     """V, O and the tap of this block; UnsupportedModelError says why W' is no sum of Kronecker products."""
     if not run.attention:
         alone = NO_MIXING if run.output.shape == run.input.shape else MERGES
@@ -211,12 +212,12 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
         raise UnsupportedModelError(f"it calls attention {len(run.attention)} times; W' is defined for one call")
     tokens = run.input.shape[1]
     if run.parts.mixer is not None and not run.parts.mixer.affine:
-        return _own_values(run, base, base_items, given)
+        return _own_values(run, base)
     if run.attention[0].rows.tokens != tokens or run.attention[0].value.shape[2] != tokens:
         raise UnsupportedModelError("its attention reaches other vectors than the block's own tokens")
     if made_by_units(run):
-        return _own_values(run, base, base_items, given)
-    tap = _find_tap(run, given)
+        return _own_values(run, base)
+    tap = _find_tap(run, base.given)
     # Where the stream nowhere arrives as it is, what is read is O, and its fit proves it; probed at the block's output
     # it includes the layers that lead back to the stream (a bottleneck around attention).
     probed = tap if tap.on_stream else Tap(None, True, on_stream=False)
@@ -230,12 +231,12 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
     ):
         try:
             met = probed if origin == "probed" else tap
-            gate = gate_of(run, given)[0] if gated else None
+            gate = gate_of(run, base.given)[0] if gated else None
             factors = BlockFactors(HeadFactors(value(run), output(run, met, gate)), met, origin, gated=gated)
-            scale, [error] = _reach(run, factors, gate, base, base_items, given)
+            scale, [error] = _reach(run, factors, gate, base)
             found = factors.fitted(scale, error)
             accept(error, run.input.dtype)
-            operator_of(run, found, base, base_items, given)
+            operator_of(run, found, base)
         except UnsupportedModelError as fault:
             faults.append(str(fault))
         else:
@@ -243,39 +244,31 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
     why = tokens_mixed(run, tap.read)
     if why == SEVERAL:
         with contextlib.suppress(UnsupportedModelError):
-            return _by_offset(run, base, base_items, given)
+            return _by_offset(run, base)
     raise UnsupportedModelError(why or faults[min(1, len(faults) - 1)])
 
 
-def _own_values(run: BlockRun, base: Replay, base_items: Tensor, given: list[Tensor]) -> BlockFactors:
+def _own_values(run: BlockRun, base: Base) -> BlockFactors:
     """Of attention whose values are made by a UAT term, no affine map of the stream: V picks the channels of a head."""
-    return _with_value(run, choice_of_channels(run.attention[0].value), "read", base, base_items, given, own=True)
+    return _with_value(run, choice_of_channels(run.attention[0].value), "read", base, own=True)
 
 
-def _by_offset(run: BlockRun, base: Replay, base_items: Tensor, given: list[Tensor]) -> BlockFactors:
+def _by_offset(run: BlockRun, base: Base) -> BlockFactors:
     """Of attention whose values are an affine map of several tokens' streams: V and O once for each offset."""
     offsets = offsets_of(run)
-    return _with_value(run, probe_values(run, offsets), "probed", base, base_items, given, offsets=offsets)
+    return _with_value(run, probe_values(run, offsets), "probed", base, offsets=offsets)
 
 
 def _with_value(
-    run: BlockRun,
-    value: Tensor,
-    origin: str,
-    base: Replay,
-    base_items: Tensor,
-    given: list[Tensor],
-    *,
-    own: bool = False,
-    offsets: tuple[int, ...] = (0,),
+    run: BlockRun, value: Tensor, origin: str, base: Base, *, own: bool = False, offsets: tuple[int, ...] = (0,)
 ) -> BlockFactors:
     """Factors with this V, O read behind the gate."""
-    tap, gate = _find_tap(run, given), gate_of(run, given)[0]
+    tap, gate = _find_tap(run, base.given), gate_of(run, base.given)[0]
     heads = HeadFactors(value, _read_output(run, tap, gate).repeat(len(offsets), 1, 1))
     factors = BlockFactors(heads, tap, origin, own=own, gated=True, offsets=offsets)
-    scale, [error] = _reach(run, factors, gate, base, base_items, given)
+    scale, [error] = _reach(run, factors, gate, base)
     found = factors.fitted(scale, error)
-    operator_of(run, found, base, base_items, given)
+    operator_of(run, found, base)
     return found
 
 

@@ -46,7 +46,7 @@ def measured(model: Any, ids: Tensor, *, spectrum: bool = True, row_budget: int 
     found: Measured = []
 
     def listen(run: Any, step: Any, block: Any) -> None:
-        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        operator = operator_of(run, block.factors, step)
         known = geometry(block.factors, block.parts.name, TensorCache("unused", enabled=False))
         found.append((measure(operator, known, threshold=THRESHOLD, spectrum=spectrum, matrix=True), known))
 
@@ -202,7 +202,7 @@ def test_an_attention_that_writes_nothing_has_no_numbers() -> None:
         if block.factors is None:
             seen.append((-1.0, block.factors_reason))
             return
-        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        operator = operator_of(run, block.factors, step)
         known = geometry(block.factors, block.parts.name, TensorCache("unused", enabled=False))
         numbers = measure(operator, known, threshold=0.01, spectrum=True, matrix=False)
         seen.append((numbers.frobenius_norm, numbers))
@@ -233,7 +233,7 @@ def test_of_mixers_and_their_uniform_nulls_it_is_that_of_the_dense_operator(
     def listen(run: Any, step: Any, block: Any) -> None:
         if run.index != index:
             return
-        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        operator = operator_of(run, block.factors, step)
         known = geometry(block.factors, block.parts.name, TensorCache("unused", enabled=False))
         nulls = UniformNulls(THRESHOLD)
         numbers = measure(operator, known, threshold=THRESHOLD, spectrum=False, matrix=True)

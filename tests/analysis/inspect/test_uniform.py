@@ -80,7 +80,7 @@ def cases(model: Any, ids: Tensor, row_budget: int | None = None, edit: Edit = l
     nulls, found = UniformNulls(THRESHOLD), []
 
     def listen(run: Any, step: Any, block: Any) -> None:
-        operator = edit(operator_of(run, block.factors, step.replay, step.items, step.given))
+        operator = edit(operator_of(run, block.factors, step))
         known = geometry(block.factors, block.parts.name, TensorCache("unused", enabled=False))
         numbers = measure(operator, known, threshold=THRESHOLD, spectrum=False, matrix=False)
         nulls.add(run.index, operator, known, numbers)

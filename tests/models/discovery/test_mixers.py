@@ -65,7 +65,7 @@ def test_w_is_what_the_frozen_block_does_with_each_unit_vector(
         if run.index != block:
             return
         assert (form.width, form.behind.scaled, form.affine) == (width, scaled, affine)
-        operator = operator_of(run, known.factors, step.replay, step.items, step.given)
+        operator = operator_of(run, known.factors, step)
         assert operator.own == (not affine)
         tokens, columns = operator.values.shape[1], operator.factors.width
         W = operator.matrix().dense()
@@ -209,7 +209,7 @@ def test_h_of_a_short_convolution_is_its_weights() -> None:
         for tap in range(weight.shape[1]):
             for i in range(tap, tokens):
                 expected[:, i, i - tap] = C[i] * weight[:, -1 - tap] * B[i - tap]
-        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        operator = operator_of(run, block.factors, step)
         H = torch.cat([rows for _, rows in operator.rows.chunks()], dim=1)  # the gate of single channels is in it
         assert far(H, expected) <= 1e-5
         seen.append(run.index)
@@ -223,7 +223,7 @@ def test_tokens_beyond_one_chunk_and_other_prompts_have_the_same_form() -> None:
     model, seen = single_model("qwen3_next"), []
 
     def listen(run: Any, step: Any, block: Any) -> None:
-        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        operator = operator_of(run, block.factors, step)
         assert checked(operator, run, block.factors.tap).error <= 1e-5
         assert step.terms.error <= 1e-5
         seen.append(run.index)
@@ -259,7 +259,7 @@ def test_attention_whose_values_come_of_a_gated_norm_reads_a_uat_term() -> None:
         model(token_ids(model))
 
     def listen(run: Any, step: Any, block: Any) -> None:
-        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        operator = operator_of(run, block.factors, step)
         assert operator.own
         assert torch.equal(operator.values, run.attention[0].value[0])
         v = operator.values.transpose(0, 1).reshape(operator.values.shape[1], -1)  # (N, heads d)

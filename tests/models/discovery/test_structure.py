@@ -250,7 +250,7 @@ def test_an_ffn_that_holds_the_residual_stream_is_opened(monkeypatch: pytest.Mon
 
     def listen(run: Any, step: Any, block: Any) -> None:
         assert [type(u).__name__ for u in block.parts.units] == [type(model.model.layers[0].mlp.act_fn).__name__]
-        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        operator = operator_of(run, block.factors, step)
         errors.extend([step.terms.error, far(operator.matrix().dense(), expected[run.index].W)])
 
     with InDouble():
@@ -276,7 +276,7 @@ def test_the_operator_ends_at_the_stream_not_behind_the_ffns_first_layer(monkeyp
 
     def listen(run: Any, step: Any, block: Any) -> None:
         if block.factors is not None:
-            operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+            operator = operator_of(run, block.factors, step)
             errors.append(far(operator.matrix().dense(), expected[run.index].W))
 
     with InDouble():

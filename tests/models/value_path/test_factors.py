@@ -34,7 +34,7 @@ def operators(model: Any, ids: Tensor, row_budget: int | None = None) -> list[tu
 
     def listen(run: Any, step: Any, block: Any) -> None:
         assert block.factors is not None, block.factors_reason
-        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        operator = operator_of(run, block.factors, step)
         found.append((operator.matrix().dense(), operator))
 
     sweep(model, ids, listen, row_budget)
@@ -101,7 +101,7 @@ def test_w_is_what_attention_adds_for_each_unit_vector(model_type: str) -> None:
     seen = []
 
     def listen(run: Any, step: Any, block: Any) -> None:
-        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        operator = operator_of(run, block.factors, step)
         zero, nothing = torch.zeros_like(run.input), zero_given(run, 1)
 
         def added(z: Tensor) -> Tensor:
@@ -244,7 +244,7 @@ def test_factors_of_another_block_are_refused_for_this_input() -> None:
         if len(known) == 2:
             stranger = replace(known[1], heads=known[0].heads)
             with pytest.raises(UnsupportedModelError, match="residual") as error:
-                operator_of(run, stranger, step.replay, step.items, step.given)
+                operator_of(run, stranger, step)
             caught.append(str(error.value))
 
     sweep(model, token_ids(model), listen)
@@ -272,7 +272,7 @@ def test_find_factors_says_why_there_are_none() -> None:
     def without_attention(run: Any, step: Any, block: Any) -> None:
         run.recording.attention.clear()
         with pytest.raises(UnsupportedModelError, match="no token mixer"):
-            find_factors(run, step.replay, step.items, zero_given(run, 1))
+            find_factors(run, replace(step, given=zero_given(run, 1)))
 
     model = single_model("llama")
     sweep(model, token_ids(model), without_attention)

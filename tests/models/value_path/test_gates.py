@@ -22,7 +22,7 @@ def test_gates_are_the_sigmoids_of_the_models_own_gate_layer() -> None:
         own = torch.sigmoid(attention.gate_proj(norm(run.input)))[0]  # (N, heads d)
         assert torch.allclose(gate.transpose(0, 1).flatten(1), own, rtol=1e-5)
         assert error <= 1e-6
-        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        operator = operator_of(run, block.factors, step)
         assert operator.gate is not None
         seen.append(run.index)
 
@@ -34,7 +34,7 @@ def test_a_gate_of_whole_heads_is_part_of_their_attention() -> None:
     model, seen = single_model("laguna"), []
 
     def listen(run: Any, step: Any, block: Any) -> None:
-        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        operator = operator_of(run, block.factors, step)
         gate, _ = gate_of(run, step.given)
         H, own = (torch.cat([rows for _, rows in r.chunks()], dim=1) for r in (operator.rows, run.attention[0].rows))
         assert operator.gate is None

@@ -51,7 +51,7 @@ def blocks(model: Any, *, spectrum: bool = False) -> list[Block]:
     nulls, found = UniformNulls(THRESHOLD), []
 
     def listen(run: Any, step: Any, block: Any) -> None:
-        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        operator = operator_of(run, block.factors, step)
         known = geometry(block.factors, block.parts.name, TensorCache("unused", enabled=False))
         numbers = measure(operator, known, threshold=THRESHOLD, spectrum=spectrum, matrix=True)
         nulls.add(run.index, operator, known, numbers)
