@@ -17,7 +17,7 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.ending import Ending, find_ending
-from duat_cli.models.sweep.passes import record
+from duat_cli.models.sweep.passes import Behind, record
 from duat_cli.results.attribute import AttributeReport, Attribution
 from duat_cli.zoo import tiny
 
@@ -194,7 +194,8 @@ def without(model: Any, ids: Tensor, one: Attribution, change: Callable[[int, Bl
 
     with structure.rig().active() as active:
         active.run(lambda: run_stack(structure.stack, ids), listen)
-    ending = Ending(structure, forward, recorded, find_ending(model, structure, forward, recorded))
+    behind = Behind(structure, forward, recorded)
+    ending = Ending(behind, find_ending(model, behind))
     assert one.position is not None
     assert one.target.token is not None
     return float(ending(stream[0])[0, one.position, one.target.token.id])

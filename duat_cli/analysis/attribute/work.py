@@ -37,7 +37,7 @@ from duat_cli.models.sweep.adjoint import Adjoint
 from duat_cli.models.sweep.chain import Chain
 from duat_cli.models.sweep.ending import Ending, EndingForm, find_ending
 from duat_cli.models.sweep.lockstep import Pass
-from duat_cli.models.sweep.passes import Recorded, RecordingPass
+from duat_cli.models.sweep.passes import Behind, Recorded, RecordingPass
 from duat_cli.models.terms.sites import BlockSites, Sites, block_sites, find_sites
 
 
@@ -136,10 +136,11 @@ class Work:
                     "no part here yet; duat inspect carries them, and a prompt without pictures has none"
                 )
             self._progress(0, 1, "what stands between the last block and the output")
-            self.form = find_ending(
-                self._model, structure, self._probe.forward, self._probe.recorded(), self._session.weights
-            )
+            self.form = find_ending(self._model, self._behind(self._probe))
             self._probe.record = None
+
+    def _behind(self, prompt: _Prompt) -> Behind:
+        return Behind(self._session.structure, prompt.forward, prompt.recorded(), self._session.weights)
 
     def _guest(self, found: Growing, running: Sequence[_Prompt]) -> _Guest:
         self.chain = Chain(found, self._probe.forward)
@@ -190,7 +191,7 @@ class Work:
         where = f"prompt {prompt.number + 1}" if self.count > 1 else "the prompt"
         headless = prompt.forward.headless
         targets = self._chooser.of(prompt.number, ids, recorded.output, where, headless=headless)
-        ending = Ending(structure, prompt.forward, recorded, self.form, self._session.weights)
+        ending = Ending(self._behind(prompt), self.form)
         own = recorded.output if self.form.layer is None else ending.output  # the model's, in front of its cap
         ending.output = own  # one of the two is enough: it is as large as all logits
         hidden = torch.zeros_like(ending.hidden).requires_grad_()

@@ -19,12 +19,10 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, tolerance_for
 from duat_cli.models.block.norms import FrozenNorm, NormForm, freeze_whole, recognise
-from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import first_tensor, only_tensor
 from duat_cli.models.instrument.functions.activations import RatioMode, Ratios
 from duat_cli.models.instrument.hooks import hooked, patched
-from duat_cli.models.sweep.lockstep import Weights
-from duat_cli.models.sweep.passes import Forward, Recorded, behind_blocks, run_alone
+from duat_cli.models.sweep.passes import Behind, run_alone
 
 FAR = 100.0  # how much larger than the hidden states a test vector is: a cap shows there
 
@@ -49,21 +47,13 @@ class EndingForm:
 class Ending:
     """The map of one prompt."""
 
-    def __init__(
-        self,
-        structure: ModelStructure,
-        forward: Forward,
-        recorded: Recorded,
-        form: EndingForm,
-        weights: Weights | None = None,
-    ) -> None:
-        """forward: the whole model on the prompt, to its output. weights: as of `BlockPass`."""
-        self._structure, self._forward, self._recorded, self._form = structure, forward, recorded, form
-        self._weights = weights
+    def __init__(self, behind: Behind, form: EndingForm) -> None:
+        """behind: of the whole model on the prompt, to its output."""
+        self._behind, self._form = behind, form
         self._norms: dict[nn.Module, list[FrozenNorm]] = defaultdict(list)
         self._ratios = Ratios()
         self._seen: dict[nn.Module, int] | None = None  # calls of each norm in a replay; None while the pass is seen
-        self.hidden = recorded.calls[-1].after
+        self.hidden = behind.hidden
         self.output = self._run(self.hidden, gradient=False)  # what the map stands for, as the model computes it
         self._seen = {}
 
@@ -80,7 +70,7 @@ class Ending:
         def see(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             kept.append(output)
 
-        one = behind_blocks(self._structure, self._forward, self._recorded, hidden, self._weights, gradient=gradient)
+        one = self._behind.on(hidden, gradient=gradient)
         with contextlib.ExitStack() as stack:
             for norm in form.norms:
                 stack.enter_context(patched(norm, self._norm))
@@ -102,21 +92,19 @@ class Ending:
         return y
 
 
-def find_ending(
-    model: Any, structure: ModelStructure, forward: Forward, recorded: Recorded, weights: Weights | None = None
-) -> EndingForm:
+def find_ending(model: Any, behind: Behind) -> EndingForm:
     """The form of what follows the last block, from a recorded pass of a short input; UnsupportedModelError without."""
-    if not bool(torch.isfinite(recorded.output).all()):
+    if not bool(torch.isfinite(behind.recorded.output).all()):
         raise UnsupportedModelError(f"{type(model).__name__}: its output is not finite; duat check finds such weights")
-    norms, activations = _parts(model, structure, forward, recorded, weights)
+    norms, activations = _parts(model, behind)
     layer = _last_layer(model)
     error = 0.0
     for held in (False, True):
         for whose in (None, layer) if layer is not None else (None,):
             form = EndingForm(norms, activations, held, whose)
             with contextlib.suppress(IndexError):  # a layer that does not run
-                error = _distance(Ending(structure, forward, recorded, form, weights))
-                if error <= tolerance_for(recorded.calls[-1].after.dtype):
+                error = _distance(Ending(behind, form))
+                if error <= tolerance_for(behind.hidden.dtype):
                     return form
     raise UnsupportedModelError(
         f"{type(model).__name__}: what stands between its last block and its output is not affine, even with norms and "
@@ -138,11 +126,9 @@ def _distance(ending: Ending) -> float:
     return max(relative_error(at_x + at_far - at_0, at_sum), relative_error(at_x, ending.output))
 
 
-def _parts(
-    model: Any, structure: ModelStructure, forward: Forward, recorded: Recorded, weights: Weights | None
-) -> tuple[dict[nn.Module, NormForm], frozenset[nn.Module]]:
+def _parts(model: Any, behind: Behind) -> tuple[dict[nn.Module, NormForm], frozenset[nn.Module]]:
     """The norms behind the last block, and the modules that are activations."""
-    blocks = set(structure.calls)
+    blocks = set(behind.structure.calls)
     inside = {inner for block in blocks for inner in block.modules()}
     leaves = [m for m in model.modules() if not any(m.children()) and m not in inside]
     calls: list[tuple[nn.Module, Tensor, Tensor]] = []
@@ -154,9 +140,8 @@ def _parts(
         elif isinstance(output, Tensor) and x is not None and x.is_floating_point() and x.shape == output.shape:
             calls.append((module, x, output))
 
-    hidden = recorded.calls[-1].after
     with hooked([*leaves, *blocks], after=see):
-        run_alone(behind_blocks(structure, forward, recorded, hidden, weights, gradient=False))
+        run_alone(behind.on(behind.hidden, gradient=False))
     norms: dict[nn.Module, NormForm] = {}
     activations: set[nn.Module] = set()
     with torch.no_grad():

@@ -19,7 +19,7 @@ from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.functions.activations import SlopesOnce
 from duat_cli.models.sweep.lockstep import Weights
-from duat_cli.models.sweep.passes import BlockCall, Forward, Recorded, Removals, behind_blocks, without_terms
+from duat_cli.models.sweep.passes import Behind, BlockCall, Forward, Recorded, Removals, without_terms
 from duat_cli.models.terms.sites import Site, Sites, watching
 
 
@@ -67,8 +67,9 @@ class Backward:
         self._gone = gone
         config = structure.stack.config.get_text_config()
         self._heads = getattr(config, "num_attention_heads", None) or 1  # their matrices have gradients in any case
-        self._hidden = recorded.calls[-1].after.detach().clone().requires_grad_()
-        self._end = behind_blocks(structure, forward, recorded, self._hidden, weights)
+        behind = Behind(structure, forward, recorded, weights)
+        self._hidden = behind.hidden.detach().clone().requires_grad_()
+        self._end = behind.on(self._hidden)
         self._at_output = torch.empty(0)  # the gradients at the output of the block that is next, (probes, 1, N, M)
 
     def active(self) -> contextlib.AbstractContextManager[None]:

@@ -342,23 +342,29 @@ def run_without(structure: ModelStructure, forward: Forward, recorded: Recorded,
     return run_alone(without(structure, forward, recorded.calls, gone))
 
 
-def behind_blocks(
-    structure: ModelStructure,
-    forward: Forward,
-    recorded: Recorded,
-    hidden: Tensor,
-    weights: Weights | None = None,
-    *,
-    gradient: bool = True,
-) -> BlockPass:
-    """What follows the last block, on `hidden` in place of its output; gradient: with a graph."""
-    count = len(recorded.calls)
+@dataclass(frozen=True)
+class Behind:
+    """What follows the last block in a recorded pass. weights: as of `BlockPass`."""
 
-    def handle(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        call = recorded.calls[number]
-        return with_hidden(call.output, call.before, hidden if number == count - 1 else call.after)
+    structure: ModelStructure
+    forward: Forward
+    recorded: Recorded
+    weights: Weights | None = None
 
-    return BlockPass(structure, forward, handle, gradient=gradient, weights=weights, start=count)
+    @property
+    def hidden(self) -> Tensor:
+        """The last block's output there, (1, N, M)."""
+        return self.recorded.calls[-1].after
+
+    def on(self, hidden: Tensor, *, gradient: bool = True) -> BlockPass:
+        """The pass with `hidden` in place of that; gradient: with a graph."""
+        calls, count = self.recorded.calls, len(self.recorded.calls)
+
+        def handle(number: int, _parts: BlockParts, _own: Original, _args: Sequence[Any], _kwargs: Any) -> Any:
+            call = calls[number]
+            return with_hidden(call.output, call.before, hidden if number == count - 1 else call.after)
+
+        return BlockPass(self.structure, self.forward, handle, gradient=gradient, weights=self.weights, start=count)
 
 
 def with_hidden(output: Any, like: Tensor, hidden: Tensor) -> Any:

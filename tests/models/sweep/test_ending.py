@@ -10,20 +10,20 @@ from helpers import far, single_model, token_ids
 from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
+from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.sweep.ending import Ending, EndingForm, find_ending
-from duat_cli.models.sweep.passes import Recorded, record
+from duat_cli.models.sweep.passes import Behind, record
 from duat_cli.zoo import tiny
 
 
-def found(model: Any, tokens: int = 8) -> tuple[ModelStructure, Any, Recorded, EndingForm]:
+def found(model: Any, tokens: int = 8) -> tuple[Behind, EndingForm]:
     structure, ids = discover(model), token_ids(model, tokens=tokens)
 
     def forward() -> Tensor:
         return run_stack(model, ids).logits
 
-    recorded = record(structure, forward)
-    return structure, forward, recorded, find_ending(model, structure, forward, recorded)
+    behind = Behind(structure, forward, record(structure, forward))
+    return behind, find_ending(model, behind)
 
 
 @pytest.mark.parametrize(
@@ -41,16 +41,16 @@ def found(model: Any, tokens: int = 8) -> tuple[ModelStructure, Any, Recorded, E
 )
 def test_what_is_held_and_that_it_is_the_models_own(model_type: str, norms: int, held: bool, capped: bool) -> None:
     model = single_model(model_type) if model_type != "esm" else tiny.tiny_model("esm")
-    structure, forward, recorded, form = found(model)
+    behind, form = found(model)
     assert (len(form.norms), form.held, form.layer is not None) == (norms, held, capped)
-    ending = Ending(structure, forward, recorded, form)
-    x = recorded.calls[-1].after
+    ending = Ending(behind, form)
+    x = behind.hidden
     assert far(ending(x), ending.output) < 1e-5
     if capped:
         cap = model.config.final_logit_softcapping
-        assert far(torch.tanh(ending.output / cap) * cap, recorded.output) < 1e-6
+        assert far(torch.tanh(ending.output / cap) * cap, behind.recorded.output) < 1e-6
     else:
-        assert torch.equal(ending.output, recorded.output)
+        assert torch.equal(ending.output, behind.recorded.output)
     noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
     at_0, at_x, at_noise, at_both = (ending(z) for z in (0 * x, x, noise, x + noise))
     assert far(at_x + at_noise - at_0, at_both) < 1e-5
@@ -58,14 +58,14 @@ def test_what_is_held_and_that_it_is_the_models_own(model_type: str, norms: int,
 
 
 def test_its_gradient_is_that_of_the_held_map() -> None:
-    structure, forward, recorded, form = found(single_model("bert").double())
-    ending = Ending(structure, forward, recorded, form)
-    x = torch.zeros_like(recorded.calls[-1].after).requires_grad_()
+    behind, form = found(single_model("bert").double())
+    ending = Ending(behind, form)
+    x = torch.zeros_like(behind.hidden).requires_grad_()
     with torch.enable_grad():
         output = ending(x, gradient=True)
     (gradient,) = torch.autograd.grad(output[0, 4, 60], x)
-    value = (gradient * recorded.calls[-1].after).sum() + output.detach()[0, 4, 60]
-    assert far(value, recorded.output[0, 4, 60]) < 1e-12
+    value = (gradient * behind.hidden).sum() + output.detach()[0, 4, 60]
+    assert far(value, behind.recorded.output[0, 4, 60]) < 1e-12
 
 
 def test_an_end_that_is_not_affine_is_refused() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.hooks import hooked
-from duat_cli.models.sweep.passes import Removal, behind_blocks, record, run_alone, run_without
+from duat_cli.models.sweep.passes import Behind, Removal, record, run_alone, run_without
 from duat_cli.models.terms.sites import TermId, find_sites
 
 
@@ -28,9 +28,10 @@ def test_a_recorded_pass_is_the_pass(model_type: str) -> None:
     recorded = record(structure, forward)
     assert torch.equal(recorded.output, own)
     assert torch.equal(run_without(structure, forward, recorded, {}), own)
+    behind = Behind(structure, forward, recorded)
     for before, after in zip(recorded.calls, recorded.calls[1:], strict=False):
         assert torch.equal(before.after, after.before)
-    assert torch.equal(run_alone(behind_blocks(structure, forward, recorded, recorded.calls[-1].after)), own)
+    assert torch.equal(run_alone(behind.on(behind.hidden)), own)
     assert untouched(model)
 
 
@@ -71,7 +72,7 @@ def test_a_removed_block_is_its_input(model_type: str) -> None:
     recorded = record(structure, forward)
     last = len(structure.calls) - 1
     output = run_without(structure, forward, recorded, {last: Removal({}, whole=True)})
-    assert torch.equal(output, run_alone(behind_blocks(structure, forward, recorded, recorded.calls[last].before)))
+    assert torch.equal(output, run_alone(Behind(structure, forward, recorded).on(recorded.calls[last].before)))
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "mixtral"])
