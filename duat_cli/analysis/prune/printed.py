@@ -20,7 +20,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.budgets import PRINTED_BYTES, likely_sets, printed_on, printed_vectors
 from duat_cli.models.sweep.lockstep import Pass
-from duat_cli.models.terms.sites import Sites, TermId
+from duat_cli.models.terms.sites import TermId
 from duat_cli.results.base import Skipped
 from duat_cli.results.prune.eq16 import Eq16
 from duat_cli.statistics.drawn import interval
@@ -40,7 +40,6 @@ class Printing:
     def __init__(
         self,
         session: Session,
-        sites: Sites,
         ablator: Ablator,
         terms: TermList,
         options: PruneOptions,
@@ -51,8 +50,8 @@ class Printing:
         tried: bool,
     ) -> None:
         """groups: the kinds of every order. tried: whether the chosen sets are run again, on held-out prompts."""
-        self._session, self._sites, self._ablator = session, sites, ablator
-        self._options, self._prompts, self._processes, self._tried = options, prompts, processes, tried
+        self._session, self._ablator, self._tried = session, ablator, tried
+        self._options, self._prompts, self._processes = options, prompts, processes
         self._parts: dict[_Of, list[TermId]] = {term: [term] for term in terms.ids if term.kind in WHOLE}
         self._width, depth = session.structure.hidden_size, len(session.structure.calls)
         counts = {",".join(kinds): sum(len(terms.places(kind)) for kind in kinds) for kinds in groups}
@@ -150,7 +149,7 @@ class Printing:
         gone = {of: self._ablator.removals(terms) for of, terms in sets.items()}
         single = {term for terms in sets.values() for term in terms if term.kind != "neuron"}
         singles = {term: self._ablator.removals([term])[term.block] for term in single}
-        return {number: PrintedReader(self._sites, sets, gone, singles, number) for number in self._numbers}
+        return {number: PrintedReader(self._ablator.sites, sets, gone, singles, number) for number in self._numbers}
 
 
 def _chosen(nested: Iterable[Nested]) -> dict[_Of, list[TermId]]:

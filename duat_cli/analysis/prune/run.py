@@ -40,7 +40,7 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.edits.surgery import exchanged
-from duat_cli.models.terms.sites import Sites, TermId
+from duat_cli.models.terms.sites import TermId
 from duat_cli.results.prompts import set_of
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import Plan
@@ -61,7 +61,6 @@ class PruneOutcome:
 
     report: PruneReport
     session: Session
-    sites: Sites
     nested: dict[str, Nested]
     prompts: Sequence[Prompt]
     held_out: Sequence[Prompt]
@@ -102,7 +101,7 @@ class PruneOutcome:
         chosen = chosen_set(
             loaded.model,
             self.session.structure,
-            self.sites,
+            self.ablator.sites,
             terms,
             name=facts.name,
             revision=facts.revision,
@@ -119,7 +118,7 @@ class PruneOutcome:
         if self.ablator.means is not None:
             changed = exchanged(biases(loaded.model, self.ablator, terms, stored_dtype(loaded)))
         with changed:
-            done = apply_terms(loaded.model, self.session.structure, self.sites, terms, directory, loaded.files)
+            done = apply_terms(loaded.model, self.session.structure, self.ablator.sites, terms, directory, loaded.files)
         return worth(
             loaded,
             done,
@@ -271,7 +270,7 @@ def conclude(begun: Begun) -> PruneOutcome:
         warnings=[*session.warnings(), *begun.notes, *repairs.warnings, *short_of_wanted(plans)],
         run=session.run_facts(work.processes.memory),
     )
-    return PruneOutcome(report, session, work.sites, nested, prompts, held_out, repairer, work.ablator)
+    return PruneOutcome(report, session, nested, prompts, held_out, repairer, work.ablator)
 
 
 def stored_dtype(loaded: LoadedModel) -> torch.dtype:

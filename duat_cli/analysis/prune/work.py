@@ -111,7 +111,7 @@ class Work:
         self.ablator = Ablator(self.structure, self.sites, self.metric, self._means(), device, waiting)
         self._responder = Responder(session, self._ground, self.terms, self._ids, options.probes, self.ablator.means)
         self.printing = Printing(
-            session, self.sites, self.ablator, self.terms, options, prompts, processes, self.groups, tried=tried
+            session, self.ablator, self.terms, options, prompts, processes, self.groups, tried=tried
         )
 
     def _means(self) -> Means | None:

@@ -212,9 +212,8 @@ def _outcome(begun: Begun, known: SetsRecord) -> PruneOutcome:
         name: Nested(kinds[name], [terms[place] for place in order], [], None) for name, order in known.orders.items()
     }
     report = known.report.model_copy(update={"run": begun.session.run_facts()})
-    return PruneOutcome(
-        report, begun.session, work.sites, nested, work.prompts, begun.held_out, begun.repairer(), work.ablator
-    )
+    repairer = begun.repairer()
+    return PruneOutcome(report, begun.session, nested, work.prompts, begun.held_out, repairer, work.ablator)
 
 
 def _choice(options: PruneOptions, held_out: Sequence[Prompt], calibration: Sequence[Prompt]) -> dict[str, JsonValue]:

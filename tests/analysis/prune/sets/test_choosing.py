@@ -41,7 +41,7 @@ def outcome(options: PruneOptions, held_out: int = 0) -> PruneOutcome:
 
 def measured(found: PruneOutcome, terms: list[TermId]) -> float:
     """Mean over the prompts, by an ablator of its own."""
-    ablator = Ablator(found.session.structure, found.sites, Divergence(model()))
+    ablator = Ablator(found.session.structure, found.ablator.sites, Divergence(model()))
     removed = ablator.removals(terms)
     damages = [ablator.damage(ablator.record(p.input_ids), p.input_ids, removed) for p in given(2)]
     return sum(damages) / len(damages)
