@@ -51,7 +51,8 @@ class Ranks:
         except ValueError:
             raise InputError(f"{said}: expected whole numbers") from None
         if not 0 <= found.rank < found.world:
-            raise InputError(f"{said}: expected a rank of 0 to {found.world - 1}")
+            expected = f"a rank of 0 to {found.world - 1}" if found.world > 0 else "at least one process"
+            raise InputError(f"{said}: expected {expected}")
         return found
 
     @property

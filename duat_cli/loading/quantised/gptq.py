@@ -5,6 +5,7 @@ Source: AutoGPTQ's and GPTQModel's torch kernels; AutoAWQ's `WQLinear_GEMM`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,9 +23,10 @@ def gptq(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Found:
     layout = config.get("checkpoint_format") or config.get("format") or "gptq"
     if layout not in _ADDED:
         raise UnknownFormatError(f"checkpoint_format {shown(layout)} of gptq")
-    stated = config.get("bits")
 
     def weight(module: str) -> Grouped:
+        own = _of_module(config, module)
+        stated = own.get("bits")
         name, zero, scale, order = (f"{module}.{leaf}" for leaf in ("qweight", "qzeros", "scales", "g_idx"))
         words, outs = _matrix(tensors, name)
         fits = [b for b in _BITS if order in tensors and words_of(_length(tensors[order]), b) == words]
@@ -35,8 +37,8 @@ def gptq(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Found:
             )
         inputs = words * 32 // bits
         groups = _groups(tensors, name, scale, outs)
-        _require_stated(config, tensors, name, inputs, in_order=order not in tensors)
-        reordered = bool(config.get("desc_act")) and groups > 1
+        _require_stated(own, tensors, name, inputs, in_order=order not in tensors)
+        reordered = bool(own.get("desc_act")) and groups > 1
         if order in tensors or reordered:
             require(tensors, name, order, (inputs,), WHOLE)
         require(tensors, name, zero, (groups, words_of(outs, bits)), ("I32",))
@@ -54,6 +56,20 @@ def gptq(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Found:
     weights = _every(tensors, weight)
     bits = " or ".join(map(str, sorted({formula.bits for formula in weights.values()})))
     return Found(f"gptq ({bits} bits{_group_words(config)})", weights)
+
+
+def _of_module(config: Mapping[str, Any], module: str) -> Mapping[str, Any]:
+    """The config with what GPTQModel's `dynamic` states for modules whose names begin with a pattern: the first one
+    that fits counts."""
+    dynamic = config.get("dynamic")
+    for pattern, own in dynamic.items() if isinstance(dynamic, Mapping) else ():
+        try:
+            fits = re.match(str(pattern).removeprefix("+:"), module)
+        except re.error as error:
+            raise UnknownFormatError(f"dynamic {shown(pattern)} of gptq, no regular expression: {error}") from error
+        if fits and isinstance(own, Mapping):
+            return {**config, **own}
+    return config
 
 
 def awq(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Found:

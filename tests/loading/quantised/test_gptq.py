@@ -6,7 +6,7 @@ import pytest
 import torch
 from quantised_golden import cases, found_in, values
 
-from duat_cli.loading.quantised.formula import UnfitError
+from duat_cli.loading.quantised.formula import UnfitError, UnknownFormatError
 
 
 def test_a_zero_point_of_zero_is_stored_as_the_largest_number() -> None:
@@ -27,6 +27,19 @@ def test_bits_by_the_order_of_groups_where_the_config_names_others() -> None:
     assert torch.equal(values(formula, held.stored), values(
         found_in(held.config, held.stored).weights["layer.weight"], held.stored
     ))  # fmt: skip
+
+
+def test_groups_of_single_modules_are_those_of_the_first_pattern_that_fits() -> None:
+    held = cases("gptqmodel")["gptq 4"]
+    size, wrong = held.config["group_size"], {**held.config, "group_size": 2 * held.config["group_size"]}
+    dynamic = {"-:layer": {}, "other": {"group_size": 1}, "+:lay": {"group_size": size}, "layer": {"group_size": 1}}
+    formula = found_in({**wrong, "dynamic": dynamic}, held.stored).weights["layer.weight"]
+    own = found_in(held.config, held.stored).weights["layer.weight"]
+    assert torch.equal(values(formula, held.stored), values(own, held.stored))
+    with pytest.raises(UnfitError, match="expected one row for each"):
+        found_in({**wrong, "dynamic": {"other": {"group_size": size}}}, held.stored)
+    with pytest.raises(UnknownFormatError, match="no regular expression"):
+        found_in({**wrong, "dynamic": {"+:(": {"group_size": size}}}, held.stored)
 
 
 def test_a_number_of_bits_that_is_not_read() -> None:
