@@ -21,6 +21,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, dtype, nn
 
+# -- configs -----------------------------------------------------------------------------------------------------------
+
+
+def stated(config: Any, name: str) -> Any:
+    """A field of the config's text part; None where it states none, or several that differ.
+
+    `get_text_config` raises where a config has two text parts, and a field that layers state apart where it is read
+    from the whole. Without it, models of such a config end in an unexpected error.
+    """
+    if config is None:
+        return None
+    try:
+        return getattr(config.get_text_config(), name, None)
+    except (ValueError, RuntimeError):
+        return None
+
+
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 # What is handed to every attention function, for those that read it. A tensor by another name is taken for the model's

@@ -10,11 +10,13 @@ import hashlib
 import importlib.resources
 import io
 import random
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from duat_cli.compat.transformers import stated
 from duat_cli.errors import InputError
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, silenced
 from duat_cli.loading.texts import MAX_BYTES, PromptText, checked, decode, lines, read_stdin, texts_of
@@ -228,7 +230,7 @@ def limits(model: PreTrainedModel) -> Limits:
     try:
         rows = model.get_input_embeddings().weight.shape[0]
     except (NotImplementedError, AttributeError):  # some text towers keep their table elsewhere
-        rows = model.config.get_text_config().vocab_size
+        rows = stated(model.config, "vocab_size") or sys.maxsize  # such as CANINE, which reads code points
     return Limits(rows, _max_positions(model))
 
 
@@ -239,11 +241,11 @@ def _max_positions(model: PreTrainedModel) -> int | None:
     """
     from torch import nn
 
-    stated = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if not isinstance(stated, int) or stated <= 0:
+    most = stated(model.config, "max_position_embeddings")
+    if not isinstance(most, int) or most <= 0:
         return None
     for name, module in model.named_modules():
-        tabled = isinstance(module, nn.Embedding) and module.num_embeddings == stated and "position" in name
+        tabled = isinstance(module, nn.Embedding) and module.num_embeddings == most and "position" in name
         if tabled and module.padding_idx is not None:
-            return stated - module.padding_idx - 1
-    return stated
+            return most - module.padding_idx - 1
+    return most

@@ -13,7 +13,7 @@ from helpers import single_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, modeling_utils
+from transformers import AutoTokenizer, CanineConfig, LlamaConfig, PreTrainedTokenizerFast, modeling_utils
 from transformers.models.bert import modeling_bert
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.llama import modeling_llama
@@ -34,6 +34,14 @@ def test_the_oldest_release_is_the_one_that_pyproject_allows() -> None:
     text = (Path(duat_cli.__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     floor = next(d for d in tomllib.loads(text)["project"]["dependencies"] if d.startswith("transformers"))
     assert f"known to work with {floor.removeprefix('transformers>=')} and" in str(compat.__doc__)
+
+
+def test_a_field_is_none_where_a_config_states_it_twice_or_not_at_all() -> None:
+    assert compat.stated(LlamaConfig(vocab_size=31), "vocab_size") == 31
+    assert compat.stated(CanineConfig(), "vocab_size") is None
+    assert compat.stated(None, "vocab_size") is None
+    assert compat.stated(tiny.tiny_config("musicgen"), "vocab_size") is None  # two text parts
+    assert compat.stated(tiny.tiny_config("dots3_note"), "num_attention_heads") is None  # layers state it apart
 
 
 def test_the_implementation_in_force_is_read(llama: Any) -> None:

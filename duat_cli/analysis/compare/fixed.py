@@ -17,6 +17,7 @@ from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.inspect.run import ticker
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Listener, Session
+from duat_cli.compat.transformers import stated
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
@@ -113,7 +114,7 @@ def _of_equal_length(prompts: Sequence[Prompt], own: bool) -> list[Prompt]:
 
 def _require_room(session: Session, prompts: Sequence[Prompt]) -> None:
     tokens = prompts[0].input_ids.shape[1]
-    heads = getattr(session.loaded.model.config.get_text_config(), "num_attention_heads", 1) or 1
+    heads = stated(session.loaded.model.config, "num_attention_heads") or 1
     size = (len(prompts) + 1) * session.depth * heads * tokens**2 * 4
     if size > KEPT_BYTES:
         raise InputError(

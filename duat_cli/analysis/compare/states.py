@@ -10,6 +10,7 @@ from torch import Tensor
 
 from duat_cli.analysis.decomposition import Carried, Step
 from duat_cli.analysis.session import Session
+from duat_cli.compat.transformers import stated
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
@@ -152,8 +153,8 @@ def require_room(session: Session, prompt: Prompt, blocks: int) -> None:
     blocks: how many are kept at once: all of them where prompts run one after the other, else one.
     """
     tokens = prompt.input_ids.shape[1]
-    config = session.loaded.model.config.get_text_config()
-    heads, width = getattr(config, "num_attention_heads", 1) or 1, getattr(config, "hidden_size", 1) or 1
+    config = session.loaded.model.config
+    heads, width = (stated(config, name) or 1 for name in ("num_attention_heads", "hidden_size"))
     size = blocks * 4 * tokens * (heads * tokens + VECTORS * width)
     if size > KEPT_BYTES:
         raise InputError(

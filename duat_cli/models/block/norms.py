@@ -107,6 +107,8 @@ def scale_invariant(module: nn.Module, x: Tensor) -> bool:
 
 def _scaled_away(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     """u, what the module gives at zero, and what it gives beyond that at 4 u, where it gives the same at 16 u."""
+    if not x.numel():
+        return None
     u = _mean_free(x)
     try:
         bias = applied(module, torch.zeros_like(x))

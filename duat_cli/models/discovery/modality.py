@@ -108,7 +108,8 @@ def part_within(stack: Any, given: Given | None) -> Any:
 
 def class_reads_ids(cls: type[Any]) -> bool:
     """Whether models of a class read token ids, as the class states it."""
-    return getattr(cls, "main_input_name", "input_ids") not in KINDS
+    names = getattr(cls, "main_input_name", "input_ids")
+    return KINDS.keys().isdisjoint([names] if isinstance(names, str) else names)
 
 
 def require_token_ids(model: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from duat_cli.compat.transformers import stated
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import in_narrow
 from duat_cli.models.block.mixer import MixerForm
@@ -118,7 +119,8 @@ def _cache_off(stack: Any) -> dict[str, Any]:
 
 def probe_ids(stack: Any, tokens: int, device: str | None = None) -> Tensor:
     """Random token ids that are no special ones; device: None is where the weights are."""
-    rows = getattr(stack.config.get_text_config(), "vocab_size", None) or UNSTATED_VOCABULARY
+    table = getattr(stack, "embed_tokens", None)  # FSMT's encoder has no config
+    rows = stated(getattr(stack, "config", None), "vocab_size") or getattr(table, "num_embeddings", UNSTATED_VOCABULARY)
     generator = torch.Generator().manual_seed(SEED)
     low = min(10, rows - 1)
     ids = torch.randint(low, rows, (1, tokens), generator=generator)

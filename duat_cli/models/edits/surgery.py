@@ -273,7 +273,10 @@ def _common(counts: Sequence[tuple[int, int]]) -> tuple[int, int]:
 def config_with_width(model: Any, shapes: Mapping[str, tuple[int, ...]], old: int, new: int) -> Any:
     """A copy of the config in which the FFN is `new` wide: the number with which every shape comes out as in
     `shapes`."""
-    values = vars(model.config.get_text_config())
+    try:
+        values = vars(model.config.get_text_config())
+    except ValueError as fault:
+        raise UnsupportedModelError("its config has several text parts, which state a width each") from fault
     names = [n for n, v in values.items() if v == old and isinstance(v, int) and not isinstance(v, bool)]
     names += [n for n, v in values.items() if v is None and _INNER_WIDTH.search(n)]
     for name in names:

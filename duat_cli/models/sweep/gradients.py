@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from duat_cli.compat.transformers import stated
 from duat_cli.models.budgets import GRADIENT_BYTES, gradient_elements
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import hidden_of
@@ -65,8 +66,9 @@ class Backward:
         gone: what the pass was recorded without."""
         self._structure, self._sites, self._recorded, self._probes = structure, sites, recorded, probes
         self._gone = gone
-        config = structure.stack.config.get_text_config()
-        self._heads = getattr(config, "num_attention_heads", None) or 1  # their matrices have gradients in any case
+        self._heads = (
+            stated(structure.stack.config, "num_attention_heads") or 1
+        )  # their matrices have gradients in any case
         behind = Behind(structure, forward, recorded, weights)
         self._hidden = behind.hidden.detach().clone().requires_grad_()
         self._end = behind.on(self._hidden)

@@ -33,6 +33,7 @@ from duat_cli.analysis.dynamic import attention_weights, dynamic_names, norm_sca
 from duat_cli.analysis.inspect.save.asked import KINDS, require_folder
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.tensor_file import TensorFile
+from duat_cli.compat.transformers import stated
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.rig import BlockRun
@@ -137,8 +138,7 @@ class StateFiles:
         self._files.clear()
 
     def _require_room(self, session: Session, lengths: Sequence[int]) -> None:
-        config, width = session.loaded.model.config.get_text_config(), session.structure.hidden_size
-        heads = getattr(config, "num_attention_heads", 1) or 1
+        heads, width = stated(session.loaded.model.config, "num_attention_heads") or 1, session.structure.hidden_size
         heads = heads if isinstance(heads, int) else 0  # one for each stage: how large H will be, is not known yet
         each = {"H": lambda n: heads * n * n, "S": lambda n: 2 * (n + width), "bias": lambda n: 2 * n * width}
         need = self._dtype.itemsize * self._depth * sum(each[kind](n) for kind in self._kinds for n in lengths)

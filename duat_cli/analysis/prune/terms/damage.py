@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from duat_cli.errors import InputError
+from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.kinds import MetricName
 from duat_cli.models.arrays import wide
 from duat_cli.models.discovery.causality import HeadTest, head_of
@@ -228,8 +228,12 @@ def metric_for(name: MetricName | None, model: Any, structure: ModelStructure, h
 
 
 def hidden_states(output: Any) -> Tensor:
+    """(1, N, M). UnsupportedModelError where the pass gives none, such as the scores of a model of two towers."""
     hidden = getattr(output, "last_hidden_state", None)
-    return hidden if isinstance(hidden, Tensor) else output[0]
+    hidden = hidden if isinstance(hidden, Tensor) else output[0]
+    if not isinstance(hidden, Tensor) or hidden.ndim != 3:
+        raise UnsupportedModelError("its forward pass gives no hidden states of tokens, whose change could be measured")
+    return hidden
 
 
 def _logits(model: Any, ids: Tensor) -> Tensor:

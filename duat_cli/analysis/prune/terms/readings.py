@@ -307,6 +307,11 @@ def given_without(run: BlockRun, sites: Sequence[Site], edit: Edit) -> list[Tens
     found = []
     for unit in run.units:
         output, here = unit.output, [site for site in sites if holds(unit.module, site)]
+        if any(site.routing is not None and site.module is unit.module for site in here):
+            raise UnsupportedModelError(
+                "experts that are handed their router's weights cannot run apart from it; leave them out with "
+                "--granularity"
+            )
         if here:
             with watching(here, edit):
                 output = applied(unit.module, unit.input)

@@ -11,8 +11,8 @@ import torch
 from helpers import single_model, token_ids
 from torch import Tensor
 
-from duat_cli.analysis.prune.terms.damage import Divergence, Hidden, Loss, metric_for
-from duat_cli.errors import InputError
+from duat_cli.analysis.prune.terms.damage import Divergence, Hidden, Loss, hidden_states, metric_for
+from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.models.discovery.causality import head_of, why_no_next_token
 from duat_cli.models.discovery.structure import discover
 from duat_cli.statistics import divergence
@@ -231,3 +231,12 @@ def test_hidden_of_an_encoder_decoder_is_the_encoders() -> None:
     with torch.no_grad():
         own = model.get_encoder()(input_ids=tokens).last_hidden_state
         assert torch.equal(Hidden(structure).forward(tokens)(), own)
+
+
+def test_hidden_states_are_those_of_tokens() -> None:
+    """A model of two towers gives scores first: no change of these is one of hidden states."""
+    states = torch.ones(1, 3, 4)
+    assert hidden_states((states, None)) is states
+    for output in ((torch.tensor(2.0),), (torch.ones(1, 3),), (None,)):
+        with pytest.raises(UnsupportedModelError, match="no hidden states of tokens"):
+            hidden_states(output)

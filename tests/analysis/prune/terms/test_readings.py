@@ -16,6 +16,7 @@ from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.prune.terms import readings
 from duat_cli.analysis.prune.terms.readings import Reader, Readings
 from duat_cli.analysis.prune.terms.responses import TermList
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.rig import BlockRun
@@ -299,6 +300,11 @@ def test_local_of_an_expert_by_hand(model_type: str) -> None:
                 assert got == pytest.approx(want, rel=1e-3, abs=1e-6), (block, expert)
                 checked += want > 0.01
     assert checked > 2
+
+
+def test_experts_that_are_handed_their_routing_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="leave them out with --granularity"):
+        read("diffusion_gemma_text")
 
 
 def test_angles_of_blocks() -> None:
