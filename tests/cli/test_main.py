@@ -65,6 +65,7 @@ def test_verdict_is_the_exit_code(duat: Duat, arguments: tuple[str, ...], fake: 
         (("verify", "m", "-o", "v.html"), ("--output v.html", "writes no page")),
         (("inspect", "m", "-q", "-v"), ("--quiet", "--verbose")),
         (("inspect", "m", "--matrices", "-"), ("--matrices",)),
+        (("attribute", "--token", "w9"), ("--token: gives access to the hub", "--target")),
         (("inspect", "--layers", "0", "--layers", "1"), ("--layers: given 2 times; it takes one value",)),
         (("inspect", "a", "b"), ("unexpected extra argument", "two are compared by duat lora-diff BASE TUNED")),
         (("support", "m", "--all"), ("--all",)),

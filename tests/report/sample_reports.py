@@ -891,7 +891,7 @@ def compare_report(*, several: bool = False) -> CompareReport:
             blocks=blocks,
             parameters=[
                 ParameterChange(name="A_h", what="W_V,h W_O,h", set_by="checkpoint", moved=False, change=0.0),
-                ParameterChange(name="W'_{j,1}", what="attention", set_by="input", moved=True, change=0.412),
+                ParameterChange(name="W'", what="attention", set_by="input", moved=True, change=0.412),
             ],
             notable=["block 1: W' moved most, by 41.2 % of its norm, more by routing (39.6 %)"],
         ),

@@ -24,7 +24,7 @@ DYNAMIC = {
     "norm scales": "scales of all norms of a block: W_{j,2} acts through the one in front of it",
     "router weights": "of all experts, zero for those not chosen",
     "output gates": "what attention's output is multiplied by",
-    "W'_{j,1}": "attention as one matrix, sum_h (H_h S) (x) A_h^T",
+    "W'": "attention as one matrix, sum_h (H_h S) (x) A_h^T",
     "b'_{j,2}": "what the FFN's nonlinearity reads beside the linear path from x_0",
     "f_j": "the FFN's output, without the bias of its last layer",
     "b'_{j,3}": "the block's output but for the linear path from x_0",
@@ -40,7 +40,7 @@ class Moves:
     def add(self, before: BlockState, after: BlockState, aligned: Aligned, block: BlockComparison) -> None:
         """One block under one pair of prompts."""
         found = {
-            "W'_{j,1}": block.operator.relative,
+            "W'": block.operator.relative,
             "b'_{j,2}": block.bias,
             "f_j": block.ffn,
             "b'_{j,3}": relative_change(before.carried_bias, after.carried_bias, aligned),
