@@ -134,12 +134,10 @@ def attribute(
     from duat_cli.cli.shared.many import into_folder, processes
     from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
     from duat_cli.cli.terminal.progress import Progress
-    from duat_cli.loading.checkpoint.source import is_local
 
     limit, place = options.parse_memory(memory), _position(position)
     one_question(target, against, position, steps, continuation, target_field)
-    if token is not None and (model is None or is_local(model)):
-        raise InputError("--token: gives access to the hub, and MODEL is a folder; the token to explain is --target")
+    options.require_hub(model, token)
     shared = 1 if out is not None else processes()
     task = Task("attribute", every_position=place == "all", steps=steps, top=top, processes=shared)
     wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map)

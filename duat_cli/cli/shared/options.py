@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from typing import Annotated, Any, Literal
 
@@ -250,6 +251,12 @@ def input_files(
 ) -> InputFiles:
     """What a model of images or sound is to read, and which stack of a model of several."""
     return InputFiles(tuple(images or ()), tuple(sounds or ()), tuple(tensors or ()), stack, decoder_prompt).asked()
+
+
+def require_hub(model: str | None, token: str | None) -> None:
+    """Of a command that is asked about tokens of a text: InputError for a hub's token beside a folder."""
+    if token is not None and (model is None or os.path.lexists(model)):
+        raise InputError("--token: gives access to the hub, and MODEL is a folder; the token to explain is --target")
 
 
 def refuse_stack(files: InputFiles | None) -> None:
