@@ -25,6 +25,7 @@ from duat_cli.operators.lowrank import energy
 from duat_cli.results.base import Run, Skipped
 from duat_cli.results.lora import LintFinding, LoraReport, LoraSummary
 from duat_cli.results.weight_change import ModuleChange
+from duat_cli.text import listed
 
 CHECKED_ONLY = "with --lint an adapter is checked only"
 NOT_READ = "the base's tensors were not read (--no-base)"
@@ -42,6 +43,12 @@ class Collected:
     warnings: list[str] = field(default_factory=list)
     energy: float | None = 0.0  # Σ‖Δ‖²; None where a change is not known
     base_energy: float | None = 0.0  # Σ‖W‖² of what changes; None where a base tensor was not read
+
+    @property
+    def resized(self) -> list[str]:
+        """What is said of parameters with another number of rows than the base's."""
+        names = [module.whole_name for module in self.modules if module.added_rows]
+        return [f"resized: {listed(names)}; only the common rows are compared"] if names else []
 
     def add(
         self, change: Change, stored: Tensor | None, why_no_base: str, stored_energy: float | None = None
@@ -138,7 +145,7 @@ def adapter_report(
     mutated = sorted({plan.other_base for one in opened for plan in one.plans if plan.other_base})
     warnings = [
         *base.files.warnings,
-        *(warning for part in collected for warning in part.warnings),
+        *(warning for part in collected for warning in (*part.warnings, *part.resized)),
         *(
             f"init_lora_weights {m}: the change is relative to a base that {m} mutated, not to this one"
             for m in mutated

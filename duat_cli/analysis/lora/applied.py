@@ -6,6 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 from torch import Tensor
 
@@ -34,6 +35,14 @@ def refuse_other_base(adapter: AdapterFiles, known: Iterable[ParameterPlan]) -> 
             f"{adapter.name}: init_lora_weights {mutated}: its base was mutated by {mutated}, so the "
             "tuned model cannot be rebuilt from this one"
         )
+
+
+def refuse_resized(adapter: str, parameter: str, rows: int, added: int) -> NoReturn:
+    """UnsupportedModelError: a parameter has another number of rows than the base's, which the base cannot run with."""
+    raise UnsupportedModelError(
+        f"{adapter}: {parameter} has {rows + added} rows, the base's {rows}: the tuned model cannot be run from this "
+        "base; merge it with PEFT and compare the merged checkpoint: duat lora-diff BASE MERGED --prompts FILE"
+    )
 
 
 def by_parameter(known: Iterable[ParameterPlan]) -> dict[str, list[ParameterPlan]]:
@@ -91,7 +100,9 @@ def adapted(loaded: LoadedModel, adapter: AdapterFiles, base: BaseWeights) -> It
         for name, planned in by_parameter(known).items():
             parts = [change_of(plan, read, base) for plan in planned]
             for change in parts:
-                _refuse(name, change)
+                _refuse_undefined(name, change)
+                if change.added_rows and change.plan.place is not None:
+                    refuse_resized(adapter.name, name, change.plan.place.shape[0], change.added_rows)
             if not all(change.is_zero for change in parts):
                 changes[name] = functools.partial(whole, planned, read, base)
             del parts
@@ -101,10 +112,3 @@ def adapted(loaded: LoadedModel, adapter: AdapterFiles, base: BaseWeights) -> It
 def _refuse_undefined(name: str, change: Change) -> None:
     if change.fault:
         raise UnsupportedModelError(f"the change of {name} is not defined: {change.fault}")
-
-
-def _refuse(name: str, change: Change) -> None:
-    _refuse_undefined(name, change)
-    if change.added_rows:
-        what = f"gains {change.added_rows}" if change.added_rows > 0 else f"loses {-change.added_rows}"
-        raise UnsupportedModelError(f"{name} {what} rows; the base has another number of them")

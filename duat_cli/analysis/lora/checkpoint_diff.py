@@ -45,9 +45,7 @@ def checkpoint_report(
     added = sorted(set(tuned.files.tensors) - {new.tensor for _, new in both})
     removed = sorted(set(base.files.tensors) - {old.tensor for old, _ in both})
     summary = summarise(collected.modules, collected.energy, collected.base_energy, None)
-    resized = [m.whole_name for m in collected.modules if m.added_rows]
-    notes = [f"resized: {listed(resized)}; only the common rows are compared"] if resized else []
-    notes += _config_notes(base, tuned)
+    notes = [*collected.resized, *_config_notes(base, tuned)]
     return LoraReport(
         duat_version=__version__,
         mode="checkpoint",

@@ -11,7 +11,14 @@ import torch
 from torch import nn
 
 from duat_cli.analysis.clock import RunFacts
-from duat_cli.analysis.lora.applied import by_parameter, refuse_other_base, tied_changes, tuned_model, whole
+from duat_cli.analysis.lora.applied import (
+    by_parameter,
+    refuse_other_base,
+    refuse_resized,
+    tied_changes,
+    tuned_model,
+    whole,
+)
 from duat_cli.analysis.lora.change import Change, Read, adapter_tensors, change_of
 from duat_cli.analysis.lora.eq18 import Eq18Test, Stated
 from duat_cli.analysis.lora.findings import Findings
@@ -209,8 +216,9 @@ def _changes(known: list[ParameterPlan], read: Read, base: BaseWeights, report: 
         raise UnsupportedModelError(
             f"{report.tuned}: the change of {what} is not defined, so the tuned model cannot be run"
         )
+    for resized in (m for m in report.modules if m.added_rows):
+        refuse_resized(report.tuned, resized.whole_name, resized.shape[0], resized.added_rows)
     unchanged = set(report.unchanged)
-
     return {
         name: functools.partial(whole, planned, read, base)
         for name, planned in by_parameter(known).items()

@@ -335,6 +335,13 @@ def test_a_resized_vocabulary_and_an_added_tensor(tmp_path: Path) -> None:
     assert changed.added_rows == 5
     assert changed.numerical_rank == 1
     assert any("resized" in warning for warning in found.warnings)
+    adapter = adapters.make(base, tmp_path / "adapter", peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    file, table = adapter / "adapter_model.safetensors", load_file(tmp_path / "tuned" / "model.safetensors")
+    save_file({**load_file(file), "base_model.model.model.embed_tokens.weight": table[key(changed)]}, file)
+    saved = report(base, adapter)
+    assert saved.warnings == ["resized: 'model.embed_tokens.weight'; only the common rows are compared"]
+    [again] = [m for m in saved.modules if m.added_rows]
+    assert (again.added_rows, again.frobenius_norm) == (5, changed.frobenius_norm)
 
 
 def test_checkpoints_of_other_models_are_refused(tmp_path: Path) -> None:

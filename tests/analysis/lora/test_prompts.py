@@ -16,9 +16,11 @@ import torch
 import transformers
 from adapters import weights_of
 from helpers import quiet
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from duat_cli.analysis.lora.adapter_diff import adapter_report
+from duat_cli.analysis.lora.applied import adapted
 from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
 from duat_cli.analysis.lora.findings import Findings
 from duat_cli.analysis.lora.ground import ground_of
@@ -426,6 +428,19 @@ def test_what_has_no_meaning_under_prompts_is_refused(tmp_path: Path, monkeypatc
     stated.write_text(stated.read_text().replace('"init_lora_weights": true', '"init_lora_weights": "corda"'))
     with pytest.raises(UnsupportedModelError, match="mutated by corda"):
         report_of(base, adapter)
+    base, adapter = made("llama", tmp_path / "r")
+    file = adapter / "adapter_model.safetensors"
+    rows = adapters.load_base(base).get_input_embeddings().weight.shape[0]
+    table = torch.ones(rows + 4, adapters.load_base(base).config.hidden_size)
+    save_file({**load_file(file), "base_model.model.model.embed_tokens.weight": table}, file)
+    resized = (
+        rf"embed_tokens.weight has {rows + 4} rows, the base's {rows}: .*duat lora-diff BASE MERGED --prompts FILE"
+    )
+    with pytest.raises(UnsupportedModelError, match=resized):
+        report_of(base, adapter)
+    opened = open_adapter(adapter, "adapter")
+    with pytest.raises(UnsupportedModelError, match=resized), adapted(load(str(base)), opened, weights_of(base)):
+        pass
     base, adapter = made("llama", tmp_path / "c")
     monkeypatch.setattr("duat_cli.analysis.lora.prompts.KEPT_BYTES", 300)
     with pytest.raises(InputError, match=r"--max-tokens \d"):
