@@ -49,7 +49,7 @@ class Keys:
 
 
 def read_keys(adapter: AdapterFiles) -> Keys:
-    """Sorts the keys; CheckpointError for two keys that mean the same."""
+    """Sorts the keys; CheckpointError for two keys that mean the same tensor and hold other values."""
     targets: dict[tuple[str, int], Target] = {}
     saved: dict[str, str] = {}
     dialects: dict[str, None] = {}
@@ -79,9 +79,23 @@ def read_keys(adapter: AdapterFiles) -> Keys:
 
 
 def _put(adapter: AdapterFiles, into: dict[str, str], name: str, key: str) -> None:
-    if name in into:
+    if name not in into:
+        into[name] = key
+    elif not _equal(adapter, key, into[name]):
         raise CheckpointError(f"{adapter.where}: {shown(key)} and {shown(into[name])} mean the same tensor")
-    into[name] = key
+
+
+def _equal(adapter: AdapterFiles, one: str, other: str) -> bool:
+    """Whether two of its tensors hold the same values: PEFT writes modules to save twice once resized."""
+    first, second = adapter.tensors[one], adapter.tensors[other]
+    if (first.shape, first.dtype) != (second.shape, second.dtype):
+        return False
+    import torch  # only here: the keys are read before torch is
+
+    from duat_cli.loading.checkpoint.stored import open_tensors
+
+    with open_tensors(adapter.where, adapter.seal, one) as opened:
+        return torch.equal(opened.get_tensor(one), opened.get_tensor(other))
 
 
 def matching(patterns: list[str], name: str) -> str | None:

@@ -16,7 +16,7 @@ from adapters import weights_of
 from safetensors.torch import load_file, save_file
 
 from duat_cli.analysis.lora.change import adapter_tensors, change_of
-from duat_cli.errors import DuatError
+from duat_cli.errors import CheckpointError, DuatError
 from duat_cli.loading.adapter.folder import open_adapter
 from duat_cli.loading.adapter.keys import read_keys
 from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
@@ -174,6 +174,39 @@ def test_a_copy_of_the_embedding_is_no_change(tmp_path: Path) -> None:
         "base_model.model.model.embed_tokens.lora_embedding_A"
     ]  # fmt: skip
     torch.testing.assert_close(found["model.embed_tokens.weight"], low.T.double() * 5 / 3, rtol=0, atol=1e-6)
+
+
+def test_modules_to_save_of_a_resized_table_are_read_once(tmp_path: Path) -> None:
+    """PEFT 0.21 writes them with its infix and without, behind a save that finds the vocabulary resized."""
+    base = adapters.base_of("llama", tmp_path / "base")
+    rows = adapters.load_base(base).get_input_embeddings().weight.shape[0]
+
+    def resized() -> Any:
+        model = adapters.load_base(base)
+        model.resize_token_embeddings(rows + 4)
+        return model
+
+    tuned = peft.get_peft_model(resized(), lora(modules_to_save=["embed_tokens", "lm_head"]))
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    tuned.save_pretrained(tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors, head = load_file(file), "base_model.model.lm_head.weight"
+    assert {head, head.replace("head.", "head.modules_to_save.")} <= set(tensors)
+    merged = peft.PeftModel.from_pretrained(resized(), tmp_path / "adapter").merge_and_unload().state_dict()
+    before, found = adapters.load_base(base).state_dict(), adapters.ours(base, tmp_path / "adapter")
+    assert {"lm_head.weight", "model.embed_tokens.weight"} < set(found)
+    for name, change in found.items():
+        expected = merged[name][:rows].double() - before[name].double()
+        torch.testing.assert_close(change[:rows], expected, rtol=0, atol=1e-6)
+    save_file({**tensors, head: tensors[head] + 1}, file)
+    with pytest.raises(CheckpointError, match="mean the same tensor"):
+        read_keys(open_adapter(tmp_path / "adapter", "adapter"))
+    save_file({**tensors, head: tensors[head].bfloat16()}, file)
+    with pytest.raises(CheckpointError, match="mean the same tensor"):
+        read_keys(open_adapter(tmp_path / "adapter", "adapter"))
 
 
 def test_layer_replication_reads_the_repeated_layer(tmp_path: Path) -> None:
