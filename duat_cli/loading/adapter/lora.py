@@ -46,6 +46,7 @@ def embedding(one: Wrapped) -> ParameterPlan:
     rank, vocabulary, width = one.pair("lora_embedding_A", "lora_embedding_B")
     place = one.find("weight")
     if place is not None and place.shape != (vocabulary, width):
+        one.require_rows(place, vocabulary, width)
         raise one.fault("shape-mismatch", f": shape mismatch, the adapter's table is {[vocabulary, width]}, the base's "
                         f"{list(place.shape)}")  # fmt: skip
     dora = _is_dora(one, width)
@@ -61,6 +62,7 @@ def _layout(one: Wrapped, place: Place | None, into: int, out: int) -> bool:
     if place is None or place.shape == (out, into) == (into, out):
         return one.square_inputs_first(place)
     if place.shape not in ((out, into), (into, out)):
+        one.require_rows(place, out, into)
         raise one.fault("shape-mismatch", f": shape mismatch, the adapter maps {into} to {out} features (lora_A, "
                         f"lora_B), the base's weight is {list(place.shape)}: it belongs to another base "
                         "model")  # fmt: skip

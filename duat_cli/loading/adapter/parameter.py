@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from duat_cli.errors import CheckpointError
-from duat_cli.loading.adapter.base_weights import BaseWeights, Place
+from duat_cli.loading.adapter.base_weights import VOCABULARY, BaseWeights, Place
 from duat_cli.loading.adapter.folder import AdapterFiles, number, patterns
 from duat_cli.loading.adapter.keys import Target, matching
 from duat_cli.loading.checkpoint.files import kind
@@ -104,6 +104,14 @@ class Wrapped:
         shape = self.shape(part)
         if math.prod(shape) != length:
             raise self.fault("shape-mismatch", f": {part} {list(shape)}, expected {length} values")
+
+    def require_rows(self, place: Place, rows: int, width: int) -> None:
+        """Refuses a table of a resized vocabulary, (rows, width), whose base rows alone are at hand."""
+        stored = place.shape
+        if self.target.module.rpartition(".")[2] in VOCABULARY and stored[1:] == (width,) and stored[0] != rows:
+            raise self.fault("shape-mismatch", f": the vocabulary was resized, from the base's {stored[0]} rows to "
+                             f"{rows}: LoRA on a resized table is not read; merge it with PEFT and compare the merged "
+                             "checkpoint")  # fmt: skip
 
     def find(self, leaf: str, *, needed: bool = True) -> Place | None:
         """The base's tensor of that name in the module."""

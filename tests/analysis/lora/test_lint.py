@@ -251,6 +251,19 @@ def test_a_saved_head_over_a_tied_base(tmp_path: Path) -> None:
         assert all("lm_head" in f.message and f.level == "warning" for f in found)
 
 
+def test_lora_on_a_resized_table_is_said_to_be_that(good: tuple[Path, Path], tmp_path: Path) -> None:
+    model = adapters.load_base(good[0])
+    rows = model.get_input_embeddings().weight.shape[0]
+    model.resize_token_embeddings(rows + 4)
+    config = peft.LoraConfig(r=2, target_modules=["embed_tokens", "lm_head", "q_proj"])
+    peft.get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+    said = [f.message for f in findings(good[0], tmp_path / "adapter") if f.rule == "shape-mismatch"]
+    assert len(said) == 2
+    for name, message in zip(("lm_head", "model.embed_tokens"), sorted(said), strict=True):
+        assert message.startswith(f"'{name}': the vocabulary was resized, from the base's {rows} rows to {rows + 4}: ")
+        assert "another base model" not in message
+
+
 def test_a_head_and_its_embedding_saved_alike_are_silent(tmp_path: Path) -> None:
     base = adapters.base_of("gpt2", tmp_path / "base")
     config = peft.LoraConfig(r=2, target_modules=["c_attn"], modules_to_save=["lm_head", "wte"], fan_in_fan_out=True)
