@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from pydantic import JsonValue
 
-from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.prune.responding import Measured, Part, Responded
 from duat_cli.analysis.prune.run import Begun, PruneOutcome, conclude
@@ -30,6 +29,7 @@ from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored, of_pro
 from duat_cli.analysis.shards.run import Worker, share
 from duat_cli.errors import InputError
 from duat_cli.kinds import Kind
+from duat_cli.loading.declared.pooling import pooling_of
 from duat_cli.loading.prompt_set import PromptSet, key_of
 from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.texts import PromptText
@@ -120,7 +120,7 @@ class SetsRecord(Aside):
     """The end of the work."""
 
     choice: dict[str, JsonValue]
-    """Options and hashes of token ids that only the sets follow from."""
+    """Options, hashes of token ids and the rule of pooling, which only the sets and their cosines follow from."""
     report: PruneReport
     orders: dict[str, list[int]]
     """By the plan's granularity: places of terms, in the order in which they go."""
@@ -178,7 +178,7 @@ class _Worker(Worker):
     def merged(self, folder: Folder) -> PruneOutcome:
         """With the sets chosen, if they are not yet."""
         begun, work = self._begun, self._begun.work
-        choice = _choice(work.options, begun.held_out, begun.calibration)
+        choice = _choice(begun)
         known = folder.aside(_SETS, SetsRecord)
         if known is not None and known.choice == choice:
             return _outcome(begun, known)
@@ -216,10 +216,16 @@ def _outcome(begun: Begun, known: SetsRecord) -> PruneOutcome:
     return PruneOutcome(report, begun.session, nested, work.prompts, begun.held_out, repairer, work.ablator)
 
 
-def _choice(options: PruneOptions, held_out: Sequence[Prompt], calibration: Sequence[Prompt]) -> dict[str, JsonValue]:
+def _choice(begun: Begun) -> dict[str, JsonValue]:
     names = ("budget", "confidence", "exceed", "uniform", "repair", "joint", "remove", "of_all", "rounds")
-    chosen = {name: getattr(options, name) for name in names}
-    return {**chosen, "held_out": _digest(held_out), "calibration": _digest(calibration)}
+    chosen = {name: getattr(begun.work.options, name) for name in names}
+    pooling = pooling_of(begun.session.loaded.files.path)
+    return {
+        **chosen,
+        "held_out": _digest(begun.held_out),
+        "calibration": _digest(begun.calibration),
+        "pooling": pooling if isinstance(pooling, str) else pooling.name,
+    }
 
 
 def _digest(prompts: Sequence[Prompt]) -> str:

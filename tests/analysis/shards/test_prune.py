@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from duat_cli.analysis.plan import run as plan_module
 from duat_cli.analysis.prune.work import Work
@@ -94,6 +96,24 @@ def test_another_budget_asks_only_for_other_sets(
     alone = tmp_path / "alone.json"
     said(*options, "--budget", "0.5", "--export", str(alone))
     assert export.read_text() == alone.read_text()
+
+
+def test_another_pooling_asks_only_for_other_sets(
+    ask: Any, two_layers: Path, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedder = tmp_path / "embedder"
+    shutil.copytree(two_layers, embedder)
+    transformers.AutoModel.from_pretrained(two_layers).save_pretrained(embedder)  # without its head
+    words = ["prune-bound", str(embedder), "--prompts", str(few), *CHEAP, "--granularity", "neuron", "--budget", "0.5"]
+    kept = ["--out", str(tmp_path / "out")]
+    before = ask(*words, *kept)
+    (embedder / "1_Pooling").mkdir()
+    (embedder / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
+    plain = ask(*words)
+    monkeypatch.setattr(Work, "parts", lambda *_: pytest.fail("a prompt was run again"))
+    assert ask(*words, *kept) == plain
+    poolings = [{one["pooling"] for one in json.loads(report)["pooled"]} for report in (before, plain)]
+    assert poolings[1] == {"last token"} != poolings[0]
 
 
 def test_other_options_are_refused(said: Any, tmp_path: Path) -> None:
