@@ -52,7 +52,8 @@ class Into(Protocol):
         ...
 
     def __call__(self, pair: Pair, asked: Asked, tuned: str, /) -> LoraReport | None:
-        """The report of all prompts, in the first of all processes. tuned: hash of the adapter or the checkpoint."""
+        """The report of all prompts, in the first of all processes. tuned: hash of the adapter, or of
+        the checkpoint's weights and config."""
         ...
 
 
@@ -172,10 +173,14 @@ def _checkpoint(
 def _on_prompts(
     request: LoraRequest, opened: AbstractContextManager[Pair], asked: Asked, digest: Callable[[], str] | None
 ) -> LoraReport | None:
-    """digest: of an adapter; None: the tuned model has a fingerprint of its own."""
+    """digest: of an adapter; None: the tuned model has weights and a config of its own."""
+    from duat_cli.cache.tensors import gram_key
+
     with opened as pair:
         if request.into is not None:
-            return request.into(pair, asked, digest() if digest is not None else pair.tuned.fingerprint)
+            own = pair.tuned
+            tuned = gram_key(own.fingerprint, own.loaded.model) if digest is None else digest()
+            return request.into(pair, asked, tuned)
         assert isinstance(asked.prompts, Sequence)
         return pair.report(asked.prompts, asked.decode, asked.run)
 

@@ -138,6 +138,17 @@ def test_another_adapter_is_refused(said: Any, adapter: Path, few: Path, tmp_pat
     assert "another --directions, False there" in said(str(adapter), "--prompts", str(few), "--out", out, *more, code=2)
 
 
+def test_another_config_of_the_tuned_checkpoint_is_refused(said: Any, tuned: Path, few: Path, tmp_path: Path) -> None:
+    out, other = str(tmp_path / "out"), tmp_path / "other"
+    said(str(tuned), "--prompts", str(few), "--out", out)
+    shutil.copytree(tuned, other)
+    assert said(str(other), "--prompts", str(few), "--out", out).startswith("{")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.1}))
+    message = said(str(other), "--prompts", str(few), "--out", out, code=2)
+    assert "holds results of another TUNED, " in message
+
+
 def test_without_prompts_there_is_nothing_to_keep(said: Any, adapter: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     message = said(str(adapter), "--out", out, code=2)
