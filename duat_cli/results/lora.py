@@ -241,7 +241,10 @@ class LoraReport(Report):
     dtype: str = Field(description="of the stored base weights")
     modules: list[ModuleChange]
     other_modules: list[ModuleChange] | None = Field(default=None, description="of the second adapter")
-    unchanged: list[str] = Field(description="parameters that the adapter or checkpoint holds and does not change")
+    unchanged: list[str] = Field(
+        description="parameters that the adapter or checkpoint holds and does not change; in a coarser dtype than the "
+        "base's, not beyond rounding to it"
+    )
     reshaped: list[str] = Field(
         default=[], description="parameters that are longer or shorter than the base's, and are not compared"
     )

@@ -41,14 +41,18 @@ class Collected:
     added: list[str] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    rounded: dict[str, list[str]] = field(default_factory=dict)  # dtype -> what is the base's but for rounding to it
     energy: float | None = 0.0  # Σ‖Δ‖²; None where a change is not known
     base_energy: float | None = 0.0  # Σ‖W‖² of what changes; None where a base tensor was not read
 
     @property
-    def resized(self) -> list[str]:
-        """What is said of parameters with another number of rows than the base's."""
-        names = [module.whole_name for module in self.modules if module.added_rows]
-        return [f"resized: {listed(names)}; only the common rows are compared"] if names else []
+    def notes(self) -> list[str]:
+        """What is said of parameters with another number of rows than the base's, or of a coarser dtype."""
+        resized = [module.whole_name for module in self.modules if module.added_rows]
+        return [
+            *([f"resized: {listed(resized)}; only the common rows are compared"] if resized else []),
+            *(f"unchanged up to rounding to {dtype}: {listed(names)}" for dtype, names in self.rounded.items()),
+        ]
 
     def add(
         self, change: Change, stored: Tensor | None, why_no_base: str, stored_energy: float | None = None
@@ -61,6 +65,8 @@ class Collected:
             return None
         if change.is_zero:
             self.unchanged.append(name)
+            if change.rounded:
+                self.rounded.setdefault(change.rounded, []).append(name)
             return None
         numbers = None if change.fault else numbers_of(change, large=self.directions.large)
         self.modules.append(module_change(change, numbers, stored, why_no_base, self.directions, stored_energy))
@@ -145,7 +151,7 @@ def adapter_report(
     mutated = sorted({plan.other_base for one in opened for plan in one.plans if plan.other_base})
     warnings = [
         *base.files.warnings,
-        *(warning for part in collected for warning in (*part.warnings, *part.resized)),
+        *(warning for part in collected for warning in (*part.warnings, *part.notes)),
         *(
             f"init_lora_weights {m}: the change is relative to a base that {m} mutated, not to this one"
             for m in mutated

@@ -38,6 +38,8 @@ class Change:
     fault: str | None = None
     nonfinite: int = 0
     """Values of the adapter that are NaN or infinite."""
+    rounded: str = ""
+    """The dtype that the base's values were rounded to, where that makes some of them others; it is no change."""
 
     @property
     def is_zero(self) -> bool:
@@ -232,7 +234,10 @@ def replaced(plan: ParameterPlan, value: Tensor, stored: Tensor) -> Change:
     """What differs after the base is cast as the copy was: a copy in a coarser dtype is no change."""
     new, old = common_rows(value, stored)
     difference = torch.where(new == old.to(new.dtype), 0.0, new.double() - old.double())
-    return Change(plan, _matrices(difference), added_rows=len(value) - len(stored) if value.ndim else 0)
+    added = len(value) - len(stored) if value.ndim else 0
+    coarser = not torch.equal(old.to(new.dtype).to(old.dtype), old)
+    rounded = str(new.dtype).removeprefix("torch.") if coarser else ""
+    return Change(plan, _matrices(difference), added_rows=added, rounded=rounded)
 
 
 def _matrices(difference: Tensor) -> tuple[Tensor, ...]:

@@ -45,7 +45,7 @@ def checkpoint_report(
     added = sorted(set(tuned.files.tensors) - {new.tensor for _, new in both})
     removed = sorted(set(base.files.tensors) - {old.tensor for old, _ in both})
     summary = summarise(collected.modules, collected.energy, collected.base_energy, None)
-    notes = [*collected.resized, *_config_notes(base, tuned)]
+    notes = [*collected.notes, *_config_notes(base, tuned)]
     return LoraReport(
         duat_version=__version__,
         mode="checkpoint",

@@ -23,6 +23,7 @@ from duat_cli.operators import lowrank
 from duat_cli.results.base import Run
 from duat_cli.results.lora import LoraReport
 from duat_cli.results.weight_change import ModuleChange
+from duat_cli.text import listed
 from duat_cli.zoo import tiny
 
 RUN = Run(started="now", seconds=0.0, peak_memory_bytes=None)
@@ -259,6 +260,18 @@ def test_rounding_to_bfloat16_is_no_rank(tmp_path: Path) -> None:
     assert module.numerical_rank > 20
     assert module.rounding is not None
     assert (module.rounding.dtype, module.rounding.rank_above_floor) == ("bfloat16", 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_cast_of_the_base_is_no_change_but_for_rounding(dtype: torch.dtype, tmp_path: Path) -> None:
+    base, cast = adapters.base_of("llama", tmp_path / "base"), tmp_path / "cast"
+    model = adapters.load_base(base).to(dtype)
+    model.save_pretrained(cast)
+    found = tuned_report(base, cast)
+    assert (found.modules, len(found.unchanged)) == ([], len(model.state_dict()))
+    said = [warning for warning in found.warnings if "rounding" in warning]
+    rounding = [f"unchanged up to rounding to bfloat16: {listed(list(model.state_dict()))}"]
+    assert said == (rounding if dtype == torch.bfloat16 else [])
 
 
 LOW = (

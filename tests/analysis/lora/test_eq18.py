@@ -214,3 +214,14 @@ def test_what_rounding_hides_is_not_called_sound(tmp_path: Path) -> None:
     assert found is not None
     assert found.holds is None
     assert "rounding to bfloat16" in found.not_covered[0].why
+
+
+def test_of_a_cast_of_the_base_nothing_is_said_to_hold(llama: tuple[Path, Path], tmp_path: Path) -> None:
+    base, _ = llama
+    adapters.load_base(base).bfloat16().save_pretrained(tmp_path)
+    first = checkpoint_report(weights_of(base), weights_of(tmp_path), Directions(), quiet, lambda **_: RUN)
+    with checkpoint_pair(first, load(str(base)), load(str(tmp_path), dtype="float32"), quiet) as pair:
+        found = pair.report(some_prompts(load(str(base)).model), str, lambda **_: RUN).eq18
+    assert found is not None
+    assert (found.holds, found.relative_error, found.on_second, found.on_third) == (None, None, [], [])
+    assert found.reasons["holds"].startswith("no linear layer of an FFN changes")
