@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
@@ -17,6 +18,7 @@ from duat_cli.loading.adapter.folder import ADAPTER_CONFIG, AdapterFiles, names,
 from duat_cli.loading.adapter.keys import Keys, read_keys
 from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
 from duat_cli.loading.adapter.plan import plans
+from duat_cli.loading.adapter.targets import lost_modules
 from duat_cli.loading.quantised.formula import leaf_of
 from duat_cli.operators.lowrank import energy, inner, is_zero, nonfinite
 from duat_cli.results.lora import LintFinding
@@ -61,6 +63,9 @@ def lint_plans(
     yield from _mutated(known)
     yield from _saved(adapter, known)
     yield from _unmatched(adapter, keys)
+    if base is not None:
+        yield from _lost(adapter, keys, base)
+        yield from _base_name(adapter, base)
     yield from _experts(adapter, known)
     yield from _tied(known, base)
 
@@ -137,6 +142,24 @@ def _unmatched(adapter: AdapterFiles, keys: Keys) -> Iterator[LintFinding]:
     if absent and not adapter.config.get("target_parameters"):
         yield finding("target-unmatched", ADAPTER_CONFIG, f"target_modules {listed(absent)}: no tensor in the file "
                       "belongs to them: absent from the base, or lost when the adapter was saved")  # fmt: skip
+
+
+def _lost(adapter: AdapterFiles, keys: Keys, base: BaseWeights) -> Iterator[LintFinding]:
+    lost = lost_modules(adapter, keys, base)
+    if lost:
+        yield finding("target-unmatched", adapter.name, f"{plural(len(lost), 'module')} that target_modules match have "
+                      f"no tensor in the file: {listed(lost)}: lost when the adapter was saved?")  # fmt: skip
+
+
+def _base_name(adapter: AdapterFiles, base: BaseWeights) -> Iterator[LintFinding]:
+    """A hub id that is not the base's; a folder's name says little."""
+    stated = adapter.config.get("base_model_name_or_path")
+    if not isinstance(stated, str) or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", stated):
+        return
+    given = f"{base.source.name} {base.source.path.resolve()}".lower()
+    if stated.lower().partition("/")[2] not in given:  # a folder of the hub's cache is named by its id
+        yield finding("base-name", ADAPTER_CONFIG, f"base_model_name_or_path is {shown(stated)}, and the base given is "
+                      f"{shown(base.source.name)}: fine where that is a copy of it")  # fmt: skip
 
 
 def _experts(adapter: AdapterFiles, known: list[ParameterPlan]) -> Iterator[LintFinding]:

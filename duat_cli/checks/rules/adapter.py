@@ -35,11 +35,15 @@ _WARNINGS = {
     "mutated-base": ("an initialisation that changed the base", "Publish the adapter converted to the original base."),
     "expert-keys": ("experts under keys that name no parameter", "Check that your runtime reads them."),
     "module-saved-by-accident": ("modules that a pattern saved by accident", "Name the module in full."),
-    "target-unmatched": ("targets without a tensor", "Find out whether the tensors were lost at saving."),
+    "target-unmatched": (
+        "targets, or layers of them, without a tensor",
+        "Find out whether the tensors were lost at saving.",
+    ),
     "tied-weights": ("a change of a tied weight", "Decide whether it is meant at both places before you merge."),
     "untouched": ("modules that training never touched", "Leave them out of target_modules."),
 }
 _NOTES = {
+    "base-name": ("the name of another base in adapter_config.json", "Check that the base given is a copy of it."),
     "embedding-saved": ("an embedding saved whole", "Drop it, if the vocabulary was not resized."),
     "key-dialect": ("keys in another library's dialect", "Save the adapter again with PEFT."),
     "needs-base": ("what cannot be checked without the base", "Give the base as MODEL."),

@@ -108,6 +108,7 @@ FAULTS: dict[str, Callable[[Tensors, dict[str, Any]], None]] = {
     "mutated-base": lambda t, c: c.update(init_lora_weights="pissa"),
     "module-saved-by-accident": _caught,
     "target-unmatched": lambda t, c: c.update(target_modules=["q_proj", "o_proj", "up_proj"]),
+    "base-name": lambda t, c: c.update(base_model_name_or_path="org/other-7b"),
     "untouched": _untouched,
     "embedding-saved": _saved,
     "key-dialect": _dialect,
@@ -131,6 +132,22 @@ def test_every_fault_is_found_by_its_rule(rule: str, good: tuple[Path, Path], tm
 def test_a_good_adapter_has_no_findings(with_base: bool, good: tuple[Path, Path]) -> None:
     base, adapter = good
     assert findings(base if with_base else None, adapter) == []
+
+
+def test_a_layer_whose_tensors_were_lost_is_named(good: tuple[Path, Path], tmp_path: Path) -> None:
+    def lose(tensors: Tensors, config: dict[str, Any]) -> None:
+        for name in [name for name in tensors if "layers.1." in name]:
+            del tensors[name]
+
+    found = findings(good[0], broken(good[1], tmp_path / "a", lose))
+    assert [(f.rule, f.level) for f in found] == [("target-unmatched", "warning")]
+    assert "'model.layers.1.self_attn.o_proj', 'model.layers.1.self_attn.q_proj'" in found[0].message
+
+
+def test_a_base_is_known_by_the_last_part_of_its_hub_id(good: tuple[Path, Path], tmp_path: Path) -> None:
+    for number, (name, said) in enumerate((("org/BASE", 0), ("./other", 0), ("other", 0), ("org/other", 1))):
+        folder = broken(good[1], tmp_path / str(number), lambda t, c, n=name: c.update(base_model_name_or_path=n))
+        assert [f.rule for f in findings(good[0], folder)] == ["base-name"] * said
 
 
 def test_experts_and_tied_weights(tmp_path: Path) -> None:

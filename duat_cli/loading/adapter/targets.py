@@ -1,0 +1,87 @@
+"""Which modules an adapter's config targets, by PEFT's rule (0.21), and which of them it has no tensors of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from duat_cli.errors import CheckpointError
+from duat_cli.loading.adapter.base_weights import BaseWeights
+from duat_cli.loading.adapter.folder import AdapterFiles
+from duat_cli.loading.adapter.keys import Keys
+from duat_cli.text import shown
+
+_By = Callable[[str, str], "re.Match[str] | None"]
+
+
+def targeted(config: dict[str, Any], module: str) -> bool:
+    """Whether PEFT wraps a layer of that name; of 'all-linear', any layer. CheckpointError where a pattern is none."""
+    target, saved = config.get("target_modules"), _texts(config.get("modules_to_save"))
+    if _named(config.get("exclude_modules"), module) or any(_match(rf"(^|.*\.){s}($|\..*)", module) for s in saved):
+        return False
+    if isinstance(target, str):
+        return target.lower() == "all-linear" or _named(target, module)
+    whole = module in _texts(target)
+    return whole or (_named(target, module) and _in_layers(config, module))
+
+
+def lost_modules(adapter: AdapterFiles, keys: Keys, base: BaseWeights) -> list[str]:
+    """Modules of the base that are targeted and have no tensors in the adapter, where other layers' modules of the same
+    name have: a list of targets may well name modules of other parts, which PEFT could not wrap."""
+    if adapter.config.get("layer_replication"):
+        return []
+    have: dict[str, str] = {}  # the base's name -> the adapter's
+    for target in keys.targets:
+        place = base.find(f"{target.module}.weight", load=False)
+        if place is not None:
+            have[place.tensor.removesuffix(".weight")] = target.module
+    like = {_numberless(module): (module, key) for module, key in have.items()}
+    found = []
+    for name in base.files.tensors:
+        module = name.removesuffix(".weight")
+        sibling = like.get(_numberless(module))
+        if module != name and module not in have and sibling and targeted(adapter.config, _renamed(module, *sibling)):
+            found.append(module)
+    return found
+
+
+def _numberless(module: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "#", module)
+
+
+def _renamed(module: str, sibling: str, key: str) -> str:
+    """As the adapter names it: with the prefix that its name of the sibling has, or lacks."""
+    return module[len(sibling) - len(key) :] if sibling.endswith(key) else key.removesuffix(sibling) + module
+
+
+def _in_layers(config: dict[str, Any], module: str) -> bool:
+    """By layers_to_transform: the number behind the first part of its name that layers_pattern names."""
+    stated = config.get("layers_to_transform")
+    wanted = [stated] if isinstance(stated, int) else stated
+    if not wanted:
+        return True
+    stacks = _texts(config.get("layers_pattern"))
+    patterns = [rf"(?:^|.*?\.){stack}\.(?P<idx>\d+)\." for stack in stacks] or [r".*?\.[^.]*\.(?P<idx>\d+)\."]
+    found = next((match for pattern in patterns if (match := _match(pattern, module))), None)
+    return found is not None and int(found["idx"]) in wanted
+
+
+def _named(stated: object, module: str) -> bool:
+    """By a regular expression of the whole name, or by a list of last parts."""
+    if isinstance(stated, str):
+        return bool(stated) and _match(stated, module, re.fullmatch) is not None
+    return any(module == name or module.endswith(f".{name}") for name in _texts(stated))
+
+
+def _texts(stated: object) -> list[str]:
+    if isinstance(stated, str):
+        return [stated] if stated else []
+    return [one for one in stated if isinstance(one, str)] if isinstance(stated, list) else []
+
+
+def _match(pattern: str, name: str, match: _By = re.match) -> re.Match[str] | None:
+    try:
+        return match(pattern, name)
+    except re.error as error:
+        raise CheckpointError(f"pattern {shown(pattern)} is no regular expression: {error}") from error
