@@ -83,8 +83,16 @@ class LoraRequest:
     def __post_init__(self) -> None:
         if self.base.model is not None and self.tuned is None:
             raise InputError("TUNED missing: give an adapter or a tuned checkpoint behind BASE")
-        if self.texts is not None and (self.lint or self.no_base or self.other is not None):
-            raise InputError("prompts run one adapter or checkpoint against its base: no --lint, --no-base or OTHER")
+        if self.texts is None:
+            return
+        if self.lint or self.no_base:
+            option, does = ("--lint", "runs no model") if self.lint else ("--no-base", "reads no weights of the base")
+            raise InputError(f"{option}: {does}, and prompts run both: leave out {option}, or the prompts")
+        if self.other is not None:
+            raise InputError(
+                f"OTHER '{self.other}': prompts run one adapter against its base: give '{self.tuned}' and "
+                f"'{self.other}' one after the other, or leave out the prompts"
+            )
 
 
 def texts_to_run(texts: PromptRequest, *, default_prompts: bool) -> PromptRequest | None:
@@ -109,8 +117,10 @@ def lora_diff(request: LoraRequest, progress: Progress, run: RunFacts) -> LoraRe
     if _as_adapter(tuned):
         return _adapters(request, found, tuned, progress, run)
     if request.other is not None:
+        second = place_of(request.other, request.base, progress)
+        way = "" if _as_adapter(second) else f"; for two checkpoints: duat lora-diff {request.tuned} {request.other}"
         raise InputError(
-            f"OTHER '{request.other}': two adapters can be compared, but '{request.tuned}' is a checkpoint"
+            f"OTHER '{request.other}': two adapters can be compared, but '{request.tuned}' is a checkpoint{way}"
         )
     if request.lint or request.no_base:
         option = "--lint" if request.lint else "--no-base"
@@ -122,6 +132,11 @@ def _adapters(
     request: LoraRequest, found: Found, tuned: Source, progress: Progress, run: RunFacts
 ) -> LoraReport | None:
     places = [tuned, *([place_of(request.other, request.base, progress)] if request.other else [])]
+    if not _as_adapter(places[-1]):
+        raise InputError(
+            f"OTHER '{request.other}': is a checkpoint, and an adapter is compared with an adapter; with the base: "
+            f"duat lora-diff {request.base.model or 'BASE'} {request.other}"
+        )
     adapters = [_adapter(place) for place in places]
     progress(0, 0, "loading torch")
     with uncollected():

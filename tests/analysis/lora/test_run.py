@@ -71,6 +71,8 @@ def test_no_base_reads_no_tensor_of_the_base() -> None:
     ("request_", "error", "words"),
     [
         (replace(BUNDLED, tuned=DEMO, other=ADAPTER), InputError, "two adapters can be compared, but"),
+        (replace(BUNDLED, tuned=DEMO, other=DEMO), InputError, f"for two checkpoints: duat lora-diff {DEMO} {DEMO}"),
+        (replace(BUNDLED, tuned=ADAPTER, other=DEMO), InputError, "is a checkpoint, and .*: duat lora-diff BASE /"),
         (replace(BUNDLED, tuned=DEMO, lint=True), InputError, "--lint: is about adapters"),
         (replace(BUNDLED, tuned=DEMO, no_base=True), InputError, "--no-base: is about adapters"),
         (replace(BUNDLED, tuned="./nope"), CheckpointError, "./nope: no such folder"),

@@ -200,7 +200,9 @@ def test_the_bundled_adapter_acts_most_on_its_own_kind_of_text(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--prompt", "a", "--lint"), "no --lint"),
+        (("--prompt", "a", "--lint"), "--lint: runs no model, and prompts run both: leave out --lint, or the prompts"),
+        (("--prompt", "a", "--no-base"), "leave out --no-base, or the prompts"),
+        (("a", "b", "c", "--prompt", "a"), "OTHER 'c': prompts run one adapter against its base: give 'b' and 'c' one"),
         (("--prompt", "a", "--default-prompts"), "give either"),
         (("--max-tokens", "3"), "there are no prompts"),
         (("--prompt", " "), "empty prompt"),
