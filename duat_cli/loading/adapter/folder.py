@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 
 from duat_cli.loading.checkpoint.files import fail, kind, read_json, refuse_foreign_link
 from duat_cli.loading.checkpoint.headers import TensorEntry, read_header
+from duat_cli.loading.checkpoint.index import ADAPTER_CONFIG
 from duat_cli.loading.checkpoint.seal import Seal
 from duat_cli.text import shown
 
-ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 METHODS = ("LORA", "ADALORA", "IA3", "LOHA", "LOKR", "TRAINABLE_TOKENS")
 _PICKLE = "adapter_model.bin"

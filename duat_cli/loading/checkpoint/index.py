@@ -14,6 +14,7 @@ from duat_cli.text import listed, plural, shown
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ADAPTER_CONFIG = "adapter_config.json"
 _MAX_INDEX_BYTES = 64 << 20  # those of the largest public checkpoints have below 10 MB
 CHUNK = 1 << 20  # bytes of a tensor that are compared at a time
 _OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".gguf", ".onnx")

@@ -20,7 +20,7 @@ from duat_cli.compat.transformers import IMPLEMENTATION_FIELD
 from duat_cli.loading.checkpoint.dequantised import QUANTISATION, check_method, dequantised
 from duat_cli.loading.checkpoint.files import fail, read_json, refuse_foreign_link
 from duat_cli.loading.checkpoint.headers import TensorEntry
-from duat_cli.loading.checkpoint.index import merge, weight_files
+from duat_cli.loading.checkpoint.index import ADAPTER_CONFIG, INDEX, WEIGHTS, merge, weight_files
 from duat_cli.loading.checkpoint.seal import Seal
 from duat_cli.text import clean, listed, plural, shown
 
@@ -74,6 +74,7 @@ def _inspect(path: Path) -> CheckpointFiles:
     _require_folder(path)
     config = _read_config(path)
     check_config(path / CONFIG, config)
+    _refuse_adapter(path)
     weights = weight_files(path)
     merged = merge(path, weights)
     if not merged.tensors:
@@ -111,11 +112,22 @@ def _require_folder(path: Path) -> None:
 
 def _read_config(path: Path) -> dict[str, Any]:
     if not ((path / CONFIG).exists() or (path / CONFIG).is_symlink()):
-        if (path / "adapter_config.json").exists():
-            fail(path, "holds an adapter (adapter_config.json) and no config.json: give the base model's folder")
+        if (path / ADAPTER_CONFIG).exists():
+            fail(path, f"holds an adapter ({ADAPTER_CONFIG}) and no config.json: give the base model's folder")
         fail(path / CONFIG, "missing: no such file; expected a folder made by save_pretrained")
     refuse_foreign_link(path, CONFIG)
     return read_json(path / CONFIG, limit=_MAX_CONFIG_BYTES, unique=True)
+
+
+def _refuse_adapter(path: Path) -> None:
+    """With peft installed, transformers loads an adapter that lies in the folder, and says nothing; some releases take
+    the base that the adapter names in the place of the weights beside it."""
+    if not ((path / ADAPTER_CONFIG).exists() or (path / ADAPTER_CONFIG).is_symlink()):
+        return
+    if not any((path / name).exists() for name in (WEIGHTS, INDEX)):
+        fail(path, f"holds an adapter ({ADAPTER_CONFIG}) and no weights of a model: give the base model's folder")
+    fail(path / ADAPTER_CONFIG, "an adapter beside the weights, which transformers would load, with its base, in their "
+         "place: move it to a folder of its own, and compare with 'duat lora-diff FOLDER ADAPTER'")  # fmt: skip
 
 
 def check_config(where: Path, config: dict[str, Any]) -> None:

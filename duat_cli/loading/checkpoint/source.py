@@ -12,7 +12,7 @@ from pathlib import Path
 
 from duat_cli.compat.huggingface_hub import cache_folder
 from duat_cli.errors import CheckpointError, InputError
-from duat_cli.loading.checkpoint.index import INDEX, WEIGHTS
+from duat_cli.loading.checkpoint.index import ADAPTER_CONFIG, INDEX, WEIGHTS
 from duat_cli.loading.quiet import described
 from duat_cli.text import clean, shown
 
@@ -23,7 +23,7 @@ TOKENIZER_FILES = (
 _BESIDE_TOKENIZER = ("merges.txt", "special_tokens_map.json", "added_tokens.json")
 _HUB_FILES = (
     "config.json", "1_Pooling/config.json", WEIGHTS, INDEX, "model-?????-of-?????.safetensors", *TOKENIZER_FILES,
-    *_BESIDE_TOKENIZER,
+    *_BESIDE_TOKENIZER, ADAPTER_CONFIG,
 )  # fmt: skip
 
 

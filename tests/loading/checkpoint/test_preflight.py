@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,18 @@ def test_no_folder_and_a_file_instead_of_one(sound: Path) -> None:
 
 def test_an_adapter_folder_says_what_it_is(tmp_path: Path) -> None:
     assert "holds an adapter" in refusal_of_files(bad.lora(tmp_path))
+
+
+def test_an_adapter_beside_the_weights_is_refused(sound: Path) -> None:
+    """transformers would load it; alone with the base's config it is still an adapter, and no model."""
+    shutil.copytree(bad.lora(sound.parent), sound, dirs_exist_ok=True)
+    message = refusal_of_files(sound)
+    assert "adapter_config.json: an adapter beside the weights, which transformers would load" in message
+    assert message.endswith("compare with 'duat lora-diff FOLDER ADAPTER'")
+    (sound / "adapter_model.safetensors").unlink()
+    assert refusal_of_files(sound) == message
+    (sound / bad.W).unlink()
+    assert refusal_of_files(sound).endswith("and no weights of a model: give the base model's folder")
 
 
 def test_a_file_without_tensors(sound: Path) -> None:
