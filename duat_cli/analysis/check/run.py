@@ -26,6 +26,7 @@ from duat_cli.errors import (
     is_out_of_memory,
 )
 from duat_cli.loading.declared import fields
+from duat_cli.loading.declared.embedder import embedder
 from duat_cli.loading.declared.facts import Declared
 from duat_cli.loading.declared.per_layer import Override, overrides
 from duat_cli.loading.declared.tokenizer import texts_hash, tokenizer_facts, tokens_hash
@@ -240,7 +241,7 @@ def with_answers(evidence: Evidence, ran: Ran | None, tuned: TunedBehaviour | No
 def _said(found: Found) -> Declared:
     """What the files alone say."""
     path = found.files.path
-    return Declared(fields.flat(found.files.config), fields.generation(path), embedder=fields.embedder(path))
+    return Declared(fields.flat(found.files.config), fields.generation(path), embedder=embedder(path))
 
 
 def _declared(

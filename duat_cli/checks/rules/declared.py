@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.loading.declared.embedder import PATHS, TYPES
 from duat_cli.loading.declared.facts import CONFIG, EMBEDDER, FILE, GENERATION, RESOLVED_BY, TOKENIZER, Declared, below
 from duat_cli.loading.declared.tokenizer import DIGITS, TokenizerFacts, range_length
 from duat_cli.text import clean, plural, shown
 
+_SHORT_TYPES = "modules.json.modules"
 _SHOWN = 4  # fields, ranges or tokens that are named
 _LONGEST = 60  # characters of a value
 Change = tuple[str, Any, Any]
@@ -26,15 +28,25 @@ def _config(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
         groups.setdefault(_group(change[0]), []).append(change)
     for group, changes in groups.items():
         yield Measurement(len(changes), f"config.json: {told(changes)}", where=f"{CONFIG}.{group}")
-    before, now = below(evidence.old, EMBEDDER), evidence.declared.embedder
-    if not before:  # of a baseline that may know nothing of these files
-        return
     files: dict[str, list[Change]] = {}
-    for name, old, new in _differing(before, now):
-        file, _, field = name.rpartition(".json.")
-        files.setdefault(f"{file}.json", []).append((field, old, new))
+    for name, old, new in _embedder_changes(below(evidence.old, EMBEDDER), evidence.declared.embedder.fields):
+        file, found, field = name.rpartition(".json.")
+        file, field = (f"{file}.json", field) if found else (name.removesuffix(".weights"), "weights")
+        files.setdefault(file, []).append((field, old, new))
     for file, changes in files.items():
         yield Measurement(len(changes), f"{clean(file)}: {told(changes)}", where=f"{EMBEDDER}.{file}")
+
+
+def _embedder_changes(before: dict[str, Any], now: dict[str, Any]) -> Iterator[Change]:
+    """None of a baseline that may know nothing of these files. An older one knows of modules the last parts of their
+    types, and nothing of their paths and weights."""
+    if not before:
+        return
+    if _SHORT_TYPES in before:
+        types = now.get(TYPES)
+        now = {name: value for name, value in now.items() if name not in (TYPES, PATHS) and ".json." in name}
+        now[_SHORT_TYPES] = types and [one.rpartition(".")[2] for one in types]
+    yield from _differing(before, now)
 
 
 def config_changes(old: Mapping[str, Any], new: Declared) -> Iterator[Change]:
@@ -168,8 +180,9 @@ def _text(value: Any) -> str:
 RULES = [
     Rule(
         "drift.config",
-        "fields of config.json, with their defaults, and of an embedder's files (modules, pooling), that differ from "
-        "the baseline's; fields that cannot change a result, such as transformers_version or dtype, are left out",
+        "fields of config.json, with their defaults, and of an embedder's files (modules, pooling, weights), that "
+        "differ from the baseline's; fields that cannot change a result, such as transformers_version or dtype, are "
+        "left out",
         "Restore the field; what follows in weights and forward pass may be its effect. If it is meant, run again with "
         "--update-baseline.",
         _config,

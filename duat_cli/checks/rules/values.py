@@ -11,7 +11,7 @@ import numpy as np
 from duat_cli.checks.places import Heads, block_number, block_of, heads_of, is_attention, leaf_of, outputs_beside
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.checks.weights import SAME, Indices, TensorFacts, distance
-from duat_cli.text import plural, shown, spans
+from duat_cli.text import clean, plural, shown, spans
 
 _HEAD = ("lm_head.weight", "embed_out.weight", "predictions.decoder.weight", "generator_lm_head.weight")
 _TABLE = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "shared.weight")
@@ -21,6 +21,8 @@ def _nonfinite(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     for name, count in evidence.weights.nonfinite.items():
         text = f"{plural(count, 'non-finite value')} (NaN or Inf) in {shown(name)}"
         yield Measurement(count, text, block_number(name), name)
+    for file, count in evidence.declared.embedder.nonfinite.items() if evidence.declared else ():
+        yield Measurement(count, f"{plural(count, 'non-finite value')} (NaN or Inf) in {clean(file)}", where=file)
 
 
 def _zero_matrices(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:

@@ -22,7 +22,8 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 _BESIDE_TOKENIZER = ("merges.txt", "special_tokens_map.json", "added_tokens.json")
 _HUB_FILES = (
-    "config.json", "1_Pooling/config.json", WEIGHTS, INDEX, "model-?????-of-?????.safetensors", *TOKENIZER_FILES,
+    "config.json", WEIGHTS, INDEX, "model-?????-of-?????.safetensors", *TOKENIZER_FILES,
+    "modules.json", "*sentence*.json", "[1-9]*_*/config.json", "[1-9]*_*/model.safetensors",
     *_BESIDE_TOKENIZER, ADAPTER_CONFIG,
 )  # fmt: skip
 

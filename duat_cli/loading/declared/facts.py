@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from duat_cli.loading.declared.embedder import Embedder
 from duat_cli.loading.declared.tokenizer import TokenizerFacts
 
 CONFIG, FILE, GENERATION, TOKENIZER, EMBEDDER = "config", "file", "generation", "tokenizer", "embedder"
@@ -33,8 +34,8 @@ class Declared:
     """Hash of the prompts' texts that were asked for."""
     tokens: str | None = None
     """Hash of the token ids that they became."""
-    embedder: dict[str, Any] = field(default_factory=dict)
-    """Fields of sentence-transformers' files, by file and field."""
+    embedder: Embedder = field(default_factory=Embedder)
+    """Of sentence-transformers' files."""
 
     def entries(self) -> dict[str, Any]:
         """Key -> value, for a baseline."""
@@ -47,7 +48,7 @@ class Declared:
         yield from ((f"{CONFIG}.{name}", value) for name, value in known.items())
         yield from ((f"{FILE}.{name}", value) for name, value in self.stated.items() if known.get(name) != value)
         yield from ((f"{GENERATION}.{name}", value) for name, value in self.generation.items())
-        yield from ((f"{EMBEDDER}.{name}", value) for name, value in self.embedder.items())
+        yield from ((f"{EMBEDDER}.{name}", value) for name, value in self.embedder.fields.items())
         if self.tokenizer is not None:
             size = self.tokenizer.size
             yield f"{TOKENIZER}.size", size

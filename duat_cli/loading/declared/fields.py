@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from duat_cli.loading.checkpoint.files import read_json, read_list
+from duat_cli.loading.checkpoint.files import read_json
 
 GENERATION = "generation_config.json"
-MODULES = "modules.json"
-_MAX_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 
 # Fields that cannot change a result, by the last part of their path, and why
 IGNORED: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -67,18 +66,4 @@ def generation(folder: Path) -> dict[str, Any]:
     path = folder / GENERATION
     if not (path.exists() or path.is_symlink()):
         return {}
-    return flat(read_json(path, limit=_MAX_BYTES))
-
-
-def embedder(folder: Path) -> dict[str, Any]:
-    """'1_Pooling/config.json.pooling_mode_cls_token' -> value: what sentence-transformers' files state of how a text
-    becomes one vector; {} where there are none. CheckpointError names a fault."""
-    found: dict[str, Any] = {}
-    modules = folder / MODULES
-    if modules.exists() or modules.is_symlink():
-        found[f"{MODULES}.modules"] = [str(one.get("type", "")).rpartition(".")[2] for one in read_list(modules)]
-    for path in sorted([*folder.glob("*sentence*.json"), *folder.glob("[0-9]*_*/config.json")]):
-        content = flat(read_json(path, limit=_MAX_BYTES))
-        name = path.relative_to(folder).as_posix()
-        found |= {f"{name}.{field}": value for field, value in content.items() if not field.startswith("__version__")}
-    return found
+    return flat(read_json(path, limit=MAX_BYTES))

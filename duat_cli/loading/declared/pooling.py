@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from duat_cli.loading.checkpoint.files import read_json
+from duat_cli.loading.checkpoint.files import read_json, refuse_foreign_link
+from duat_cli.loading.declared.embedder import modules
 
 POOLING = "1_Pooling/config.json"
 NOT_STATED = f"mean over tokens; there is no {POOLING}"
@@ -55,16 +56,19 @@ def pooling_of(folder: Path) -> Pooling | str:
 
     CheckpointError names a fault of the file.
     """
-    path = folder / POOLING
+    stated = (f"{one.path}/config.json" for one in modules(folder) or () if one.type.endswith("Pooling"))
+    name = next(stated, POOLING)
+    path = folder / name
+    refuse_foreign_link(folder, name)
     if not (path.exists() or path.is_symlink()):
         return Pooling(("mean_tokens",), stated=False)
     content = read_json(path, limit=_MAX_BYTES)
-    modes = {name.removeprefix("pooling_mode_") for name, on in content.items() if name != "pooling_mode" and on is True
-             and name.startswith("pooling_mode_")}  # fmt: skip
+    modes = {mode.removeprefix("pooling_mode_") for mode, on in content.items() if mode != "pooling_mode" and on is True
+             and mode.startswith("pooling_mode_")}  # fmt: skip
     short = content.get("pooling_mode")
-    for name in short if isinstance(short, list) else [short] if short is not None else []:
-        modes.add(_SHORT.get(str(name), str(name)))
+    for mode in short if isinstance(short, list) else [short] if short is not None else []:
+        modes.add(_SHORT.get(str(mode), str(mode)))
     unknown = sorted(modes - set(_MODES))
     if unknown or not modes:
-        return f"{POOLING} states {', '.join(unknown) or 'no mode'}; known are {', '.join(_MODES)}"
+        return f"{name} states {', '.join(unknown) or 'no mode'}; known are {', '.join(_MODES)}"
     return Pooling(tuple(mode for mode in _MODES if mode in modes), stated=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import bad_checkpoints as bad
 import pytest
 import torch
 from running_checks import Duat
+from safetensors.torch import save_file
 from transformers import AutoConfig
 
-from duat_cli.checks.rules.declared import config_changes, generation_changes
+from duat_cli.checks.rule import Evidence
+from duat_cli.checks.rules.declared import RULES, config_changes, generation_changes
 from duat_cli.cli.main import run
 from duat_cli.loading.checkpoint.source import demo_path
+from duat_cli.loading.declared.embedder import Embedder
 from duat_cli.loading.declared.facts import Declared
 
 GEN = "generation_config.json"
@@ -284,12 +288,36 @@ def test_renewing_names_what_changed(demo: Path, baseline: Path, tmp_path: Path,
 POOLING = "1_Pooling/config.json"
 
 
+def dense(folder: Path, factor: float = 1, dtype: torch.dtype = torch.float32) -> None:
+    """A layer behind the pooling."""
+    save_file({"linear.weight": (torch.eye(4) * factor).to(dtype)}, folder / "3_Dense" / "model.safetensors")
+
+
+def without_normalising(folder: Path) -> None:
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([one for one in modules if "Normalize" not in one["type"]]))
+
+
+def of_another_type(folder: Path) -> None:
+    text = (folder / "modules.json").read_text()
+    (folder / "modules.json").write_text(text.replace("sentence_transformers.models.Pooling", "other.Pooling"))
+
+
+def pooling_elsewhere(folder: Path) -> None:
+    (folder / "pool").mkdir()
+    (folder / "pool" / "config.json").write_text((folder / POOLING).read_text())
+    (folder / "modules.json").write_text((folder / "modules.json").read_text().replace("1_Pooling", "pool"))
+
+
 def embedder(folder: Path) -> None:
     """The files that sentence-transformers puts beside a model."""
     (folder / "1_Pooling").mkdir()
     modes = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
-    names = ("Transformer", "Pooling", "Normalize")
-    (folder / "modules.json").write_text(json.dumps([{"type": f"sentence_transformers.models.{n}"} for n in names]))
+    chain = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize", "Dense": "3_Dense"}
+    modules = [{"type": f"sentence_transformers.models.{name}", "path": path} for name, path in chain.items()]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "3_Dense").mkdir()
+    dense(folder)
     (folder / POOLING).write_text(json.dumps(modes))
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 256}))
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"__version__": {"pytorch": "2.0"}}))
@@ -303,7 +331,10 @@ def embedder(folder: Path) -> None:
             f"{POOLING}: pooling_mode_cls_token false → true; pooling_mode_mean_tokens true → false",
         ),
         (lambda f: shutil.rmtree(f / "1_Pooling"), f"{POOLING}: pooling_mode_cls_token false → none"),
-        (lambda f: (f / "modules.json").write_text('[{"type": "x.Transformer"}, {"type": "Pooling"}]'), "modules.json"),
+        (without_normalising, "modules.json: "),
+        (of_another_type, "modules.json: types [1] sentence_transformers.models.Pooling → other.Pooling"),
+        (pooling_elsewhere, "1_Pooling/config.json: pooling_mode_cls_token false → none"),
+        (lambda f: dense(f, -3), "3_Dense: weights "),
         (
             lambda f: bad.jedit(f / "sentence_bert_config.json", max_seq_length=8),
             "sentence_bert_config.json: max_seq_length 256 → 8",
@@ -313,7 +344,16 @@ def embedder(folder: Path) -> None:
             "config_sentence_transformers.json: default_prompt_name none → query",
         ),
     ],
-    ids=["pooling", "without pooling", "without normalising", "length", "prompt"],
+    ids=[
+        "pooling",
+        "without pooling",
+        "without normalising",
+        "type",
+        "pooling elsewhere",
+        "weights",
+        "length",
+        "prompt",
+    ],
 )
 def test_files_that_make_another_vector_of_the_same_outputs(
     change: Callable[[Path], object], said: str, demo: Path, tmp_path: Path, duat: Duat
@@ -322,11 +362,34 @@ def test_files_that_make_another_vector_of_the_same_outputs(
     args = ("check", demo, "--weights-only", "-q", "--baseline", tmp_path / "b.json")
     assert duat(*args, "--update-baseline").code == 0
     bad.jedit(demo / "config_sentence_transformers.json", __version__={"pytorch": "3.0"})
+    dense(demo, dtype=torch.bfloat16)
     assert duat(*args).code == 0
     change(demo)
     done = duat(*args, "--json")
     assert done.rules() == {"drift.config"}
-    assert said in done.findings()[0]["message"]
+    assert any(said in finding["message"] for finding in done.findings())
+
+
+def test_a_layer_behind_the_pooling_that_is_not_finite(demo: Path, duat: Duat) -> None:
+    embedder(demo)
+    dense(demo, float("nan"))
+    [finding] = duat("check", demo, "--weights-only", "-q", "--json").findings()
+    assert (finding["rule"], finding["where"]) == ("integrity.nonfinite", "3_Dense/model.safetensors")
+
+
+def test_an_older_baseline_knows_modules_by_the_last_part_of_their_types() -> None:
+    types, paths = ["a.Transformer", "a.Dense"], [".", "2_Dense"]
+    now = {"modules.json.types": types, "modules.json.paths": paths, "2_Dense.weights": "0", "x.json.length": 8}
+    evidence = Evidence(None, None, declared=Declared({}, {}, embedder=Embedder(now)))  # type: ignore[arg-type]
+    rule = next(rule for rule in RULES if rule.id == "drift.config")
+
+    def found(old: dict[str, object]) -> list[str]:
+        entries = {f"embedder.{name}": value for name, value in old.items()}
+        return [one.text for one in rule.measure(replace(evidence, old=entries), None)]  # type: ignore[arg-type]
+
+    assert found({"modules.json.modules": ["Transformer", "Dense"], "x.json.length": 8}) == []
+    other = found({"modules.json.modules": ["Transformer", "Pooling"], "x.json.length": 8})
+    assert other == ["modules.json: modules [1] Pooling → Dense"]
 
 
 def test_a_baseline_that_knows_nothing_of_an_embedder(demo: Path, baseline: Path, duat: Duat) -> None:

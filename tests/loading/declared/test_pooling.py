@@ -54,3 +54,13 @@ def test_what_is_not_known(tmp_path: Path) -> None:
     (tmp_path / POOLING).write_text("[")
     with pytest.raises(CheckpointError, match="not JSON"):
         pooling_of(tmp_path)
+
+
+def test_the_module_s_own_path(tmp_path: Path) -> None:
+    for place, mode in (("1_Pooling", "mean"), ("pool", "cls")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "config.json").write_text(json.dumps({"pooling_mode": mode}))
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": "st.Pooling", "path": "pool"}]))
+    found = pooling_of(tmp_path)
+    assert isinstance(found, Pooling)
+    assert found.modes == ("cls_token",)
