@@ -238,12 +238,13 @@ def named_tokens(tokenizer: Any) -> dict[str, str]:
 
 
 def generation_defaults() -> dict[str, Any]:
-    """What generation takes for a field that generation_config.json does not state. Without it, a file that states its
-    defaults differs from one that does not."""
+    """Every field of generation, and what it takes for one that generation_config.json does not state. Without the
+    defaults, a file that states them differs from one that does not."""
     from transformers import GenerationConfig
 
-    defaults = getattr(GenerationConfig(), "_get_default_generation_params", dict)
-    return dict(defaults())
+    plain = GenerationConfig()
+    defaults = getattr(plain, "_get_default_generation_params", dict)
+    return {name: None for name in vars(plain) if not name.startswith("_")} | defaults()
 
 
 # -- loading a part ----------------------------------------------------------------------------------------------------

@@ -52,15 +52,32 @@ def _embedder_changes(before: dict[str, Any], now: dict[str, Any]) -> Iterator[C
 def config_changes(old: Mapping[str, Any], new: Declared) -> Iterator[Change]:
     """Fields of the config that differ from a baseline's entries.
 
-    Resolved fields where both have them. Where one of them comes from a run without the load, fields that both state:
-    of one that only one of them states, the class's default is not known.
+    Resolved fields where both have them, and generation's settings. Where one of them comes from a run without the
+    load, fields that both state, and those that a resolved baseline has under no name: of others that only one of them
+    states, the class's default is not known.
     """
     before, written = below(old, CONFIG), below(old, FILE)
     if new.resolved is not None and before:
         yield from _resolved_changes(before, new, same=old.get(RESOLVED_BY) == f"transformers {new.resolved_by}")
+        yield from _generation_settings(before, written, new)
         return
     known = before | written
-    yield from ((name, known[name], here) for name, here in new.stated.items() if name in known and known[name] != here)
+    for name, here in new.stated.items():
+        if known.get(name) != here and (name in known or before):
+            yield name, known.get(name), here
+
+
+def _generation_settings(before: Mapping[str, Any], written: Mapping[str, Any], new: Declared) -> Iterator[Change]:
+    """Of config.json, which transformers takes without a generation_config.json and leaves out of what it resolves."""
+    names = dict.fromkeys([] if new.generation else [*written, *new.stated])
+    for name in names:
+        known = next((part for part in name.split(".") if part in new.generation_defaults), None)
+        if known is None or name in before or name in (new.resolved or {}):
+            continue
+        default = new.generation_defaults[known]
+        was, here = written.get(name, default), new.stated.get(name, default)
+        if was != here:
+            yield name, was, here
 
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:

@@ -220,6 +220,9 @@ def test_a_baseline_of_weights_only_names_a_field_too(demo: Path, tmp_path: Path
         assert done.rules() == {"drift.config"}
 
 
+RESOLVED = {"resolved_by": "transformers x", "config.a": 1}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "names"),
     [
@@ -232,11 +235,33 @@ def test_a_baseline_of_weights_only_names_a_field_too(demo: Path, tmp_path: Path
         # legacy names in the file, which the resolved config has elsewhere
         ({"config.r.t": 5.0, "file.t": 5.0, "resolved_by": "x"}, Declared({"t": 5.0}, {}), []),
         ({"config.r.t": 5.0, "file.t": 5.0, "resolved_by": "x"}, Declared({"t": 6.0}, {}), ["t"]),
+        # what a resolved baseline has under no name is no default of the class
+        ({"config.a": 1, "resolved_by": "x"}, Declared({"a": 1, "b": 2}, {}), ["b"]),
+        # settings of generation, which are not resolved, unless another file has them
+        ({**RESOLVED, "file.top_k": 5}, Declared({"top_k": 6}, {}, {"a": 1}, "x", {"top_k": 50}), ["top_k"]),
+        ({**RESOLVED, "file.top_k": 5}, Declared({}, {}, {"a": 1}, "x", {"top_k": 50}), ["top_k"]),
+        ({**RESOLVED, "file.top_k": 50}, Declared({}, {}, {"a": 1}, "x", {"top_k": 50}), []),
+        (RESOLVED, Declared({"sequence_bias.7": 9}, {}, {"a": 1}, "x", {"sequence_bias": None}), ["sequence_bias.7"]),
+        (RESOLVED, Declared({"top_k": 6}, {"top_p": 0.5}, {"a": 1}, "x", {"top_k": 50}), []),
+        ({**RESOLVED, "file.t": 5.0}, Declared({}, {}, {"a": 1}, "x", {"top_k": 50}), []),
         ({"file.a": 1}, Declared({"a": 1, "b": 2}, {}, {"a": 1, "b": 2}, "5"), []),
     ],
 )
 def test_which_fields_are_compared(old: dict[str, Any], new: Declared, names: list[str]) -> None:
     assert [name for name, *_ in config_changes(old, new)] == names
+
+
+def test_settings_of_generation_in_the_config(demo: Path, tmp_path: Path, duat: Duat) -> None:
+    (demo / GEN).unlink()
+    file = tmp_path / "b.json"
+    assert duat("check", demo, *QUICK, "--baseline", file, "--update-baseline").code == 0
+    config(begin_suppress_tokens=[3])(demo)
+    for option in ((), ("--weights-only",)):
+        done = duat("check", demo, *QUICK, *option, "--baseline", file, "--json")
+        assert [one["message"] for one in done.findings()] == ["config.json: begin_suppress_tokens none → [3]"]
+    assert duat("check", demo, *QUICK, "--baseline", file, "--update-baseline").code == 0
+    config(begin_suppress_tokens=[4])(demo)
+    assert duat("check", demo, *QUICK, "--baseline", file).code == 1
 
 
 def test_generation_fields_and_their_defaults() -> None:
