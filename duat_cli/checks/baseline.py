@@ -79,6 +79,8 @@ class Baseline(_Part):
     """Path -> value; of a tensor its norm and sketch."""
     declared: dict[str, Any] | None = None
     """What the checkpoint says of itself beside its weights: config, generation config, tokenizer."""
+    shapes: dict[str, list[int]] | None = None
+    """Of the tensors, by name; None in older ones."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,11 @@ def weight_metrics(weights: WeightFacts, schema: int = SCHEMA) -> dict[str, Valu
     return found
 
 
+def shapes_of(weights: WeightFacts) -> dict[str, list[int]]:
+    """Tensor -> its shape. Sketches of different shapes say nothing about each other."""
+    return {name: list(tensor.entry.shape) for name, tensor in weights.tensors.items() if tensor.floating}
+
+
 def prompt_set(prompts: PromptSetFacts, declared: Declared | None = None) -> BaselinePrompts:
     return BaselinePrompts(
         sha256=prompts.tokens_sha256,
@@ -154,6 +161,7 @@ def new_baseline(
     prompts: BaselinePrompts | None,
     answers: Answers | None = None,
     declared: Declared | None = None,
+    shapes: dict[str, list[int]] | None = None,
 ) -> Baseline:
     return Baseline(
         schema_version=SCHEMA,
@@ -165,6 +173,7 @@ def new_baseline(
         answers=answers,
         metrics={key: rounded(metrics[key]) for key in sorted(metrics, key=natural)},
         declared=None if declared is None else dict(sorted(declared.entries().items(), key=lambda e: natural(e[0]))),
+        shapes=None if shapes is None else dict(sorted(shapes.items(), key=lambda e: natural(e[0]))),
     )
 
 
@@ -201,7 +210,7 @@ def natural(key: str) -> list[tuple[int, int, str]]:
 
 def to_text(baseline: Baseline) -> str:
     """JSON with one entry a line; ASCII."""
-    tables = {"declared": baseline.declared, "metrics": baseline.metrics}
+    tables = {"declared": baseline.declared, "shapes": baseline.shapes, "metrics": baseline.metrics}
     head = baseline.model_dump(mode="json", exclude={*tables})
     lines = [f"{json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
     found = [_table(name, table) for name, table in tables.items() if table is not None]

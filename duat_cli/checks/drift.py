@@ -41,10 +41,11 @@ class Deviation:
     old: Value | None
     new: Value | None
     change: float
-    """Of a number the difference, of a tensor its relative distance; 0 where one side is missing."""
+    """Of a number the difference, of a tensor its relative distance; 0 where one side is missing, infinite where the
+    shapes differ."""
     tolerance: Tolerance | None
     reason: str | None = None
-    """Why a vanished metric has no value, where that is known."""
+    """Why a vanished metric has no value, where that is known; of a tensor of another shape both shapes."""
     slack: float = 0.0
     """What an interval of its own adds to the tolerance."""
 
@@ -58,9 +59,11 @@ def compare(
     dtype: str,
     *,
     forward: bool,
+    shapes: Mapping[str, list[int]],
 ) -> tuple[Deviation, ...]:
-    """Every metric of both. slack: what to add to a tolerance; forward: whether the run had a forward pass."""
-    own = policy.tolerances()
+    """Every metric of both. slack: what to add to a tolerance; forward: whether the run had a forward pass; shapes: of
+    the tensors, by name."""
+    own, reshaped = policy.tolerances(), _reshaped(baseline, shapes)
     found = []
     for key in sorted({*metrics, *baseline.metrics}, key=natural):
         old, new = baseline.metrics.get(key), metrics.get(key)
@@ -70,9 +73,22 @@ def compare(
             found.append(Deviation(key, "vanished", old, None, 0.0, None, reasons.get(key)))
         elif old is None:
             found.append(Deviation(key, "new", None, new, 0.0, None))
+        elif key in reshaped:
+            limit = tolerance(key, dtype, own)
+            found.append(Deviation(key, "beyond", old, new, math.inf, limit, reshaped[key]))
         else:
             found.append(_deviation(key, old, new, tolerance(key, dtype, own), slack.get(key, 0.0)))
     return tuple(found)
+
+
+def _reshaped(baseline: Baseline, shapes: Mapping[str, list[int]]) -> dict[str, str]:
+    """Key -> both shapes, of every tensor of another shape than in the baseline, as far as that knows shapes."""
+    both = ((name, old, shapes.get(name, old)) for name, old in (baseline.shapes or {}).items())
+    return {
+        tensor_key(name): f"{'x'.join(map(str, old))} → {'x'.join(map(str, new))}"
+        for name, old, new in both
+        if old != new
+    }
 
 
 def _deviation(key: str, old: Value, new: Value, limit: Tolerance, slack: float) -> Deviation:
@@ -162,8 +178,10 @@ def refuse_other_model(
     if here != old.model:
         was, now = (f"{m.model_type} of width {m.hidden_size}" for m in (old.model, here))
         raise InputError(f"{where}: belongs to another model, {clean(was)}; this one is {clean(now)}")
-    angles = []
+    angles, reshaped = [], _reshaped(old, {name: list(t.entry.shape) for name, t in weights.matrices.items()})
     for name in weights.matrices:
+        if tensor_key(name) in reshaped:
+            continue
         before, now_here = old.metrics.get(tensor_key(name)), metrics.get(tensor_key(name))
         if isinstance(before, list) and isinstance(now_here, list) and before[0] and now_here[0]:
             far = distance(now_here[0], tuple(now_here[1:]), before[0], tuple(before[1:]))

@@ -86,9 +86,9 @@ def test_the_file_reads_well(made: Path, m: Path, duat: Duat) -> None:
     content = json.loads(text, parse_constant=pytest.fail)
     keys = list(content["metrics"])
     assert keys == sorted(keys, key=natural)
-    declared = list(content["declared"])
-    assert declared == sorted(declared, key=natural)
-    assert len(text.splitlines()) == len(keys) + len(declared) + len(content) + 4  # one entry a line
+    tables = [list(content[table]) for table in ("declared", "shapes")]
+    assert all(table == sorted(table, key=natural) for table in tables)
+    assert len(text.splitlines()) == len(keys) + sum(map(len, tables)) + len(content) + 5  # one entry a line
     assert {key.split(".")[0] for key in keys} == {"behaviour", "blocks", "integrity", "summary", "weights"}
     assert not any("certificate" in key or "dense_bytes" in key for key in keys)
     again = made.with_name("c.json")

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import bad_checkpoints as bad
 import pytest
 import torch
 from running_checks import Duat
@@ -215,3 +216,28 @@ def test_what_a_baseline_says_nothing_of(tmp_path: Path, duat: Duat) -> None:
     done = duat(*args, "--update-baseline", "--json")
     assert done.code == 0
     assert "what the adapter changes is compared with nothing" in " ".join(done.json["warnings"])
+
+
+def test_a_tensor_of_another_shape_has_no_distance(tmp_path: Path, duat: Duat) -> None:
+    """Sketches of two shapes have nothing to do with each other. An older baseline does not know the shape."""
+    folder, file = tmp_path / "m", tmp_path / "b.json"
+    bad.llama(folder)
+    args = ("check", folder, "--weights-only", "-q", "--baseline", file)
+    assert duat(*args, "--update-baseline").code == 0
+    name = "model.layers.0.mlp.up_proj.weight"
+
+    def shorten(tensors: State) -> None:
+        tensors[name] = tensors[name][:-4].clone()
+
+    rows, columns = load_file(folder / bad.W)[name].shape
+    bad.wedit(folder, shorten)
+    done = duat(*args, "--json")
+    [finding] = [one for one in done.findings() if one["rule"] == "drift.weights"]
+    said = f"'{name}' has another shape, {rows}x{columns} → {rows - 4}x{columns}; a distance is not defined"
+    assert (finding["message"], finding["measured"]) == (said, None)
+    content = json.loads(file.read_text())
+    assert content["shapes"].pop(name) == [rows, columns]
+    for shapes in ({"shapes": content["shapes"]}, {}):
+        file.write_text(json.dumps({key: value for key, value in content.items() if key != "shapes"} | shapes))
+        [finding] = [one for one in duat(*args, "--json").findings() if one["rule"] == "drift.weights"]
+        assert "moved by about" in finding["message"]

@@ -26,6 +26,9 @@ def _measurement(deviation: Deviation, file: str) -> Measurement:
     limit, key, metric = deviation.tolerance, deviation.key, metric_of(deviation.key)
     assert limit is not None
     empty = Measurement(0.0, "", metric.block, key, source=limit.source, key=(file, key))
+    if deviation.reason is not None:
+        text = f"{shown(metric.name)} has another shape, {deviation.reason}; a distance is not defined"
+        return replace(empty, text=text, undefined="fail")
     if isinstance(deviation.new, list):
         text = f"{shown(metric.name)} moved by about {deviation.change:.2g} of its norm"
         return replace(empty, value=deviation.change, text=text, high=limit.atol + limit.rtol)

@@ -193,9 +193,8 @@ def _with_baseline(
     if plan.update:
         if plan.baseline:
             refuse_other_model(plan.baseline, evidence.files, evidence.weights, metrics)
-        fresh = baselines.new_baseline(
-            evidence.files, metrics_of(evidence)[0], dtype, prompts, evidence.answers, evidence.declared
-        )
+        now, shapes = metrics_of(evidence)[0], baselines.shapes_of(evidence.weights)
+        fresh = baselines.new_baseline(evidence.files, now, dtype, prompts, evidence.answers, evidence.declared, shapes)
         return replace(evidence, absent={**evidence.absent, "baseline": "it is being renewed"}), fresh
     if plan.baseline is None:
         return replace(evidence, absent={**evidence.absent, "baseline": "no --baseline was given"}), None
@@ -211,6 +210,7 @@ def _with_baseline(
         plan.policy,
         limit,
         forward=report is not None and not other_tokens,
+        shapes=baselines.shapes_of(evidence.weights),
     )
     refuse_rounded(plan.baseline, evidence.files, drift, limit)
     evidence = replace(evidence, drift=drift, old=old.declared, retokenised=other_tokens)
@@ -287,9 +287,8 @@ def _baseline_facts(
         return BaselineFacts(file=plan.baseline_name, status="compared", entries=held, compared=len(both), changes=[])
     old = plan.baseline.content if plan.baseline else None
     moved = _changes(old.metrics if old else {}, metrics)
-    heads = [
-        (b.model_dump(exclude={"metrics", "duat_version", "answers", "declared"}) if b else {}) for b in (old, fresh)
-    ]
+    apart = {"metrics", "duat_version", "answers", "declared", "shapes"}
+    heads = [(b.model_dump(exclude=apart) if b else {}) for b in (old, fresh)]
     declared = _changes(old.declared, fresh.declared or {}) if old and old.declared is not None else []
     moved.sort(key=lambda change: baselines.metric_of(change.key).kind != "tensor")  # causes first
     changes = [*_changes(*heads), *declared, *moved]
