@@ -101,7 +101,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         report/html/attribute/heads report/html/attribute/layers report/html/attribute/measured
         report/html/attribute/overview
         report/html/attribute/page report/html/attribute/parts report/html/attribute/text
-        report/html/check/bounds report/html/check/drift report/html/check/findings report/html/check/page
+        report/html/check/drift report/html/check/findings report/html/check/page
         report/html/compare/losses report/html/compare/operator report/html/compare/page
         report/html/compare/stream
         report/html/drawing/blocks report/html/drawing/facts report/html/drawing/figure

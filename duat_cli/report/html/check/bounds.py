@@ -11,6 +11,7 @@ from duat_cli.results.check import CheckReport, Outcome
 
 _SERIES = {"failed": ("s4", "failed"), "warned": ("s2", "warned"), "passed": ("s1", "passed")}
 _RULES = 40
+_LEAST = 1e-3  # of a bound: what is nearer to the centre is drawn here
 
 
 def bounds(report: CheckReport) -> Figure | None:
@@ -40,20 +41,28 @@ def bounds(report: CheckReport) -> Figure | None:
         key="bounds",
         wide=True,
         title="How near each measurement is to its bound",
-        says="Right of the dashed line a measurement lies outside: above the most that passes, or below the least.",
+        says="Right of the dashed line a measurement lies outside: above the most that passes, or below the least. "
+             "Between two bounds it is the distance from their centre, as a share of half their distance; one of "
+             "0.001 and less is drawn at 0.001.",
         picture=plot.svg(drawn, "Points by rule: measurement over bound, on a logarithmic axis."),
         tables=[outcomes(report, [i for i, _ in found])],
         terms=["outcomes[].measured", "outcomes[].high", "outcomes[].low"],
         legend=[("dot", _SERIES[name][0], _SERIES[name][1]) for name in shown],
-        notes=["Measurements of 0, bounds of 0 and negative numbers have no place on this axis; the list of all checks "
-               "has them."],
+        notes=["Of a single bound, measurements of 0, bounds of 0 and negative numbers have no place on this axis; the "
+               "list of all checks has them."],
     )  # fmt: skip
 
 
 def share(one: Outcome) -> float | None:
-    """measured / most or least / measured, whichever is larger; None where that is no positive number."""
-    if one.measured is None or one.measured <= 0 or one.status == "skipped":
+    """How much of the room is used, 1 at the bound. Between two bounds |measured - centre| / half the width, at least
+    0.001; of one bound measured / most, or least / measured. None where that is no positive number."""
+    if one.measured is None or one.status == "skipped":
         return None
-    ratios = [one.measured / one.high] if one.high is not None and one.high > 0 else []
-    ratios += [one.low / one.measured] if one.low is not None and one.low > 0 else []
-    return max(ratios, default=None)
+    if one.low is not None and one.high is not None:
+        half = (one.high - one.low) / 2
+        return max(_LEAST, abs(one.measured - one.low - half) / half) if half > 0 else None
+    if one.measured <= 0:
+        return None
+    if one.high is not None:
+        return one.measured / one.high if one.high > 0 else None
+    return one.low / one.measured if one.low is not None and one.low > 0 else None
