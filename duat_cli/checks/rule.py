@@ -61,6 +61,8 @@ class Evidence:
     policy: Policy | None = None
     adapter: tuple[LintFinding, ...] | None = None
     """What the adapter's linter found; needs --adapter."""
+    adapter_file: str = ""
+    """The adapter's config."""
     absent: dict[Need, str] = field(default_factory=dict)
 
 

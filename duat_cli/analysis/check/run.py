@@ -25,6 +25,7 @@ from duat_cli.errors import (
     UnsupportedModelError,
     is_out_of_memory,
 )
+from duat_cli.loading.checkpoint.index import ADAPTER_CONFIG
 from duat_cli.loading.declared import fields
 from duat_cli.loading.declared.embedder import embedder
 from duat_cli.loading.declared.facts import Declared
@@ -94,7 +95,8 @@ def check(plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFa
     if adapter is None:
         evidence.absent["adapter"] = NO_ADAPTER
     else:
-        evidence = replace(evidence, adapter=_lint(adapter, found, progress))
+        at = str(adapter.path / ADAPTER_CONFIG)
+        evidence = replace(evidence, adapter=_lint(adapter, found, progress), adapter_file=at)
     tuned = None if adapter is None or ran is None else _tuned(adapter, found, ran, progress)
     evidence = with_answers(evidence, ran, tuned)
     ran_in = [one.run.peak_memory_bytes or 0 for one in (evidence.report, evidence.slack) if one is not None]

@@ -54,7 +54,8 @@ def _found(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     found = [f for f in evidence.adapter or () if LINT.get(f.rule) is settings.rule]
     # a finding that the linter itself takes lighter than its rule warns
     lighter: dict[str, Level] = {"warning": "warn"} if settings.rule.level == "error" else {}
-    return [Measurement(1, f.message, where=f.where, level=lighter.get(f.level)) for f in found]
+    key = (evidence.adapter_file, "")
+    return [Measurement(1, f.message, where=f.where, level=lighter.get(f.level), key=key) for f in found]
 
 
 def _rules(table: dict[str, tuple[str, str]], level: Level) -> dict[str, Rule]:
