@@ -28,7 +28,7 @@ _NEEDS: dict[Need, str] = {
     "behaviour": "a forward pass",
     "predictions": "a model that predicts tokens",
     "answers": "a baseline that holds answers",
-    "tuned": "a tuned model that can run",
+    "tuned": "a loss of the model itself",
     "baseline": "--baseline",
     "adapter": "--adapter",
     "declared": "a baseline of this version of duat",

@@ -10,6 +10,8 @@ from duat_cli.results.base import Finite, Share, WithReasons
 from duat_cli.results.meaning import Meaning
 
 Predicts = Literal["next token", "masked token", "embedding"]
+NOT_FINITE = "it is not finite"
+"""Why a loss that was computed has no value."""
 _NATS = "nats per token"
 
 

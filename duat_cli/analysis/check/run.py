@@ -233,9 +233,7 @@ def with_answers(evidence: Evidence, ran: Ran | None, tuned: TunedBehaviour | No
     behaviour, answers = ran.asking.found(tuned)
     if not behaviour.predictions:
         evidence.absent["predictions"] = behaviour.reasons["loss_per_token"]
-    if tuned is not None and (why := tuned.reasons.get("loss_per_token")):
-        evidence.absent["tuned"] = why
-    elif behaviour.loss_per_token is None:
+    if behaviour.loss_per_token is None:
         evidence.absent["tuned"] = behaviour.reasons["loss_per_token"]
     return replace(evidence, behaviour=behaviour, answers=answers)
 

@@ -18,7 +18,7 @@ from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.models.discovery.structure import run_stack
 from duat_cli.models.sweep.lockstep import forwards
-from duat_cli.results.behaviour import TunedBehaviour
+from duat_cli.results.behaviour import NOT_FINITE, TunedBehaviour
 from duat_cli.statistics.divergence import by_tokens
 
 
@@ -35,7 +35,7 @@ def tuned_behaviour(adapter: AdapterFiles, found: Found, loaded: LoadedModel, as
         return TunedBehaviour.absent(str(fault))
     losses = [loss for part in parts for loss in part]
     mean = math.fsum(losses) / len(losses)
-    return TunedBehaviour(loss_per_token=mean) if math.isfinite(mean) else TunedBehaviour.absent("it is not finite")
+    return TunedBehaviour(loss_per_token=mean) if math.isfinite(mean) else TunedBehaviour.absent(NOT_FINITE)
 
 
 def _losses(model: Any, question: Question, device: str) -> list[float]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from duat_cli.checks.policy import Level
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
-from duat_cli.results.behaviour import Behaviour
+from duat_cli.results.behaviour import NOT_FINITE, Behaviour
 from duat_cli.text import plural
 
 FEW = 32
@@ -75,21 +75,27 @@ def _agreement(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 
 def _tuned(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """No better than uniform is the rule's level, where the base is; much worse than the base warns."""
+    """No better than uniform is the rule's level, where the base is; much worse than the base warns, and so does a
+    tuned model that cannot be run."""
     found = evidence.behaviour
     assert found is not None
-    where = "behaviour.tuned.loss_per_token"
+    where, key = "behaviour.tuned.loss_per_token", (evidence.adapter_file, "")
     assert found.tuned is not None
     tuned, base, uniform = found.tuned.loss_per_token, found.loss_per_token, found.uniform
-    assert tuned is not None
+    if tuned is None:
+        why = found.tuned.reasons["loss_per_token"]
+        level: Level | None = None if why == NOT_FINITE else "warn"
+        text = f"the loss with the adapter has no value: {why}"
+        yield Measurement(0.0, text, where=where, level=level, undefined="fail", key=key)
+        return
     assert base is not None
     assert uniform is not None
     text = f"with the adapter the loss is {tuned:.3g} nats per token, without {base:.3g}"
     if tuned >= uniform > base and found.scored >= FEW:
         null = f"no better than the uniform distribution over {found.vocabulary:,} tokens: {uniform:.3g}"
-        yield Measurement(tuned - base, f"{text}, {null}", where=where, high=0.0)
+        yield Measurement(tuned - base, f"{text}, {null}", where=where, high=0.0, key=key)
     else:
-        yield Measurement(tuned - base, text, where=where, level="warn")
+        yield Measurement(tuned - base, text, where=where, level="warn", key=key)
 
 
 RULES = [
@@ -121,7 +127,8 @@ RULES = [
     ),
     Rule(
         "adapter.behaviour",
-        "what the adapter adds to the loss on the prompts; an error where the tuned model is no better than uniform",
+        "what the adapter adds to the loss on the prompts, or why the tuned model cannot be run; an error where it is "
+        "no better than uniform",
         "Check that the adapter belongs to this base, its scaling, and that its training had not diverged.",
         _tuned,
         ("adapter", "behaviour", "predictions", "tuned"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from duat_cli.checks.registry import all_rules
 from duat_cli.checks.rule import Evidence, Measurement, Settings
 from duat_cli.checks.rules.behaviour import FEW
 from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path
-from duat_cli.results.behaviour import Behaviour, TunedBehaviour
+from duat_cli.results.behaviour import NOT_FINITE, Behaviour, TunedBehaviour
 
 W, TABLE = "model.safetensors", "model.embed_tokens.weight"
 State = dict[str, Tensor]
@@ -204,3 +205,24 @@ def test_logits_that_are_not_finite_are_counted() -> None:
 def test_what_an_adapter_adds(base: float, tuned: float, level: str | None, high: float | None) -> None:
     [found] = measured("adapter.behaviour", behaviour(base, tuned=tuned))
     assert (found.value, found.level, found.high) == (tuned - base, level, high)
+
+
+def test_an_adapter_whose_model_was_not_run_warns_and_one_without_a_finite_loss_fails() -> None:
+    for why, level in (("layer_replication", "warn"), (NOT_FINITE, None)):
+        base = behaviour(3.0).model_copy(update={"tuned": TunedBehaviour.absent(why)})
+        [found] = measured("adapter.behaviour", base)
+        assert (found.undefined, found.level) == ("fail", level)
+        assert found.text == f"the loss with the adapter has no value: {why}"
+
+
+def test_an_adapter_that_resizes_the_vocabulary_does_not_pass_without_a_word(tmp_path: Path, duat: Duat) -> None:
+    adapter = tmp_path / "a"
+    shutil.copytree(demo_adapter_path(), adapter)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    saved = {**tensors, f"base_model.model.{TABLE}": torch.zeros(2052, 192)}
+    save_file(saved, adapter / "adapter_model.safetensors", metadata={"format": "pt"})
+    done = duat("check", demo_path(), "-q", "--json", "--adapter", adapter)
+    assert done.code == 0
+    [found] = [one for one in done.findings("warned") if one["rule"] == "adapter.behaviour"]
+    assert "gains 4 rows" in found["message"]
+    assert found["location"] == {"file": str(adapter / "adapter_config.json"), "line": 1}
