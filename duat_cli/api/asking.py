@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, get_args
 
 from duat_cli.analysis.opening import (
     ModelRequest,
@@ -19,6 +20,7 @@ from duat_cli.analysis.opening import (
     tokens_of,
 )
 from duat_cli.api.settings import one_of
+from duat_cli.checks.nearest import suggestion
 from duat_cli.errors import InputError
 from duat_cli.loading.inputs.request import EVERY, InputFiles, StackName
 
@@ -34,6 +36,8 @@ Texts = str | Sequence[str]
 File = str | os.PathLike[str]
 Pictures = Any  # a file or a PIL picture, or a list of them
 Tensors = File | Mapping[str, Any] | Sequence[File | Mapping[str, Any]]
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
 
 
 class Loading(TypedDict, total=False):
@@ -55,6 +59,23 @@ class Loading(TypedDict, total=False):
     """Where hub files are kept."""
     trust_remote_code: bool
     """Run Python code that comes with the checkpoint."""
+
+
+def options_known(function: Callable[Given, Made]) -> Callable[Given, Made]:
+    """The same function, which refuses an option that it has not before it looks at any other. TypeError names the
+    nearest one that it has."""
+    own = inspect.signature(function).parameters
+    known = [name for name, one in own.items() if one.kind is not one.VAR_KEYWORD] + list(Loading.__annotations__)
+
+    @functools.wraps(function)
+    def checked(*args: Given.args, **given: Given.kwargs) -> Made:
+        for name in given:
+            if name not in known:
+                what = f"{function.__name__}() got an unexpected keyword argument '{name}'"
+                raise TypeError(what + suggestion(name, known))
+        return function(*args, **given)
+
+    return checked
 
 
 @dataclass(frozen=True)
@@ -105,8 +126,6 @@ class Asked:
                 raise InputError(f"{names}: the model is in memory already; give it for a folder or a hub id alone")
         elif self.tokenizer is not None:
             raise InputError("tokenizer: only beside a model in memory; a checkpoint's own is read from its folder")
-        if unknown := sorted(set(self.loading) - set(Loading.__annotations__)):
-            raise TypeError(f"unexpected keyword argument '{unknown[0]}'")
 
     @property
     def in_memory(self) -> bool:

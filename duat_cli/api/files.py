@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from duat_cli.analysis.plan.task import PruneOptions, Task
-from duat_cli.api.asking import Asked, File, Loading, Model, Texts, folder
+from duat_cli.api.asking import Asked, File, Loading, Model, Texts, folder, options_known
 from duat_cli.api.ground import heard, load_libraries, undisturbed
 from duat_cli.api.results import CheckResult, LoraResult, PlanResult
 from duat_cli.api.settings import one_of
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from duat_cli.results.plan import Planned
 
 
+@options_known
 def lora_diff(
     base: File | None = None,
     tuned: File | None = None,
@@ -54,6 +55,7 @@ def lora_diff(
     return LoraResult.of(report)
 
 
+@options_known
 def check(
     model: Model = None,
     tokenizer: Any = None,
@@ -115,6 +117,7 @@ def _refuse_files(**given: object) -> None:
             raise InputError(f"{name}: only of a checkpoint's files; give a folder or a hub id")
 
 
+@options_known
 def plan(
     model: File | None = None,
     *,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from duat_cli.analysis.inspect.save.asked import saved_of
 from duat_cli.analysis.plan.task import PruneOptions, Task, effort_of
-from duat_cli.api.asking import Asked, File, Loading, Model, Pictures, Tensors, Texts, input_files
+from duat_cli.api.asking import Asked, File, Loading, Model, Pictures, Tensors, Texts, input_files, options_known
 from duat_cli.api.ground import heard, load_libraries, undisturbed
 from duat_cli.api.results import (
     AttributeResult,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from duat_cli.loading.inputs.request import StackName
 
 
+@options_known
 def inspect(
     model: Model = None,
     tokenizer: Any = None,
@@ -120,6 +121,7 @@ def inspect(
     return InspectResult.of(report).with_operators(functools.partial(_operator, asked, report.model.fingerprint))
 
 
+@options_known
 def verify(
     model: Model = None,
     tokenizer: Any = None,
@@ -148,6 +150,7 @@ def verify(
     return VerifyResult.of(report).with_operators(functools.partial(_operator, asked, report.model.fingerprint))
 
 
+@options_known
 def matrix(
     model: Model = None,
     tokenizer: Any = None,
@@ -186,6 +189,7 @@ def matrix(
     return MatrixResult.of(report)
 
 
+@options_known
 def compare(
     model: Model = None,
     tokenizer: Any = None,
@@ -227,6 +231,7 @@ def compare(
     return CompareResult.of(report)
 
 
+@options_known
 def compare_fixed(
     model: Model = None,
     tokenizer: Any = None,
@@ -249,6 +254,7 @@ def compare_fixed(
     return CompareResult.of(report)
 
 
+@options_known
 def attribute(
     model: Model = None,
     tokenizer: Any = None,
@@ -304,6 +310,7 @@ def attribute(
     return AttributeResult.of(report)
 
 
+@options_known
 def prune_bound(
     model: Model = None,
     tokenizer: Any = None,
@@ -356,6 +363,7 @@ def prune_bound(
     return PruneResult.of(outcome.report)
 
 
+@options_known
 def support(
     model: Model = None,
     *,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import re
 import signal
 import subprocess
 import sys
@@ -305,8 +306,22 @@ def test_what_only_python_can_say_wrong(call: Callable[[Any], Any], said: str, d
 
 
 def test_an_unknown_argument_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="devise"):
+    with pytest.raises(TypeError, match=re.escape("verify() got an unexpected keyword argument 'devise'; the nearest")):
         duat.verify(DEMO, devise="cpu")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("call", "nearest"),
+    [
+        (lambda model: duat.attribute(model, None, targets="x"), "target"),
+        (lambda model: duat.inspect(model, prompt="x"), "prompts"),
+        (lambda model: duat.matrix(model, prompts="x"), "prompt"),
+        (lambda model: duat.plan(DEMO, memmory=3), "memory"),
+    ],
+)
+def test_a_misspelt_argument_comes_before_any_other_fault(call: Callable[[Any], Any], nearest: str, demo: Any) -> None:
+    with pytest.raises(TypeError, match=f"the nearest known is '{nearest}'"):
+        call(demo)
 
 
 # -- the process --------------------------------------------------------------------------------------------------
