@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, get_args
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from duat_cli.loading.texts import PromptText
 
 Model = Any  # a folder or hub id (str or path), None for the bundled demo, or a transformers or PEFT model in memory
-Texts = str | Sequence[str]
+Texts = str | Iterable[str]
 File = str | os.PathLike[str]
 Pictures = Any  # a file or a PIL picture, or a list of them
 Tensors = File | Mapping[str, Any] | Sequence[File | Mapping[str, Any]]
@@ -124,6 +124,11 @@ class Asked:
             if self.loading:
                 names = ", ".join(sorted(self.loading))
                 raise InputError(f"{names}: the model is in memory already; give it for a folder or a hub id alone")
+            if self.tokenizer is not None and not callable(self.tokenizer):
+                raise InputError(
+                    f"tokenizer: expected one that is loaded, got {type(self.tokenizer).__name__}; "
+                    "AutoTokenizer.from_pretrained loads it"
+                )
         elif self.tokenizer is not None:
             raise InputError("tokenizer: only beside a model in memory; a checkpoint's own is read from its folder")
 
@@ -135,7 +140,11 @@ class Asked:
     def texts(self) -> PromptRequest:
         """The prompts; InputError for those that no text can be."""
         given = [self.prompts] if isinstance(self.prompts, str) else self.prompts
-        if given is not None and not len(given):
+        if given is not None:
+            if isinstance(given, Mapping) or not isinstance(given, Iterable):
+                raise InputError(f"prompts: expected a text or several, got {type(given).__name__}")
+            given = list(given)
+        if given == []:
             raise InputError("prompts: an empty list; give a text, or None for the bundled set")
         for number, text in enumerate(given or ()):
             if not isinstance(text, str):
@@ -147,8 +156,7 @@ class Asked:
             raise InputError("prompts_file '-': expected a file; standard input is the command line's")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise InputError(f"max_tokens {self.max_tokens}: expected at least 1")
-        own = None if given is None else list(given)
-        return PromptRequest(own, file, self.max_tokens, self.files, self.made_up)
+        return PromptRequest(given, file, self.max_tokens, self.files, self.made_up)
 
     def request(self, task: Task | None = None, *, own_code: bool = True) -> ModelRequest:
         """The checkpoint; InputError for a model in memory, of which there are no files.

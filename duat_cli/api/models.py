@@ -31,6 +31,8 @@ from duat_cli.api.settings import (
     one_input,
     one_of,
     one_question,
+    texts_only,
+    whole,
 )
 from duat_cli.api.target import operator_file, tensor_target
 from duat_cli.errors import InputError
@@ -57,7 +59,7 @@ def inspect(
     inputs: Tensors | None = None,
     stack: str | None = None,
     decoder_prompt: str | None = None,
-    layers: Iterable[int] | None = None,
+    layers: int | str | Iterable[int] | None = None,
     threshold: float = 0.01,
     conv_width: int = 3,
     spectrum: bool = False,
@@ -79,11 +81,11 @@ def inspect(
     image, audio, inputs: in place of texts, a file each, or several; an image may be a PIL picture, and inputs tensors
     by the names of the forward pass's arguments; stack: the part of a model of several that is read. Of a model in
     memory its processor, in place of the tokenizer, makes pictures and sounds into tensors.
-    layers: numbers of the blocks to report; null: 'all' compares with the re-initialised architecture as well, which
-    takes a second model; maps: of how many prompts C is kept token by token; cache: whether Gram matrices and nulls are
-    kept; save: some of H, S, bias, for the folder `save_to`; matrices: a .safetensors file that every block's W' is
-    written to by its factors. Results are kept in a folder (--out) by the command alone. The others are as
-    `duat inspect --help` says.
+    layers: numbers of the blocks to report, or '0-3,7'; null: 'all' compares with the re-initialised architecture as
+    well, which takes a second model; maps: of how many prompts C is kept token by token; cache: whether Gram matrices
+    and nulls are kept; save: some of H, S, bias, for the folder `save_to`; matrices: a .safetensors file that every
+    block's W' is written to by its factors. Results are kept in a folder (--out) by the command alone. The others are
+    as `duat inspect --help` says.
     """
     load_libraries()
     with undisturbed():
@@ -180,6 +182,7 @@ def matrix(
         if dense and target is None:
             raise InputError("dense: writes W' to a file; give output as well")
         files = input_files(image, audio, inputs, no_decoder(stack))
+        texts_only(prompt=prompt)
         text = PAPER_PROMPT if prompt is None else prompt
         asked = Asked(model, tokenizer, [text], None, max_tokens, loading, files, prompt is None)
         opened = asked.open(Task("matrix"), heard(progress))
@@ -200,7 +203,7 @@ def compare(
     prefixes: Sequence[str] | None = None,
     answer: str | None = None,
     max_tokens: int | None = None,
-    layers: Iterable[int] | None = None,
+    layers: int | str | Iterable[int] | None = None,
     align: Literal["text", "position"] = "text",
     per_prompt: bool = False,
     cache: bool = True,
@@ -221,6 +224,7 @@ def compare(
 
         given = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
         beside_shared(max_tokens, align, shared)
+        texts_only(shared=shared, answer=answer)
         blocks, own = blocks_of(layers), given.texts
         texts = texts_of(own.prompts, own.file, shared, prefixes, answer)
         asked = replace(given, prompts=[text.text for text in texts.texts], file=None)
@@ -295,7 +299,7 @@ def attribute(
         at_least("top", top, 1)
         at_least("steps", steps, 0)
         at_least("measure", measure, 0)
-        wished = Target(target, against, position, first_token)
+        wished = Target(target, against, "all" if position == "all" else whole(position), first_token)
         one_of("stack", stack, (None, "decoder"))
         asked_stack = stack is not None or decoder_prompt is not None
         files = input_files(stack=stack, decoder_prompt=decoder_prompt) if asked_stack else None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import SupportsIndex, cast
 
 from duat_cli.errors import InputError
 from duat_cli.kinds import KINDS, Kind
 from duat_cli.loading.inputs.request import READS, InputFiles
 from duat_cli.text import PAPER_PROMPT, clean
+
+LAYERS_LIMIT = 10_000  # no model has more blocks; a larger range would only fill the memory
 
 
 def one_of(name: str, value: object, choices: Sequence[object]) -> None:
@@ -35,17 +38,49 @@ def kinds_of(names: str | Iterable[str] | None) -> tuple[Kind, ...]:
     return cast("tuple[Kind, ...]", tuple(dict.fromkeys(found)))
 
 
-def blocks_of(layers: Iterable[int] | None) -> frozenset[int] | None:
-    """Numbers of blocks; None is every block."""
+def blocks_of(layers: int | str | Iterable[int] | None) -> frozenset[int] | None:
+    """Numbers of blocks: one, several, or as --layers has them, such as '0-3,7'; None is every block."""
     if layers is None:
         return None
-    found = frozenset(layers)
-    for number in found:
-        if type(number) is not int or number < 0:
-            raise InputError(f"layers: {number!r} is no number of a block; expected such as [0, 3]")
+    if isinstance(layers, str):
+        return frozenset(number for part in layers.split(",") for number in _range(part.strip(), layers))
+    found = [whole(number) for number in (layers if isinstance(layers, Iterable) else [layers])]
+    if any(number is None or number < 0 for number in found):
+        raise InputError(f"layers: {layers!r} are no numbers of blocks; expected such as [0, 3]")
     if not found:
         raise InputError("layers: no block given; None is every block")
-    return found
+    return frozenset(number for number in found if number is not None)
+
+
+def whole(value: object) -> int | None:
+    """A whole number of any library as Python's; None for what is none."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:  # a tensor of several
+        return None
+
+
+def _range(part: str, text: str) -> range:
+    first, dash, last = part.partition("-")
+    if not _is_number(first) or (dash and not _is_number(last)):
+        raise InputError(f"--layers '{clean(text)}': '{clean(part)}' is no block or range; expected such as 0-3,7")
+    start, stop = int(first), int(last) if dash else int(first)
+    if stop < start or stop >= LAYERS_LIMIT:
+        raise InputError(f"--layers '{clean(text)}': '{part}' is no range of blocks; expected such as 0-3,7")
+    return range(start, stop + 1)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 9
+
+
+def texts_only(**given: object) -> None:
+    """InputError names what is given and is no text."""
+    for name, value in given.items():
+        if value is not None and not isinstance(value, str):
+            raise InputError(f"{name}: expected a text, got {type(value).__name__}")
 
 
 def no_decoder(stack: str | None) -> str | None:
@@ -89,6 +124,9 @@ def one_question(
     target_field: str | None = None,
 ) -> None:
     """Of `attribute`: what is attributed is said once."""
+    texts_only(target=target, against=against, continuation=continuation, target_field=target_field)
+    if position not in (None, "all") and whole(position) is None:
+        raise InputError(f"position: {position!r}: expected one whole number, such as -1, or 'all'")
     if target is not None and not target:
         raise InputError("--target: an empty text is no token")
     asks = {

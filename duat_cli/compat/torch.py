@@ -64,6 +64,14 @@ def uncompiled(model: Any) -> Any:
     return getattr(model, "_orig_mod", model)
 
 
+def uncompile(model: nn.Module) -> None:
+    """Puts every module inside in the place of what `torch.compile` stands around it. Without it, a model with compiled
+    blocks fails while it is watched."""
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            module._modules[name] = uncompiled(child)
+
+
 def is_convolution(module: nn.Module) -> bool:
     """Of any number of dimensions, transposed or not. Without it, tiny convolutions are drawn too wide."""
     from torch import nn

@@ -155,6 +155,18 @@ def test_a_target_for_every_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
         duat.attribute(DEMO, prompts=TEXTS, target_field="next")
 
 
+def test_prompts_and_layers_are_any_that_say_it() -> None:
+    pandas = pytest.importorskip("pandas")
+    expected = duat.verify(DEMO, prompts=TEXTS).blocks
+    for prompts in (tuple(TEXTS), (text for text in TEXTS), pandas.Series(TEXTS)):
+        assert duat.verify(DEMO, prompts=prompts).blocks == expected
+    for layers, blocks in {1: [1], "0-1,3": [0, 1, 3]}.items():
+        report = duat.inspect(DEMO, prompts=TEXTS[1], null="uniform", layers=layers)
+        assert [block.index for block in report.blocks] == blocks
+    for place in (2, torch.tensor(2)):
+        assert duat.attribute(DEMO, prompts=TEXTS[0], position=place).attribution[0].position == 2
+
+
 def in_memory(report: Any) -> Any:
     """Without what says where the model comes from, and in which dtype it was stored there."""
     found = without_run(json.loads(report.to_json()))
@@ -287,7 +299,15 @@ def test_an_error_is_the_line_of_the_command(
         (lambda model: duat.inspect(DEMO, prompts_file="-"), "prompts_file '-'"),
         (lambda model: duat.inspect(DEMO, max_tokens=0), "max_tokens 0"),
         (lambda model: duat.inspect(DEMO, null="none"), "null 'none': expected all, uniform"),
-        (lambda model: duat.inspect(DEMO, layers=[-1]), "layers: -1 is no number of a block"),
+        (lambda model: duat.inspect(DEMO, layers=[-1]), r"layers: \[-1\] are no numbers of blocks"),
+        (lambda model: duat.inspect(DEMO, layers=[True]), r"layers: \[True\] are no numbers of blocks"),
+        (lambda model: duat.inspect(DEMO, layers="a-b"), "--layers 'a-b': 'a-b' is no block or range"),
+        (lambda model: duat.attribute(DEMO, position=[3, 4]), r"position: \[3, 4\]: expected one whole number"),
+        (lambda model: duat.attribute(DEMO, target=9), "target: expected a text, got int"),
+        (lambda model: duat.matrix(DEMO, prompt=["x"]), "prompt: expected a text, got list"),
+        (lambda model: duat.inspect(model, DEMO, prompts="x"), "expected one that is loaded, got str; AutoTokenizer"),
+        (lambda model: duat.inspect(DEMO, prompts={"a": "x"}), "prompts: expected a text or several, got dict"),
+        (lambda model: duat.inspect(DEMO, prompts=3), "prompts: expected a text or several, got int"),
         (lambda model: duat.inspect(DEMO, layers=[]), "layers: no block given"),
         (lambda model: duat.prune_bound(DEMO, granularity="layer"), "granularity 'layer': expected"),
         (lambda model: duat.prune_bound(DEMO, granularity=[]), "granularity: none given"),

@@ -136,7 +136,7 @@ def attribute(
     from duat_cli.cli.terminal.progress import Progress
 
     limit, place = options.parse_memory(memory), _position(position)
-    one_question(target, against, position, steps, continuation, target_field)
+    one_question(target, against, place, steps, continuation, target_field)
     options.require_hub(model, token)
     shared = 1 if out is not None else processes()
     task = Task("attribute", every_position=place == "all", steps=steps, top=top, processes=shared)

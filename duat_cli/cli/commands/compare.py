@@ -111,7 +111,7 @@ def compare(
     from duat_cli.analysis.compare.request import texts_of
     from duat_cli.analysis.opening import ModelRequest, PromptRequest, load_found, open_session, tokens_of
     from duat_cli.analysis.plan.task import Task
-    from duat_cli.api.settings import beside_shared
+    from duat_cli.api.settings import beside_shared, blocks_of
     from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
@@ -119,7 +119,7 @@ def compare(
     task = Task("compare", fixed=fixed)
     wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map)
     talk = talk_of(quiet, verbose, no_color)
-    chosen = options.parse_layers(layers)
+    chosen = blocks_of(layers)
     presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
     beside_shared(max_tokens, align, shared)
     if fixed and (

@@ -164,7 +164,7 @@ def inspect(
     from duat_cli.analysis.inspect.save.asked import saved_of
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.analysis.plan.task import Task
-    from duat_cli.api.settings import at_least
+    from duat_cli.api.settings import at_least, blocks_of
     from duat_cli.api.target import tensor_target
     from duat_cli.cli.shared.many import into_folder, processes
     from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
@@ -178,7 +178,7 @@ def inspect(
         prompt, prompts, max_tokens, options.input_files(image, audio, tensors, stack, decoder_prompt)
     )
     talk = talk_of(quiet, verbose, no_color)
-    chosen = options.parse_layers(layers)
+    chosen = blocks_of(layers)
     at_least("--threshold", threshold, 0)
     presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
     if stack == EVERY and presentation.form == "model-card":

@@ -22,7 +22,6 @@ input_option = functools.partial(typer.Option, rich_help_panel=PANEL_INPUT)
 compute_option = functools.partial(typer.Option, rich_help_panel=PANEL_COMPUTE)
 loading_option = functools.partial(typer.Option, rich_help_panel=PANEL_LOADING)
 output_option = functools.partial(typer.Option, rich_help_panel=PANEL_OUTPUT)
-LAYERS_LIMIT = 10_000  # no model has more blocks; a larger range would only fill the memory
 
 
 def same_dashes(name: str) -> str:
@@ -275,27 +274,3 @@ def parse_memory(text: str | None) -> int | None:
         raise InputError(f"--memory '{clean(text)}': expected a size such as 8GB, 2.5GiB or 900MB")
     unit = 1000 if (match[3] or "").lower() == "b" else 1024
     return int(float(match[1]) * unit ** " kmgt".index(match[2].lower() or " "))
-
-
-def parse_layers(text: str | None) -> frozenset[int] | None:
-    """'0-3,7' as {0, 1, 2, 3, 7}; None stays None, which is every block."""
-    if text is None:
-        return None
-    blocks: set[int] = set()
-    for part in text.split(","):
-        blocks.update(_parse_range(part.strip(), text))
-    return frozenset(blocks)
-
-
-def _parse_range(part: str, whole: str) -> range:
-    first, dash, last = part.partition("-")
-    if not _is_number(first) or (dash and not _is_number(last)):
-        raise InputError(f"--layers '{whole}': '{part}' is no block or range; expected such as 0-3,7")
-    start, stop = int(first), int(last) if dash else int(first)
-    if stop < start or stop >= LAYERS_LIMIT:
-        raise InputError(f"--layers '{whole}': '{part}' is no range of blocks; expected such as 0-3,7")
-    return range(start, stop + 1)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 9

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from duat_cli.compat.accelerate import without_mixed_precision
-from duat_cli.compat.torch import hooked_modules, uncompiled
+from duat_cli.compat.torch import hooked_modules, uncompile, uncompiled
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
@@ -46,6 +46,7 @@ def given(model: Any) -> LoadedModel:
     with hushed(), torch.no_grad():
         with foreign_errors(f"{type(own).__name__}: its modules cannot be copied", UnsupportedModelError):
             shell = copy.deepcopy(model, _memo(model))
+        uncompile(shell)
         without_mixed_precision(shell)
         notes: list[str] = []
         if wrapped:

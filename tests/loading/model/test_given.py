@@ -128,6 +128,16 @@ def test_a_merged_adapter_is_not_merged_twice() -> None:
     assert torch.allclose(logits(given(model).model), expected, atol=1e-4)
 
 
+def test_a_compiled_block_is_taken_as_what_it_compiles() -> None:
+    model = tiny.tiny_model("llama")
+    expected = logits(model)
+    model.model.layers[1] = torch.compile(model.model.layers[1])
+    held = given(model).model
+    assert torch.equal(logits(held), expected)
+    assert not any("_orig_mod" in name for name in held.state_dict())
+    assert any("_orig_mod" in name for name in model.state_dict())
+
+
 def test_a_compiled_model_is_taken_as_what_it_compiles() -> None:
     model = tiny.tiny_model("llama")
     assert torch.allclose(logits(given(torch.compile(model)).model), logits(model), atol=1e-5)
