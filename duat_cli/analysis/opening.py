@@ -159,7 +159,7 @@ class ModelRequest:
 class PromptRequest:
     """Which texts to run, and how much of them."""
 
-    prompts: list[str] | None
+    prompts: Sequence[str | PromptText] | None
     file: str | None
     max_tokens: int | None
     files: InputFiles | None = None

@@ -19,20 +19,20 @@ from duat_cli.analysis.opening import (
     open_with_calibration,
     tokens_of,
 )
-from duat_cli.api.settings import one_of
+from duat_cli.api.settings import one_of, whole
 from duat_cli.checks.nearest import suggestion
 from duat_cli.errors import InputError
 from duat_cli.loading.inputs.request import EVERY, InputFiles, StackName
+from duat_cli.loading.texts import PromptText, numbered
 
 if TYPE_CHECKING:
     from duat_cli.analysis.plan.task import Task
     from duat_cli.analysis.progress import Progress
     from duat_cli.loading.model.load import LoadedModel
     from duat_cli.loading.prompts import Prompt
-    from duat_cli.loading.texts import PromptText
 
 Model = Any  # a folder or hub id (str or path), None for the bundled demo, or a transformers or PEFT model in memory
-Texts = str | Iterable[str]
+Texts = str | Iterable[str | Iterable[int]]  # texts, or token ids in the place of each
 File = str | os.PathLike[str]
 Pictures = Any  # a file or a PIL picture, or a list of them
 Tensors = File | Mapping[str, Any] | Sequence[File | Mapping[str, Any]]
@@ -88,7 +88,7 @@ class Opened:
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """The one beside the model, or the checkpoint's; InputError where there is none."""
+        """The one beside the model, or the checkpoint's; None of token ids without one, else InputError."""
         return self.tokenizer_of()
 
     def text(self, token: int) -> str:
@@ -99,9 +99,7 @@ class Opened:
         """What tokens that follow each other say; positions of a picture or a sound say nothing."""
         from duat_cli.loading.prompts import said
 
-        if not self.loaded.reads_tokens:
-            return " ".join(f"#{token}" for token in tokens)
-        return said(self.tokenizer, tokens)
+        return said(self.tokenizer, tokens) if self.loaded.reads_tokens else numbered(tokens)
 
 
 @dataclass(frozen=True)
@@ -139,18 +137,9 @@ class Asked:
     @functools.cached_property
     def texts(self) -> PromptRequest:
         """The prompts; InputError for those that no text can be."""
-        given = [self.prompts] if isinstance(self.prompts, str) else self.prompts
-        if given is not None:
-            if isinstance(given, Mapping) or not isinstance(given, Iterable):
-                raise InputError(f"prompts: expected a text or several, got {type(given).__name__}")
-            given = list(given)
-        if given == []:
-            raise InputError("prompts: an empty list; give a text, or None for the bundled set")
-        for number, text in enumerate(given or ()):
-            if not isinstance(text, str):
-                raise InputError(f"prompts[{number}]: expected a text, got {type(text).__name__}")
-            if text == "-":
-                raise InputError(f"prompts[{number}] '-': expected a text; standard input is the command line's")
+        given = None if self.prompts is None else _prompts(self.prompts)
+        if given and not isinstance(given[0], str) and self.files is not None and self.files.option is not None:
+            raise InputError(f"{self.files.option}: stands in a text, not among token ids; give the prompt as a text")
         file = None if self.file is None else os.fspath(self.file)
         if file == "-":
             raise InputError("prompts_file '-': expected a file; standard input is the command line's")
@@ -204,6 +193,8 @@ class Asked:
             loaded, made = tokens_of(loaded, self._own_tokenizer(), texts, read)
         if files.names_blocks:
             tokenizer = None if files.decoder_prompt is None else self._own_tokenizer()
+            if files.decoder_prompt is not None and tokenizer is None:
+                raise InputError("decoder_prompt: a text needs the tokenizer of the model in memory")
             loaded, made = with_chosen_blocks(loaded, made, files, tokenizer=tokenizer)
         return Opened(loaded, made, self._own_tokenizer)
 
@@ -244,6 +235,8 @@ class Asked:
     def _own_tokenizer(self) -> Any:
         """The caller's, that of a processor too; where it has to cut, a copy that keeps the beginning of a text."""
         if self.tokenizer is None:
+            if all(isinstance(text, PromptText) for text in self.texts.prompts or [""]):
+                return None
             raise InputError("tokenizer missing: give the tokenizer of the model in memory behind it")
         from transformers import ProcessorMixin
 
@@ -253,6 +246,35 @@ class Asked:
         own = copy.deepcopy(tokenizer)
         own.truncation_side = "right"
         return own
+
+
+def _prompts(given: Texts) -> list[str | PromptText]:
+    """Texts as they are, token ids by their numbers; InputError for what is neither."""
+    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+        raise InputError(f"prompts: expected a text or several, got {type(given).__name__}")
+    found = [_prompt(one, number) for number, one in enumerate([given] if isinstance(given, str) else given)]
+    if not found:
+        raise InputError("prompts: an empty list; give a text, or None for the bundled set")
+    if "-" in found:
+        raise InputError(f"prompts[{found.index('-')}] '-': expected a text; standard input is the command line's")
+    if len({type(one) for one in found}) > 1:
+        raise InputError("prompts: texts and token ids; give all of them in one way")
+    return found
+
+
+def _prompt(given: Any, number: int) -> str | PromptText:
+    if isinstance(given, str):
+        return str(given)
+    try:
+        ids = None if isinstance(given, (bytes, Mapping)) else [whole(one) for one in given]
+    except TypeError:  # a tensor of no dimensions says by this that it has no entries
+        ids = None
+    if ids is None:
+        raise InputError(f"prompts[{number}]: expected a text or token ids, got {type(given).__name__}")
+    found = tuple(one for one in ids if one is not None)
+    if not found or len(found) < len(ids):
+        raise InputError(f"prompts[{number}]: expected token ids, whole numbers, and one at least")
+    return PromptText(numbered(found), f"prompts[{number}]", number + 1, found)
 
 
 def input_files(

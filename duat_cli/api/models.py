@@ -197,7 +197,7 @@ def compare(
     model: Model = None,
     tokenizer: Any = None,
     *,
-    prompts: Sequence[str] | None = None,
+    prompts: Texts | None = None,
     prompts_file: File | None = None,
     shared: str | None = None,
     prefixes: Sequence[str] | None = None,
@@ -227,9 +227,9 @@ def compare(
         texts_only(shared=shared, answer=answer)
         blocks, own = blocks_of(layers), given.texts
         texts = texts_of(own.prompts, own.file, shared, prefixes, answer)
-        asked = replace(given, prompts=[text.text for text in texts.texts], file=None)
+        asked = replace(given, prompts=[text.ids or text.text for text in texts.texts], file=None)
         opened = asked.open(Task("compare"), heard(progress), texts.texts)
-        words = Vocabulary(opened.texts, frozenset(opened.tokenizer.all_special_ids))
+        words = Vocabulary(opened.texts, frozenset(getattr(opened.tokenizer, "all_special_ids", ())))
         options = CompareOptions(blocks, per_prompt, cache, align == "position")
         report = compute(opened.loaded, texts, opened.prompts, options, words, heard(progress))
     return CompareResult.of(report)
@@ -240,7 +240,7 @@ def compare_fixed(
     model: Model = None,
     tokenizer: Any = None,
     *,
-    prompts: Sequence[str] | None = None,
+    prompts: Texts | None = None,
     prompts_file: File | None = None,
     max_tokens: int | None = None,
     progress: Progress | None = None,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from typing import SupportsIndex, cast
+from typing import SupportsIndex, TypeVar, cast
 
 from duat_cli.errors import InputError
 from duat_cli.kinds import KINDS, Kind
 from duat_cli.loading.inputs.request import READS, InputFiles
 from duat_cli.text import PAPER_PROMPT, clean
 
+Prompted = TypeVar("Prompted")
 LAYERS_LIMIT = 10_000  # no model has more blocks; a larger range would only fill the memory
 
 
@@ -99,7 +100,7 @@ def one_input(files: InputFiles | None, count: int) -> None:
         raise InputError(f"{files.option}: given {count} times; a matrix belongs to one input")
 
 
-def one_prompt(prompts: Sequence[str] | None) -> str:
+def one_prompt(prompts: Sequence[Prompted] | None) -> Prompted | str:
     """Of `matrix`: the one, or without any the paper's."""
     if prompts and len(prompts) > 1:
         raise InputError(f"--prompt: given {len(prompts)} times; a matrix belongs to one prompt")

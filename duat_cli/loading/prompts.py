@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 from duat_cli.compat.transformers import stated
 from duat_cli.errors import InputError
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, silenced
-from duat_cli.loading.texts import MAX_BYTES, PromptText, checked, decode, lines, read_stdin, texts_of
+from duat_cli.loading.texts import MAX_BYTES, PromptText, checked, decode, lines, numbered, read_stdin, texts_of
 from duat_cli.text import clean
 
 if TYPE_CHECKING:  # texts are read before torch is imported
@@ -73,7 +73,7 @@ class Limits:
 
 
 def read_prompts(
-    prompt: Sequence[str], prompts_file: str | None, stdin: IO[Any] | None, option: str = "--prompts"
+    prompt: Sequence[str | PromptText], prompts_file: str | None, stdin: IO[Any] | None, option: str = "--prompts"
 ) -> list[PromptText]:
     """The texts of --prompt and of --prompts, in this order; without either the bundled set.
 
@@ -87,17 +87,21 @@ def read_prompts(
     return texts or default_prompts()
 
 
-def open_prompts(prompt: Sequence[str], prompts_file: str | None, stdin: IO[Any] | None) -> Iterable[PromptText]:
+def open_prompts(
+    prompt: Sequence[str | PromptText], prompts_file: str | None, stdin: IO[Any] | None
+) -> Iterable[PromptText]:
     """The same texts, from a regular file of any size: each pass reads it anew, and an error comes where it is met."""
     if prompts_file is None or not Path(prompts_file).expanduser().is_file():
         return read_prompts(prompt, prompts_file, stdin)
     return _Stream(_options(prompt, prompts_file, stdin), prompts_file)
 
 
-def _options(prompt: Sequence[str], prompts_file: str | None, stdin: IO[Any] | None) -> list[PromptText]:
+def _options(prompt: Sequence[str | PromptText], prompts_file: str | None, stdin: IO[Any] | None) -> list[PromptText]:
     if [*prompt, prompts_file].count("-") > 1:
         raise InputError("standard input can be read once: give '-' to one of --prompt and --prompts")
-    return [_option(text, number, stdin) for number, text in enumerate(prompt, 1)]
+    return [
+        text if isinstance(text, PromptText) else _option(text, number, stdin) for number, text in enumerate(prompt, 1)
+    ]
 
 
 def default_prompts() -> list[PromptText]:
@@ -203,13 +207,17 @@ def _encode(
     if foreign is not None:
         raise InputError(
             f"{prompt.where}: token id {foreign} is out of the vocabulary, vocab_size {vocab_size}: "
-            "the tokenizer belongs to another model"
+            + ("give others" if prompt.ids is not None else "the tokenizer belongs to another model")
         )
     sha256 = hashlib.sha256(prompt.text.encode("utf-8")).hexdigest()
     return Prompt(prompt.text, sha256, torch.tensor([ids], dtype=torch.long), prompt.line, spans)
 
 
 def _token_ids(tokenizer: Any, prompt: PromptText, max_tokens: int | None) -> tuple[list[int], Spans | None]:
+    if prompt.ids is not None:
+        return list(prompt.ids[:max_tokens]), None
+    if tokenizer is None:
+        raise InputError(f"{prompt.where}: a text needs the tokenizer of the model in memory; give it behind the model")
     cut = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
     spans_asked = {"return_offsets_mapping": True} if getattr(tokenizer, "is_fast", False) else {}
     with foreign_errors(f"{prompt.where}: the tokenizer fails", InputError):
@@ -220,7 +228,10 @@ def _token_ids(tokenizer: Any, prompt: PromptText, max_tokens: int | None) -> tu
 
 
 def said(tokenizer: Any, tokens: list[int], front: str = "") -> str:
-    """What tokens that follow each other say; one alone may be part of a character. front: of the error."""
+    """What tokens that follow each other say, '#5' without a tokenizer; one alone may be part of a character. front: of
+    the error."""
+    if tokenizer is None:
+        return numbered(tokens)
     with calling_tokenizer(f"{front}the tokenizer fails", InputError):
         return str(tokenizer.decode(tokens))
 

@@ -9,7 +9,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -36,6 +36,13 @@ class PromptText:
     """For messages: 'prompts.txt line 3', '--prompt 1'."""
     line: int
     """In its file, from 1, or row; the number of the option for --prompt."""
+    ids: tuple[int, ...] | None = None
+    """The token ids that were given in its place; the text then names them."""
+
+
+def numbered(tokens: Iterable[int]) -> str:
+    """Tokens by their ids, or positions by their numbers, where none has a text."""
+    return " ".join(f"#{token}" for token in tokens)
 
 
 def texts_of(name: str, stdin: IO[Any] | None, option: str = "--prompts") -> Iterator[PromptText]:

@@ -98,7 +98,7 @@ class ModelFacts(Result):
 class PromptFacts(Result):
     """A prompt, by hash and length."""
 
-    sha256: str = Field(description="of the prompt's UTF-8 text")
+    sha256: str = Field(description="of the prompt's UTF-8 text; of token ids it is '#5 #6'")
     tokens: int = Field(description="number of tokens")
 
 

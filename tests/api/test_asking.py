@@ -20,6 +20,8 @@ from PIL import Image
 
 import duat_cli as duat
 from duat_cli.cli.main import run
+from duat_cli.loading.checkpoint.source import demo_path
+from duat_cli.zoo.tiny import tiny_model
 
 
 @dataclass
@@ -154,6 +156,70 @@ def test_a_decoder_is_attributed(models: Models) -> None:
         logits = model(input_ids=ids, decoder_input_ids=decoded).logits[0, -1]
     assert report.attribution[0].logit == pytest.approx(float(logits.max()), rel=1e-5)
     assert len(report.attribution[0].parts.encoder.tokens) == 3
+
+
+IDS = [[5, 9, 9, 7, 5, 9], [8, 4, 6, 6, 5, 3]]
+
+
+@pytest.fixture
+def gpt2() -> Any:
+    return tiny_model("gpt2")
+
+
+def test_token_ids_are_what_the_model_reads(gpt2: Any) -> None:
+    """Of a model in memory without a tokenizer, against a plain pass of the model."""
+    report = duat.attribute(gpt2, prompts=IDS, target="#7", measure=1)
+    for ids, one in zip(IDS, report.attribution, strict=True):
+        with torch.no_grad():
+            assert one.logit == pytest.approx(float(gpt2(torch.tensor([ids])).logits[0, -1, 7]), rel=1e-5)
+        assert [token.text for token in one.parts.tokens] == [f"#{i}" for i in ids]
+    assert report.certificate.exact
+    with torch.no_grad():
+        logs = gpt2(torch.tensor([[*IDS[0], 7, 3]])).logits[0].double().log_softmax(-1)
+    [continued] = duat.attribute(gpt2, prompts=IDS[:1], continuation="#7 #3").continuations
+    assert continued.log_probability == pytest.approx(float(logs[5, 7] + logs[6, 3]), rel=1e-5)
+
+
+def test_every_function_takes_token_ids(gpt2: Any) -> None:
+    report = duat.inspect(gpt2, prompts=torch.tensor(IDS), null="uniform")
+    assert [prompt.tokens for prompt in report.prompts] == [6, 6]
+    assert report.operator(1, 0).input_ids.tolist() == IDS[1]
+    assert duat.verify(gpt2, prompts=IDS, max_tokens=3).prompts[0].tokens == 3
+    assert duat.prune_bound(gpt2, prompts=IDS, granularity="head", measure=2, probes=4).certificate.exact
+    assert duat.compare(gpt2, prompts=IDS).certificate.exact
+    assert duat.compare_fixed(gpt2, prompts=IDS).certificate.exact
+    assert duat.check(gpt2, prompts=IDS, policy="default").certificate is not None
+
+
+def test_token_ids_are_those_of_their_texts() -> None:
+    tokenizer, texts = t.AutoTokenizer.from_pretrained(demo_path()), ["The cat sat.", "def main():"]
+    ids = [tokenizer(text)["input_ids"] for text in texts]
+    assert duat.verify(prompts=ids).blocks == duat.verify(prompts=texts).blocks
+    tokens = duat.attribute(prompts=ids[:1], max_tokens=3).attribution[0].parts.tokens
+    assert "".join(token.text for token in tokens) == "<s>The c"
+    assert duat.plan(prompts=ids).prompt_tokens == [len(one) for one in ids]
+
+
+@pytest.mark.parametrize(
+    ("call", "wrong"),
+    [
+        (lambda m: duat.verify(m, prompts=[[1, 99999]]), r"prompts\[0\]: token id 99999 is out of the vocabulary"),
+        (lambda m: duat.verify(m, prompts=[[1], [-1]]), r"prompts\[1\]: token id -1 is out of the vocabulary"),
+        (lambda m: duat.verify(m, prompts=[[]]), r"prompts\[0\]: expected token ids, whole numbers, and one at least"),
+        (lambda m: duat.verify(m, prompts=[[1.5]]), "whole numbers"),
+        (lambda m: duat.verify(m, prompts=torch.tensor([1, 2])), "a text or token ids, got Tensor"),
+        (lambda m: duat.verify(m, prompts=[b"ab"]), "a text or token ids, got bytes"),
+        (lambda m: duat.verify(m, prompts=["a", [1]]), "texts and token ids; give all of them in one way"),
+        (lambda m: duat.verify(m, prompts=["a"]), "tokenizer missing"),
+        (lambda m: duat.verify(m, prompts=[[1]], image="a.png"), "--image: stands in a text, not among token ids"),
+        (lambda m: duat.attribute(m, prompts=[[1]], target="x"), "--target: a text needs the tokenizer"),
+        (lambda m: duat.attribute(m, prompts=[[1]], continuation="x"), "--continuation: a text needs the tokenizer"),
+        (lambda m: duat.compare(m, shared="a", prefixes=["b"]), "tokenizer missing"),
+    ],
+)
+def test_what_no_token_ids_can_be_is_one_line(call: Callable[[Any], Any], wrong: str, gpt2: Any) -> None:
+    with pytest.raises(duat.InputError, match=wrong):
+        call(gpt2)
 
 
 @pytest.mark.parametrize(

@@ -295,7 +295,7 @@ def test_an_error_is_the_line_of_the_command(
         (lambda model: duat.inspect(DEMO, "t", prompts=["x"]), "tokenizer: only beside a model in memory"),
         (lambda model: duat.inspect(DEMO, prompts=[]), "prompts: an empty list"),
         (lambda model: duat.inspect(DEMO, prompts=["-"]), "standard input is the command line's"),
-        (lambda model: duat.inspect(DEMO, prompts=[3]), r"prompts\[0\]: expected a text, got int"),
+        (lambda model: duat.inspect(DEMO, prompts=[3]), r"prompts\[0\]: expected a text or token ids, got int"),
         (lambda model: duat.inspect(DEMO, prompts_file="-"), "prompts_file '-'"),
         (lambda model: duat.inspect(DEMO, max_tokens=0), "max_tokens 0"),
         (lambda model: duat.inspect(DEMO, null="none"), "null 'none': expected all, uniform"),

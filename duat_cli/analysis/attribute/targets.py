@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -89,6 +90,12 @@ class Words:
 
     def tokens(self, option: str, text: str) -> list[int]:
         """Those of a text, without special ones."""
+        if self._tokenizer is None:
+            if not re.fullmatch(r"#\d{1,9}( #\d{1,9})*", text, re.ASCII):
+                raise InputError(
+                    f"{option}: a text needs the tokenizer of the model in memory; without one expected #5"
+                )
+            return [int(i) for i in text.replace("#", "").split()]
         with calling_tokenizer(f"{option}: the tokenizer fails", InputError):
             return [int(i) for i in self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
 

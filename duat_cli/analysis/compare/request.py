@@ -33,7 +33,7 @@ class Texts:
 
 
 def texts_of(
-    prompts: Sequence[str] | None,
+    prompts: Sequence[str | PromptText] | None,
     file: str | None,
     shared: str | None,
     prefixes: Sequence[str] | None,
