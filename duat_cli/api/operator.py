@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from duat_cli.models.value_path.operator import AttentionOperator
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Operator:
     """The factors of W' (Eq. 5-10), which maps a block's input to what its attention adds, constants left out:
 
@@ -49,6 +49,11 @@ class Operator:
     """What each token says."""
     certificate_error: float
     """Relative; the largest of the blocks up to this one."""
+
+    def __repr__(self) -> str:
+        """The shapes."""
+        shapes = [f"{name} {tuple(value.shape)}" for name, value in vars(self).items() if isinstance(value, Tensor)]
+        return f"<Operator of {len(self.tokens)} tokens: {', '.join(shapes)}; error {self.certificate_error:.1e}>"
 
 
 def operator_of(asked: Asked, fingerprint: str, prompt: int, block: int, progress: Progress) -> Operator:

@@ -19,6 +19,7 @@ from duat_cli.report.tables.compare import render_compare
 from duat_cli.report.tables.inspect import render_inspect
 from duat_cli.report.tables.lora import render_lora
 from duat_cli.report.tables.matrix import render_matrix
+from duat_cli.report.tables.numbers import error
 from duat_cli.report.tables.page import Page
 from duat_cli.report.tables.plan import render_plan
 from duat_cli.report.tables.prune.report import render_prune
@@ -35,11 +36,14 @@ from duat_cli.results.matrix import MatrixReport
 from duat_cli.results.plan import PlanReport
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.support import SupportReport
+from duat_cli.text import clean, plural
 
 if TYPE_CHECKING:
     from duat_cli.api.operator import Operator
 
     Pick = Callable[[int, int], Operator]
+
+_NAMED = 6  # tables of a report in one line
 
 
 class Shown(Report):
@@ -95,6 +99,27 @@ class Shown(Report):
         return pandas.json_normalize(
             [{f"in {name}": place for name, place in around.items()} | row for around, row in rows]
         )
+
+    def __repr__(self) -> str:
+        """One line; all of it is in the fields, and in `to_text`."""
+        model, certificate = getattr(self, "model", None), getattr(self, "certificate", None)
+        name = getattr(model, "name", None) or getattr(self, "name", None)
+        facts = [
+            plural(len(found), noun)
+            for noun in ("block", "prompt", "module")
+            if isinstance(found := getattr(self, f"{noun}s", None), list) and found
+        ]
+        if (verdict := getattr(self, "verdict", None)) is not None:
+            facts.append(verdict)
+        if certificate is not None:
+            size = getattr(certificate, "relative_error", getattr(certificate, "residual", 0.0))
+            facts.append(f"{'exact' if certificate.exact else 'NOT EXACT'} {error(size)}")
+        tables = [*self.tables[:_NAMED], *(["..."] if len(self.tables) > _NAMED else [])]
+        facts = [", ".join(facts), f"tables {', '.join(tables)}" if tables else ""]
+        about = f" {clean(str(name).rpartition('/')[2])}" if name else ""
+        return f"<{type(self).__name__}{about}: {'; '.join(filter(None, facts))}>"
+
+    __str__ = __repr__
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

@@ -21,6 +21,14 @@ def dense(operator: Operator) -> torch.Tensor:
     return kron_sum(operator.t[None, :, None] * operator.H * operator.s[:, None, :], maps)
 
 
+def test_it_is_shown_by_its_shapes() -> None:
+    operator = duat.verify(prompts=TEXTS[0]).operator()
+    shown = repr(operator)
+    assert len(shown) < 250
+    for name in ("H", "V", "O", "s", "t", "x", "contribution", "input_ids"):
+        assert f" {name} {tuple(getattr(operator, name).shape)}" in shown
+
+
 def attention_of(model: Any, block: int, ids: torch.Tensor) -> torch.Tensor:
     """What the model's own attention puts out there, seen by a hook; the demo has no biases."""
     seen: list[torch.Tensor] = []

@@ -59,6 +59,23 @@ def test_a_list_inside_of_another_one_says_where_its_entries_are() -> None:
     assert len(made.to_pandas("pairs.runs")) == len(made.pairs[0].runs)
 
 
+def test_a_report_is_shown_in_a_line(report: InspectResult) -> None:
+    shown = repr(report)
+    error = f"{report.certificate.relative_error:.1e}"
+    assert shown == f"<InspectResult demo: 6 blocks, 1 prompt, exact {error}; tables prompts, blocks>" == str(report)
+    checked = duat.check(weights_only=True)
+    others: list[Any] = [
+        duat.attribute(prompts="The cat"),
+        duat.lora_diff(),
+        duat.plan(),
+        duat.matrix(),
+        duat.support(),
+    ]
+    for each in [*others, checked, duat.explanation("corr."), duat.compare()]:
+        assert re.fullmatch(rf"<{type(each).__name__}[^\n]{{,250}}>", repr(each))
+    assert ": passed; tables " in repr(checked)
+
+
 def test_another_name_is_refused(report: InspectResult) -> None:
     with pytest.raises(duat.InputError, match="'layers': no table of this report; it has prompts, blocks"):
         report.to_pandas("layers")
