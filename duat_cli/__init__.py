@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from duat_cli.errors import CheckpointError, DuatError, InputError, UnsupportedModelError
 
 if TYPE_CHECKING:
+    from duat_cli.api.comparing import compare, compare_fixed
     from duat_cli.api.files import check, lora_diff, plan
-    from duat_cli.api.models import attribute, compare, compare_fixed, inspect, matrix, prune_bound, support, verify
+    from duat_cli.api.models import attribute, inspect, matrix, prune_bound, support, verify
     from duat_cli.api.words import explanation, merge, schema
 
 __version__ = "0.2.0"
@@ -47,9 +48,9 @@ def __getattr__(name: str) -> Any:
     """PEP 562: a command's function; torch is imported when it is called."""
     if name not in __all__:
         raise AttributeError(f"module 'duat_cli' has no attribute '{name}'")
-    from duat_cli.api import files, models, words
+    from duat_cli.api import comparing, files, models, words
 
-    return getattr(next(module for module in (models, files, words) if hasattr(module, name)), name)
+    return getattr(next(module for module in (models, comparing, files, words) if hasattr(module, name)), name)
 
 
 def __dir__() -> list[str]:

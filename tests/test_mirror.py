@@ -94,7 +94,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "every case of a load: loading/model/test_load.py": "loading/model/notes",
     "every plan is made of them: analysis/plan/test_memory.py": "analysis/plan/terms",
     "every call against its command: api/test_commands.py": """
-        api/files api/models api/planning api/settings api/words""",
+        api/comparing api/files api/models api/planning api/settings api/words""",
     "the table and nothing else: api/test_results.py": "api/pages report/notebook",
     "whole files or none: cli/terminal/test_output.py": "api/target",
     "every page in a browser: report/html/test_document.py": """

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from duat_cli.analysis.inspect.save.asked import saved_of
@@ -15,7 +14,6 @@ from duat_cli.api.asking import Asked, File, Loading, Model, Pictures, Tensors, 
 from duat_cli.api.ground import heard, load_libraries, undisturbed
 from duat_cli.api.results import (
     AttributeResult,
-    CompareResult,
     InspectResult,
     MatrixResult,
     PruneResult,
@@ -24,7 +22,6 @@ from duat_cli.api.results import (
 )
 from duat_cli.api.settings import (
     at_least,
-    beside_shared,
     blocks_of,
     kinds_of,
     no_decoder,
@@ -193,72 +190,6 @@ def matrix(
 
 
 @options_known
-def compare(
-    model: Model = None,
-    tokenizer: Any = None,
-    *,
-    prompts: Texts | None = None,
-    prompts_file: File | None = None,
-    shared: str | None = None,
-    prefixes: Sequence[str] | None = None,
-    answer: str | None = None,
-    max_tokens: int | None = None,
-    layers: int | str | Iterable[int] | None = None,
-    align: Literal["text", "position"] = "text",
-    per_prompt: bool = False,
-    cache: bool = True,
-    progress: Progress | None = None,
-    **loading: Unpack[Loading],
-) -> CompareResult:
-    """`duat compare`: which parameters follow the input. Also of a model in memory.
-
-    prompts: two or more, the first compared with each other one; or a `shared` text behind each of `prefixes`, and an
-    `answer` to it. align: whether the tokens that both prompts have are compared, or those at one place. What
-    `duat compare --fixed` asks is `compare_fixed`.
-    """
-    load_libraries()
-    with undisturbed():
-        from duat_cli.analysis.compare.request import texts_of
-        from duat_cli.analysis.compare.run import CompareOptions, Vocabulary
-        from duat_cli.analysis.compare.run import compare as compute
-
-        given = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
-        beside_shared(max_tokens, align, shared)
-        texts_only(shared=shared, answer=answer)
-        blocks, own = blocks_of(layers), given.texts
-        texts = texts_of(own.prompts, own.file, shared, prefixes, answer)
-        asked = replace(given, prompts=[text.ids or text.text for text in texts.texts], file=None)
-        opened = asked.open(Task("compare"), heard(progress), texts.texts)
-        words = Vocabulary(opened.texts, frozenset(getattr(opened.tokenizer, "all_special_ids", ())))
-        options = CompareOptions(blocks, per_prompt, cache, align == "position")
-        report = compute(opened.loaded, texts, opened.prompts, options, words, heard(progress))
-    return CompareResult.of(report)
-
-
-@options_known
-def compare_fixed(
-    model: Model = None,
-    tokenizer: Any = None,
-    *,
-    prompts: Texts | None = None,
-    prompts_file: File | None = None,
-    max_tokens: int | None = None,
-    progress: Progress | None = None,
-    **loading: Unpack[Loading],
-) -> CompareResult:
-    """`duat compare --fixed`: the loss with attention and norm scales held at other values. Also of a model in
-    memory."""
-    load_libraries()
-    with undisturbed():
-        from duat_cli.analysis.compare.fixed import fixed
-
-        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
-        opened = asked.open(Task("compare", fixed=True), heard(progress))
-        report = fixed(opened.loaded, opened.prompts, asked.texts.own, heard(progress))
-    return CompareResult.of(report)
-
-
-@options_known
 def attribute(
     model: Model = None,
     tokenizer: Any = None,
@@ -266,6 +197,9 @@ def attribute(
     prompts: Texts | None = None,
     prompts_file: File | None = None,
     max_tokens: int | None = None,
+    image: Pictures | None = None,
+    audio: File | Sequence[File] | None = None,
+    inputs: Tensors | None = None,
     stack: Literal["decoder"] | None = None,
     decoder_prompt: str | None = None,
     target: str | None = None,
@@ -282,8 +216,9 @@ def attribute(
 ) -> AttributeResult:
     """`duat attribute`: what a prediction is made of, in exact parts that add up. Also of a model in memory.
 
-    target_field: the name under which every object of `prompts_file`, JSON lines, has its own target; stack: 'decoder'
-    of an encoder-decoder, which reads `decoder_prompt`, or what the model writes.
+    image, audio, inputs: as of `inspect`, within a text or for a decoder; stack: 'decoder' of an encoder-decoder, which
+    reads `decoder_prompt`, or what the model writes. target_field: the name under which every object of `prompts_file`,
+    JSON lines, has its own target.
     """
     load_libraries()
     with undisturbed():
@@ -292,6 +227,7 @@ def attribute(
         from duat_cli.analysis.attribute.targets import Asked as Target
         from duat_cli.analysis.attribute.targets import FieldTargets, Words
         from duat_cli.loading.texts import field_of
+        from duat_cli.models.discovery.modality import require_token_ids
 
         one_question(target, against, position, steps, continuation, target_field)
         if target_field is not None and (prompts is not None or prompts_file is None or target is not None):
@@ -301,11 +237,12 @@ def attribute(
         at_least("measure", measure, 0)
         wished = Target(target, against, "all" if position == "all" else whole(position), first_token)
         one_of("stack", stack, (None, "decoder"))
-        asked_stack = stack is not None or decoder_prompt is not None
-        files = input_files(stack=stack, decoder_prompt=decoder_prompt) if asked_stack else None
-        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files)
+        files = input_files(image, audio, inputs, stack, decoder_prompt)
+        own = files if stack or files.option else None
+        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, own)
         task = Task("attribute", every_position=position == "all", steps=steps, top=top)
         opened = asked.open(task, heard(progress))
+        require_token_ids(opened.loaded.model)
         each = None
         if target_field is not None and prompts_file is not None:
             each = FieldTargets(target_field, field_of(os.fspath(prompts_file), target_field))

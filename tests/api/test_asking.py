@@ -143,6 +143,22 @@ def test_a_picture_stands_in_the_texts_of_a_file(tmp_path: Path) -> None:
     assert [prompt.sha256 for prompt in held.prompts] == [prompt.sha256 for prompt in stored.prompts]
 
 
+def test_a_text_with_a_picture_is_attributed_as_by_the_command(
+    tmp_path: Path, models: Models, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_llava(tmp_path)
+    text, picture = "USER <image> a cat", models["a.png"]
+    model = t.LlavaForConditionalGeneration.from_pretrained(tmp_path, attn_implementation="eager")
+    held = duat.attribute(model, t.AutoProcessor.from_pretrained(tmp_path), prompts=text, image=picture)
+    stored = duat.attribute(tmp_path, prompts=text, image=picture)
+    capsys.readouterr()
+    assert run(["attribute", str(tmp_path), "--prompt", text, "--image", str(picture), "--json", "-q"]) == 0
+    expected = json.loads(capsys.readouterr().out)
+    assert said(stored) == {name: value for name, value in expected.items() if name != "run"}
+    assert said(held)["attribution"] == expected["attribution"]
+    assert stored.attribution[0].parts.picture.positions == 16
+
+
 def test_a_decoder_is_attributed(models: Models) -> None:
     torch.manual_seed(3)
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
@@ -241,6 +257,7 @@ def test_what_no_token_ids_can_be_is_one_line(call: Callable[[Any], Any], wrong:
         (lambda m, p: duat.matrix(m, p, prompt="x"), "reads no token ids here"),
         (lambda m, p: duat.matrix(stack="decoder"), "duat inspect and verify read it"),
         (lambda m, p: duat.attribute(m, p, prompts="x"), r"takes `pixel_values` \(images\), no token ids"),
+        (lambda m, p: duat.attribute(m, p, image=Image.new("RGB", (9, 9))), r"\(images\), no token ids"),
         (lambda m, p: duat.attribute(stack="encoder"), "stack 'encoder': expected None, decoder"),
         (lambda m, p: duat.attribute(decoder_prompt="x"), "--decoder-prompt: only a decoder reads it"),
     ],

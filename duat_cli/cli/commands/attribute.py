@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from duat_cli.loading.prompt_set import PromptSet
     from duat_cli.results.attribute import AttributeReport
 
+Images = Annotated[
+    list[str] | None,
+    options.input_option(
+        "--image",
+        metavar="FILE",
+        help="A picture within the text, for a model that reads both, not for one of pictures alone; repeatable; needs "
+        "Pillow, the extra vision.",
+    ),
+]
 Target = Annotated[
     str | None,
     options.compute_option(
@@ -94,7 +103,7 @@ def attribute(
     prompt: options.Prompts = None,
     prompts: options.PromptsFile = None,
     max_tokens: options.MaxTokens = None,
-    image: options.Images = None,
+    image: Images = None,
     audio: options.Sounds = None,
     tensors: options.InputTensors = None,
     stack: options.Stack = None,

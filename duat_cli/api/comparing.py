@@ -1,0 +1,82 @@
+"""What compares inputs through one model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+
+from duat_cli.analysis.plan.task import Task
+from duat_cli.api.asking import Asked, File, Loading, Model, Texts, options_known
+from duat_cli.api.ground import heard, load_libraries, undisturbed
+from duat_cli.api.results import CompareResult
+from duat_cli.api.settings import beside_shared, blocks_of, texts_only
+
+if TYPE_CHECKING:
+    from duat_cli.analysis.progress import Progress
+
+
+@options_known
+def compare(
+    model: Model = None,
+    tokenizer: Any = None,
+    *,
+    prompts: Texts | None = None,
+    prompts_file: File | None = None,
+    shared: str | None = None,
+    prefixes: Sequence[str] | None = None,
+    answer: str | None = None,
+    max_tokens: int | None = None,
+    layers: int | str | Iterable[int] | None = None,
+    align: Literal["text", "position"] = "text",
+    per_prompt: bool = False,
+    cache: bool = True,
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> CompareResult:
+    """`duat compare`: which parameters follow the input. Also of a model in memory.
+
+    prompts: two or more, the first compared with each other one; or a `shared` text behind each of `prefixes`, and an
+    `answer` to it. align: whether the tokens that both prompts have are compared, or those at one place. What
+    `duat compare --fixed` asks is `compare_fixed`.
+    """
+    load_libraries()
+    with undisturbed():
+        from duat_cli.analysis.compare.request import texts_of
+        from duat_cli.analysis.compare.run import CompareOptions, Vocabulary
+        from duat_cli.analysis.compare.run import compare as compute
+
+        given = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
+        beside_shared(max_tokens, align, shared)
+        texts_only(shared=shared, answer=answer)
+        blocks, own = blocks_of(layers), given.texts
+        texts = texts_of(own.prompts, own.file, shared, prefixes, answer)
+        asked = replace(given, prompts=[text.ids or text.text for text in texts.texts], file=None)
+        opened = asked.open(Task("compare"), heard(progress), texts.texts)
+        words = Vocabulary(opened.texts, frozenset(getattr(opened.tokenizer, "all_special_ids", ())))
+        options = CompareOptions(blocks, per_prompt, cache, align == "position")
+        report = compute(opened.loaded, texts, opened.prompts, options, words, heard(progress))
+    return CompareResult.of(report)
+
+
+@options_known
+def compare_fixed(
+    model: Model = None,
+    tokenizer: Any = None,
+    *,
+    prompts: Texts | None = None,
+    prompts_file: File | None = None,
+    max_tokens: int | None = None,
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> CompareResult:
+    """`duat compare --fixed`: the loss with attention and norm scales held at other values. Also of a model in
+    memory."""
+    load_libraries()
+    with undisturbed():
+        from duat_cli.analysis.compare.fixed import fixed
+
+        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
+        opened = asked.open(Task("compare", fixed=True), heard(progress))
+        report = fixed(opened.loaded, opened.prompts, asked.texts.own, heard(progress))
+    return CompareResult.of(report)
