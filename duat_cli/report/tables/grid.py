@@ -58,7 +58,7 @@ class Labels:
 
 
 BLOCK = Labels(("block",), lambda row: row.index)
-PROMPT = Labels(("prompt",), lambda row: row.prompt)
+PROMPT = Labels(("prompt", "from 0"), lambda row: row.prompt)
 KIND = Labels(("what",), lambda row: row.granularity, right=False)
 
 

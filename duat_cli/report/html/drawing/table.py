@@ -112,7 +112,8 @@ def table_of(
     head, name: header and text of the first column. path, numbers: as of `table_at`. word: what a row is.
     """
     known = filled(rows, columns)
-    absent = missing(rows, known, list(range(len(rows))))
+    first = 1 if word == "row" else 0  # blocks and prompts have numbers of their own
+    absent = missing(rows, known, list(range(first, first + len(rows))))
     notes = [f"No value: {names}: {reason} ({indices(word, at)})." for names, reason, at in absent]
     cells = [(Head(c.name, c.title[-1], c.path), c.cell) for c in known]
     return table_by(path, rows, (head, name), *cells, numbers=numbers, notes=notes)
