@@ -150,12 +150,16 @@ def _compare(base: BaseWeights, tuned: BaseWeights, name: str, old: Place, new: 
     bad = nonfinite(before) + nonfinite(after)
     if bad:
         into.add(Change(plan, (), fault=f"{plural(bad, 'value')} NaN or infinite", nonfinite=bad), None, NOT_READ)
+        into.modules[-1].reasons["rounding"] = into.modules[-1].reasons["spectral_norm"]
         return
     change, (second, first) = replaced(plan, after, before), common_rows(after, before)
     numbers = into.add(change, first, NOT_READ)
-    if numbers is not None and second.ndim == 2:
-        found = rounding(first, second, change.dense(), numbers)
-        into.modules[-1] = into.modules[-1].model_copy(update={"rounding": found})
+    if numbers is not None:
+        entry = into.modules[-1]
+        found = rounding(first, second, change.dense(), numbers) if second.ndim == 2 else None
+        why = entry.reasons.get("spectral_norm", "estimated for a single matrix alone")
+        reasons = entry.reasons if found is not None else {**entry.reasons, "rounding": why}
+        into.modules[-1] = entry.model_copy(update={"rounding": found, "reasons": reasons})
 
 
 def _plan(base: BaseWeights, name: str, place: Place, before: Tensor) -> ParameterPlan:

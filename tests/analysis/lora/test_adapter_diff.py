@@ -357,6 +357,22 @@ def test_a_resized_vocabulary_and_an_added_tensor(tmp_path: Path) -> None:
     assert (again.added_rows, again.frobenius_norm) == (5, changed.frobenius_norm)
 
 
+def test_what_has_no_rank_over_rounding_says_why(tmp_path: Path) -> None:
+    base = adapters.base_of("llama", tmp_path / "base")
+    model, names = adapters.load_base(base), ("model.norm.weight", "model.layers.0.mlp.up_proj.weight")
+    with torch.no_grad():
+        for name in names:
+            model.get_parameter(name).mul_(1.5)
+        model.get_parameter("lm_head.weight")[0, 0] = torch.nan
+    model.save_pretrained(tmp_path / "tuned")
+    found = {key(module): module for module in tuned_report(base, tmp_path / "tuned").modules}
+    vector, matrix, broken = found[names[0]], found[names[1]], found["lm_head.weight"]
+    assert matrix.rounding is not None
+    assert "rounding" not in matrix.reasons
+    assert (vector.rounding, vector.reasons["rounding"]) == (None, weight_change.VECTOR)
+    assert (broken.rounding, broken.reasons["rounding"]) == (None, "1 value NaN or infinite")
+
+
 def test_checkpoints_of_other_models_are_refused(tmp_path: Path) -> None:
     llama, gpt2 = (adapters.base_of(name, tmp_path / name) for name in ("llama", "gpt2"))
     with pytest.raises(CheckpointError, match="is not its base model"):
