@@ -180,9 +180,9 @@ _CHANCE = Meaning(
 
 
 class LoraSummary(WithReasons):
-    """The most important numbers, and sentences that they support."""
+    """The most important numbers, and sentences that they support; of two adapters, of the first."""
 
-    changed: int | None = Field(description="parameters that change")
+    changed: int | None = Field(description="parameters that change; of two adapters, by the first")
     frobenius_norm: Annotated[Finite | None, Meaning("norm of dW", "exact", formula="sqrt(sum |dW|_F^2)")] = Field(
         description="of all changes together"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.console import RenderableType
@@ -101,17 +102,27 @@ def _head(report: LoraReport) -> list[RenderableType]:
         return [*parts, line(f"{report.method} adapter, checked only")]
     summary = report.summary
     what = "fully tuned checkpoint" if report.mode == "checkpoint" else f"{report.method} adapter"
-    size = "" if summary.frobenius_norm is None else f", norm {numbers.plain(summary.frobenius_norm)}"
+    size = _norm(summary.frobenius_norm)
     share = "" if summary.relative_frobenius is None else f", {numbers.percent(summary.relative_frobenius)} % of theirs"
     what += facts.quantised(report.tuned_quantised)
     base = f"{report.dtype} weights{facts.quantised(report.base_quantised)}"
     text = f"{what}, on {base}: " if report.tuned_quantised else f"{what} on {base}: "
     text += f"{plural(summary.changed or 0, 'parameter')} changed{size}{share}"
+    if report.comparison is not None and report.other_modules is not None:
+        norms = [module.frobenius_norm for module in report.other_modules]
+        known = [norm for norm in norms if norm is not None]
+        whole = math.hypot(*known) if len(known) == len(norms) > 0 else None
+        text += f", by {report.tuned}; {plural(len(norms), 'parameter')} changed{_norm(whole)}, by "
+        text += report.comparison.other
     text += f"; {len(report.reshaped)} of another shape, not compared" if report.reshaped else ""
     parts.append(line(text))
     if report.prompts is not None and report.environment is not None:
         parts.append(line(facts.ran(all_prompts(report), report.environment)))
     return parts
+
+
+def _norm(value: float | None) -> str:
+    return "" if value is None else f", norm {numbers.plain(value)}"
 
 
 def _modules(report: LoraReport, page: Page) -> list[RenderableType]:
