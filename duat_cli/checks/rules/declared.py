@@ -9,7 +9,7 @@ from typing import Any
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.loading.declared.embedder import PATHS, TYPES
 from duat_cli.loading.declared.facts import CONFIG, EMBEDDER, FILE, GENERATION, RESOLVED_BY, TOKENIZER, Declared, below
-from duat_cli.loading.declared.tokenizer import DIGITS, TokenizerFacts, range_length
+from duat_cli.loading.declared.tokenizer import CALLS, CODE, DIGITS, TokenizerFacts, range_length
 from duat_cli.text import clean, plural, shown
 
 _SHORT_TYPES = "modules.json.modules"
@@ -122,7 +122,7 @@ def _tokenizer_changes(old: Mapping[str, Any], here: TokenizerFacts) -> Iterator
     before = below(old, "parts")
     for name in dict.fromkeys([*before, *here.parts]):
         was, now = before.get(name, "none"), here.parts.get(name, "none")
-        if was == now:
+        if was == now or (name in CALLS and name not in before):  # of a baseline that knows nothing of it
             continue
         if name == "vocabulary":
             yield name, _vocabulary_change(old, here)
@@ -130,7 +130,8 @@ def _tokenizer_changes(old: Mapping[str, Any], here: TokenizerFacts) -> Iterator
             yield name, f"{clean(name)} {'dropped' if now == 'none' else 'added'}"
         else:
             yield name, f"{clean(name)} changed"
-    changes = list(_differing(below(old, "fields"), here.fields))
+    fields = below(old, "fields")
+    changes = [change for change in _differing(fields, here.fields) if change[0] != CODE or CODE in fields]
     if changes:
         yield "fields", told(changes)
 
@@ -208,8 +209,9 @@ RULES = [
     ),
     Rule(
         "drift.tokenizer",
-        "vocabulary, merges, normaliser, special tokens, chat template and generation_config.json against the "
-        "baseline's, and whether the same texts are still the same tokens",
+        "vocabulary, merges, normaliser, special tokens, truncation and padding of the file, code that it names, chat "
+        "template and generation_config.json against the baseline's, and whether the same texts are still the same "
+        "tokens",
         "Restore the tokenizer's files and generation_config.json of the checkpoint that the baseline was made of.",
         _tokenizer,
         ("baseline", "declared", "tokenizer"),

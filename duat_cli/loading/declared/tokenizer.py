@@ -14,6 +14,7 @@ from typing import Any
 
 from duat_cli.compat.tokenizers import byte_alphabet
 from duat_cli.compat.transformers import named_tokens, template_fault
+from duat_cli.loading.checkpoint.files import read_json
 from duat_cli.loading.quiet import calling_tokenizer
 from duat_cli.text import clean
 
@@ -22,6 +23,8 @@ RANGES = 512
 DIGITS = 4  # of a range's hash; the hash of the whole decides whether two vocabularies are equal
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _SETTINGS = ("padding_side", "model_max_length", "clean_up_tokenization_spaces", "split_special_tokens")
+CALLS = ("truncation", "padding")  # parts of tokenizer.json for a reader that calls with no options
+CODE = "auto_map"
 _OTHER_MODALITIES = ("image", "audio", "video", "vision", "boi", "eoi", "boa", "eoa")
 _FILES = ("*.model", "vocab.txt", "vocab.json", "merges.txt", "spiece*", "*.tiktoken")  # of one without tokenizer.json
 
@@ -91,7 +94,7 @@ def _facts(tokenizer: Any, folder: Path, texts: Sequence[str]) -> TokenizerFacts
             **_parts(content, folder),
             "chat template": _digest(template),
         },
-        fields=_fields(tokenizer, roles),
+        fields={**_fields(tokenizer, roles), CODE: _code(folder)},
         roles=roles,
         special=frozenset(int(i) for i in tokenizer.all_special_ids),
         placeholders=frozenset(_placeholders(tokenizer, numbers)),
@@ -121,11 +124,22 @@ def _fields(tokenizer: Any, roles: Iterable[str]) -> dict[str, str | int | bool]
     return found
 
 
+def _code(folder: Path) -> str:
+    """The classes of the checkpoint's own code that tokenizer_config.json names, which run where a caller trusts it."""
+    named = _stored(folder / "tokenizer_config.json").get(CODE)
+    return json.dumps(named, sort_keys=True) if named else "none"
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
 # --- parts ----------------------------------------------------------------------------------------------------------
 
 
 def _parts(content: dict[str, Any] | None, folder: Path) -> dict[str, str]:
-    """Of tokenizer.json as the library writes it; truncation and padding are set anew at each call."""
+    """Of tokenizer.json as the library writes it. Truncation and padding, which transformers sets anew at each call and
+    other readers obey, are those of the file."""
     if content is None:
         files = (path for pattern in _FILES for path in folder.glob(pattern))
         return {"files": _hash(sorted((p.name, hashlib.sha256(p.read_bytes()).hexdigest()) for p in files))}
@@ -135,6 +149,8 @@ def _parts(content: dict[str, Any] | None, folder: Path) -> dict[str, str]:
     found = {"merges": merges, "model": [model, scores], "added tokens": content.get("added_tokens")}
     found["normaliser"] = content.get("normalizer")
     found |= {name.replace("_", "-"): content.get(name) for name in ("pre_tokenizer", "post_processor", "decoder")}
+    stored = _stored(folder / "tokenizer.json")
+    found |= {name: stored.get(name) for name in CALLS}
     return {name: "none" if value is None else _hash(value) for name, value in found.items()}
 
 

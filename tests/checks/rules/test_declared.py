@@ -128,6 +128,13 @@ def _special(content: dict[str, Any]) -> None:
     content["added_tokens"].append({**content["added_tokens"][0], "id": 2047, "content": token})
 
 
+CUT = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+PADDED = {
+    "strategy": {"Fixed": 16}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 1, "pad_type_id": 0,
+    "pad_token": "</s>",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("breakage", "words"),
     [
@@ -139,6 +146,12 @@ def _special(content: dict[str, Any]) -> None:
         (lambda d: bad.jedit(d / "tokenizer_config.json", chat_template="{{ x }}"), "tokenizer: chat template added"),
         (lambda d: (d / "chat_template.jinja").write_text("{{ x }}"), "tokenizer: chat template added"),
         (lambda d: bad.jedit(d / "tokenizer_config.json", padding_side="left"), "padding_side right → left"),
+        (tokenizer(lambda c: c.update(truncation=CUT)), "tokenizer: truncation added"),
+        (tokenizer(lambda c: c.update(padding=PADDED)), "tokenizer: padding added"),
+        (
+            lambda d: bad.jedit(d / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tok.T", None]}),
+            'auto_map none → {"AutoTokenizer": ["tok.T", null]}',
+        ),
         (lambda d: bad.jedit(d / GEN, temperature=0.3), "generation_config.json: temperature 1 → 0.3"),
         (lambda d: bad.jedit(d / GEN, eos_token_id=[1, 0]), "generation_config.json: eos_token_id 1 → [1, 0]"),
         (lambda d: (d / GEN).unlink(), "generation_config.json: bos_token_id 0 → none; eos_token_id 1 → none"),
@@ -155,6 +168,18 @@ def test_the_tokenizer_and_how_texts_are_made(
     assert not words.startswith("the same texts") or any("merges changed" in o["message"] for o in found)
     assert not any("update-baseline" in (o["advice"] or "") for o in found)
     assert not done.rules() & {"drift.weights", "drift.coupling", "drift.operator", "drift.summary"}
+
+
+def test_an_older_baseline_knows_nothing_of_truncation_and_code(
+    demo: Path, baseline: Path, tmp_path: Path, duat: Duat
+) -> None:
+    content, file = json.loads(baseline.read_text()), tmp_path / "old.json"
+    for name in ("parts.truncation", "parts.padding", "fields.auto_map"):
+        assert content["declared"].pop(f"tokenizer.{name}") == "none"
+    file.write_text(json.dumps(content))
+    tokenizer(lambda c: c.update(truncation=CUT))(demo)
+    bad.jedit(demo / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tok.T", None]})
+    assert duat("check", demo, *QUICK, "--baseline", file).code == 0
 
 
 def test_the_same_texts_with_other_options_are_no_finding(demo: Path, baseline: Path, duat: Duat) -> None:
