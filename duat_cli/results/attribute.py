@@ -192,7 +192,8 @@ class TargetFacts(WithReasons):
 
 
 class RemovedPart(WithReasons):
-    """A head or neuron, its frozen part, and what the model does without it."""
+    """A head or neuron, its frozen part, and what the model does without it. Of a norm what is lost is of the length
+    itself, while parts are along the direction that the vector had."""
 
     block: int = Field(description="number of the block, from 0")
     unit: int | None = Field(description="of a neuron: number of the unit's call among the block's")
@@ -200,7 +201,10 @@ class RemovedPart(WithReasons):
     index: int = Field(description="number of the head in its block, or of the neuron in its unit or expert")
     part: Annotated[Finite, _TOTAL] = Field(description="its frozen part, through all later blocks; of a head, `moved`")
     direct: Annotated[Finite | None, _DIRECT] = Field(description="of a head: what it writes straight to the logit")
-    change: Annotated[Finite | None, _LOST] = Field(description="how much of the logit is lost when it is set to zero")
+    change: Annotated[Finite | None, _LOST] = Field(
+        description="how much of the logit is lost when it is set to zero; of a norm: of the length itself, while its "
+        "part is along the direction that the vector had"
+    )
     kl: Annotated[Finite | None, _KL] = Field(description="of the output's distribution there when it is set to zero")
 
 

@@ -173,7 +173,7 @@ class Measurer:
         return total / count
 
     def _change(self, plain: _Seen, other: _Seen) -> Change:
-        lost = float(self._target.of(plain.raw) - self._target.of(other.raw))
+        lost = float(self._target.of(plain.raw) - self._target.after(other.raw))
         if not math.isfinite(lost):
             return Change(None, None)
         if self._target.kind in ("component", "norm"):

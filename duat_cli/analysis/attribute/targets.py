@@ -45,6 +45,10 @@ class Target:
             found = found - row[self.against]
         return found - row.mean() if self.against_mean else found
 
+    def after(self, output: Tensor) -> Tensor:
+        """Its value in the output of a changed model: of a norm the length there, whatever its direction became."""
+        return self.row(output).double().norm() if self.kind == "norm" else self.of(output)
+
     def row(self, output: Tensor) -> Tensor:
         """The outputs at its position, (vocabulary,)."""
         return output[0] if self.position is None else output[0, self.position]

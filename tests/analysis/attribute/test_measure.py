@@ -74,6 +74,26 @@ def test_what_is_lost_is_what_the_changed_model_loses(model_type: str) -> None:
         assert [token.replaced, token.replaced_kl] == pytest.approx(expected(before, replaced), rel=1e-6, abs=1e-9)
 
 
+@torch.no_grad()
+def test_of_a_norm_the_length_itself_is_lost() -> None:
+    model = single_model("bert").base_model.double()
+    ids = token_ids(model, tokens=6)
+    found = measured(helpers.as_loaded(model), ids, 3, target="norm", position=None)
+    before = model(ids).last_hidden_state[0].mean(0)
+    width = model.config.hidden_size // model.config.num_attention_heads
+    for head in found.heads:
+
+        def without(module: Any, args: Any, first: int = head.index * width) -> Any:
+            kept = args[0].clone()
+            kept[..., first : first + width] = 0
+            return (kept,)
+
+        with model.encoder.layer[head.block].attention.output.dense.register_forward_pre_hook(without):
+            after = model(ids).last_hidden_state[0].mean(0)
+        assert head.change == pytest.approx(float(before.norm() - after.norm()), rel=1e-6)
+        assert head.change != pytest.approx(float((before - after) @ before / before.norm()), rel=1e-3)
+
+
 def test_they_lead_and_agree_as_said() -> None:
     model = single_model("llama")
     found = measured(helpers.as_loaded(model), token_ids(model, tokens=8), 6)
