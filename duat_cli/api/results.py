@@ -14,7 +14,7 @@ from duat_cli.report.forms.eval_results import render_eval_results
 from duat_cli.report.forms.model_card import model_card
 from duat_cli.report.json import to_json
 from duat_cli.report.notebook import to_html
-from duat_cli.report.tables.attribute import render_attribute
+from duat_cli.report.tables.attribute.report import render_attribute
 from duat_cli.report.tables.compare import render_compare
 from duat_cli.report.tables.inspect import render_inspect
 from duat_cli.report.tables.lora import render_lora

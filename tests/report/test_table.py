@@ -13,7 +13,7 @@ import pytest
 import sample_reports as sample
 
 from duat_cli.report.check.table import render_check
-from duat_cli.report.tables.attribute import render_attribute
+from duat_cli.report.tables.attribute.report import render_attribute
 from duat_cli.report.tables.compare import render_compare
 from duat_cli.report.tables.inspect import render_inspect
 from duat_cli.report.tables.lora import render_lora

@@ -198,7 +198,7 @@ def attribute(
 
             report = compute(loaded, read, *settings(loaded), progress)
 
-    from duat_cli.report.tables.attribute import render_attribute
+    from duat_cli.report.tables.attribute.report import render_attribute
 
     presentation.emit(report, render_attribute, talk)
     return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
-from duat_cli.report.tables.attribute import render_attribute
+from duat_cli.report.tables.attribute.report import render_attribute
 from duat_cli.report.tables.page import Page
 from duat_cli.results.attribute import AttributeReport
 

@@ -13,7 +13,7 @@ from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import level
 from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.attribute import SIGNED
+from duat_cli.report.tables.attribute.report import SIGNED
 from duat_cli.report.tables.grid import Column
 from duat_cli.results.attribute import AttributeReport, Attribution, Flow, Move
 

@@ -11,7 +11,8 @@ from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.table import Head, Table, table_by
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.attribute import SIGNED, place_of
+from duat_cli.report.tables.attribute.report import SIGNED, place_of
+from duat_cli.report.tables.attribute.words import THROUGH_SCORES, called, lost
 from duat_cli.results.attribute import AttributeReport, MeasuredParts, RemovedPart
 
 _SERIES = (
@@ -31,7 +32,10 @@ def measured(report: AttributeReport, number: int) -> Figure | None:
     every = [value for points in series for _, part, change in points for value in (part, change)]
     scale = Linear.over(every)
     plot = Plot(
-        Axis("frozen part (logits)", scale), Axis("logit lost without it (logits)", scale), width=500, height=330
+        Axis("frozen part (logits)", scale),
+        Axis(f"{called(one)} lost without it (logits)", scale),
+        width=500,
+        height=330,
     )
     drawn = [
         marks.rule(plot.x(scale.low), plot.y(scale.low), plot.x(scale.high), plot.y(scale.high), "as much as the part")
@@ -49,9 +53,9 @@ def measured(report: AttributeReport, number: int) -> Figure | None:
     return Figure(
         key=f"measured-{number}",
         title=f"Frozen parts against removal: {title(one, len(report.prompts))}",
-        says="Each leading part taken out for real, one at a time. On the dashed line the logit loses as much as the "
-        "part says; parts are no causal statement, so points may lie elsewhere.",
-        picture=plot.svg(drawn, "Points: frozen part across, loss of the logit upwards."),
+        says="Each leading part taken out for real, one at a time. On the dashed line as much is lost as the part "
+        f"says; parts are no causal statement, so points may lie elsewhere. Lost: {lost(one)}. {THROUGH_SCORES}",
+        picture=plot.svg(drawn, "Points: frozen part across, what is lost upwards."),
         tables=[
             _removed("head", one.measured.heads, f"attribution.{number}.measured.heads[]"),
             _removed("neuron", one.measured.neurons, f"attribution.{number}.measured.neurons[]"),

@@ -6,7 +6,8 @@ from duat_cli.report.html.attribute.parts import title, token
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.table import Head, table_at, table_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.attribute import SIGNED, computed, place_of
+from duat_cli.report.tables.attribute.report import SIGNED, place_of
+from duat_cli.report.tables.attribute.words import called, computed
 from duat_cli.report.tables.grid import Column
 from duat_cli.results.attribute import AttributeReport, Attribution
 
@@ -26,7 +27,7 @@ def predictions(report: AttributeReport, drawn: int, texts: int) -> list[Figure]
         "attribution[]",
         heads=[
             Head("prediction", number=False),
-            Head("logit", "logits", "logit"),
+            Head(called(report.attribution[0]), "logits", "logit"),
             Head("choice of the model", "", "rank"),
             Head("certificate", "relative", "residual"),
             Head("token that adds most", number=False),

@@ -15,7 +15,8 @@ from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
 from duat_cli.report.html.drawing.table import Head, table_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.attribute import NOT_CAUSAL, SIGNED, missed, place_of
+from duat_cli.report.tables.attribute.report import SIGNED, missed, place_of
+from duat_cli.report.tables.attribute.words import NOT_CAUSAL, called
 from duat_cli.report.tables.grid import Column
 from duat_cli.results.attribute import AttributeReport, Attribution, AttributionCertificate
 
@@ -49,7 +50,11 @@ def _tiles(report: AttributeReport) -> list[Tile]:
     found = [Tile("certificate", numbers.error(report.certificate.residual), "relative", "certificate.residual")]
     if report.summary is not None:
         found.append(Tile("predictions", str(report.summary.predictions), "", "summary.predictions"))
-        found.append(Tile("mean logit", numbers.plain(report.summary.logit), "logits", "summary.logit"))
+        found.append(
+            Tile(
+                f"mean {called(report.attribution[0])}", numbers.plain(report.summary.logit), "logits", "summary.logit"
+            )
+        )
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duat_cli.report.tables.attribute import named
+from duat_cli.report.tables.attribute.words import named
 from duat_cli.results.attribute import Attribution
 
 

@@ -7,7 +7,8 @@ from duat_cli.report.html.drawing.cells import level, scale_of_cells, words
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.table import Head, Table, table_by
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.attribute import BARE, SIGNED, computed, is_bare
+from duat_cli.report.tables.attribute.report import SIGNED
+from duat_cli.report.tables.attribute.words import BARE, called, computed, is_bare
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
 from duat_cli.text import plural
 
@@ -30,9 +31,9 @@ def coloured(report: AttributeReport, number: int, *, whole: bool = True) -> Fig
         key=f"text-{number}",
         name=title(one, len(report.prompts)),
         wide=True,
-        title=f"{title(one, len(report.prompts))}: logit {numbers.plain(one.logit)}{rank}",
-        says="Each token with what it adds: its embedding, and the UAT terms computed at it. + raises the logit, "
-        f"\N{MINUS SIGN} lowers it; unmarked tokens add little.{f' {BARE}' if is_bare(one) else ''}",
+        title=f"{title(one, len(report.prompts))}: {called(one)} {numbers.plain(one.logit)}{rank}",
+        says="Each token with what it adds: its embedding, and the UAT terms computed at it. + raises the "
+        f"{called(one)}, \N{MINUS SIGN} lowers it; unmarked tokens add little.{f' {BARE}' if is_bare(one) else ''}",
         picture=words(tokens) + scale_of_cells(largest),
         tables=[_tokens(one, number, here, kept), *_encoder(one, number), *([_sums(one)] if whole else [])],
         terms=["attribution[].parts.tokens[].value", "attribution[].parts.units[].tokens", "attribution[].logit"],

@@ -10,6 +10,18 @@ from rich.table import Table
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
+from duat_cli.report.tables.attribute.words import (
+    BARE,
+    NOT_CAUSAL,
+    THROUGH_SCORES,
+    by_block,
+    by_token,
+    called,
+    computed,
+    is_bare,
+    lost,
+    named,
+)
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.attribute import (
     AttributeReport,
@@ -18,7 +30,6 @@ from duat_cli.results.attribute import (
     Continuation,
     Flow,
     InnerPart,
-    MeasuredParts,
     RemovedPart,
     Spread,
     Summary,
@@ -29,14 +40,6 @@ _ROOM_FOR_BARS = 60  # of a page
 _BAR = 24  # of the longest bar, in cells
 _SHOWN = 8  # predictions with all their tables; more are one line each
 SIGNED = numbers.signed(numbers.plain)
-NOT_CAUSAL = (
-    "Parts are exact shares of this output with attention, norms and gates held as they are. They do not say what "
-    "would happen if a part were removed: then these react."
-)
-BARE = (
-    "The logit is held against nothing: what raises all logits alike counts, and makes nothing likelier; "
-    "--against mean leaves it out."
-)
 _TOKENS = 40  # of a prompt, in its table; the largest parts of a longer one
 
 
@@ -51,7 +54,7 @@ def render_attribute(report: AttributeReport, page: Page) -> str:
     for continuation in report.continuations:
         parts += [*_continuation(continuation, page), BLANK]
     if report.summary is not None and not report.continuations:
-        parts += [*_summary(report.summary, page), BLANK]
+        parts += [*_summary(report.summary, called(report.attribution[0]), page), BLANK]
     parts += [
         *facts.section("held fixed between the last block and the logits", report.held),
         _verdict(report.certificate),
@@ -78,29 +81,15 @@ def _prediction(one: Attribution, page: Page, prompts: int) -> list[RenderableTy
         *_inner("neurons", one.parts.neurons, page),
         *_inner("experts", one.parts.experts, page),
         *_flows(one.flows, one),
-        *_measured(one.measured, page),
+        *_measured(one, page),
     ]
-
-
-def is_bare(one: Attribution) -> bool:
-    """Whether it is of one logit, held against nothing."""
-    return one.target.token is not None and one.target.against is None and not one.target.against_mean
-
-
-def named(one: Attribution) -> str:
-    """The target in words: ' Paris' against ' Rome'."""
-    target = one.target
-    text = "norm of the pooled vector" if target.token is None else f"'{target.token.text}'"
-    if target.against is not None:
-        return f"{text} against '{target.against.text}'"
-    return f"{text} against the mean of all" if target.against_mean else text
 
 
 def _title(one: Attribution, prompts: int) -> str:
     where = "" if one.position is None else f" at position {one.position}"
     prompt = f"prompt {one.prompt}, " if prompts > 1 else ""
     choice = "" if one.rank is None else f", choice {one.rank} of the model"
-    return f"{prompt}{named(one)}{where}: logit {numbers.plain(one.logit)}{choice}"
+    return f"{prompt}{named(one)}{where}: {called(one)} {numbers.plain(one.logit)}{choice}"
 
 
 def _sums(one: Attribution) -> list[str]:
@@ -155,25 +144,6 @@ def _encoder(one: Attribution, page: Page) -> list[RenderableType]:
     return [title, _rows(("token", "total", "direct"), rows, page), *more, BLANK]
 
 
-def computed(one: Attribution) -> list[float]:
-    """The UAT terms by the token at which they were computed."""
-    found = [0.0] * len(one.parts.tokens)
-    for unit in one.parts.units:
-        for t, value in enumerate(unit.tokens or ()):
-            found[t] += value
-    return found
-
-
-def by_token(one: Attribution) -> list[list[float]]:
-    """A row for the embeddings, then one for each block with its UAT terms; a column a token."""
-    tokens = len(one.parts.tokens)
-    rows = [[token.value for token in one.parts.tokens], *([0.0] * tokens for _ in one.parts.static.blocks)]
-    for unit in one.parts.units:
-        for token, value in enumerate(unit.tokens or ()):
-            rows[unit.block + 1][token] += value
-    return rows
-
-
 def _map(one: Attribution, page: Page) -> list[RenderableType]:
     """Where the prediction is formed: a row for the embeddings and for each block, a column for each token."""
     found_rows = by_token(one)
@@ -208,19 +178,6 @@ def _bar(value: float, largest: float, width: int, page: Page) -> Text:
     return Text(" " * width + "|" + mark * full, style="green")
 
 
-def by_block(one: Attribution) -> list[list[float]]:
-    """Of each block: UAT terms and biases, total; heads and UAT terms, direct."""
-    count = len(one.parts.static.blocks)
-    found = [[0.0] * count, list(one.parts.static.blocks), [0.0] * count, [0.0] * count]
-    for unit in one.parts.units:
-        found[0][unit.block] += unit.value
-    for head in one.direct.heads:
-        found[2][head.block] += head.value
-    for written in one.direct.units:
-        found[3][written.block] += written.value
-    return found
-
-
 def _blocks(one: Attribution, page: Page) -> list[RenderableType]:
     """The leading blocks: their UAT terms and biases, total; heads and units, direct."""
     rows = list(zip(*by_block(one), strict=True))
@@ -245,12 +202,12 @@ def _heads(one: Attribution, page: Page) -> list[RenderableType]:
     ]
 
 
-def _inner(word: str, parts: Sequence[InnerPart], page: Page) -> list[RenderableType]:
+def _inner(kind: str, parts: Sequence[InnerPart], page: Page) -> list[RenderableType]:
     if not parts:
         return []
     several = any(part.unit for part in parts)
     rows = [(place_of(p, several=several), SIGNED(p.value), SIGNED(p.direct)) for p in parts]
-    return [BLANK, line(f"Leading {word}", "bold"), _rows((word.removesuffix("s"), "total", "direct"), rows, page)]
+    return [BLANK, line(f"Leading {kind}", "bold"), _rows((kind.removesuffix("s"), "total", "direct"), rows, page)]
 
 
 def place_of(part: InnerPart | RemovedPart | Spread, *, several: bool = False) -> str:
@@ -278,8 +235,9 @@ def _flows(flows: Sequence[Flow], one: Attribution) -> list[RenderableType]:
     return found
 
 
-def _measured(found: MeasuredParts | None, page: Page) -> list[RenderableType]:
+def _measured(one: Attribution, page: Page) -> list[RenderableType]:
     """Frozen parts beside what removal does."""
+    found = one.measured
     if found is None:
         return []
     heads = [
@@ -303,10 +261,11 @@ def _measured(found: MeasuredParts | None, page: Page) -> list[RenderableType]:
         tables += [_rows(("neuron", "part", *rest), neurons, page), BLANK]
     tables.append(_rows(("token", "part", "cut", "KL", "replaced", "KL"), tokens, page))
     agreement = [f"{a.what} {a.rank_correlation:.2f}" for a in found.agreement if a.rank_correlation is not None]
-    words = "lost: of the logit, without it; cut: attention to the token; replaced: its embedding by the mean one."
+    words = f"lost: {lost(one)}; cut: attention to the token; replaced: its embedding by the mean one."
     order = f" Rank correlation with the parts: {'; '.join(agreement)}." if agreement else ""
     skipped = [line(f"Not taken out: {one.what}: {one.why}.", "dim") for one in found.skipped]
-    return [*tables, line(words + order, "dim"), *skipped]
+    through = [line(THROUGH_SCORES, "dim")] if heads else []
+    return [*tables, line(words + order, "dim"), *through, *skipped]
 
 
 def _continuation(found: Continuation, page: Page) -> list[RenderableType]:
@@ -335,19 +294,19 @@ def _continuation(found: Continuation, page: Page) -> list[RenderableType]:
     ]
 
 
-def _summary(found: Summary, page: Page) -> list[RenderableType]:
-    """Means over all predictions."""
+def _summary(found: Summary, of: str, page: Page) -> list[RenderableType]:
+    """Means over all predictions. of: what the number of each is called."""
     means = (
-        f"mean logit {numbers.plain(found.logit)}: tokens {SIGNED(found.tokens)}, biases {SIGNED(found.static)}, "
+        f"mean {of} {numbers.plain(found.logit)}: tokens {SIGNED(found.tokens)}, biases {SIGNED(found.static)}, "
         f"UAT terms {SIGNED(sum(found.units))}, output bias {SIGNED(found.head_bias)}"
     ) + ("" if found.encoder is None else f", encoder {SIGNED(found.encoder)}")
     parts: list[RenderableType] = [line(f"Over all {found.predictions} predictions", "bold"), line(means)]
-    for word, spreads in (("head", found.heads), ("neuron", found.neurons)):
+    for kind, spreads in (("head", found.heads), ("neuron", found.neurons)):
         rows = [
             (place_of(s), SIGNED(s.mean), numbers.plain(s.mean_absolute), numbers.plain(s.deviation)) for s in spreads
         ]
         if rows:
-            parts += [BLANK, _rows((word, "mean", "mean |part|", "deviation"), rows, page)]
+            parts += [BLANK, _rows((kind, "mean", "mean |part|", "deviation"), rows, page)]
     return parts
 
 
@@ -371,7 +330,10 @@ def _overview(report: AttributeReport, page: Page) -> list[RenderableType]:
             )
         )
     title = f"{len(report.attribution)} predictions; the leading token and block of each, in full with --json"
-    return [line(title, "bold"), _rows(("at", "target", "logit", "rank", "token", "block"), rows, page)]
+    return [
+        line(title, "bold"),
+        _rows(("at", "target", called(report.attribution[0]), "rank", "token", "block"), rows, page),
+    ]
 
 
 def missed(certificate: AttributionCertificate) -> str:

@@ -1,0 +1,1 @@
+"""`duat attribute` as text for a terminal, and the words and sums that its pages share."""

@@ -1,0 +1,77 @@
+"""What tables and pages say of a prediction, and the sums that they show of its parts."""
+
+from __future__ import annotations
+
+from duat_cli.results.attribute import Attribution
+
+NOT_CAUSAL = (
+    "Parts are exact shares of this output with attention, norms and gates held as they are. They do not say what "
+    "would happen if a part were removed: then these react."
+)
+BARE = (
+    "The logit is held against nothing: what raises all logits alike counts, and makes nothing likelier; "
+    "--against mean leaves it out."
+)
+THROUGH_SCORES = (
+    "Heads are taken by the part that went through them; one that matters through where other heads look has none: "
+    "--measure with a larger number takes out more."
+)
+_WORDS = {"component": "value", "norm": "length", "log-probability": "linearised log-prob"}
+
+
+def is_bare(one: Attribution) -> bool:
+    """Whether it is of one logit, held against nothing."""
+    return one.target.kind in ("token", "class") and one.target.against is None and not one.target.against_mean
+
+
+def named(one: Attribution) -> str:
+    """The target in words: ' Paris' against ' Rome'."""
+    target = one.target
+    text = "norm of the pooled vector" if target.token is None else f"'{target.token.text}'"
+    if target.against is not None:
+        return f"{text} against '{target.against.text}'"
+    return f"{text} against the mean of all" if target.against_mean else text
+
+
+def called(one: Attribution) -> str:
+    """What its number is called."""
+    return _WORDS.get(one.target.kind, "logit")
+
+
+def lost(one: Attribution) -> str:
+    """Of what a removal takes, in words."""
+    if one.target.kind == "norm":
+        return "of the length itself, without it (parts are along the direction that the vector had)"
+    return f"of the {called(one)}, without it"
+
+
+def computed(one: Attribution) -> list[float]:
+    """The UAT terms by the token at which they were computed."""
+    found = [0.0] * len(one.parts.tokens)
+    for unit in one.parts.units:
+        for t, value in enumerate(unit.tokens or ()):
+            found[t] += value
+    return found
+
+
+def by_token(one: Attribution) -> list[list[float]]:
+    """A row for the embeddings, then one for each block with its UAT terms; a column a token."""
+    tokens = len(one.parts.tokens)
+    rows = [[token.value for token in one.parts.tokens], *([0.0] * tokens for _ in one.parts.static.blocks)]
+    for unit in one.parts.units:
+        for token, value in enumerate(unit.tokens or ()):
+            rows[unit.block + 1][token] += value
+    return rows
+
+
+def by_block(one: Attribution) -> list[list[float]]:
+    """Of each block: UAT terms and biases, total; heads and UAT terms, direct."""
+    count = len(one.parts.static.blocks)
+    found = [[0.0] * count, list(one.parts.static.blocks), [0.0] * count, [0.0] * count]
+    for unit in one.parts.units:
+        found[0][unit.block] += unit.value
+    for head in one.direct.heads:
+        found[2][head.block] += head.value
+    for written in one.direct.units:
+        found[3][written.block] += written.value
+    return found
