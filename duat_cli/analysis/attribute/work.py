@@ -163,7 +163,6 @@ class Work:
         for number in reversed(range(blocks)):
             if weights is not None:
                 weights.bring(structure.calls[number])
-                self.known.forget()
             for one in under_way:
                 run, parts = one.through(number, self.known)
                 self._session.count_heads(run)
@@ -171,6 +170,8 @@ class Work:
                     self.sums[one.prompt].add(parts)
             for kept in calls:
                 kept.pop()  # of this block
+            if weights is not None:
+                self.known.forget()  # the forms hold the block's weights
             self._done += len(wave)
             self._progress(self._done, total, f"gradients back through block {number}")
         return [one.finished() for one in under_way]

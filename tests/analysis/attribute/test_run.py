@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 from dataclasses import replace
@@ -14,7 +15,7 @@ import torch
 from attributing import WORDS, double, report_of, report_on, without
 from helpers import far, minilm, single_model, token_ids
 from paging import in_parts, saved, whole
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModel, BertConfig, BertForSequenceClassification
 
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
@@ -186,6 +187,25 @@ def test_weights_read_block_by_block_give_the_same(model_type: str, tmp_path: Pa
         assert numbers_of(one) == pytest.approx(numbers_of(other), abs=1e-5)
     if model_type == "llama":  # forwards, backwards, and what stands behind the last block a few times
         assert read < 3 * sum(t.numel() * 4 for t in whole(folder).model.state_dict().values())
+
+
+def test_no_weights_of_a_block_are_held_when_the_next_one_is_read(tmp_path: Path) -> None:
+    """The forms of experts are views of their weights."""
+    model, left = single_model("mixtral"), list[int]()
+    sizes = {p.numel() * 4 for p in model.model.layers[0].mlp.experts.parameters()}
+
+    def held() -> int:
+        """Memories as large as the experts' weights, those of models that other tests keep among them."""
+        tensors = [t for t in gc.get_objects() if type(t) in (Tensor, nn.Parameter) and not t.is_meta]
+        return len({t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes() in sizes})
+
+    with in_parts(saved("mixtral", tmp_path)) as loaded:
+        most = held()
+        loaded.paged.pager.freed = lambda _: left.append(held())
+        prompt = helpers.prompt_of(token_ids(model, tokens=5, seed=1))
+        attribute(loaded, [prompt], WORDS, AttributeOptions(Asked(target="t77"), measure=2), lambda *_: None)
+    assert len(left) > 6
+    assert max(left) <= most
 
 
 def test_flows_are_the_entries_of_h_times_values() -> None:
