@@ -34,8 +34,8 @@ def said(two_layers: Path, few: Path, ask: Any) -> Any:
     """Of attribute on the two layers."""
 
     def say(*words: str, prompts: Path = few, **how: Any) -> str:
-        fixed = ["attribute", str(two_layers), "--prompts", str(prompts), "--device", "cpu", "--top", "4"]
-        return ask(*fixed, *words, **how)
+        fixed = ["attribute", str(two_layers), "--prompts", str(prompts), "--device", "cpu"]
+        return ask(*fixed, *([] if "--top" in words else ["--top", "4"]), *words, **how)
 
     return say
 

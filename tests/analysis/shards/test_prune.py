@@ -17,7 +17,7 @@ from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.prune import PruneRecord
 
 COUNT = 6
-CHEAP = ["--probes", "4", "--measure", "2", "--device", "cpu"]
+CHEAP = ["--measure", "2", "--device", "cpu"]
 
 
 @pytest.fixture
@@ -32,7 +32,8 @@ def said(two_layers: Path, few: Path, ask: Any) -> Any:
     """Of prune-bound on the two layers."""
 
     def say(*words: str, **how: Any) -> str:
-        return ask("prune-bound", str(two_layers), "--prompts", str(few), *CHEAP, *words, **how)
+        probes = [] if "--probes" in words else ["--probes", "4"]
+        return ask("prune-bound", str(two_layers), "--prompts", str(few), *CHEAP, *probes, *words, **how)
 
     return say
 
@@ -105,6 +106,7 @@ def test_another_pooling_asks_only_for_other_sets(
     shutil.copytree(two_layers, embedder)
     transformers.AutoModel.from_pretrained(two_layers).save_pretrained(embedder)  # without its head
     words = ["prune-bound", str(embedder), "--prompts", str(few), *CHEAP, "--granularity", "neuron", "--budget", "0.5"]
+    words += ["--probes", "4"]
     kept = ["--out", str(tmp_path / "out")]
     before = ask(*words, *kept)
     (embedder / "1_Pooling").mkdir()
