@@ -77,7 +77,7 @@ def operator(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport])
         key="operator",
         wide=True,
         title="How far W' of each block moves with the input: routing, scale, interaction",
-        says="On the tokens that both prompts have. The three add up to the change as matrices; their norms, stacked "
+        says="On the aligned tokens. The three add up to the change as matrices; their norms, stacked "
         "here, need not: the point is the norm of the whole, and lies below the bar where parts cancel. The hollow "
         "point is the whole where attention is uniform, so what positions and scales alone make.",
         picture=plot.svg(drawn, "Stacked bars over blocks: routing, scale, interaction; points: the whole, its null."),
@@ -175,7 +175,7 @@ def unaligned(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]
     return Figure(
         key="unaligned",
         title="How much of W' reads tokens that the other prompt does not have",
-        says="Mean of the two prompts, of the rows of tokens that both have.",
+        says="Mean of the two prompts, of the rows of aligned tokens.",
         picture=plot.svg(drawn, "Two lines over blocks: this model, and uniform attention."),
         tables=[table_of_blocks(blocks, _UNALIGNED, "comparison.blocks[]")],
         terms=["comparison.blocks[].operator.unaligned", "comparison.blocks[].operator.null.unaligned"],

@@ -46,7 +46,7 @@ def stream(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -
     return Figure(
         key="stream",
         title="How far the parts of each block move: input, bias, FFN, output",
-        says="On the tokens that both prompts have, over the size under the first prompt.",
+        says="On the aligned tokens, over the size under the first prompt.",
         picture=plot.svg(drawn, "Lines over blocks: input, bias, FFN, output."),
         tables=[table_of_blocks(blocks, _STREAM, "comparison.blocks[]")],
         terms=[f"comparison.blocks[].{column.path}" for column in _STREAM],
