@@ -22,7 +22,7 @@ from duat_cli.analysis.prune.report import blocks_of, prediction_of, terms_of
 from duat_cli.analysis.prune.sets.apply import apply_terms
 from duat_cli.analysis.prune.sets.export import chosen_set, kinds_of_blocks, mergekit_slices
 from duat_cli.analysis.prune.sets.nested import Nested
-from duat_cli.analysis.prune.sets.plan import plan_of, short_of_wanted
+from duat_cli.analysis.prune.sets.plan import plan_of, short_of_wanted, worse_in_rounds
 from duat_cli.analysis.prune.sets.size import set_size
 from duat_cli.analysis.prune.sets.trial import claim_of
 from duat_cli.analysis.prune.sets.worth import worth
@@ -267,7 +267,13 @@ def conclude(begun: Begun) -> PruneOutcome:
             *repairs.skipped,
             *unpooled,
         ],
-        warnings=[*session.warnings(), *begun.notes, *repairs.warnings, *short_of_wanted(plans)],
+        warnings=[
+            *session.warnings(),
+            *begun.notes,
+            *repairs.warnings,
+            *short_of_wanted(plans),
+            *worse_in_rounds(plans),
+        ],
         run=session.run_facts(work.processes.memory),
     )
     return PruneOutcome(report, session, nested, prompts, held_out, repairer, work.ablator)

@@ -11,6 +11,7 @@ from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.sets.order import Sizes
 from duat_cli.analysis.prune.sets.trial import Trial
+from duat_cli.kinds import names_of
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.prune.repair import SetRepair
 from duat_cli.results.prune.sets import CurvePoint, Guarantee, HeldOut, MeanGuarantee, Plan, SetSize
@@ -102,6 +103,17 @@ def short_of_wanted(plans: Sequence[Plan]) -> list[str]:
         f"parameters of {'the model' if plan.parameters_of == 'all' else 'all blocks'}, as much as may go together"
         for plan in plans
         if plan.remove is not None and plan.parameters_share < 0.95 * plan.remove
+    ]
+
+
+def worse_in_rounds(plans: Sequence[Plan]) -> list[str]:
+    """Of sets for which sketching the model again brought nothing: one round takes as much with less damage."""
+    return [
+        f"--rounds: the set of {names_of(plan.granularity)} does more damage ({last.measured:.3g}) than that of one "
+        f"round which holds as much ({last.single_measured:.3g}); without --rounds that one is chosen"
+        for plan in plans
+        for last in plan.rounds[-1:]
+        if last.removed == plan.removed and last.measured > last.single_measured
     ]
 
 

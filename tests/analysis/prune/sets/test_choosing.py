@@ -7,16 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import sample_reports as sample
 import torch
 from helpers import as_loaded, single_model, token_ids
 
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.run import PruneOutcome, prune_bound
+from duat_cli.analysis.prune.sets.plan import worse_in_rounds
 from duat_cli.analysis.prune.terms.ablation import Ablator
 from duat_cli.analysis.prune.terms.damage import Divergence
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.terms.sites import TermId
+from duat_cli.results.prune.sets import SketchRound
 
 JOINT = PruneOptions(kinds=("neuron", "head"), probes=8, measure=0, budget=0.05, joint=True, exceed=0.5, confidence=0.9)
 
@@ -134,3 +137,13 @@ def test_wishes_that_cannot_be_met_are_refused() -> None:
         PruneOptions(kinds=("neuron", "ffn"), joint=True)
     with pytest.raises(InputError, match="--uniform"):
         PruneOptions(kinds=("attention", "ffn"), joint=True, uniform=True)
+
+
+def test_rounds_that_bring_nothing_are_said() -> None:
+    made = sample.plan("neuron", 100, 20)
+    for measured, single, said in ((0.3, 0.2, True), (0.2, 0.3, False), (0.2, 0.2, False)):
+        last = SketchRound(removed=made.removed, measured=measured, single_removed=22, single_measured=single)
+        first = last.model_copy(update={"removed": 5, "measured": 9.0})
+        notes = worse_in_rounds([made.model_copy(update={"rounds": [first, last]})])
+        assert [("--rounds: the set of neurons does more damage (0.3)" in note) for note in notes] == [True] * said
+    assert worse_in_rounds([made]) == []
