@@ -40,8 +40,19 @@ def test_a_field_is_none_where_a_config_states_it_twice_or_not_at_all() -> None:
     assert compat.stated(LlamaConfig(vocab_size=31), "vocab_size") == 31
     assert compat.stated(CanineConfig(), "vocab_size") is None
     assert compat.stated(None, "vocab_size") is None
-    assert compat.stated(tiny.tiny_config("musicgen"), "vocab_size") is None  # two text parts
-    assert compat.stated(tiny.tiny_config("dots3_note"), "num_attention_heads") is None  # layers state it apart
+
+    class Refusing(LlamaConfig):
+        """Of two text parts, as MusicGen's, or with a field that layers state apart, as dots3's."""
+
+        fault: Exception = ValueError("Multiple valid text configs were found")
+
+        def get_text_config(self, *args: Any, **kwargs: Any) -> Any:
+            raise self.fault
+
+    assert compat.stated(Refusing(), "vocab_size") is None
+    apart = Refusing()
+    apart.fault = RuntimeError("'num_attention_heads' is a per-layer attribute")
+    assert compat.stated(apart, "num_attention_heads") is None
 
 
 def test_the_implementation_in_force_is_read(llama: Any) -> None:
