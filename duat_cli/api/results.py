@@ -89,16 +89,18 @@ class Shown(Report):
         A list inside of another one has a column more, such as 'in comparison.blocks' of 'comparison.blocks.heads':
         the place in it, from 0. InputError for another name, or where pandas (the extra `pandas`) is missing.
         """
-        if table not in self.tables:
+        rows = [
+            {f"in {name}": place for name, place in around.items()} | row.model_dump(mode="json")
+            for path, around, row in _entries(self)
+            if path == table
+        ]
+        if not rows:
             raise InputError(f"'{table}': no table of this report; it has {', '.join(self.tables)}")
         try:
             import pandas
         except ImportError as error:
             raise InputError("to_pandas: pandas is missing: pip install 'duat-cli[pandas]'") from error
-        rows = [(around, row.model_dump(mode="json")) for path, around, row in _entries(self) if path == table]
-        return pandas.json_normalize(
-            [{f"in {name}": place for name, place in around.items()} | row for around, row in rows]
-        )
+        return pandas.json_normalize(rows)
 
     def __repr__(self) -> str:
         """One line; all of it is in the fields, and in `to_text`."""

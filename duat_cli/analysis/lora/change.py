@@ -233,9 +233,10 @@ def common_rows(value: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
 def replaced(plan: ParameterPlan, value: Tensor, stored: Tensor) -> Change:
     """What differs after the base is cast as the copy was: a copy in a coarser dtype is no change."""
     new, old = common_rows(value, stored)
-    difference = torch.where(new == old.to(new.dtype), 0.0, new.double() - old.double())
+    cast = old.to(new.dtype)
+    difference = torch.where(new == cast, 0.0, new.double() - old.double())
     added = len(value) - len(stored) if value.ndim else 0
-    coarser = not torch.equal(old.to(new.dtype).to(old.dtype), old)
+    coarser = new.dtype != old.dtype and not torch.equal(cast.to(old.dtype), old)
     rounded = str(new.dtype).removeprefix("torch.") if coarser else ""
     return Change(plan, _matrices(difference), added_rows=added, rounded=rounded)
 
