@@ -93,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     signals.install()
     libraries.wait_asleep()
     libraries.keep_few_products()
+    libraries.grow_in_place()
     try:
         code = run(sys.argv[1:] if arguments is None else arguments)
     except signals.Stopped as stop:

@@ -19,6 +19,7 @@ from benchmarks.shapes import SHAPES, write
 TOKENS = (128, 1024)
 BLOCKS_70B = 4  # of 80: memory does not depend on their number
 GPU_70B = "8GB"
+MANY = 1000  # prompts of a set, of which as many as fit run in one batch
 
 
 def gpu(runs: int) -> list[Row]:
@@ -58,6 +59,7 @@ def _warm(folder: Path, runs: int) -> list[Row]:
     """A prompt at a time, weights and Gram matrices in the GPU's memory, against one plain eager pass."""
     import torch
 
+    from duat_cli.analysis.inspect.batch import sizes, sweep_batch
     from duat_cli.analysis.inspect.options import InspectOptions
     from duat_cli.analysis.inspect.run import sweep_prompts
     from duat_cli.analysis.session import Session
@@ -84,10 +86,16 @@ def _warm(folder: Path, runs: int) -> list[Row]:
         def inspected(ids: torch.Tensor = ids) -> None:
             sweep_prompts(session, [Prompt("", "0", ids, 0)], InspectOptions(), None, lambda *_: None)
 
-        base, warm = _timed(plain, runs), _timed(inspected, runs)
+        together = sizes(session, InspectOptions(), MANY)(tokens)
+
+        def batched(ids: torch.Tensor = ids, together: int = together) -> None:
+            assert sweep_batch(session, together * [Prompt("", "0", ids, 0)], InspectOptions()) is not None
+
+        base, warm, batch = _timed(plain, runs), _timed(inspected, runs), _timed(batched, runs)
         rows += [
             Row(f"plain forward pass, {tokens} tokens", base, "s"),
             Row("all of inspect, warm", warm / base, "x plain", "<= 1.3"),
+            Row(f"each of {together} prompts in one batch", batch / together / base, "x plain", "<= 1.3"),
         ]
     return rows
 

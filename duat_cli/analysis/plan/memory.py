@@ -30,6 +30,7 @@ from duat_cli.analysis.plan.terms import (
     STRUCTURE,
     Moment,
     held,
+    loading,
     on_gpu,
     page_of,
     size_of,
@@ -114,11 +115,11 @@ def _shared(shape: Shape, task: Task, processes: int, tuned: Shape | None) -> Mo
 
 
 def _resident(shape: Shape, task: Task) -> list[Moment]:
-    """While weights are read, one stored tensor stands beside the ones in memory."""
+    """While weights are read, stored tensors stand beside the ones in memory."""
     every, first = held(shape, "resident"), held(shape, "resident", running=False)
     kept = [] if task.command == "attribute" else [_values(shape), *_together(shape, task)]
     return [
-        [*first, term("the largest tensor, as stored", shape.largest_tensor)],
+        [*first, loading(shape, gpu=task.gpu)],
         [*every, *kept, *_working(shape, task)],
     ]
 

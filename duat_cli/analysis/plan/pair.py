@@ -13,6 +13,7 @@ from duat_cli.analysis.plan.terms import (
     Moment,
     held,
     layer_of,
+    loading,
     page_of,
     size_of,
     structure_bytes,
@@ -55,9 +56,8 @@ def two_models(shape: Shape, task: Task, weights: Residence, tuned: Shape | None
     tested = term("a layer that Eq. 18 is tested on, in float64", 8 * TESTED * _inside(shape))
     if weights == "resident":
         running = _both_resident(shape, task, tuned)
-        loading = term("the largest tensor, as stored", other.largest_tensor)
         return [
-            [*held(shape, weights, running=False), _second(shape, task, tuned), loading],
+            [*held(shape, weights, running=False), _second(shape, task, tuned), loading(other, gpu=task.gpu)],
             [*running, *_through_both(shape, longest)],
             [*running, tested],
         ]

@@ -20,6 +20,7 @@ _HEAD_WIDTH = ("head_dim", "d_kv", "kv_channels")
 _CHOSEN_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k")
 _HEADS_A_CHANNEL = {".rg_lru.recurrent_param": 1, ".time_decay": 2, ".conv.conv.weight": 1}
 """By a tensor's name, of RecurrentGemma, RWKV, whose values are made of two tokens, and LFM2."""
+LOADERS = 4  # threads in which transformers takes tensors, at most
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -36,6 +37,8 @@ class Shape:
     """Bytes of one tensor as it is read: a quantised one beside what the files hold of it."""
     largest_elements: int
     """Of one tensor."""
+    cast_at_once: int
+    """Bytes, as they are read, of the largest tensors of another dtype that transformers casts at the same time."""
     width: int
     """M."""
     heads: int
@@ -104,6 +107,7 @@ def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
         parts=parts,
         largest_tensor=max((t.read_bytes + (t.bytes if t.made else 0) for t in files.tensors.values()), default=0),
         largest_elements=max((tensor.elements for tensor in files.tensors.values()), default=0),
+        cast_at_once=sum(sorted(t.read_bytes for t in files.tensors.values() if _cast(t, element))[-LOADERS:]),
         width=width,
         heads=heads,
         kv_heads=_kv_heads(config, heads),
@@ -116,6 +120,10 @@ def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
         state=state,
         products=_products(parts.blocks, config),
     )
+
+
+def _cast(tensor: TensorEntry, element: int) -> bool:
+    return tensor.read_bytes != tensor.elements * element
 
 
 def _number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:

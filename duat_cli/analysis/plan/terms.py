@@ -67,6 +67,13 @@ def held(shape: Shape, weights: Residence, *, running: bool = True) -> Moment:
     return found
 
 
+def loading(shape: Shape, *, gpu: bool) -> MemoryTerm:
+    """Of tensors that are read into a model in memory. A GPU holds those that are cast there, one of each thread."""
+    if gpu:
+        return term("the largest tensors, as stored", shape.cast_at_once)
+    return term("the largest tensor, as stored", shape.largest_tensor)
+
+
 def structure_bytes(shape: Shape) -> int:
     """What discovery writes down of the blocks, and the logits with which it tests the head."""
     return len(shape.parts.blocks) * STRUCTURE + CHECKED_LOGITS * CHECKED * shape.vocabulary * shape.wide

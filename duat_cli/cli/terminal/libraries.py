@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 
 from duat_cli.cli.terminal.talk import Talk
@@ -38,6 +39,16 @@ def keep_few_products() -> None:
     """
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # its own, and torch's in front of it
         os.environ.setdefault(cache, PRODUCTS)
+
+
+def grow_in_place() -> None:
+    """Have torch take a GPU's memory in pieces that can grow and be given back.
+
+    Its own pieces are as large as what was first asked for, and what is left over beside a tensor of another size stays
+    empty: a 70B shape that is read block by block took 7.3 GB for 6.6 GB of tensors. A user's own setting stays.
+    """
+    if sys.platform == "linux" and not {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & os.environ.keys():
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def calm(talk: Talk) -> None:

@@ -187,6 +187,7 @@ def load_files(
         pages = _paged(model, cls, config, files, fit, scan, str(asked_device), edit, placed)
         changed, found = [], []
     else:
+        give_back_gpu_memory(str(asked_device))  # of what was cast there
         _clear(model, fit.spare)
         changed = compare_with_files(model, files)
         for name, parameter in model.named_parameters():

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import core_model_loading
 
 from duat_cli.analysis.plan.memory import BATCHES, IMPULSE_STATES, KERNEL_SQUARES, MOST_PREPARED, peak
-from duat_cli.analysis.plan.shape import Shape, shape_of
+from duat_cli.analysis.plan.shape import LOADERS, Shape, shape_of
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import LIBRARIES, LIBRARIES_GPU, PREPARED, STATES, STRUCTURE
 from duat_cli.analysis.plan.waves import WAVE_BYTES
@@ -76,6 +77,14 @@ def test_of_a_gpu_neither_imports_nor_the_next_block_take_anything() -> None:
         24 * MIB,
         8 * MIB,
     )  # of which one tensor is cast
+
+
+def test_a_gpu_holds_what_each_thread_casts_there() -> None:
+    loaded = "the largest tensors, as stored"
+    large = replace(shape(), vocabulary=0)
+    assert terms(large, "verify", [1], "resident", gpu=True)[loaded] == (128 + 3 * 6) * MIB  # of four threads
+    assert loaded not in terms(shape("bfloat16"), "verify", [1], "resident", gpu=True)
+    assert LOADERS >= core_model_loading.GLOBAL_WORKERS
 
 
 def test_a_gpu_works_on_more_of_h_at_once() -> None:

@@ -9,7 +9,7 @@ import sys
 import pytest
 from children import PATIENCE
 
-from duat_cli.cli.terminal.libraries import PRODUCTS, SPINS, keep_few_products, wait_asleep
+from duat_cli.cli.terminal.libraries import PRODUCTS, SPINS, grow_in_place, keep_few_products, wait_asleep
 
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
@@ -34,6 +34,17 @@ def test_a_user_s_own_number_of_products_stays(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "environ", {"LRU_CACHE_CAPACITY": "7"})
     keep_few_products()
     assert os.environ == {"LRU_CACHE_CAPACITY": "7", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": PRODUCTS}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch's pieces of a GPU's memory grow on Linux alone")
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_a_user_s_own_way_to_take_a_gpu_s_memory_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {name: "max_split_size_mb:64"})
+    grow_in_place()
+    assert os.environ == {name: "max_split_size_mb:64"}
+    monkeypatch.setattr(os, "environ", {})
+    grow_in_place()
+    assert os.environ == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch's threads are libgomp's on Linux alone")
