@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from duat_cli.analysis.plan.task import PruneOptions, Task
-from duat_cli.api.asking import Asked, File, Loading, Model, Texts, folder, options_known
+from duat_cli.api.asking import (
+    Asked,
+    File,
+    Loading,
+    Model,
+    Pictures,
+    Tensors,
+    Texts,
+    folder,
+    input_files,
+    options_known,
+)
 from duat_cli.api.ground import heard, load_libraries, undisturbed
 from duat_cli.api.results import CheckResult, LoraResult, PlanResult
 from duat_cli.api.settings import one_of
@@ -15,6 +26,7 @@ from duat_cli.errors import InputError
 
 if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress
+    from duat_cli.loading.inputs.request import StackName
     from duat_cli.results.plan import Planned
 
 
@@ -69,6 +81,11 @@ def check(
     prompts: Texts | None = None,
     prompts_file: File | None = None,
     max_tokens: int | None = None,
+    image: Pictures | None = None,
+    audio: File | Sequence[File] | None = None,
+    inputs: Tensors | None = None,
+    stack: StackName | None = None,
+    decoder_prompt: str | None = None,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> CheckResult:
@@ -86,7 +103,8 @@ def check(
 
         if isinstance(select, str):
             raise InputError(f"select '{select}': expected a list of rules, such as ['integrity.*']")
-        asked, clock = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading), Clock()
+        files = input_files(image, audio, inputs, stack, decoder_prompt)
+        asked, clock = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files), Clock()
         if asked.in_memory:
             _refuse_files(baseline=baseline, adapter=adapter, update_baseline=update_baseline or None)
         dtype = loading.get("dtype", "float32")
@@ -96,9 +114,9 @@ def check(
             from duat_cli.analysis.check.given import check_given
 
             opened = asked.open(Task("check"), heard(progress))
-            report, _ = check_given(
-                settled, opened.loaded, opened.prompts, opened.tokenizer, heard(progress), clock.run
-            )
+            loaded = opened.loaded
+            own = opened.tokenizer if loaded.like is None else None
+            report, _ = check_given(settled, loaded, opened.prompts, own, heard(progress), clock.run)
             return CheckResult.of(report)
         from duat_cli.analysis.check.run import CheckRequest
         from duat_cli.analysis.check.run import check as compute

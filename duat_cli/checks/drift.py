@@ -23,7 +23,7 @@ from duat_cli.checks.tolerances import COARSENESS, STORED_AS, Tolerance, toleran
 from duat_cli.checks.weights import WeightFacts, distance
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
-from duat_cli.text import clean, shown
+from duat_cli.text import clean, plural, shown
 
 # |W - W'| / sqrt(|W|^2 + |W'|^2) is 1 for independent tensors, give or take a quarter for the sketch; for another
 # model its root mean square over the matrices must be near 1, where that spread cancels, and none may be related
@@ -128,7 +128,7 @@ def refuse_foreign(
         )
         raise InputError(
             f"{where}: made with another prompt set ({old.prompts.count} prompts, {old.prompts.tokens} tokens; this "
-            f"run has {prompts.count} and {prompts.tokens}): give the same --prompts and --max-tokens{known}"
+            f"run has {prompts.count} and {prompts.tokens}): give the same prompts, files and --max-tokens{known}"
         )
 
 
@@ -138,15 +138,16 @@ def same_texts(one: BaselinePrompts, other: BaselinePrompts) -> bool:
 
 
 def retokenised(old: BaselinePrompts | None, new: BaselinePrompts | None) -> str:
-    """How the same texts became other tokens, as a sentence; empty where they did not, or where it is not known."""
+    """How the same texts or files became other tokens or tensors, as a sentence; empty where they did not, or where it
+    is not known."""
     if old is None or new is None or not same_texts(old, new):
         return ""
     if old.sha256 == new.sha256 and (old.ids is None or old.ids == new.ids):
         return ""
-    was, now = (f"{p.tokens} tokens of {p.count} prompts" for p in (old, new))
+    was, now = (f"{plural(p.tokens, 'token')} of {plural(p.count, 'prompt')}" for p in (old, new))
     return (
-        f"the same texts, other tokens: {was} → {now}; tokenizer or max_position_embeddings changed, and numbers of "
-        "the forward pass are not compared"
+        f"the same prompts are read otherwise: {was} → {now}; tokenizer, processor, positions, or what a decoder is "
+        "given to read changed, and numbers of the forward pass are not compared"
     )
 
 

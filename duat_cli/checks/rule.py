@@ -54,7 +54,7 @@ class Evidence:
     old: Mapping[str, Any] | None = None
     """The same of the baseline, by key; needs a baseline that holds it."""
     retokenised: str = ""
-    """How the same texts became other tokens than in the baseline; empty where they did not."""
+    """How the same prompts were read otherwise than in the baseline; empty where they were not."""
     drift: tuple[Deviation, ...] | None = None
     """Every metric of the baseline or the run; needs --baseline."""
     baseline_file: str = ""

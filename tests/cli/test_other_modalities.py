@@ -40,7 +40,7 @@ SAID = {
     "vit": "ViTForImageClassification (vit) takes `pixel_values` (images), no token ids",
     "whisper": "WhisperForConditionalGeneration (whisper) takes `input_features` (sound), no token ids",
 }
-READ = "duat inspect, verify and matrix read such models"
+READ = "duat inspect, verify, matrix and check read such models"
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(root / name) for name in SAID}
 
 
-@pytest.mark.parametrize("command", ["prune-bound", "check", "attribute"])
+@pytest.mark.parametrize("command", ["prune-bound", "attribute"])
 @pytest.mark.parametrize("name", SAID)
 def test_what_it_takes_and_what_is_read(
     name: str, command: str, folders: dict[str, str], capsys: pytest.CaptureFixture[str]
@@ -83,7 +83,7 @@ def test_support_runs_it_on_drawn_input(name: str, folders: dict[str, str], caps
 
 
 @pytest.mark.parametrize(("name", "made"), [("vit", "drawn picture"), ("whisper", "computed tone")])
-@pytest.mark.parametrize("command", ["inspect", "verify", "matrix"])
+@pytest.mark.parametrize("command", ["inspect", "verify", "matrix", "check"])
 def test_without_a_file_something_is_drawn(
     command: str, name: str, made: str, folders: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,10 +19,11 @@ from duat_cli.analysis.prune.terms.damage import hidden_states
 from duat_cli.analysis.session import Session
 from duat_cli.checks.answers import LIMIT, Answers
 from duat_cli.checks.sketch import Sketch
+from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.discovery.causality import HeadTest, head_logits, head_of
+from duat_cli.models.discovery.causality import HeadTest, decoder_logits, head_logits, head_of
 from duat_cli.models.discovery.growing import Growing
-from duat_cli.models.discovery.modality import stack_of
+from duat_cli.models.discovery.modality import placed_tensors, stack_of
 from duat_cli.models.discovery.structure import run_stack
 from duat_cli.models.sweep.lockstep import Guest, Riders
 from duat_cli.results.behaviour import Behaviour, Predicts, TunedBehaviour
@@ -34,6 +35,7 @@ _NUMBERS = (
 )  # fmt: skip
 _NO_HEAD = "the model has no head over its tokens"
 _NO_DECODER = "only the encoder is run, not the decoder and its head"
+_NOT_ASKED = "not only token ids are read, and what is said of them is not asked for"
 _NO_MASK = "the tokenizer has no mask token, without which a masked language model cannot be asked"
 
 
@@ -80,6 +82,8 @@ class Asking:
         """Whether there is a head shows beside the discovery, where weights are read block by block."""
 
         def begin(found: Growing) -> Guest:
+            if session.loaded.like is not None:
+                return Riders([])
             self._head = HeadTest(session.loaded.model, found.stack, session.loaded.device)
             return Riders(self._head.passes)
 
@@ -89,12 +93,17 @@ class Asking:
         """Of what the stack returned for a prompt: with the head the predictions, or the embedding itself."""
         model = session.loaded.model
         stack = stack_of(model)
-        if self.predicts is None:
+        decoded = _decoded(session.loaded, prompt, output)
+        if self.predicts is None and session.loaded.like is not None:
+            self.predicts, self._why_none = "embedding" if decoded is None else "next token", _NOT_ASKED
+        elif self.predicts is None:
             self.predicts = self._kind(self._head or head_of(model, stack), model)
         # Where weights are read block by block every answer is kept until the last block is through.
         answer = Answer(self._question(prompt), Tally(None if session.weights is None else self._tally.likely))
         question, device = answer.question, session.loaded.device
-        if self.predicts == "next token":
+        if decoded is not None:
+            answer.tally.add(decoded, question.targets)
+        elif self.predicts == "next token":
             for start, logits in head_logits(model, stack, output, question.ids.to(device)):
                 answer.tally.add(logits, question.targets[start : start + len(logits)])
         elif self.predicts == "embedding":
@@ -204,6 +213,14 @@ class Asking:
         elif size == 0 and scored and _finite(loss) is not None:
             reasons["loss_per_byte"] = "the scored tokens stand for no text"
         return values, {name: why for name, why in reasons.items() if values[name] is None}
+
+
+def _decoded(loaded: LoadedModel, prompt: Prompt, output: Any) -> Tensor | None:
+    """Logits of a decoder's tokens, (N, V), by the head of the model that it belongs to, if it has one."""
+    if loaded.pair is None or prompt.prepared is None:
+        return None
+    given = placed_tensors(prompt.prepared, loaded.device, loaded.model.dtype)
+    return decoder_logits(loaded.pair, loaded.model, output, given)
 
 
 class _Masked:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, load_found, tokens_of
+from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest
 from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.checks.paths import asks_for
 from duat_cli.checks.rule import Evidence, Need
@@ -30,11 +30,13 @@ from duat_cli.loading.declared import fields
 from duat_cli.loading.declared.embedder import embedder
 from duat_cli.loading.declared.facts import Declared
 from duat_cli.loading.declared.per_layer import Override, overrides
-from duat_cli.loading.declared.tokenizer import texts_hash, tokenizer_facts, tokens_hash
+from duat_cli.loading.declared.tokenizer import tokenizer_facts
+from duat_cli.loading.importing import uncollected
 from duat_cli.loading.model.notes import weight_notes
 
 if TYPE_CHECKING:
     from duat_cli.analysis.check.behaviour import Asking
+    from duat_cli.analysis.check.reading import Reading
     from duat_cli.analysis.clock import RunFacts
     from duat_cli.analysis.inspect.options import InspectOptions
     from duat_cli.analysis.progress import Progress
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from duat_cli.results.prune.report import PruneReport
 
 NO_ADAPTER = "no --adapter was given"
+NO_TEXT = "the model reads no text here"
 
 
 @dataclass(frozen=True)
@@ -120,26 +123,28 @@ def _with_model(
 ) -> tuple[Evidence, Subject, DuatError | None, Ran | None, LoadedModel]:
     """The model loaded and, where its weights are numbers, run; why the run says nothing, if it does not; and the
     model."""
+    progress(0, 0, "loading torch and transformers")
+    with uncollected():
+        from duat_cli.analysis.check.reading import made_hash, open_reading
+
     model = replace(request.model, task=replace(task_of(plan), processes=request.processes))
     try:
-        loaded, tokenizer = load_found(model, found, request.texts, read, progress)
+        reading = open_reading(model, found, request.texts, read, progress)
     except UnsupportedModelError as fault:
         raise _with_hint(fault) from fault
-    declared = _declared(found, loaded, tokenizer, request, read)
-    inputs: list[Prompt] = []
+    loaded, inputs = reading.loaded, reading.inputs
+    declared = _declared(found, reading, request, read)
     report: InspectReport | None = None
-    undefined: DuatError | None = None
-    try:
-        loaded, inputs = tokens_of(loaded, tokenizer, request.texts, read)
-    except InputError as fault:  # the rule on the tokenizer may say why
-        undefined = fault
+    undefined: DuatError | None = reading.fault  # the rule on the tokenizer may say why
     weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
     evidence = Evidence(found.files, weights, unexpected=loaded.unexpected, spare=loaded.spare)
     evidence = replace(evidence, overrides=_overrides(loaded))
+    if reading.tokenizer is None:
+        evidence.absent["tokenizer"] = NO_TEXT
     asking: Asking | None = None
     if undefined is None:
-        declared = replace(declared, tokens=tokens_hash(p.input_ids[0].tolist() for p in inputs))
-        asking = asking_of(tokenizer) if plan.asks else None
+        declared = replace(declared, tokens=made_hash(inputs))
+        asking = asking_of(reading.tokenizer) if plan.asks else None
         report, undefined = report_of(settings(plan), loaded, inputs, asking, progress)
     evidence = replace(evidence, declared=declared)
     evidence, subject, ran = seen(plan, evidence, loaded, inputs, (report, undefined), asking, progress)
@@ -164,6 +169,8 @@ def seen(
         warnings = (*loaded.warnings, *loaded.value_notes())
         return evidence, Subject(loaded.name, loaded.revision, None, warnings), None
     subject = Subject(loaded.name, loaded.revision, report.model.fingerprint, tuple(report.warnings))
+    if loaded.like is not None:
+        evidence.absent["slack"] = "terms are ablated where token ids alone are read"
     if asking is None:
         evidence.absent["behaviour"] = "no rule that is on needs it"
     evidence = replace(evidence, report=report, slack=_slack(plan, loaded, inputs, progress))
@@ -210,6 +217,8 @@ def _overrides(loaded: LoadedModel) -> tuple[Override, ...]:
     """What is declared of single layers and not obeyed."""
     from duat_cli.analysis.check.obeyed import judged
 
+    if loaded.stack is not None or loaded.chain is not None:  # of the whole model is what is declared
+        return ()
     return judged(loaded, overrides(loaded.files.config))
 
 
@@ -240,28 +249,27 @@ def with_answers(evidence: Evidence, ran: Ran | None, tuned: TunedBehaviour | No
 
 def _said(found: Found) -> Declared:
     """What the files alone say."""
-    path = found.files.path
-    return Declared(fields.flat(found.files.config), fields.generation(path), embedder=embedder(path))
+    path, stated = found.files.path, fields.flat(found.files.config)
+    return Declared(stated, fields.generation(path), embedder=embedder(path), processor=fields.processor(path))
 
 
-def _declared(
-    found: Found, loaded: LoadedModel, tokenizer: Any, request: CheckRequest, read: list[PromptText]
-) -> Declared:
+def _declared(found: Found, reading: Reading, request: CheckRequest, read: list[PromptText]) -> Declared:
     """The same with defaults and the tokenizer."""
     import transformers
 
+    from duat_cli.analysis.check.reading import asked_hash
     from duat_cli.compat.transformers import generation_defaults
     from duat_cli.loading.prompts import limits
 
-    texts = [text.text for text in read]
+    tokenizer, texts = reading.tokenizer, [text.text for text in read]
     return replace(
         _said(found),
-        resolved=fields.resolved(loaded.model.config),
+        resolved=fields.resolved(reading.loaded.model.config),
         resolved_by=transformers.__version__,
         generation_defaults=generation_defaults(),
-        tokenizer=tokenizer_facts(tokenizer, found.files.path, texts),
-        rows=limits(loaded.model).vocab_size,
-        texts=texts_hash(texts, request.texts.max_tokens),
+        tokenizer=None if tokenizer is None else tokenizer_facts(tokenizer, found.files.path, texts),
+        rows=None if tokenizer is None else limits(reading.loaded.model).vocab_size,
+        texts=asked_hash(request.texts, read),
     )
 
 
@@ -308,7 +316,7 @@ def _pruning(plan: CheckPlan) -> PruneOptions | None:
 def _slack(plan: CheckPlan, loaded: LoadedModel, inputs: list[Prompt], progress: Progress) -> PruneReport | None:
     """How much can go, if a rule asks."""
     options = _pruning(plan)
-    if options is None:
+    if options is None or loaded.like is not None:
         return None
     from duat_cli.analysis.prune.run import prune_bound
 

@@ -8,7 +8,17 @@ from typing import Any
 
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.loading.declared.embedder import PATHS, TYPES
-from duat_cli.loading.declared.facts import CONFIG, EMBEDDER, FILE, GENERATION, RESOLVED_BY, TOKENIZER, Declared, below
+from duat_cli.loading.declared.facts import (
+    CONFIG,
+    EMBEDDER,
+    FILE,
+    GENERATION,
+    PROCESSOR,
+    RESOLVED_BY,
+    TOKENIZER,
+    Declared,
+    below,
+)
 from duat_cli.loading.declared.tokenizer import CALLS, CODE, DIGITS, TokenizerFacts, range_length
 from duat_cli.text import clean, plural, shown
 
@@ -29,12 +39,18 @@ def _config(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     for group, changes in groups.items():
         yield Measurement(len(changes), f"config.json: {told(changes)}", where=f"{CONFIG}.{group}")
     files: dict[str, list[Change]] = {}
-    for name, old, new in _embedder_changes(below(evidence.old, EMBEDDER), evidence.declared.embedder.fields):
-        file, found, field = name.rpartition(".json.")
-        file, field = (f"{file}.json", field) if found else (name.removesuffix(".weights"), "weights")
-        files.setdefault(file, []).append((field, old, new))
-    for file, changes in files.items():
-        yield Measurement(len(changes), f"{clean(file)}: {told(changes)}", where=f"{EMBEDDER}.{file}")
+    for kind, changed in (
+        (EMBEDDER, _embedder_changes(below(evidence.old, EMBEDDER), evidence.declared.embedder.fields)),
+        (PROCESSOR, _processor_changes(below(evidence.old, PROCESSOR), evidence.declared.processor)),
+    ):
+        for name, old, new in changed:
+            file, found, field = name.rpartition(".json.")
+            file, field = (f"{file}.json", field) if found else (name.removesuffix(".weights"), "weights")
+            files.setdefault(f"{kind}.{file}", []).append((field, old, new))
+    for where, changes in files.items():
+        yield Measurement(len(changes), f"{clean(where.partition('.')[2])}: {told(changes)}", where=where)
+    if evidence.retokenised and evidence.declared.tokenizer is None and not files:  # else the tokenizer's rule says it
+        yield Measurement(1, evidence.retokenised, where="prompts")
 
 
 def _embedder_changes(before: dict[str, Any], now: dict[str, Any]) -> Iterator[Change]:
@@ -47,6 +63,11 @@ def _embedder_changes(before: dict[str, Any], now: dict[str, Any]) -> Iterator[C
         now = {name: value for name, value in now.items() if name not in (TYPES, PATHS) and ".json." in name}
         now[_SHORT_TYPES] = types and [one.rpartition(".")[2] for one in types]
     yield from _differing(before, now)
+
+
+def _processor_changes(before: dict[str, Any], now: dict[str, Any]) -> Iterator[Change]:
+    """None of a baseline that may know nothing of these files."""
+    return _differing(before, now) if before else iter(())
 
 
 def config_changes(old: Mapping[str, Any], new: Declared) -> Iterator[Change]:

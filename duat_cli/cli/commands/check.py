@@ -90,6 +90,11 @@ def check(
     prompt: options.Prompts = None,
     prompts: options.PromptsFile = None,
     max_tokens: options.MaxTokens = None,
+    image: options.Images = None,
+    audio: options.Sounds = None,
+    tensors: options.InputTensors = None,
+    stack: options.Stack = None,
+    decoder_prompt: options.DecoderPrompt = None,
     device: options.Device = "auto",
     device_map: options.DeviceMap = None,
     dtype: options.DtypeOption = "float32",
@@ -130,7 +135,8 @@ def check(
         wanted = ModelRequest(
             model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, device_map=device_map
         )
-        request = CheckRequest(wanted, PromptRequest(prompt, prompts, max_tokens), adapter, processes())
+        files = options.input_files(image, audio, tensors, stack, decoder_prompt)
+        request = CheckRequest(wanted, PromptRequest(prompt, prompts, max_tokens, files), adapter, processes())
         clock = Clock()
         settled = plan(policy, select or [], baseline, update_baseline, weights_only, dtype)
         file = Target.of("--baseline", baseline) if update_baseline else None

@@ -10,6 +10,7 @@ from duat_cli.loading.declared.embedder import Embedder
 from duat_cli.loading.declared.tokenizer import TokenizerFacts
 
 CONFIG, FILE, GENERATION, TOKENIZER, EMBEDDER = "config", "file", "generation", "tokenizer", "embedder"
+PROCESSOR = "processor"
 """First parts of the keys that a baseline has: resolved config, config.json where it differs, and so on."""
 RESOLVED_BY = "resolved_by"
 
@@ -36,6 +37,8 @@ class Declared:
     """Hash of the token ids that they became."""
     embedder: Embedder = field(default_factory=Embedder)
     """Of sentence-transformers' files."""
+    processor: dict[str, Any] = field(default_factory=dict)
+    """Fields of what makes pictures and sounds into tensors, by file."""
 
     def entries(self) -> dict[str, Any]:
         """Key -> value, for a baseline."""
@@ -49,6 +52,7 @@ class Declared:
         yield from ((f"{FILE}.{name}", value) for name, value in self.stated.items() if known.get(name) != value)
         yield from ((f"{GENERATION}.{name}", value) for name, value in self.generation.items())
         yield from ((f"{EMBEDDER}.{name}", value) for name, value in self.embedder.fields.items())
+        yield from ((f"{PROCESSOR}.{name}", value) for name, value in self.processor.items())
         if self.tokenizer is not None:
             size = self.tokenizer.size
             yield f"{TOKENIZER}.size", size

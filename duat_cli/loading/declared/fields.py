@@ -12,6 +12,7 @@ from typing import Any
 from duat_cli.loading.checkpoint.files import read_json
 
 GENERATION = "generation_config.json"
+PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 MAX_BYTES = 16 << 20
 
 # Fields that cannot change a result, by the last part of their path, and why
@@ -63,7 +64,15 @@ def resolved(config: Any) -> dict[str, Any]:
 
 def generation(folder: Path) -> dict[str, Any]:
     """The fields that generation_config.json states; {} where there is no such file. CheckpointError names a fault."""
-    path = folder / GENERATION
+    return _stated(folder / GENERATION)
+
+
+def processor(folder: Path) -> dict[str, Any]:
+    """'preprocessor_config.json.image_mean' -> value, of all that says how pictures and sounds become tensors."""
+    return {f"{name}.{path}": value for name in PROCESSORS for path, value in _stated(folder / name).items()}
+
+
+def _stated(path: Path) -> dict[str, Any]:
     if not (path.exists() or path.is_symlink()):
         return {}
     return flat(read_json(path, limit=MAX_BYTES))

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from duat_cli.compat.transformers import encoder_output
 from duat_cli.models.arrays import relative_error, wide
-from duat_cli.models.discovery.modality import is_pair
+from duat_cli.models.discovery.modality import STATES, is_pair
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.hooks import patched
@@ -114,6 +115,18 @@ def head_logits(model: Any, stack: Any, output: Any, ids: Tensor) -> Iterator[tu
             with torch.no_grad():
                 found = _logits(model, ids, start, min(start + step, tokens), tokens)
             yield start, found
+
+
+def decoder_logits(pair: Any, decoder: Any, output: Any, given: Mapping[str, Tensor]) -> Tensor | None:
+    """(N, vocabulary), by the head of an encoder-decoder; None where it has no head over its tokens.
+
+    output: what `decoder` gave for `given`, its tokens (1, N) and the encoder's states.
+    """
+    states, ids = encoder_output(given[STATES]), given["input_ids"]
+    with patched(decoder, lambda *_call: output), torch.no_grad():
+        found = pair(encoder_outputs=states, decoder_input_ids=ids, use_cache=False)
+    logits = getattr(found, "logits", None)
+    return logits[0] if isinstance(logits, Tensor) and logits.shape[:-1] == ids.shape else None
 
 
 def _tokens_at_once(model: Any, tokens: int) -> int:

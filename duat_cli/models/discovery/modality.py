@@ -120,7 +120,7 @@ def require_token_ids(model: Any) -> None:
         kind = "" if read is None else f" ({read})"
         raise UnsupportedModelError(
             f"{type(model).__name__} ({model.config.model_type}) takes `{name}`{kind}, no token ids; duat inspect, "
-            f"verify and matrix read such models{DECODER if _writes(model) else ''}"
+            f"verify, matrix and check read such models{DECODER if _writes(model) else ''}"
         )
 
 

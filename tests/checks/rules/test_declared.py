@@ -139,7 +139,7 @@ PADDED = {
     ("breakage", "words"),
     [
         (tokenizer(_swap), "tokenizer: vocabulary: 2048 ids, other tokens among ids 700-703, 900-903"),
-        (tokenizer(lambda c: c["model"].update(merges=[])), "the same texts, other tokens: "),
+        (tokenizer(lambda c: c["model"].update(merges=[])), "the same prompts are read otherwise: "),
         (tokenizer(_special), "tokenizer: added tokens changed"),
         (tokenizer(lambda c: c.update(normalizer={"type": "Lowercase"})), "tokenizer: normaliser added"),
         (tokenizer(lambda c: c.update(post_processor=None)), "tokenizer: post-processor "),
