@@ -110,7 +110,7 @@ def part_of(loaded: LoadedModel, stack: StackName | None) -> LoadedModel:
     if part is loaded.model:
         return loaded
     note = f"--stack {stack}: the {type(part).__name__} of the {type(loaded.model).__name__} alone"
-    return replace(loaded, model=part, stack=stack, warnings=(*loaded.warnings, note))
+    return replace(loaded, model=part, whole=loaded.model, stack=stack, warnings=(*loaded.warnings, note))
 
 
 def parts_of(model: Any) -> list[StackName]:

@@ -38,8 +38,9 @@ def check_given(
     also: options of `inspect` beyond those that the policy asks for. Nothing is cached: such weights change.
     As of files, the DuatError of a model that cannot run is raised where no rule says so.
     """
-    files = replace(loaded.files, config=loaded.model.config.to_dict())
-    weights = facts_of(streamed(loaded.model, files.tensors), len(files.tensors), progress)
+    whole = loaded.whole or loaded.pair or loaded.model
+    files = replace(loaded.files, config=whole.config.to_dict())
+    weights = facts_of(streamed(whole, files.tensors), len(files.tensors), progress)
     evidence = Evidence(files, weights)
     evidence.absent.update({"load": IN_MEMORY, "tokenizer": IN_MEMORY, "declared": IN_MEMORY, "adapter": NO_ADAPTER})
     report: InspectReport | None = None

@@ -1,8 +1,7 @@
 """A checkpoint as a model in memory, or one line that says why not.
 
-transformers only builds the module tree and puts the tensors in. What to read, from where, and whether it
-fits is settled before, from the headers (checkpoint.py): first the tree is built without memory and every
-name and shape is compared, then the weights are read, then some of them are compared with the file.
+transformers only builds the module tree and puts the tensors in. The tree is built without memory, every name and shape
+is compared with the headers, then the weights are read, and some of them are compared with the file.
 """
 
 from __future__ import annotations
@@ -79,6 +78,8 @@ class LoadedModel:
     """The list of blocks that --stack named, where `model` runs several such lists in one pass."""
     every_stack: bool = False
     """Whether the other stacks of the model have reports of their own, by --stack all."""
+    whole: PreTrainedModel | None = None
+    """The model that `model` is a part of, by --stack."""
     pair: PreTrainedModel | None = None
     """Of a decoder the encoder-decoder that it belongs to, whose head reads what it gives."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import picture_texts
 import pytest
 import torch
 from image_models import build
@@ -163,3 +164,14 @@ def test_in_memory_no_tokenizer_is_asked_for(vit: Path, tmp_path: Path) -> None:
     ours, theirs = duat.check(model, processor, image=tmp_path / "a.png"), duat.check(vit, image=tmp_path / "a.png")
     assert ours.behaviour == theirs.behaviour
     assert ours.certificate == theirs.certificate
+
+
+def test_a_part_that_takes_patches_without_a_batch_has_an_embedding(tmp_path: Path) -> None:
+    made = picture_texts.build("qwen2_5_vl")
+    made.save_pretrained(tmp_path / "qwen")
+    given = picture_texts.inputs("qwen2_5_vl", made)
+    tensors = {name: given[name] for name in ("pixel_values", "image_grid_thw")}
+    asked: dict[str, Any] = {"inputs": tensors, "stack": "vision"}
+    report = duat.check(made, **asked)
+    assert report.certificate.exact
+    assert (report.behaviour.predicts, report.behaviour.scored) == ("embedding", 0)

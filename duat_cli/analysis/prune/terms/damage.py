@@ -230,6 +230,8 @@ def metric_for(name: MetricName | None, model: Any, structure: ModelStructure, h
 def hidden_states(output: Any) -> Tensor:
     """(1, N, M). UnsupportedModelError where the pass gives none, such as the scores of a model of two towers."""
     hidden = getattr(output, "last_hidden_state", None)
+    if isinstance(hidden, Tensor) and hidden.ndim == 2:  # of a part that takes patches without a batch
+        return hidden[None]
     hidden = hidden if isinstance(hidden, Tensor) else output[0]
     if not isinstance(hidden, Tensor) or hidden.ndim != 3:
         raise UnsupportedModelError("its forward pass gives no hidden states of tokens, whose change could be measured")
