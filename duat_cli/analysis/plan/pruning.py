@@ -18,6 +18,7 @@ from duat_cli.analysis.plan.terms import (
     REPORT,
     REUSED,
     SHARING,
+    STORED_BESIDE,
     Moment,
     held,
     layer_of,
@@ -147,7 +148,8 @@ def _at_head(shape: Shape, task: Task) -> Moment:
     one = tokens * _ending(shape, task)
     rows = rows_at_once(tokens, one) * one + (max(task.tested_on, default=0) * _ending(shape, task))
     head = layer_of(shape) if ends_in_logits(shape, task.pruned) else []
-    return [*head, term("outputs of passes", rows * shape.element)]
+    stored = sum(one.bytes for one in head if one.what == STORED_BESIDE)  # and no longer there when passes run
+    return [*_without(head, STORED_BESIDE), term("outputs of passes", max(rows * shape.element, stored))]
 
 
 def _without(moment: Moment, *names: str) -> Moment:
