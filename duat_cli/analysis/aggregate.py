@@ -80,7 +80,11 @@ class Mean(Generic[R]):
         """Of one result at least."""
         self._take()
         assert self._kind is not None
-        return self._kind.model_validate({name: field.value() for name, field in self._fields.items()})
+        values = {name: field.value() for name, field in self._fields.items()}
+        reasons = values.get("reasons")
+        if isinstance(reasons, dict):  # of a prompt without the value, where others have it
+            values["reasons"] = {name: why for name, why in reasons.items() if values.get(name) is None}
+        return self._kind.model_validate(values)
 
 
 class _Field:
@@ -93,6 +97,8 @@ class _Field:
         self._merged: Any = None
 
     def add_all(self, values: list[Any]) -> None:
+        if self._how == "known":
+            values = [value for value in values if value is not None]
         self._null = self._null or any(value is None for value in values)
         if self._null or not values:
             return
@@ -101,6 +107,8 @@ class _Field:
         self._same = self._same and values.count(self._first) == len(values)
         if isinstance(self._merged, Mean | ExactSum | _Items):
             self._merged.add_all(values)
+        elif self._how == "sum":
+            self._merged += sum(values)
         elif self._how == "largest":
             self._merged = max(self._merged, *values)
         elif self._how == "reasons":
@@ -110,20 +118,22 @@ class _Field:
     def _start(self, value: Any) -> Any:
         if isinstance(value, BaseModel):
             return Mean()
+        if self._how == "sum":
+            return 0
         if isinstance(value, list) and self._how == "mean":
             return _Items()
-        return ExactSum() if self._how == "mean" and isinstance(value, float | int) else value
+        return ExactSum() if self._how in ("mean", "known") and isinstance(value, float | int) else value
 
     def value(self) -> object:
-        if self._null:
+        if self._null or self._empty:  # empty: known of no prompt
             return None
         if isinstance(self._merged, Mean | _Items):
             return self._merged.value()
-        if self._same:
+        if self._same and self._how != "sum":
             return self._first
         if isinstance(self._merged, ExactSum):
             return self._merged.mean()
-        if self._how not in ("largest", "reasons"):
+        if self._how not in ("largest", "sum", "reasons"):
             raise ValueError(f"{self._where} differs between prompts, and its metadata has no way to merge it")
         return self._merged
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from duat_cli.results.attention.heads import Heads
 from duat_cli.results.base import (
     COMMAND,
     Certificate,
@@ -45,6 +46,11 @@ _WithRouting = Annotated[
     Routing | None,
     Meaning(needs="routing", by_name=True),
     Field(description="where H comes from; with --routing"),
+]
+_WithHeads = Annotated[
+    Heads | None,
+    Meaning(needs="heads", by_name=True),
+    Field(description="what each attention head reads, by H alone; with --heads"),
 ]
 _ERROR = Meaning(
     "relative",
@@ -164,6 +170,7 @@ class PromptBlock(Result):
         description="relative error of the block's rebuilt output against the model's own"
     )
     routing: _WithRouting = None
+    heads: _WithHeads = None
 
 
 class Block(Result):
@@ -181,6 +188,7 @@ class Block(Result):
     certificate_error: Annotated[Finite, _ERROR] = Field(description="largest over prompts of |x_i - rebuilt| / |x_i|")
     range: Range
     routing: _WithRouting = None
+    heads: _WithHeads = None
     spreads: Annotated[dict[str, Spread] | None, Meaning(needs="per_prompt", keyed_by=PromptBlock)] = Field(
         default=None, description="with --per-prompt: 'group.field' to its spread over the prompts"
     )

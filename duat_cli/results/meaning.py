@@ -15,8 +15,11 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 Exactness = Literal["exact", "estimate", "bound", "measured", "given"]
-Option = Literal["spectrum", "terms", "end_to_end", "routing", "per_prompt", "maps", "null", "prompts", "baseline"]
-OverPrompts = Literal["mean", "largest", "same", "reasons"]
+Option = Literal[
+    "spectrum", "terms", "end_to_end", "routing", "heads", "per_prompt", "maps", "null", "prompts", "baseline"
+]  # fmt: skip
+OverPrompts = Literal["mean", "known", "largest", "sum", "same", "reasons"]
+"""Known: the mean over the prompts that have a value; the others are null where one prompt has none."""
 
 
 @dataclass(frozen=True)

@@ -287,6 +287,7 @@ def settings(plan: CheckPlan, also: Iterable[str] = (), *, cache: bool = True) -
         terms="terms" in asked,
         end_to_end="end_to_end" in asked,
         routing="routing" in asked,
+        heads="heads" in asked,
         per_prompt="per_prompt" in asked,
         null="all" if "null" in asked else "uniform",
         cache=cache,

@@ -14,6 +14,7 @@ from duat_cli.models.arrays import relative_error
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.coupling import CouplingNumbers, CouplingSums
 from duat_cli.operators.sampling import ShareEstimate
+from duat_cli.results.attention.heads import Heads
 from duat_cli.results.inspect import EndToEnd, EndToEndNulls, Part, Parts, PromptBlock, Terms
 from duat_cli.results.operator import (
     Coupling,
@@ -48,6 +49,7 @@ def measured_block(
     error: float,
     cross: CrossOperator | None = None,
     routing: Routing | None = None,
+    heads: Heads | None = None,
 ) -> PromptBlock:
     """Of a block whose W' was measured; its null of uniform attention follows once all blocks are through.
 
@@ -70,6 +72,7 @@ def measured_block(
         cross=cross,
         certificate_error=terms.error,
         routing=routing,
+        heads=heads,
     )
 
 
@@ -82,6 +85,7 @@ def unmeasured_block(
     *,
     cross: CrossOperator | None,
     routing: Routing | None,
+    heads: Heads | None,
 ) -> PromptBlock:
     """Of a block without W', for that reason. like: the stream, (1, N, M)."""
     tokens, width = like.shape[1:]
@@ -97,6 +101,7 @@ def unmeasured_block(
         cross=cross,
         certificate_error=terms.error,
         routing=routing,
+        heads=heads,
     )
 
 

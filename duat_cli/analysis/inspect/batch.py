@@ -17,6 +17,7 @@ from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.inspect.assemble import NOT_ASKED, measured_block, null_stats, nulls
+from duat_cli.analysis.inspect.heads import heads
 from duat_cli.analysis.inspect.operator import measure_each
 from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.total import PromptSweep
@@ -107,11 +108,12 @@ def _swept(session: Session, batch: Sequence[Tensor], options: InspectOptions) -
         operators, geometry = operator.by_prompt(), session.geometry(run.index)
         numbers = measure_each(operators, geometry, threshold=options.threshold)
         uniform.add_each(run.index, operators, geometry, numbers)
-        each = zip(sweeps, numbers, step.each, operator.each, largest_activations(run), strict=True)
-        for prompt, (sweep, own, terms, error, largest) in enumerate(each):
+        read = heads(run, [ids[0] for ids in batch]) if options.heads else [None] * len(sweeps)
+        each = zip(sweeps, numbers, step.each, operator.each, largest_activations(run), read, strict=True)
+        for prompt, (sweep, own, terms, error, largest, of_heads) in enumerate(each):
             sweep.largest[run.index] = largest
             sweep.blocks[run.index] = measured_block(
-                prompt, own, terms, options, run.input, operator=operator, error=error
+                prompt, own, terms, options, run.input, operator=operator, error=error, heads=of_heads
             )
 
     session.sweep_batch(batch, listen)

@@ -17,6 +17,7 @@ class InspectOptions:
     terms: bool = False
     end_to_end: bool = False
     routing: bool = False
+    heads: bool = False
     per_prompt: bool = False
     null: Literal["all", "uniform"] = "uniform"  # "all": of the re-initialised architecture as well
     cache: bool = True

@@ -15,6 +15,7 @@ from torch import Tensor
 from duat_cli.analysis.decomposition import Decomposition, Step, shares
 from duat_cli.analysis.inspect.assemble import end_to_end, measured_block, unmeasured_block
 from duat_cli.analysis.inspect.batch import add_uniform, batches, leaders_of, sweep_batch
+from duat_cli.analysis.inspect.heads import heads, tokens_of
 from duat_cli.analysis.inspect.maps import Maps
 from duat_cli.analysis.inspect.measured.cross import cross_of
 from duat_cli.analysis.inspect.operator import measure
@@ -220,7 +221,7 @@ def sweep_prompts(
                 if states is not None:
                     states.block(number, run, step, held.decomposition)
                 sweep.blocks[run.index] = _prompt_block(
-                    session, run, step, number, options, matrices, maps, sweep.faults, held.uniform
+                    session, run, step, (number, prompts[number]), options, matrices, maps, sweep.faults, held.uniform
                 )
             tick(number)
 
@@ -281,22 +282,27 @@ def _prompt_block(
     session: Session,
     run: BlockRun,
     step: Step,
-    number: int,
+    numbered: tuple[int, Prompt],
     options: InspectOptions,
     matrices: OperatorFile | None,
     maps: Maps | None,
     faults: dict[int, str],
     uniform: UniformNulls,
 ) -> PromptBlock:
+    number, prompt = numbered
     operator = or_reason(lambda: session.operator(run, step))
     cross = cross_of(run, session.structure.block(run.index), lambda: session.geometry(run.index, cross=True))
-    heads = routing(run) if options.routing else None
+    beside: dict[str, Any] = {
+        "cross": cross,
+        "routing": routing(run) if options.routing else None,
+        "heads": heads(run, [tokens_of(prompt)])[0] if options.heads else None,
+    }
     if isinstance(operator, str):
         if session.structure.block(run.index).factors is not None:
             faults[run.index] = operator
         if matrices is not None:
             matrices.missing(run.index, operator)
-        return unmeasured_block(number, operator, step.terms, options, run.input, cross=cross, routing=heads)
+        return unmeasured_block(number, operator, step.terms, options, run.input, **beside)
     geometry = session.geometry(run.index)
     mapped = maps if maps is not None and maps.wants(number) else None
     numbers = measure(
@@ -319,8 +325,7 @@ def _prompt_block(
         run.input,
         operator=operator,
         error=operator.error,
-        cross=cross,
-        routing=heads,
+        **beside,
     )
 
 

@@ -21,6 +21,7 @@ from duat_cli.results.inspect import Block, EndToEnd, InspectReport, PromptBlock
 from duat_cli.results.prompts import Roll
 
 GROUPS = ("operator", "density", "coupling", "coupling_weighted", "terms")
+_BESIDE = ("null", "cross", "certificate_error", "routing", "heads")
 _NEAR = 0.5  # of the largest number; another prompt may take what is left
 _WIDE = torch.finfo(torch.bfloat16).max
 
@@ -113,7 +114,7 @@ class InspectTotal:
         return Block(
             index=index,
             name=name,
-            **{group: getattr(mean, group) for group in (*GROUPS, "null", "cross", "certificate_error", "routing")},
+            **{group: getattr(mean, group) for group in (*GROUPS, *_BESIDE)},
             range=within,
             spreads=None if values is None else spreads(values),
             prompts=rows,

@@ -39,6 +39,7 @@ class Settings(Stored):
     terms: bool
     end_to_end: bool
     routing: bool
+    heads: bool
     per_prompt: bool
     null: Literal["all", "uniform"]
     max_tokens: int | None

@@ -61,6 +61,15 @@ RoutingOption = Annotated[
         help="Also where attention weights come from: W_QK of every head, and what scores are explained by.",
     ),
 ]
+HeadsOption = Annotated[
+    bool,
+    options.compute_option(
+        "--heads",
+        metavar="",
+        help="Also what each attention head reads: the first, the previous, an equal or the token behind an equal one "
+        "(induction), how many tokens and how far away; beside uniform attention.",
+    ),
+]
 PerPrompt = Annotated[
     bool, options.compute_option("--per-prompt", metavar="", help="Also the values and spreads over the prompts.")
 ]
@@ -133,6 +142,7 @@ def inspect(
     terms: Terms = False,
     end_to_end: EndToEnd = False,
     routing: RoutingOption = False,
+    heads: HeadsOption = False,
     per_prompt: PerPrompt = False,
     matrices: Matrices = None,
     maps: MapsOption = None,
@@ -199,6 +209,7 @@ def inspect(
             terms=terms,
             end_to_end=end_to_end,
             routing=routing,
+            heads=heads,
             per_prompt=per_prompt,
             null=null,
             cache=not no_cache,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import RenderableType
 
-from duat_cli.report.tables import columns, facts, nulls, numbers
+from duat_cli.report.tables import columns, facts, heads, nulls, numbers
 from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, missing, spaced, unshown
 from duat_cli.report.tables.nulls import null_tables
 from duat_cli.report.tables.page import BLANK, Page, line
@@ -73,6 +73,7 @@ _BESIDE = (
 TABLES = {
     "end_to_end.": _END_COLUMNS,
     "blocks[].": [*columns.COLUMNS, *nulls.named(), *columns.for_pre_activation(), *_CROSS, *_ROUTING],
+    "blocks[].heads.each[].": heads.COLUMNS,
     "terms[].": _TERM_COLUMNS,
 }
 
@@ -86,6 +87,7 @@ def render_inspect(report: InspectReport, page: Page) -> str:
         *_crossing(report, page),
         *_term_tables(report, page),
         *_routing(report, page),
+        *heads.head_tables(report, page),
         *_end_to_end(report, page),
         *(part for block in report.blocks for part in _prompts_of(block, report, page)),
         BLANK,

@@ -1,0 +1,143 @@
+"""What each attention head reads, beside uniform attention: with --heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+
+from duat_cli.report.tables import facts, numbers
+from duat_cli.report.tables.grid import BLOCK, Column, Labels, spaced, value_at
+from duat_cli.report.tables.page import BLANK, Page, line
+from duat_cli.results.attention.heads import Attended, HeadAttended, Heads
+from duat_cli.results.inspect import Block, InspectReport
+from duat_cli.text import indices
+
+COLUMNS = [
+    Column(("context", "tokens"), "effective_context", numbers.plain),
+    Column(("entropy", "bits"), "entropy_bits", numbers.plain),
+    Column(("distance", "tokens"), "mean_distance", numbers.plain),
+    Column(("first", "token", "%"), "first_token_share", numbers.percent),
+    Column(("current", "token", "%"), "current_token_share", numbers.percent),
+    Column(("previous", "token", "%"), "previous_token_share", numbers.percent),
+    Column(("dupl.", "token", "%"), "duplicate_token_share", numbers.percent),
+    Column(("induc\N{SOFT HYPHEN}", "tion", "%"), "induction_share", numbers.percent),
+]
+_SHARES = {
+    "induction_share": "induction",
+    "duplicate_token_share": "duplicate token",
+    "previous_token_share": "previous token",
+    "current_token_share": "current token",
+    "first_token_share": "first token",
+}
+_ALL = 24  # heads that are all shown; of more the leading ones
+_LEADING = 4  # heads of each share
+_NAMED, _FAR = 3, 0.25  # heads of each share that are named, where they are so far above the null
+
+
+@dataclass(frozen=True)
+class _Head:
+    name: str
+    row: HeadAttended
+    null: Attended
+
+    def above(self, path: str) -> float | None:
+        """The share less that of uniform attention."""
+        value, null = value_at(self.row, path), value_at(self.null, path)
+        return None if value is None or null is None else value - null
+
+
+def head_tables(report: InspectReport, page: Page) -> list[RenderableType]:
+    """The heads that are farthest above uniform attention, all of few; what is far above it in words."""
+    blocks = [(block, block.heads) for block in report.blocks if block.heads is not None]
+    if not blocks:
+        return []
+    every = [
+        _Head(f"{block.index}.{row.index}", row, found.uniform)
+        for block, found in blocks
+        for row in found.each or ()
+        if found.uniform is not None
+    ]
+    absent = facts.without_value(
+        [block for block, _ in blocks], BLOCK, [Column(c.title, f"heads.uniform.{c.path}", c.form) for c in COLUMNS]
+    )
+    if not every:
+        return [BLANK, line("What each head reads", "bold"), *absent]
+    shown, nulls = _shown(every), _nulls(blocks)
+    names = {id(row): name for name, row in [*((head.name, head.row) for head in shown), *nulls.items()]}
+    labels = Labels(("head",), lambda row: names[id(row)], right=False)
+    return [
+        BLANK,
+        line("What each head (block.head) reads, by its H; null: uniform over the tokens that a row may see", "bold"),
+        *spaced([*(head.row for head in shown), *nulls.values()], labels, COLUMNS, page),
+        BLANK,
+        *([line(_left_out(len(shown), len(every)), "dim")] if len(shown) < len(every) else []),
+        line(_legend([found for _, found in blocks]), "dim"),
+        *facts.section("far above uniform attention", _far(every)),
+        *absent,
+        *facts.section("no head's numbers", [f"{h.name}: {why}" for h in shown if (why := _zero(h))]),
+    ]
+
+
+def _shown(every: Sequence[_Head]) -> list[_Head]:
+    if len(every) <= _ALL:
+        return list(every)
+    leading = {head.name for path in _SHARES for head in _by(every, path)[:_LEADING]}
+    return [head for head in every if head.name in leading]
+
+
+def _by(every: Sequence[_Head], path: str) -> list[_Head]:
+    """The farthest above uniform attention first; without those that are below it."""
+    known = [(above, head) for head in every if (above := head.above(path)) is not None and above > 0]
+    return [head for _, head in sorted(known, key=lambda pair: -pair[0])]
+
+
+def _left_out(shown: int, of: int) -> str:
+    return f"{shown} of {of} heads: by each share the {_LEADING} farthest above the null; the others are in the JSON."
+
+
+def _nulls(blocks: Sequence[tuple[Block, Heads]]) -> dict[str, Attended]:
+    """By name; one where rows of all blocks may see the same tokens."""
+    found: list[tuple[Attended, list[int]]] = []
+    for block, heads in blocks:
+        if heads.uniform is None:
+            continue
+        at = next((at for null, at in found if null == heads.uniform), None)
+        if at is None:
+            found.append((heads.uniform, [block.index]))
+        else:
+            at.append(block.index)
+    return {"null" if len(found) == 1 else f"null, {indices('block', at)}": null for null, at in found}
+
+
+def _legend(found: Sequence[Heads]) -> str:
+    rows = [f"{max(known):g} rows" if (known := _known(found, name)) else "no rows" for name in _COUNTS]
+    return (
+        f"Means over rows of H. first, current, previous: without row 0. dupl.: equal tokens in front, over {rows[0]} "
+        f"that see one. induction: tokens behind another occurrence of the row's own, over {rows[1]}."
+    )
+
+
+_COUNTS = ("duplicate_rows", "induction_rows")
+
+
+def _known(found: Sequence[Heads], name: str) -> list[int]:
+    return [count for heads in found if (count := getattr(heads, name))]
+
+
+def _far(every: Sequence[_Head]) -> list[str]:
+    texts = []
+    for path, name in _SHARES.items():
+        leading = [head for head in _by(every, path)[:_NAMED] if (head.above(path) or 0.0) >= _FAR]
+        said = (
+            f"{head.name}: {numbers.percent(value_at(head.row, path))} % "
+            f"(uniform {numbers.percent(value_at(head.null, path))} %)"
+            for head in leading
+        )
+        texts += [f"{name}: {', '.join(said)}"] if leading else []
+    return texts
+
+
+def _zero(head: _Head) -> str | None:
+    return head.row.reasons.get("entropy_bits")

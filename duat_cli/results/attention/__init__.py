@@ -1,0 +1,1 @@
+"""Reports of the attention matrices H themselves."""
