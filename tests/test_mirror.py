@@ -15,7 +15,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "types or constants alone": "analysis/inspect/options analysis/progress checks/rule kinds",
     "fields alone; results/test_meaning.py and report/test_json.py read every one": """
         results/attribute results/behaviour results/check results/compare
-        results/explain results/inspect results/lora results/matrix results/operator results/plan
+        results/explained/report results/heads results/inspect results/lora results/matrix results/operator results/plan
         results/prune/chosen results/prune/eq16 results/prune/repair results/prune/report results/prune/sets
         results/prune/terms results/prune/written results/support results/weight_change""",
     "options alone; cli/test_main.py runs every exit code, cli/terminal/test_help.py every help page": """
@@ -28,7 +28,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         cli/commands/check cli/shared/outlets checks/verdict/conclude checks/rules/files""",
     "golden text at every width: report/test_table.py": """
         report/check/table report/tables/attribute/report report/tables/columns report/tables/compare
-        report/tables/facts report/tables/inspect report/tables/lora report/tables/nulls
+        report/tables/facts report/tables/heads report/tables/inspect report/tables/lora report/tables/nulls
         report/tables/page report/tables/plan report/tables/prune/eq16 report/tables/prune/repair
         report/tables/prune/report report/tables/prune/sets report/tables/support report/tables/verify""",
     "golden text: report/forms/test_check.py": """
@@ -40,6 +40,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "all numbers of a report: analysis/inspect/test_run.py": "analysis/clock analysis/inspect/assemble",
     "against the dense W': analysis/inspect/test_operator.py": """
         analysis/inspect/measured/entries analysis/inspect/measured/numbers""",
+    "against loops over H: analysis/inspect/test_heads.py": "analysis/inspect/measured/heads",
     "against dense W_QK: analysis/inspect/test_routing.py": "models/instrument/functions/scores operators/bilinear",
     "files read back: analysis/inspect/save/test_states.py": "analysis/dynamic analysis/inspect/save/asked",
     "against loops: analysis/inspect/test_uniform.py": "operators/uniform",
@@ -108,7 +109,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         report/html/drawing/layered report/html/drawing/marks
         report/html/drawing/plot report/html/drawing/series report/html/drawing/table
         report/html/glossary report/html/sheets
-        report/html/inspect/certificate report/html/inspect/nulls report/html/inspect/page
+        report/html/inspect/certificate report/html/inspect/heads report/html/inspect/nulls report/html/inspect/page
         report/html/inspect/routing report/html/inspect/shares
         report/html/lora/blocks report/html/lora/modules report/html/lora/page
         report/html/matrix/checks report/html/matrix/maps report/html/matrix/network report/html/matrix/page

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from duat_cli.report.headers import headers
 from duat_cli.report.schema import REPORTS
 from duat_cli.results.base import Result
-from duat_cli.results.explain import Explanation
+from duat_cli.results.explained.report import Explanation
 from duat_cli.results.meaning import Meaning, Option, meaning_of
 
 _NULLS = ("blocks[].null.reinitialised.", "blocks[].null.uniform.")

@@ -17,7 +17,7 @@ from duat_cli.checks.rules.adapter import LEVELS, LINT
 from duat_cli.errors import InputError
 from duat_cli.explain.fields import fields
 from duat_cli.report.headers import printed
-from duat_cli.results.explain import ExplainReport, Explanation
+from duat_cli.results.explained.report import ExplainReport, Explanation
 from duat_cli.text import shown
 
 _CONFIGS = importlib.resources.files("duat_cli.configs")

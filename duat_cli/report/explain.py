@@ -11,7 +11,7 @@ from rich.text import Text
 
 from duat_cli.report.markdown import markdown
 from duat_cli.report.tables.page import BLANK, Page, line
-from duat_cli.results.explain import ExplainReport, Explanation, Kind
+from duat_cli.results.explained.report import ExplainReport, Explanation, Kind
 
 _TITLES: dict[Kind, str] = {
     "field": "a field of the reports",

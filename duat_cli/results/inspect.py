@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from duat_cli.results.attention.heads import Heads
 from duat_cli.results.base import (
     COMMAND,
     Certificate,
@@ -22,6 +21,7 @@ from duat_cli.results.base import (
     Warnings,
     WithReasons,
 )
+from duat_cli.results.heads import Heads
 from duat_cli.results.meaning import Meaning
 from duat_cli.results.operator import PROVED, Coupling, CrossOperator, Density, Nulls, OperatorStats, Routing
 from duat_cli.results.prompts import AS_SET, WHICH, PromptSetFacts

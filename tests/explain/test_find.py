@@ -26,7 +26,7 @@ from duat_cli.report.tables import lora as lora_table
 from duat_cli.report.tables import verify as verify_table
 from duat_cli.report.tables.prune import report as prune_table
 from duat_cli.results.base import Result
-from duat_cli.results.explain import Explanation, Kind
+from duat_cli.results.explained.report import Explanation, Kind
 from duat_cli.results.meaning import Meaning, meaning_of
 from duat_cli.results.prune.terms import Prediction
 

@@ -63,7 +63,8 @@ from duat_cli.results.compare import (
     PairFacts,
     ParameterChange,
 )
-from duat_cli.results.explain import ExplainReport, Explanation
+from duat_cli.results.explained.report import ExplainReport, Explanation
+from duat_cli.results.heads import Attended, HeadAttended, Heads
 from duat_cli.results.inspect import (
     Block,
     BlockCertificate,
@@ -303,6 +304,38 @@ def routing(index: int) -> Routing:
     )
 
 
+def heads(index: int) -> Heads:
+    """Of block 2 there are none; in block 1 the last head is zero."""
+    if index == 2:
+        return Heads.absent("it calls attention 2 times; heads are read of one call")
+    numbers = {
+        "effective_context": 2.41,
+        "entropy_bits": 1.13,
+        "mean_distance": 3.3,
+        "first_token_share": 0.11,
+        "current_token_share": 0.09,
+        "previous_token_share": 0.12,
+        "duplicate_token_share": 0.03,
+        "induction_share": 0.04,
+    }
+    names = list(numbers)[3:]
+    each = [
+        HeadAttended(
+            index=head,
+            row_sum=1.0 - index / 64,
+            **numbers | {names[(head + index) % 5]: 0.9 - (head + 9 * index) / 100},
+        )
+        for head in range(8)
+    ]
+    last = HeadAttended.absent("every row of its H is zero", index=8, row_sum=0.0) if index == 1 else None
+    return Heads(
+        each=[*each, last or HeadAttended(index=8, row_sum=1.0, **numbers)],
+        uniform=Attended(**{name: 0.125 if "share" in name else 6.5 for name in numbers}),
+        duplicate_rows=14,
+        induction_rows=13,
+    )
+
+
 def block(
     index: int, spectrum: bool = False, gated: bool = False, per_prompt: bool = False, with_routing: bool = False
 ) -> Block:
@@ -315,6 +348,7 @@ def block(
         "terms": terms(index),
         "certificate_error": 1.2e-07 * (index + 1),
         "routing": routing(index) if with_routing else None,
+        "heads": heads(index) if with_routing else None,
     }
     return Block(
         range=Range(largest_activation=37.5, place="block", stored_dtype="BF16", share=None, reasons={"share": "-"}),

@@ -14,7 +14,7 @@ from duat_cli.models.arrays import relative_error
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.coupling import CouplingNumbers, CouplingSums
 from duat_cli.operators.sampling import ShareEstimate
-from duat_cli.results.attention.heads import Heads
+from duat_cli.results.heads import Heads
 from duat_cli.results.inspect import EndToEnd, EndToEndNulls, Part, Parts, PromptBlock, Terms
 from duat_cli.results.operator import (
     Coupling,

@@ -16,7 +16,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.attention import RowSource, StoredRows
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.windows import WindowRows
-from duat_cli.results.attention.heads import Attended, HeadAttended, Heads
+from duat_cli.results.heads import Attended, HeadAttended, Heads
 
 NO_H = "no H of it was captured: it has no token mixer, or none whose form is proved"
 WINDOWS = "its attention is over windows whose tokens are not known"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from duat_cli.report.html.drawing.figure import Sheet
-from duat_cli.results.explain import Explanation
+from duat_cli.results.explained.report import Explanation
 
 Known = Mapping[tuple[str, str], Explanation]
 """By the command and the field's path, such as ('inspect', 'blocks[].terms.linear')."""

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import BLOCK, Column, Labels, spaced, value_at
 from duat_cli.report.tables.page import BLANK, Page, line
-from duat_cli.results.attention.heads import Attended, HeadAttended, Heads
+from duat_cli.results.heads import Attended, HeadAttended, Heads
 from duat_cli.results.inspect import Block, InspectReport
 from duat_cli.text import indices
 
@@ -31,8 +31,10 @@ _SHARES = {
     "current_token_share": "current token",
     "first_token_share": "first token",
 }
+_COUNTS = ("duplicate_rows", "induction_rows")
 _ALL = 24  # heads that are all shown; of more the leading ones
 _LEADING = 4  # heads of each share
+_ONE = 1e-2  # rounding of a sum of a row in half precision
 _NAMED, _FAR = 3, 0.25  # heads of each share that are named, where they are so far above the null
 
 
@@ -69,12 +71,12 @@ def head_tables(report: InspectReport, page: Page) -> list[RenderableType]:
     labels = Labels(("head",), lambda row: names[id(row)], right=False)
     return [
         BLANK,
-        line("What each head (block.head) reads, by its H; null: uniform over the tokens that a row may see", "bold"),
+        line("What each head (block.head) reads; null: H uniform over the tokens that a row may see", "bold"),
         *spaced([*(head.row for head in shown), *nulls.values()], labels, COLUMNS, page),
         BLANK,
         *([line(_left_out(len(shown), len(every)), "dim")] if len(shown) < len(every) else []),
         line(_legend([found for _, found in blocks]), "dim"),
-        *facts.section("far above uniform attention", _far(every)),
+        *facts.section("far above uniform attention", _far(every) if report.certificate.exact else []),
         *absent,
         *facts.section("no head's numbers", [f"{h.name}: {why}" for h in shown if (why := _zero(h))]),
     ]
@@ -115,11 +117,17 @@ def _legend(found: Sequence[Heads]) -> str:
     rows = [f"{max(known):g} rows" if (known := _known(found, name)) else "no rows" for name in _COUNTS]
     return (
         f"Means over rows of H. first, current, previous: without row 0. dupl.: equal tokens in front, over {rows[0]} "
-        f"that see one. induction: tokens behind another occurrence of the row's own, over {rows[1]}."
+        f"that see one. induction: tokens behind another occurrence of the row's own, over {rows[1]}.{_sums(found)}"
     )
 
 
-_COUNTS = ("duplicate_rows", "induction_rows")
+def _sums(found: Sequence[Heads]) -> str:
+    """What rows of H sum to, where it is not one."""
+    sums = [head.row_sum for heads in found for head in heads.each or ()]
+    if all(abs(value - 1) < _ONE for value in sums):
+        return ""
+    least, most = numbers.plain(min(sums)), numbers.plain(max(sums))
+    return f" Rows of H sum to {least} to {most}: shares are of the sizes of a row's entries."
 
 
 def _known(found: Sequence[Heads], name: str) -> list[int]:
@@ -131,7 +139,7 @@ def _far(every: Sequence[_Head]) -> list[str]:
     for path, name in _SHARES.items():
         leading = [head for head in _by(every, path)[:_NAMED] if (head.above(path) or 0.0) >= _FAR]
         said = (
-            f"{head.name}: {numbers.percent(value_at(head.row, path))} % "
+            f"{head.name} {numbers.percent(value_at(head.row, path))} % "
             f"(uniform {numbers.percent(value_at(head.null, path))} %)"
             for head in leading
         )

@@ -55,6 +55,12 @@ def test_where_one_null_has_failed_none_is_shown(into: Into, tmp_path: Path) -> 
         assert block.null.reasons == {"reinitialised": "the architecture was not re-initialised: because"}
 
 
+def test_what_heads_read_is_kept(into: Into, tmp_path: Path) -> None:
+    whole = into(tmp_path / "out", heads=True)
+    assert merged(tmp_path / "out").blocks == whole.blocks
+    assert all(block.heads is not None and block.heads.induction_rows for block in whole.blocks)
+
+
 def test_one_inexact_prompt_is_seen(into: Into, tmp_path: Path) -> None:
     """By the worst error, and of any process's comparison with the model that has no instruments."""
     out = tmp_path / "out"

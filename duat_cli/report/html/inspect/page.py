@@ -10,6 +10,7 @@ from duat_cli.report.html.drawing.elements import tag
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
 from duat_cli.report.html.drawing.table import Head, table_of
 from duat_cli.report.html.inspect.certificate import certificate
+from duat_cli.report.html.inspect.heads import heads
 from duat_cli.report.html.inspect.nulls import against_nulls
 from duat_cli.report.html.inspect.routing import routing
 from duat_cli.report.html.inspect.shares import shares, terms
@@ -57,6 +58,7 @@ def inspect_sheet(report: InspectReport, beside: Sequence[InspectReport]) -> She
         _coupling(report),
         terms(report, beside),
         routing(report),
+        *heads(report),
         certificate(report, beside),
         _statistics(report),
         _end_to_end(report),

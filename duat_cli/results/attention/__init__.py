@@ -1,1 +1,0 @@
-"""Reports of the attention matrices H themselves."""
