@@ -50,6 +50,26 @@ def operator(norm: float, error: float, rows: float = 32) -> OperatorStats:
     )  # fmt: skip
 
 
+class Counted(WithReasons):
+    known: Annotated[Finite | None, Meaning("share", "exact", over_prompts="known")]
+    mean: Annotated[Finite | None, Meaning("share", "exact")]
+    count: Annotated[int | None, Meaning("rows", "exact", over_prompts="sum")]
+
+
+def counted(known: float | None, mean: float | None, count: int | None) -> Counted:
+    return Counted.explained("because", known=known, mean=mean, count=count)
+
+
+def test_what_some_prompts_do_not_have_is_a_mean_over_the_others_and_counts_are_added_up() -> None:
+    got = mean_over([counted(None, None, 0), counted(0.25, 1.0, 3), counted(0.75, 2.0, 3)])
+    assert (got.known, got.mean, got.count) == (0.5, None, 6)
+    assert got.reasons == {"mean": "because"}
+    assert mean_over([counted(0.25, 1.0, 3)]) == counted(0.25, 1.0, 3)
+    assert mean_over([counted(0.25, 1.0, 3)] * 40).count == 120
+    assert mean_over([counted(None, 1.0, 0)] * 2) == counted(None, 1.0, 0)
+    assert mean_over([counted(None, 1.0, 2), counted(None, 1.0, None)]).count is None
+
+
 def test_numbers_become_means() -> None:
     got = mean_over([coupling(0.0), coupling(1.0), coupling(5.0)])
     assert [getattr(got, name) for name in NAMES] == pytest.approx([2.0, 3.0, 4.0, 5.0, 6.0, 7.0], rel=1e-15)

@@ -67,18 +67,23 @@ def head_tables(report: InspectReport, page: Page) -> list[RenderableType]:
     if not every:
         return [BLANK, line("What each head reads", "bold"), *absent]
     shown, nulls = _shown(every), _nulls(blocks)
-    names = {id(row): name for name, row in [*((head.name, head.row) for head in shown), *nulls.items()]}
+    numbered = ["null"] if len(nulls) == 1 else [f"null {number}" for number in range(1, len(nulls) + 1)]
+    names = {id(null): name for name, (null, _) in zip(numbered, nulls, strict=True)}
+    names |= {id(head.row): head.name for head in shown}
+    where = [f"{name}: {indices('block', at)}" for name, (_, at) in zip(numbered, nulls, strict=True)]
     labels = Labels(("head",), lambda row: names[id(row)], right=False)
+    zero = [f"{head.name}: {why}" for head in shown if (why := head.row.reasons.get("entropy_bits"))]
     return [
         BLANK,
         line("What each head (block.head) reads; null: H uniform over the tokens that a row may see", "bold"),
-        *spaced([*(head.row for head in shown), *nulls.values()], labels, COLUMNS, page),
+        *spaced([*(head.row for head in shown), *(null for null, _ in nulls)], labels, COLUMNS, page),
         BLANK,
         *([line(_left_out(len(shown), len(every)), "dim")] if len(shown) < len(every) else []),
         line(_legend([found for _, found in blocks]), "dim"),
+        *([line(f"{'; '.join(where)}. What rows may see differs between them.", "dim")] if len(nulls) > 1 else []),
         *facts.section("far above uniform attention", _far(every) if report.certificate.exact else []),
         *absent,
-        *facts.section("no head's numbers", [f"{h.name}: {why}" for h in shown if (why := _zero(h))]),
+        *facts.section("heads without numbers", zero),
     ]
 
 
@@ -99,8 +104,8 @@ def _left_out(shown: int, of: int) -> str:
     return f"{shown} of {of} heads: by each share the {_LEADING} farthest above the null; the others are in the JSON."
 
 
-def _nulls(blocks: Sequence[tuple[Block, Heads]]) -> dict[str, Attended]:
-    """By name; one where rows of all blocks may see the same tokens."""
+def _nulls(blocks: Sequence[tuple[Block, Heads]]) -> list[tuple[Attended, list[int]]]:
+    """Each with its blocks; one where rows of all blocks may see the same tokens."""
     found: list[tuple[Attended, list[int]]] = []
     for block, heads in blocks:
         if heads.uniform is None:
@@ -110,7 +115,7 @@ def _nulls(blocks: Sequence[tuple[Block, Heads]]) -> dict[str, Attended]:
             found.append((heads.uniform, [block.index]))
         else:
             at.append(block.index)
-    return {"null" if len(found) == 1 else f"null, {indices('block', at)}": null for null, at in found}
+    return found
 
 
 def _legend(found: Sequence[Heads]) -> str:
@@ -145,7 +150,3 @@ def _far(every: Sequence[_Head]) -> list[str]:
         )
         texts += [f"{name}: {', '.join(said)}"] if leading else []
     return texts
-
-
-def _zero(head: _Head) -> str | None:
-    return head.row.reasons.get("entropy_bits")
