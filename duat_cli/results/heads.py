@@ -69,8 +69,8 @@ class HeadAttended(Attended):
     row_sum: Annotated[
         Finite, Meaning("sum of a row of H", "exact", formula="mean over rows i of sum_j H_ij", signed=True)
     ] = Field(
-        description="1 of a softmax over the tokens; less where a sink that is no token takes the rest; anything "
-        "where the mixer has no softmax"
+        description="1 of a softmax over the tokens; less where a sink or padding, which is no token, takes a part; "
+        "anything where the mixer has no softmax"
     )
 
 

@@ -59,6 +59,20 @@ def test_a_list_inside_of_another_one_says_where_its_entries_are() -> None:
     assert len(made.to_pandas("pairs.runs")) == len(made.pairs[0].runs)
 
 
+def test_what_heads_read_is_a_table() -> None:
+    pytest.importorskip("pandas")
+    made = duat.inspect(prompts=["The cat sat. The cat sat."], null="uniform", heads=True)
+    frame = made.to_pandas("blocks.heads.each")
+    wanted = [
+        (block.index, head.index, head.induction_share)
+        for block in made.blocks
+        for head in (block.heads.each if block.heads and block.heads.each else ())
+    ]
+    assert len(wanted) == 36
+    assert list(zip(frame["in blocks"], frame["index"], frame["induction_share"], strict=True)) == wanted
+    assert (made.to_pandas("blocks")["heads.uniform.induction_share"] > 0).all()
+
+
 def test_a_report_is_shown_in_a_line(report: InspectResult) -> None:
     shown = repr(report)
     error = f"{report.certificate.relative_error:.1e}"

@@ -80,3 +80,5 @@ def test_hostile_patterns_end_soon() -> None:
 def test_wildcards_do_not_reach_where_h_comes_from() -> None:
     assert asks_for("blocks.*.*.stable_rank") == {"spectrum"}
     assert asks_for("blocks.*.routing.stable_rank") == {"routing"}
+    assert asks_for("blocks.*.*.effective_context") == set()
+    assert asks_for("blocks.*.heads.uniform.effective_context") == {"heads"}

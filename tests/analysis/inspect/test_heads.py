@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import InDouble, as_loaded, double_model, prompt_of, quiet, row_budget_of, single_model
+from image_models import build, picture
 from paging import in_parts, saved, whole
 from torch import Tensor
 
@@ -30,8 +31,10 @@ from duat_cli.analysis.inspect.heads import heads as heads_under
 from duat_cli.analysis.inspect.measured.heads import NAMES, OF_REPEATED, measured_heads
 from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.run import inspect, sweep_prompts
+from duat_cli.analysis.prepared import Prepared, as_prompts
 from duat_cli.analysis.session import Session
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.discovery.modality import STATES, decoder_of
 from duat_cli.models.instrument.windows import Windows
 from duat_cli.results.heads import Attended, Heads
 
@@ -119,6 +122,42 @@ def test_numbers_are_those_of_the_attention_that_the_model_returns(model_type: s
             assert (head.row_sum < 0.999) == (model_type == "gpt_oss")
             assert head.reasons == {}
         assert_same(numbers(heads.uniform), naive(seen / seen.sum(axis=1, keepdims=True), seen, t))
+
+
+@pytest.mark.parametrize("model_type", ["bart", "t5"])
+def test_of_a_decoder_by_its_own_tokens(model_type: str) -> None:
+    model, ids = single_model(model_type), torch.tensor([[0, 45, 56, 45, 56, 45]])
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        given = {"input_ids": ids, STATES: model.get_encoder()(input_ids=IDS)[0]}
+        dense = model.get_decoder()(**given, use_cache=False, output_attentions=True).attentions
+    loaded = replace(as_loaded(model), model=decoder_of(model), pair=model, stack="decoder", like=given)
+    found = told(inspect(loaded, [replace(prompt_of(ids), prepared=given)], OPTIONS, quiet))
+    for heads, H in zip(found, dense, strict=True):
+        assert (heads.duplicate_rows, heads.induction_rows) == (3, 3)
+        for head, own in zip(heads.each or (), H[0].double().numpy(), strict=True):
+            assert_same(numbers(head), naive(own, np.tri(6, dtype=bool), ids[0].tolist()), 1e-5)
+
+
+@pytest.mark.parametrize("name", ["vit", "swin"])
+def test_of_a_picture_by_its_patches(name: str) -> None:
+    """Of windows as well, whose H is laid out over the tokens of the block."""
+    loaded = replace(as_loaded(build(name).eval()), like=picture())
+    found = told(inspect(loaded, as_prompts(loaded, [Prepared("one", picture(), None)]), OPTIONS, quiet))
+    merging = [heads for heads in found if heads.each is None]
+    assert len(merging) == (1 if name == "swin" else 0)  # a block that makes one token of four has no attention
+    assert all(heads == Heads.absent(NO_H) for heads in merging)
+    for heads in found:
+        for head in heads.each or ():
+            assert head.reasons == dict.fromkeys(OF_REPEATED, NO_TOKENS)
+            assert 0 < head.row_sum < 1 + 1e-5  # padding of windows takes a part
+    if name == "vit":
+        loaded.model.set_attn_implementation("eager")
+        with torch.no_grad():
+            dense = loaded.model(**picture(), output_attentions=True).attentions
+        for heads, H in zip(found, dense, strict=True):
+            for head, own in zip(heads.each or (), H[0].double().numpy(), strict=True):
+                assert_same(numbers(head), naive(own, own > 0, None), 1e-5)
 
 
 def test_how_many_rows_have_a_repeated_token() -> None:

@@ -97,7 +97,8 @@ def _of_piece(weights: Tensor, start: int, tokens: Tensor | None) -> dict[str, T
     sizes = sizes / largest.masked_fill(~alive, 1)  # no sum of them underflows
     p = sizes / sizes.sum(dim=-1, keepdim=True).masked_fill(~alive, 1)
     alive = alive[..., 0].to(p.dtype)
-    entropy = (-torch.special.xlogy(p, p).sum(dim=-1) / math.log(2)).clamp_min(0)
+    # 0 log 0 = 0; a plain logarithm is several times faster than xlogy
+    entropy = (-(p * p.clamp_min(torch.finfo(p.dtype).tiny).log()).sum(dim=-1) / math.log(2)).clamp_min(0)
     own = torch.arange(start, start + count, device=p.device).expand(len(p), -1)[..., None]
     found = {
         "alive": alive,
