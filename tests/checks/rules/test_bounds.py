@@ -57,6 +57,7 @@ def test_every_field_of_a_report_can_be_bounded(duat: Duat) -> None:
         "--terms",
         "--end-to-end",
         "--routing",
+        "--heads",
         "--per-prompt",
         "--prompt",
         "def f(x):",
