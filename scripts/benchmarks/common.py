@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from duat_cli.loading.prompts import Prompt
 
 PROMPT = "def read(path):\n    with open(path) as file:\n        return file.read()"
-DUAT = "import sys; from duat_cli.cli.main import run; sys.exit(run(sys.argv[1:]))"
+DUAT = "from duat_cli.cli.main import main; main()"
 DEMO = Path(__file__).parents[2] / "duat_cli" / "demo" / "model"
 
 
