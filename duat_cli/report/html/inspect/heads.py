@@ -68,7 +68,7 @@ def heads(report: InspectReport) -> list[Figure]:
                 key=f"heads-{column.path}",
                 title=f"What heads read by block and head: {column.name}",
                 name=f"Heads: {column.name}",
-                says=f"{_SAYS[column.path]} Compare the null: H uniform over the tokens that a row may see.",
+                says=f"{_SAYS[column.path]} {_uniform(known, column)}",
                 picture=picture + scale_of_cells(100, signed=False),
                 tables=[_table(known, columns), table_of_blocks(report.blocks, null)],
                 terms=[f"blocks[].heads.each[].{column.path}"],
@@ -76,6 +76,13 @@ def heads(report: InspectReport) -> list[Figure]:
             )
         )
     return figures
+
+
+def _uniform(known: Sequence[tuple[int, Block, Heads]], column: Column) -> str:
+    """What the null is, in a sentence; of several blocks its range."""
+    values = [value for _, _, found in known if (value := value_at(found, f"uniform.{column.path}")) is not None]
+    ends = dict.fromkeys(numbers.percent(end) for end in (min(values), max(values))) if values else {"not known": None}
+    return f"Null, H uniform over the tokens that a row may see: {' to '.join(ends)}{' %' if values else ''}."
 
 
 def _table(known: Sequence[tuple[int, Block, Heads]], columns: Sequence[Column]) -> Table:
