@@ -19,7 +19,7 @@ from duat_cli.loading.declared.facts import (
     Declared,
     below,
 )
-from duat_cli.loading.declared.tokenizer import CALLS, CODE, DIGITS, TokenizerFacts, range_length
+from duat_cli.loading.declared.tokenizer import CALLS, DIGITS, LATER, TokenizerFacts, range_length
 from duat_cli.text import clean, plural, shown
 
 _SHORT_TYPES = "modules.json.modules"
@@ -38,6 +38,9 @@ def _config(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
         groups.setdefault(_group(change[0]), []).append(change)
     for group, changes in groups.items():
         yield Measurement(len(changes), f"config.json: {told(changes)}", where=f"{CONFIG}.{group}")
+    if alone := _stated_by_one(evidence.old, evidence.declared):
+        why = "the baseline was made without a load, so whether that was the class's default is not known"
+        yield Measurement(len(alone), f"config.json: {told(alone)}; {why}", where=CONFIG, level="warn")
     files: dict[str, list[Change]] = {}
     for kind, changed in (
         (EMBEDDER, _embedder_changes(below(evidence.old, EMBEDDER), evidence.declared.embedder.fields)),
@@ -86,6 +89,15 @@ def config_changes(old: Mapping[str, Any], new: Declared) -> Iterator[Change]:
     for name, here in new.stated.items():
         if known.get(name) != here and (name in known or before):
             yield name, known.get(name), here
+
+
+def _stated_by_one(old: Mapping[str, Any], new: Declared) -> list[Change]:
+    """Fields that config.json states and the baseline's did not, or the other way round, of a baseline that was made
+    without a load."""
+    written = below(old, FILE)
+    if below(old, CONFIG) or not written:
+        return []
+    return [one for one in _differing(written, new.stated) if None in one[1:]]
 
 
 def _generation_settings(before: Mapping[str, Any], written: Mapping[str, Any], new: Declared) -> Iterator[Change]:
@@ -152,7 +164,7 @@ def _tokenizer_changes(old: Mapping[str, Any], here: TokenizerFacts) -> Iterator
         else:
             yield name, f"{clean(name)} changed"
     fields = below(old, "fields")
-    changes = [change for change in _differing(fields, here.fields) if change[0] != CODE or CODE in fields]
+    changes = [one for one in _differing(fields, here.fields) if one[0] not in LATER or one[0] in fields]
     if changes:
         yield "fields", told(changes)
 

@@ -25,6 +25,7 @@ _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_
 _SETTINGS = ("padding_side", "model_max_length", "clean_up_tokenization_spaces", "split_special_tokens")
 CALLS = ("truncation", "padding")  # parts of tokenizer.json for a reader that calls with no options
 CODE = "auto_map"
+LATER = (CODE, "truncation_side", "model_input_names")  # fields that older baselines know nothing of
 _OTHER_MODALITIES = ("image", "audio", "video", "vision", "boi", "eoi", "boa", "eoa")
 _FILES = ("*.model", "vocab.txt", "vocab.json", "merges.txt", "spiece*", "*.tiktoken")  # of one without tokenizer.json
 
@@ -94,7 +95,7 @@ def _facts(tokenizer: Any, folder: Path, texts: Sequence[str]) -> TokenizerFacts
             **_parts(content, folder),
             "chat template": _digest(template),
         },
-        fields={**_fields(tokenizer, roles), CODE: _code(folder)},
+        fields={**_fields(tokenizer, roles), **_stated(tokenizer, folder)},
         roles=roles,
         special=frozenset(int(i) for i in tokenizer.all_special_ids),
         placeholders=frozenset(_placeholders(tokenizer, numbers)),
@@ -124,10 +125,14 @@ def _fields(tokenizer: Any, roles: Iterable[str]) -> dict[str, str | int | bool]
     return found
 
 
-def _code(folder: Path) -> str:
-    """The classes of the checkpoint's own code that tokenizer_config.json names, which run where a caller trusts it."""
-    named = _stored(folder / "tokenizer_config.json").get(CODE)
-    return json.dumps(named, sort_keys=True) if named else "none"
+def _stated(tokenizer: Any, folder: Path) -> dict[str, str]:
+    """LATER: the classes of the checkpoint's own code that tokenizer_config.json names, which run where a caller trusts
+    it; which end of a text a caller's truncation keeps, which the tokenizer as it runs here does not say; and what a
+    batch holds."""
+    held = _stored(folder / "tokenizer_config.json")
+    code, side = held.get(CODE), held.get("truncation_side") or type(tokenizer).truncation_side
+    names = (json.dumps(code, sort_keys=True) if code else "none", str(side), ", ".join(tokenizer.model_input_names))
+    return dict(zip(LATER, names, strict=True))
 
 
 def _stored(path: Path) -> dict[str, Any]:

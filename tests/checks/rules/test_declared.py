@@ -146,6 +146,11 @@ PADDED = {
         (lambda d: bad.jedit(d / "tokenizer_config.json", chat_template="{{ x }}"), "tokenizer: chat template added"),
         (lambda d: (d / "chat_template.jinja").write_text("{{ x }}"), "tokenizer: chat template added"),
         (lambda d: bad.jedit(d / "tokenizer_config.json", padding_side="left"), "padding_side right → left"),
+        (lambda d: bad.jedit(d / "tokenizer_config.json", truncation_side="left"), "truncation_side right → left"),
+        (
+            lambda d: bad.jedit(d / "tokenizer_config.json", model_input_names=["input_ids"]),
+            "model_input_names input_ids, attention_mask → input_ids",
+        ),
         (tokenizer(lambda c: c.update(truncation=CUT)), "tokenizer: truncation added"),
         (tokenizer(lambda c: c.update(padding=PADDED)), "tokenizer: padding added"),
         (
@@ -165,7 +170,7 @@ def test_the_tokenizer_and_how_texts_are_made(
     assert done.code == 1
     found = [o for o in done.findings() if o["rule"] == "drift.tokenizer"]
     assert any(words in o["message"] for o in found), found
-    assert not words.startswith("the same texts") or any("merges changed" in o["message"] for o in found)
+    assert not words.startswith("the same prompts") or any("merges changed" in o["message"] for o in found)
     assert not any("update-baseline" in (o["advice"] or "") for o in found)
     assert not done.rules() & {"drift.weights", "drift.coupling", "drift.operator", "drift.summary"}
 
@@ -176,9 +181,11 @@ def test_an_older_baseline_knows_nothing_of_truncation_and_code(
     content, file = json.loads(baseline.read_text()), tmp_path / "old.json"
     for name in ("parts.truncation", "parts.padding", "fields.auto_map"):
         assert content["declared"].pop(f"tokenizer.{name}") == "none"
+    for name in ("truncation_side", "model_input_names"):
+        assert content["declared"].pop(f"tokenizer.fields.{name}")
     file.write_text(json.dumps(content))
     tokenizer(lambda c: c.update(truncation=CUT))(demo)
-    bad.jedit(demo / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tok.T", None]})
+    bad.jedit(demo / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tok.T", None]}, truncation_side="left")
     assert duat("check", demo, *QUICK, "--baseline", file).code == 0
 
 
@@ -243,6 +250,18 @@ def test_a_baseline_of_weights_only_names_a_field_too(demo: Path, tmp_path: Path
     for option in ((), ("--weights-only",)):
         done = duat("check", demo, *QUICK, *option, "--baseline", file, "--json")
         assert done.rules() == {"drift.config"}
+
+
+def test_a_field_that_a_baseline_without_a_load_did_not_state_warns(demo: Path, tmp_path: Path, duat: Duat) -> None:
+    file = tmp_path / "b.json"
+    assert duat("check", demo, "--weights-only", "-q", "--baseline", file, "--update-baseline").code == 0
+    config(("rms_norm_eps",), rope_scaling={"type": "linear", "factor": 2.0})(demo)
+    for option in ((), ("--weights-only",)):
+        done = duat("check", demo, *QUICK, *option, "--baseline", file, "--json")
+        [found] = [o for o in done.findings("warned") if o["rule"] == "drift.config"]
+        assert done.code == 0
+        assert "rope_scaling.factor none → 2" in found["message"]
+        assert "rms_norm_eps" in found["message"]
 
 
 RESOLVED = {"resolved_by": "transformers x", "config.a": 1}
