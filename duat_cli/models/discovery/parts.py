@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from duat_cli.compat.torch import standing_in
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import random_like, relative_error, rounding, same_storage, wide
+from duat_cli.models.arrays import equal, random_like, relative_error, rounding, same_storage, wide
 from duat_cli.models.block.norms import NormForm, recognise, scale_invariant
 from duat_cli.models.block.parts import BlockParts, HiddenSlot
 from duat_cli.models.discovery.cross import find_cross, with_projections
@@ -89,7 +89,7 @@ def nonlinear_units(
             yield from nonlinear_units(child, written, attention, norms)
             continue
         event = written.calls(child)[0]
-        if _is_affine(event) or _routes(event, routing):
+        if _is_affine(event) or _routes(event, routing) or _wraps_norm(event, written, norms):
             continue
         if _reads_one_stream(event) and not _holds_stream(event):
             if not any(child.children()) and scale_invariant(child, event.tensors[0]):
@@ -100,6 +100,12 @@ def nonlinear_units(
             yield child
         else:
             yield from nonlinear_units(child, written, attention, norms)
+
+
+def _wraps_norm(event: Event, written: Trace, norms: dict[nn.Module, NormForm]) -> bool:
+    """Whether all that a module does is to call a norm within it."""
+    inner = (written.calls(module)[0] for module in event.module.modules() if module in norms)
+    return any(equal(one.tensors[0], event.tensors[0]) and equal(one.result, event.result) for one in inner)
 
 
 def in_order(units: Iterable[nn.Module], written: Trace) -> tuple[nn.Module, ...]:

@@ -106,3 +106,29 @@ def test_experts_beside_their_router_are_a_unit_and_the_router_is_none() -> None
 def test_a_stream_of_another_shape_is_refused_by_its_shape(model_type: str, reason: str) -> None:
     with pytest.raises(UnsupportedModelError, match=reason):
         discover(single_model(model_type))
+
+
+class Wrapped(nn.Module):
+    """Calls another module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        return self.inner(*args, **named)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "bert"])
+@pytest.mark.parametrize("wrap", [nn.Sequential, Wrapped])
+def test_a_module_that_only_calls_a_norm_is_no_unit(model_type: str, wrap: type[nn.Module]) -> None:
+    plain, model = single_model(model_type), single_model(model_type)
+    known = discover(plain).block(0).parts
+    for path in [name for name, module in plain.named_modules() if module in known.norms]:
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, wrap(model.get_submodule(path)))
+    found = discover(model).block(0).parts
+    assert len(found.norms) == len(known.norms)
+    assert [type(unit) for unit in found.units] == [type(unit) for unit in known.units]
+    assert (found.value_projection is None) == (known.value_projection is None)
+    assert found.arrives == known.arrives
