@@ -45,17 +45,36 @@ def unsaved_buffers(module: nn.Module) -> set[str]:
     return module._non_persistent_buffers_set
 
 
+def is_hooked(module: nn.Module) -> bool:
+    """Whether it has forward hooks of the caller's; libraries leave some of their own. Without it, a hook on what is
+    taken off a model would be dropped without a word."""
+    return bool(_callers(module))
+
+
 def hooked_modules(model: nn.Module) -> list[str]:
-    """Names of the modules with forward hooks of the caller's; libraries leave some of their own. Without it, a report
-    of a model that a hook steers does not say so."""
-    found = []
-    for name, module in model.named_modules():
-        hooks = (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
-        if any((getattr(hook, "__module__", None) or "").partition(".")[0] not in _LIBRARIES for hook in hooks):
-            found.append(name or type(module).__name__)
-    return found
+    """Names of the modules with forward hooks of the caller's. Without it, a report of a model that a hook steers does
+    not say so."""
+    return [name or type(module).__name__ for name, module in model.named_modules() if is_hooked(module)]
 
 
+def add_hooks(source: nn.Module, target: nn.Module) -> None:
+    """Puts the caller's forward hooks of one module around another's. Without it, hooks on a layer that an adapter is
+    merged into are lost."""
+    found = _callers(source)
+    for kind in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", *_BEHIND):
+        held = getattr(target, kind)
+        more = {key: value for key, value in getattr(source, kind).items() if key in found}
+        merged = {**held, **more} if kind in _BEHIND else {**more, **held}
+        held.clear()
+        held.update(merged)
+
+
+def _callers(module: nn.Module) -> set[int]:
+    hooks = (*module._forward_pre_hooks.items(), *module._forward_hooks.items())
+    return {key for key, hook in hooks if (getattr(hook, "__module__", None) or "").partition(".")[0] not in _LIBRARIES}
+
+
+_BEHIND = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 _LIBRARIES = ("transformers", "accelerate", "peft", "torch", "duat_cli")
 
 

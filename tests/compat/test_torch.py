@@ -55,6 +55,27 @@ def test_hooks_of_the_caller_are_told_from_those_of_libraries() -> None:
     assert compat.hooked_modules(model) == ["Sequential", "1.0"]
 
 
+def test_hooks_of_the_caller_are_put_around_those_of_another_module() -> None:
+    calls: list[Any] = []
+    source, target = nn.Identity(), nn.Identity()
+    source.register_forward_pre_hook(lambda *_: calls.append("source before"))
+    target.register_forward_pre_hook(lambda *_: calls.append("target before"))
+    target.register_forward_hook(lambda *_: calls.append("target behind"))
+    source.register_forward_hook(lambda m, a, kwargs, o: calls.append(kwargs), with_kwargs=True)
+    source.register_forward_hook(lambda *_: calls.append("always"), always_call=True)
+
+    def left_behind(*_: Any) -> None:
+        calls.append("of a library")
+
+    left_behind.__module__ = "transformers.utils.output_capturing"
+    source.register_forward_hook(left_behind)
+    assert compat.is_hooked(source)
+    assert not compat.is_hooked(nn.Identity())
+    compat.add_hooks(source, target)
+    target(torch.ones(1))
+    assert calls == ["source before", "target before", "target behind", {}, "always"]
+
+
 def test_buffers_and_which_of_them_are_saved() -> None:
     module = nn.Module()
     module.register_buffer("kept", torch.ones(1))
