@@ -22,6 +22,7 @@ from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.stored import STORED
 from duat_cli.loading.checkpoint.stream import LONGEST_ROW, PIECE, Piece, Streamed
+from duat_cli.loading.model.adapters import merged, rest
 from duat_cli.loading.model.load import DTYPES, LoadedModel, settle
 from duat_cli.loading.model.notes import weight_notes
 from duat_cli.loading.model.weights_check import Scan
@@ -34,7 +35,8 @@ _NAMES = {dtype: name for name, dtype in STORED.items()}
 def given(model: Any) -> LoadedModel:
     """A transformers model, or a PEFT model of one, as `load` gives a checkpoint's.
 
-    Of a PEFT model the active adapters are merged, as PEFT merges them, into copies of the weights that they change.
+    Of a PEFT model the active adapters are merged, as PEFT merges them, into copies of the weights that they change
+    while it runs: a layer whose adapters are disabled is its base's, and a tied weight is changed where the adapter is.
     InputError or UnsupportedModelError, one line, says what cannot be taken.
     """
     model = uncompiled(model)
@@ -48,9 +50,10 @@ def given(model: Any) -> LoadedModel:
             shell = copy.deepcopy(model, _memo(model))
         uncompile(shell)
         without_mixed_precision(shell)
+        rest(shell)
         notes: list[str] = []
         if wrapped:
-            shell, notes = _merged(shell)
+            shell, notes = merged(shell)
         if hooked := hooked_modules(shell):
             notes.append(
                 f"forward hooks of {listed(hooked)} run on every pass: the numbers are of the model with them; what "
@@ -94,31 +97,15 @@ def _device(model: PreTrainedModel) -> torch.device:
 
 
 def _memo(model: nn.Module) -> dict[int, Any]:
-    """What stands in the copy for each parameter and buffer: the same memory, but where adapters will be merged."""
-    tuned = [layer for m in model.modules() if isinstance(layer := getattr(m, "base_layer", None), nn.Module)]
-    changed = {id(p) for layer in tuned for p in layer.parameters()}
-    memo: dict[int, Any] = {}
-    for parameter in model.parameters():
-        value = parameter.detach()
-        memo[id(parameter)] = nn.Parameter(value.clone() if id(parameter) in changed else value, requires_grad=False)
+    """What stands in the copy for each parameter and buffer: the same memory for a parameter."""
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    for module in model.modules():  # LoRA's layers keep what tied factors were made of, which cannot be copied
+        kept = getattr(module, "kwargs", None)
+        made = kept.get("tied_adapter") if isinstance(kept, dict) else None
+        memo |= {id(factor): factor.detach() for factor in (made or {}).values()}
     for buffer in model.buffers():
         memo[id(buffer)] = buffer.detach().clone()
     return memo
-
-
-def _merged(shell: Any) -> tuple[PreTrainedModel, list[str]]:
-    """The base of a PEFT model with what its adapters do now, and a note of it."""
-    if shell.active_peft_config.is_prompt_learning:
-        kind = clean(str(shell.active_peft_config.peft_type.value))
-        raise UnsupportedModelError(f"{kind}: puts vectors in front of the tokens and changes no weights; not read yet")
-    # of a layer of PEFT's it is a flag, of transformers' models a method
-    disabled = any(getattr(module, "disable_adapters", None) is True for module in shell.modules())
-    names = listed([clean(name) for name in shell.active_adapters])
-    with foreign_errors(f"adapter {names}: PEFT cannot merge it", UnsupportedModelError):
-        if disabled:
-            shell.unmerge_adapter()
-            return shell.unload(), [f"the adapter {names} is disabled: these are the numbers of its base"]
-        return shell.merge_and_unload(progressbar=False), [f"the adapter {names} is merged into its base"]
 
 
 def _described(model: nn.Module, name: str) -> CheckpointFiles:
