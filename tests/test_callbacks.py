@@ -120,6 +120,23 @@ def test_training_goes_bit_for_bit_as_without_it(kind: str, tokenizer: Any, tmp_
     assert all(look["certificate.relative_error"] < 1e-4 for look in looks.values())  # float32, also under bf16
 
 
+@pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
+def test_the_loss_of_an_adapter_on_a_tied_weight_is_the_model_s_own(
+    target: str, tokenizer: Any, tmp_path: Path
+) -> None:
+    model = tiny()
+    model.lm_head.weight = model.model.embed_tokens.weight
+    model.config.tie_word_embeddings = True
+    tuned = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=[target], init_lora_weights=False))
+    trainer = trainer_of(tuned, tokenizer, tmp_path, learning_rate=1e-2)
+    with_callback(trainer, every=STEPS, prompts=TEXTS[:1], metrics=["behaviour.loss_per_token"])
+    trainer.train()
+    ids = tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        own = tuned.eval()(input_ids=ids, labels=ids).loss.item()
+    assert told(trainer)[STEPS]["behaviour.loss_per_token"] == pytest.approx(own, rel=1e-4)
+
+
 def test_the_model_is_left_as_it_is(tokenizer: Any, tmp_path: Path) -> None:
     trainer = trainer_of(tiny_lora(), tokenizer, tmp_path)
     callback = with_callback(trainer, every=1)
