@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,7 @@ def unsaved_buffers(module: nn.Module) -> set[str]:
 def is_hooked(module: nn.Module) -> bool:
     """Whether it has forward hooks of the caller's; libraries leave some of their own. Without it, a hook on what is
     taken off a model would be dropped without a word."""
-    return bool(_callers(module))
+    return bool(_callers(module._forward_pre_hooks, module._forward_hooks))
 
 
 def hooked_modules(model: nn.Module) -> list[str]:
@@ -57,10 +57,22 @@ def hooked_modules(model: nn.Module) -> list[str]:
     return [name or type(module).__name__ for name, module in model.named_modules() if is_hooked(module)]
 
 
+def without_backward_hooks(model: nn.Module) -> list[str]:
+    """Takes them off every module; names of those that had some of the caller's. Without it, a hook that scales or
+    clips gradients in training changes what removals are predicted to do."""
+    found = []
+    for name, module in model.named_modules():
+        if _callers(module._backward_pre_hooks, module._backward_hooks):
+            found.append(name or type(module).__name__)
+        module._backward_pre_hooks.clear()
+        module._backward_hooks.clear()
+    return found
+
+
 def add_hooks(source: nn.Module, target: nn.Module) -> None:
     """Puts the caller's forward hooks of one module around another's. Without it, hooks on a layer that an adapter is
     merged into are lost."""
-    found = _callers(source)
+    found = _callers(source._forward_pre_hooks, source._forward_hooks)
     for kind in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", *_BEHIND):
         held = getattr(target, kind)
         more = {key: value for key, value in getattr(source, kind).items() if key in found}
@@ -69,9 +81,9 @@ def add_hooks(source: nn.Module, target: nn.Module) -> None:
         held.update(merged)
 
 
-def _callers(module: nn.Module) -> set[int]:
-    hooks = (*module._forward_pre_hooks.items(), *module._forward_hooks.items())
-    return {key for key, hook in hooks if (getattr(hook, "__module__", None) or "").partition(".")[0] not in _LIBRARIES}
+def _callers(*hooks: Mapping[int, Any]) -> set[int]:
+    every = (pair for some in hooks for pair in some.items())
+    return {key for key, hook in every if (getattr(hook, "__module__", None) or "").partition(".")[0] not in _LIBRARIES}
 
 
 _BEHIND = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
@@ -89,6 +101,18 @@ def uncompile(model: nn.Module) -> None:
     for module in list(model.modules()):
         for name, child in module._modules.items():
             module._modules[name] = uncompiled(child)
+
+
+def unwrapped(function: Any) -> Any:
+    """What `torch.compile`, a context of torch's or accelerate's conversion to float32 stands around; another function
+    as it is. Without it, a model of which the forward is compiled is refused."""
+    while (inner := getattr(function, "__wrapped__", None)) is not None:
+        # `functools.wraps` copies `__module__` from what is wrapped, so it says nothing of who wraps
+        home = getattr(function, "__globals__", {}).get("__name__") or type(function).__module__
+        if home.partition(".")[0] not in ("torch", "accelerate"):
+            break
+        function = inner
+    return function
 
 
 def is_convolution(module: nn.Module) -> bool:

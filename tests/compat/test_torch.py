@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -74,6 +75,29 @@ def test_hooks_of_the_caller_are_put_around_those_of_another_module() -> None:
     compat.add_hooks(source, target)
     target(torch.ones(1))
     assert calls == ["source before", "target before", "target behind", {}, "always"]
+
+
+def test_backward_hooks_are_taken_off() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    model[0].register_full_backward_hook(lambda _module, grads, _outputs: (5 * grads[0],))
+    model[1].register_full_backward_pre_hook(lambda _module, grads: (5 * grads[0],))
+    x = torch.ones(1, 1, requires_grad=True)
+    before = torch.autograd.grad(model(x), x)[0]
+    assert compat.without_backward_hooks(model) == ["0", "1"]
+    assert torch.allclose(25 * torch.autograd.grad(model(x), x)[0], before)
+    assert compat.without_backward_hooks(model) == []
+
+
+def test_what_torch_wraps_is_found() -> None:
+    layer = nn.Linear(1, 1)
+    assert compat.unwrapped(torch.compile(torch.no_grad()(layer.forward))) == layer.forward
+
+    @functools.wraps(layer.forward)
+    def of_a_caller(x: torch.Tensor) -> torch.Tensor:
+        return 2 * layer(x)
+
+    assert compat.unwrapped(of_a_caller) is of_a_caller
+    assert compat.unwrapped(torch.compile(of_a_caller)) is of_a_caller
 
 
 def test_buffers_and_which_of_them_are_saved() -> None:

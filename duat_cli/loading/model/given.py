@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from duat_cli.compat.accelerate import without_mixed_precision
-from duat_cli.compat.torch import hooked_modules, uncompile, uncompiled
+from duat_cli.compat.torch import hooked_modules, uncompile, uncompiled, without_backward_hooks
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
@@ -25,6 +25,7 @@ from duat_cli.loading.checkpoint.stream import LONGEST_ROW, PIECE, Piece, Stream
 from duat_cli.loading.model.adapters import merged, rest
 from duat_cli.loading.model.load import DTYPES, LoadedModel, settle
 from duat_cli.loading.model.notes import weight_notes
+from duat_cli.loading.model.own_forward import settle_forwards
 from duat_cli.loading.model.weights_check import Scan
 from duat_cli.loading.quiet import foreign_errors, hushed
 from duat_cli.text import clean, listed
@@ -47,10 +48,12 @@ def given(model: Any) -> LoadedModel:
     device = _device(own)
     with hushed(), torch.no_grad():
         with foreign_errors(f"{type(own).__name__}: its modules cannot be copied", UnsupportedModelError):
-            shell = copy.deepcopy(model, _memo(model))
+            shell = copy.deepcopy(model, copies := _memo(model))
         uncompile(shell)
         without_mixed_precision(shell)
+        settle_forwards(shell, copies)
         rest(shell)
+        backward = without_backward_hooks(shell)
         notes: list[str] = []
         if wrapped:
             shell, notes = merged(shell)
@@ -59,6 +62,8 @@ def given(model: Any) -> LoadedModel:
                 f"forward hooks of {listed(hooked)} run on every pass: the numbers are of the model with them; what "
                 "one adds between blocks stands with what an encoder adds"
             )
+        if backward:
+            notes.append(f"backward hooks of {listed(backward)} are left out: gradients here are of the model alone")
         with foreign_errors(f"{type(own).__name__}: cannot be run with eager attention", UnsupportedModelError):
             shell.set_attn_implementation("eager")
         settle(shell, device)
@@ -98,7 +103,11 @@ def _device(model: PreTrainedModel) -> torch.device:
 
 def _memo(model: nn.Module) -> dict[int, Any]:
     """What stands in the copy for each parameter and buffer: the same memory for a parameter."""
-    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        value = parameter.detach()
+        value = value.clone() if value.is_inference() else value  # of one made in inference mode no gradient can be had
+        memo[id(parameter)] = nn.Parameter(value, requires_grad=False)
     for module in model.modules():  # LoRA's layers keep what tied factors were made of, which cannot be copied
         kept = getattr(module, "kwargs", None)
         made = kept.get("tied_adapter") if isinstance(kept, dict) else None

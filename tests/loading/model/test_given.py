@@ -143,6 +143,26 @@ def test_a_compiled_model_is_taken_as_what_it_compiles() -> None:
     assert torch.allclose(logits(given(torch.compile(model)).model), logits(model), atol=1e-5)
 
 
+def test_backward_hooks_are_left_out_and_said() -> None:
+    model = tiny.tiny_model("llama")
+    model.model.layers[1].mlp.register_full_backward_hook(lambda _module, grads, _outputs: (5 * grads[0],))
+    loaded = given(model)
+    mine, own = (copied.model.layers[1].mlp for copied in (loaded.model, model))
+    x = torch.randn(1, 3, model.config.hidden_size, requires_grad=True)
+    found, hooked = (torch.autograd.grad(mlp(x).sum(), x)[0] for mlp in (mine, own))
+    assert torch.allclose(5 * found, hooked, rtol=1e-4)
+    assert any(note.startswith("backward hooks of 'model.layers.1.mlp' are left out") for note in loaded.warnings)
+
+
+def test_of_a_model_made_in_inference_mode_gradients_can_be_had() -> None:
+    with torch.inference_mode():
+        model = tiny.tiny_model("llama")
+    held = given(model).model
+    assert torch.equal(logits(held), logits(model))
+    assert not any(value.is_inference() for value in [*held.parameters(), *held.buffers()])
+    assert all(value.is_inference() for value in model.parameters())
+
+
 def test_weights_that_are_no_numbers_are_counted() -> None:
     model = tiny.tiny_model("llama")
     model.model.layers[1].mlp.up_proj.weight.data[0, :3] = torch.nan
