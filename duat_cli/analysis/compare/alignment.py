@@ -54,9 +54,10 @@ def align(
 ) -> Aligned:
     """The longest common subsequence of two lists of ids. InputError where they have no token in common.
 
-    names: of the two prompts, for the message. special: ids that a tokenizer puts into every prompt.
+    names: of the two prompts, for the message. special: ids that a tokenizer puts into every prompt; as many others as
+    possible come before them.
     """
-    pairs = common(a, b)
+    pairs = common(a, b, special)
     if all(a[place] in special for place, _ in pairs):
         but = " but special ones" if pairs else ""
         raise InputError(
@@ -100,27 +101,30 @@ def common_start(one: Sequence[int], other: Sequence[int]) -> int:
     return common_end([one[::-1], other[::-1]])
 
 
-def common(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, int]]:
-    """A longest common subsequence, as pairs of places.
+def common(a: Sequence[int], b: Sequence[int], special: Collection[int] = frozenset()) -> list[tuple[int, int]]:
+    """A longest common subsequence, as pairs of places; of those with most ids that are not special.
 
     A row of the table of lengths follows from the one above it by one running maximum; what the lists begin and end
     with alike is set aside first.
     """
     head = common_start(a, b)
     tail = common_end([a[head:], b[head:]])
-    middle = _table(a[head : len(a) - tail], b[head : len(b) - tail])
+    middle = _table(a[head : len(a) - tail], b[head : len(b) - tail], special)
     ends = [(len(a) - tail + k, len(b) - tail + k) for k in range(tail)]
     return [*((k, k) for k in range(head)), *((head + i, head + j) for i, j in middle), *ends]
 
 
-def _table(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, int]]:
+def _table(a: Sequence[int], b: Sequence[int], special: Collection[int]) -> list[tuple[int, int]]:
     if not a or not b:
         return []
+    ordinary = 1 + min(
+        sum(token in special for token in ids) for ids in (a, b)
+    )  # one counts more than all special ones
     other = torch.tensor(b)
     lengths = torch.zeros(len(a) + 1, len(b) + 1, dtype=torch.int32)  # of the first i and the first j ids
     for i, token in enumerate(a):
         above = lengths[i]
-        longer = torch.maximum(above[1:], above[:-1] + (other == token).int())
+        longer = torch.maximum(above[1:], above[:-1] + (other == token).int() * (1 if token in special else ordinary))
         lengths[i + 1, 1:] = longer.cummax(0).values
     found, i, j = [], len(a), len(b)
     while i and j:

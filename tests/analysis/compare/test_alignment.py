@@ -33,6 +33,31 @@ def test_a_longest_common_subsequence(a: list[int], b: list[int]) -> None:
     assert len(pairs) == longest(tuple(a), tuple(b))
 
 
+def weightiest(a: tuple[int, ...], b: tuple[int, ...], special: set[int]) -> tuple[int, int]:
+    """Most ids that are not special, and most special ones beside them."""
+
+    @functools.cache
+    def of(i: int, j: int) -> tuple[int, int]:
+        if i == len(a) or j == len(b):
+            return 0, 0
+        skipped = max(of(i + 1, j), of(i, j + 1))
+        ordinary, others = of(i + 1, j + 1)
+        here = (ordinary, others + 1) if a[i] in special else (ordinary + 1, others)
+        return max(here, skipped) if a[i] == b[j] else skipped
+
+    return of(0, 0)
+
+
+@given(IDS, IDS)
+def test_special_ids_give_way(a: list[int], b: list[int]) -> None:
+    special = {0, 3}
+    pairs = common(a, b, special)
+    assert all(a[i] == b[j] for i, j in pairs)
+    assert all(i < k and j < m for (i, j), (k, m) in itertools.pairwise(pairs))
+    ordinary = sum(a[i] not in special for i, _ in pairs)
+    assert (ordinary, len(pairs) - ordinary) == weightiest(tuple(a), tuple(b), special)
+
+
 @given(IDS.filter(bool), IDS)
 def test_runs_and_rests_are_all_tokens(a: list[int], b: list[int]) -> None:
     b = [*b, a[0]]
@@ -55,6 +80,7 @@ def test_no_common_token_is_said_with_the_lengths() -> None:
         align([1, 2], [3], ("one", "two"))
     with pytest.raises(InputError, match="but special ones"):
         align([0, 2], [0, 3], ("one", "two"), {0})
+    assert align([0, 5], [5, 0], ("one", "two"), {0}).stretches() == [Stretch(1, 0, 1)]
 
 
 def test_place_by_place() -> None:
