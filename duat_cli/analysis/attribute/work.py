@@ -35,6 +35,7 @@ from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.sweep.adjoint import Adjoint
 from duat_cli.models.sweep.chain import Chain
+from duat_cli.models.sweep.detached import without_gradient
 from duat_cli.models.sweep.ending import Ending, EndingForm, find_ending
 from duat_cli.models.sweep.lockstep import Pass
 from duat_cli.models.sweep.passes import Behind, Recorded, RecordingPass
@@ -199,6 +200,8 @@ class Work:
         with torch.enable_grad():
             output = ending(hidden, gradient=True)
             values = [target.of(output) for target in targets]
+        if not output.requires_grad:
+            raise without_gradient("the last block, or what follows it")
         del output
         at = _at_last(values, hidden, targets)
         size = _bytes(recorded, self.sites)

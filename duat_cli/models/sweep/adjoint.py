@@ -21,11 +21,13 @@ from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.records import CrossCall, Replay, UnitCall
 from duat_cli.models.instrument.rig import BlockRun, Rig
+from duat_cli.models.sweep.detached import without_gradient
 from duat_cli.models.sweep.gradients import pulled
 from duat_cli.models.sweep.passes import BlockCall
 from duat_cli.models.terms.sites import Site, Sites, watching
 
 Reading = Literal["total", "direct"]
+FAR = 10.0  # tolerances: in float32 a block's products, which cancel, missed by a quarter of one at most
 READINGS: tuple[Reading, ...] = "total", "direct"
 
 
@@ -93,6 +95,8 @@ class Adjoint:
                 )
             static = biases(run)
             total, direct = (self._gradients(run, reading, static) for reading in READINGS)
+            if _misses(self.at["total"], run, total):
+                raise without_gradient(f"block {number} ({run.parts.name})")
             found.append(BlockAdjoint(number, run, total, direct, held, static))
 
         rig = Rig(self._structure.part, [proved.parts], interface=self._structure.interface, whole=True)
@@ -130,6 +134,16 @@ class Adjoint:
             at_heads = _pulled(whole.end, whole.mixed, probes)
             together = products(probes, whole.end - output)
         return Gradients(grads[0], at_units, at_heads, constant, together, _of_states(run, at_units))
+
+
+def _misses(at: Tensor, run: BlockRun, found: Gradients) -> bool:
+    """Whether ⟨λ, output⟩ is far from ⟨Tᵀλ, x⟩ + ⟨λ, c⟩ + ⟨λ, U f⟩, by what rounding does to its products.
+
+    The replay itself is proved to give the output; a gradient that something detaches misses what goes through there.
+    """
+    parts = products(found.before, run.input) + found.constant + found.together
+    size = (at.double() * run.output.double()).abs().flatten(1).sum(dim=1)
+    return bool(((products(at, run.output) - parts).abs() > FAR * tolerance_for(run.output.dtype) * size).any())
 
 
 def _pulled(output: Tensor, inputs: list[Tensor], probes: Tensor) -> list[Tensor]:

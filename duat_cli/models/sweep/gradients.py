@@ -19,9 +19,10 @@ from duat_cli.models.budgets import GRADIENT_BYTES, gradient_elements
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.functions.activations import SlopesOnce
+from duat_cli.models.sweep.detached import Again, without_gradient
 from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.sweep.passes import Behind, BlockCall, Forward, Recorded, Removals, without_terms
-from duat_cli.models.terms.sites import Site, Sites, watching
+from duat_cli.models.terms.sites import Edit, Site, Sites, watching
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ class Backward:
     def run(self) -> None:
         """From the output to the last block."""
         self._end.run()
+        if not self._end.output.requires_grad:
+            raise without_gradient("the last block, or what follows it")
         found = list[Tensor]()
         for some in self._probes():
             found += pulled(self._end.output, [self._hidden], some)
@@ -94,25 +97,37 @@ class Backward:
         parts = self._structure.block(number).parts
         x = call.before.detach().clone().requires_grad_()
         captured: list[tuple[Site, Tensor, Tensor | None]] = []
+        blind: list[int] = []  # those that depend on nothing, by their graph
 
         def capture(site: Site, value: Tensor, index: Tensor | None) -> Tensor:
             if not value.requires_grad:
+                blind.append(len(captured))
                 value = value.detach().requires_grad_()
             captured.append((site, value, index))
             return value.clone()  # what the block does to it in place must not reach the captured tensor
 
-        with torch.enable_grad(), without_terms(self._gone, number) as bridge:
-            if bridge is None:
-                with SlopesOnce(), watching(self._sites[parts.module].sites, capture):
+        def run(x: Tensor, watch: Edit) -> Tensor:
+            with without_terms(self._gone, number) as bridge:
+                if bridge is not None:
+                    return bridge(x.clone())
+                with watching(self._sites[parts.module].sites, watch):
                     args, kwargs = parts.hidden.put(call.args, call.kwargs, x.clone())  # blocks may write to it
-                    after = hidden_of(parts.module(*args, **kwargs), x)
-            else:
-                after = bridge(x.clone())
+                    return hidden_of(parts.module(*args, **kwargs), x)
+
+        with torch.enable_grad(), SlopesOnce():
+            after = run(x, capture)
+        again = Again(run, x.detach(), after.detach(), [value.detach() for _, value, _ in captured])
+        where = f"block {number} ({parts.name})"
+        if not after.requires_grad or again.any_moves(blind):
+            raise without_gradient(where)
         below: list[Tensor] = []
         for piece in self._at_output.split(_piece(captured, x, self._heads)):
             # nothing stands in front of the first block
             inputs = [value for _, value, _ in captured] + ([x] if number else [])
             grads = pulled(after, inputs, piece) if inputs else []
+            lost = [place for place, gradient in enumerate(grads) if not gradient.any()]
+            if lost and again.moved_by(lost, piece):
+                raise without_gradient(where)
             first = sum(map(len, below))
             below.append(grads.pop() if number else piece)
             found = [
@@ -131,6 +146,8 @@ def _piece(captured: Sequence[tuple[Site, Tensor, Tensor | None]], x: Tensor, he
 
 def pulled(output: Tensor, inputs: list[Tensor], probes: Tensor) -> list[Tensor]:
     """Each probe's gradient at the inputs, (probes, *input.shape); zero where the output does not depend on one."""
+    if not output.requires_grad:
+        raise without_gradient("a layer")
 
     def pull(probe: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(output, inputs, probe, allow_unused=True, materialize_grads=True, retain_graph=True)

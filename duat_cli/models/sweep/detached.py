@@ -1,0 +1,75 @@
+"""Code that gives no gradient: what moves its output, and is told from its graph to move nothing.
+
+No gradient is no proof of that, and no sign of the contrary either: behind weights that are zero nothing moves. So what
+has none is moved, and the output looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import random_like, relative_error, tolerance_for
+from duat_cli.models.terms.sites import Edit, Site
+
+
+def without_gradient(where: str) -> UnsupportedModelError:
+    """What is said of code whose output moves with what no gradient comes back to."""
+    return UnsupportedModelError(
+        f"{where}: gives no gradient of some of what it computes (its own code, or a hook, detaches a tensor or runs "
+        "under torch.no_grad), and what duat reads here are gradients"
+    )
+
+
+@dataclass(frozen=True)
+class Again:
+    """A block that can be run once more, to see what it depends on where its graph says it does not: some weights are
+    zero, and some code detaches."""
+
+    run: Callable[[Tensor, Edit], Tensor]
+    x: Tensor
+    after: Tensor
+    values: list[Tensor]  # of the sites, in the order of their calls
+
+    def any_moves(self, places: Sequence[int]) -> bool:
+        """Whether some of these sites' tensors move with the block's input."""
+        if not places:
+            return False
+        found: list[Tensor] = []
+        with torch.no_grad():
+            self.run(_shaken(self.x), lambda _site, value, _index: found.append(value.clone()))
+        known = self.values
+        return len(found) == len(known) and any(
+            found[k].shape == known[k].shape and not _same(found[k], known[k]) for k in places
+        )
+
+    def moved_by(self, places: Sequence[int], probes: Tensor) -> bool:
+        """Whether ⟨probe, output⟩ moves with one of these sites, by number, or with the input, which is behind them."""
+        return any(self._moved_by(place, probes) for place in places)
+
+    def _moved_by(self, place: int, probes: Tensor) -> bool:
+        count = -1
+
+        def shake(_site: Site, value: Tensor, _index: Tensor | None) -> Tensor | None:
+            nonlocal count
+            count += 1
+            return _shaken(value) if count == place else None
+
+        with torch.no_grad():
+            after = self.run(_shaken(self.x) if place == len(self.values) else self.x, shake)
+        change, rows = (after - self.after).flatten().double(), probes.flatten(1).double()
+        least = tolerance_for(after.dtype) * rows.norm(dim=1) * self.after.double().norm()
+        return bool(((rows @ change).abs() > least).any())
+
+
+def _shaken(x: Tensor) -> Tensor:
+    """A tenth off, at random."""
+    return x + 0.1 * random_like(x)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return relative_error(one, other) <= tolerance_for(other.dtype)
