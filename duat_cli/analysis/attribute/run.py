@@ -26,6 +26,7 @@ from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.sweep.ending import EndingForm
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
 from duat_cli.results.base import Skipped
+from duat_cli.text import indices
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 SHARED = "blocks in front of it made it (shared values, perhaps); it is held, and what it adds counts among biases"
@@ -133,8 +134,17 @@ class Attributor:
                 *(Skipped(what="model", why=note) for note in session.structure.uncovered),
                 *([] if broken is None else [Skipped(what=f"what {broken} reads beside hidden states", why=SHARED)]),
             ],
-            warnings=session.warnings(),
+            warnings=[*session.warnings(), *self._without_neurons()],
         )
+
+    def _without_neurons(self) -> list[str]:
+        """Which blocks with an FFN have no neurons to list, and why; those of experts stand inside of them."""
+        found: dict[str, list[int]] = {}
+        for number, module in enumerate(self._session.structure.calls):
+            sites = self._work.sites[module]
+            if sites.count("ffn") and not sites.count("expert") and "neuron" in sites.reasons:
+                found.setdefault(sites.reasons["neuron"], []).append(number)
+        return [f"{indices('block', numbers)}: no neurons are listed: {why}" for why, numbers in found.items()]
 
 
 def attribute(

@@ -383,3 +383,25 @@ def test_what_a_prompt_gave_is_in_the_report_before_the_next_one_runs(monkeypatc
     prompts = [helpers.prompt_of(token_ids(loaded.model, tokens=count)) for count in (4, 5, 6)]
     attribute(loaded, prompts, WORDS, AttributeOptions(), lambda *_: None)
     assert order == ["run", "add"] * 3
+
+
+def test_neurons_that_no_single_layer_reads_are_missed_with_a_reason() -> None:
+    """As of a layer with an adapter that is not merged."""
+
+    class Both(nn.Module):
+        def __init__(self, own: nn.Linear) -> None:
+            super().__init__()
+            self.own, self.added = own, nn.Linear(own.in_features, own.out_features, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.own(x) + self.added(x)
+
+    model = tiny.tiny_model("llama")
+    assert report_of(model, token_ids(model)).warnings == []
+    for block in list(model.model.layers)[1:]:
+        block.mlp.down_proj = Both(block.mlp.down_proj)
+    report = report_of(model, token_ids(model))
+    assert {neuron.block for neuron in report.attribution[0].parts.neurons} == {0}
+    (said,) = report.warnings
+    assert said.endswith("no neurons are listed: the output of LlamaMLP is not made by one linear layer of its neurons")
+    assert said.startswith("block")
