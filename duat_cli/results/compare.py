@@ -196,7 +196,8 @@ class PairFacts(WithReasons):
     a: int = Field(description="number of the first prompt, from 0")
     b: int = Field(description="number of the second prompt")
     aligned: int = Field(
-        description="tokens that are compared: the longest common subsequence of ids, or with --align position all"
+        description="tokens that are compared: the longest common subsequence of ids, special tokens last, or with "
+        "--align position all"
     )
     runs: list[AlignedRun] = Field(description="the aligned tokens")
     kl: Annotated[Finite | None, _KL] = Field(
