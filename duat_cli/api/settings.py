@@ -23,7 +23,7 @@ def one_of(name: str, value: object, choices: Sequence[object]) -> None:
 
 
 def at_least(name: str, value: float, low: float) -> None:
-    if not math.isfinite(value) or value < low:
+    if isinstance(value, bool) or not math.isfinite(value) or value < low:
         raise InputError(f"{name} {value}: expected a number of at least {low:g}")
 
 

@@ -312,6 +312,7 @@ def test_an_error_is_the_line_of_the_command(
         (lambda model: duat.prune_bound(DEMO, granularity="layer"), "granularity 'layer': expected"),
         (lambda model: duat.prune_bound(DEMO, granularity=[]), "granularity: none given"),
         (lambda model: duat.prune_bound(DEMO, probes=1), "probes 1: expected a number of at least 2"),
+        (lambda model: duat.attribute(DEMO, measure=True), "measure True: expected a number of at least 0"),
         (duat.check, "tokenizer missing"),
         (duat.plan, "a LlamaForCausalLM was given: files are read"),
         (lambda model: duat.check(DEMO, select="integrity.*"), "select 'integrity.*': expected a list"),
