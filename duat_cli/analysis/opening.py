@@ -201,21 +201,50 @@ class PromptRequest:
 
 def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) -> tuple[LoadedModel, list[Prompt]]:
     """The model, and the prompts as its token ids. Texts, names and headers come first: their errors cost no load."""
-    if texts.files is not None and texts.files.names_blocks:
-        opened = open_session(model, _of_whole(texts, texts.files), progress)
-        from duat_cli.analysis.decoding import with_chosen_blocks
+    read = texts.read(progress)
+    reading = open_reading(model, model.find(progress), texts, read, progress)
+    if reading.fault is not None:
+        raise reading.fault
+    return reading.loaded, reading.inputs
 
-        return with_chosen_blocks(*opened, texts.files, trust_remote_code=model.trust_remote_code)
-    read, found = texts.read(progress), model.find(progress)
-    if texts.files is None:
-        return tokens_of(*load_found(model, found, texts, read, progress), texts, read)
-    progress(0, 0, "loading torch and transformers")
-    with uncollected():
-        from duat_cli.analysis.prepared import open_prepared, part_of
-    if (made := open_prepared(model, found, texts, texts.files, read, progress)) is not None:
-        return made
-    loaded, tokenizer = load_found(model, found, texts, read, progress)
-    return tokens_of(part_of(loaded, texts.files.part), tokenizer, texts, read)
+
+@dataclass(frozen=True)
+class Reading:
+    """A model, loaded, and what it reads."""
+
+    loaded: LoadedModel
+    tokenizer: Any
+    """None of a model that reads no text."""
+    inputs: list[Prompt]
+    fault: InputError | None = None
+    """Why the texts cannot be made tokens."""
+
+
+def open_reading(
+    model: ModelRequest, found: Found, texts: PromptRequest, read: list[PromptText], progress: Progress
+) -> Reading:
+    """As `open_session`, of a model that is found and texts that are read, with the tokenizer. Where the texts cannot
+    be made tokens, the whole model alone."""
+    made, tokenizer = None, None
+    if (files := texts.files) is not None:
+        texts = _of_whole(texts, files) if files.names_blocks else texts
+        progress(0, 0, "loading torch and transformers")
+        with uncollected():
+            from duat_cli.analysis.decoding import with_chosen_blocks
+            from duat_cli.analysis.prepared import open_prepared, part_of
+        assert texts.files is not None
+        made = open_prepared(model, found, texts, texts.files, read, progress)
+    if made is None:
+        loaded, tokenizer = load_found(model, found, texts, read, progress)
+        loaded = loaded if texts.files is None else part_of(loaded, texts.files.part)
+        try:
+            made = tokens_of(loaded, tokenizer, texts, read)
+        except InputError as fault:
+            return Reading(loaded, tokenizer, [], fault)
+    loaded, inputs = made
+    if files is not None and files.names_blocks:
+        loaded, inputs = with_chosen_blocks(loaded, inputs, files, trust_remote_code=model.trust_remote_code)
+    return Reading(loaded, tokenizer, inputs)
 
 
 def _of_whole(texts: PromptRequest, files: InputFiles) -> PromptRequest:

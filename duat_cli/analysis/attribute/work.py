@@ -23,11 +23,11 @@ from duat_cli.analysis.plan.waves import recorded_waves
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.compat.libc import give_back_free_memory
-from duat_cli.compat.transformers import encoder_output
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.block.parts import BlockParts as BlockModules
 from duat_cli.models.budgets import TARGET_BYTES, target_bytes
+from duat_cli.models.discovery.causality import run_pair
 from duat_cli.models.discovery.growing import Growing
 from duat_cli.models.discovery.modality import STATES, Given, placed, stack_of
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_inputs, run_stack
@@ -287,8 +287,7 @@ class Prediction:
         if isinstance(self._given, Tensor) or STATES not in self._given:
             output = run_stack(self._model, self._given, self._mask)
         else:
-            states = encoder_output(self._given[STATES])
-            output = self._model(encoder_outputs=states, decoder_input_ids=self._given["input_ids"], use_cache=False)
+            output = run_pair(self._model, self._given)
         for name in ("logits", "prediction_logits"):  # a class for pretraining has several heads
             found = getattr(output, name, None)
             if isinstance(found, Tensor):

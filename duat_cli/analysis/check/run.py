@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest
+from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, Reading, open_reading
 from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.checks.paths import asks_for
 from duat_cli.checks.rule import Evidence, Need
@@ -31,12 +31,10 @@ from duat_cli.loading.declared.embedder import embedder
 from duat_cli.loading.declared.facts import Declared
 from duat_cli.loading.declared.per_layer import Override, overrides
 from duat_cli.loading.declared.tokenizer import tokenizer_facts
-from duat_cli.loading.importing import uncollected
 from duat_cli.loading.model.notes import weight_notes
 
 if TYPE_CHECKING:
     from duat_cli.analysis.check.behaviour import Asking
-    from duat_cli.analysis.check.reading import Reading
     from duat_cli.analysis.clock import RunFacts
     from duat_cli.analysis.inspect.options import InspectOptions
     from duat_cli.analysis.progress import Progress
@@ -123,15 +121,13 @@ def _with_model(
 ) -> tuple[Evidence, Subject, DuatError | None, Ran | None, LoadedModel]:
     """The model loaded and, where its weights are numbers, run; why the run says nothing, if it does not; and the
     model."""
-    progress(0, 0, "loading torch and transformers")
-    with uncollected():
-        from duat_cli.analysis.check.reading import made_hash, open_reading
-
     model = replace(request.model, task=replace(task_of(plan), processes=request.processes))
     try:
         reading = open_reading(model, found, request.texts, read, progress)
     except UnsupportedModelError as fault:
         raise _with_hint(fault) from fault
+    from duat_cli.analysis.check.reading import made_hash
+
     loaded, inputs = reading.loaded, reading.inputs
     declared = _declared(found, reading, request, read)
     report: InspectReport | None = None

@@ -117,9 +117,7 @@ def common(a: Sequence[int], b: Sequence[int], special: Collection[int] = frozen
 def _table(a: Sequence[int], b: Sequence[int], special: Collection[int]) -> list[tuple[int, int]]:
     if not a or not b:
         return []
-    ordinary = 1 + min(
-        sum(token in special for token in ids) for ids in (a, b)
-    )  # one counts more than all special ones
+    ordinary = 1 + min(sum(token in special for token in ids) for ids in (a, b))  # more than all special ones
     other = torch.tensor(b)
     lengths = torch.zeros(len(a) + 1, len(b) + 1, dtype=torch.int32)  # of the first i and the first j ids
     for i, token in enumerate(a):

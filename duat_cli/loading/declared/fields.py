@@ -12,7 +12,8 @@ from typing import Any
 from duat_cli.loading.checkpoint.files import read_json
 
 GENERATION = "generation_config.json"
-PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+_VIDEO = "video_preprocessor_config.json"
 MAX_BYTES = 16 << 20
 
 # Fields that cannot change a result, by the last part of their path, and why
@@ -69,7 +70,7 @@ def generation(folder: Path) -> dict[str, Any]:
 
 def processor(folder: Path) -> dict[str, Any]:
     """'preprocessor_config.json.image_mean' -> value, of all that says how pictures and sounds become tensors."""
-    return {f"{name}.{path}": value for name in PROCESSORS for path, value in _stated(folder / name).items()}
+    return {f"{name}.{path}": value for name in (*PROCESSORS, _VIDEO) for path, value in _stated(folder / name).items()}
 
 
 def _stated(path: Path) -> dict[str, Any]:

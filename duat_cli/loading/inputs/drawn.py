@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import InputError
-from duat_cli.loading.inputs.files import PROCESSORS, Home, has_processor, pixels_of, sound_of
+from duat_cli.loading.declared.fields import PROCESSORS
+from duat_cli.loading.inputs.files import Home, has_processor, pixels_of, sound_of
 
 RATE = 16_000  # samples a second, which speech models read
 TONES = (220.0, 330.0, 495.0)  # Hz, one after the other

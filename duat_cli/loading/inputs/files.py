@@ -15,11 +15,11 @@ from torch import Tensor
 from transformers import AutoFeatureExtractor, AutoImageProcessor
 
 from duat_cli.errors import InputError
+from duat_cli.loading.declared.fields import PROCESSORS
 from duat_cli.loading.inputs.request import label
 from duat_cli.loading.quiet import foreign_errors, hushed
 from duat_cli.text import clean
 
-PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 PARTS = {AutoImageProcessor: "image_processor", AutoFeatureExtractor: "feature_extractor"}  # of a whole processor
 MAX_BYTES = 1 << 30  # of one file
 _DEEP = ("I", "F")

@@ -61,7 +61,11 @@ class InputFiles:
         return None if self.stack in (None, EVERY, *get_args(StackName)) else self.stack
 
     @property
+    def by_option(self) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+        """The files of each option."""
+        return ("--image", self.images), ("--audio", self.sounds), ("--inputs", self.tensors)
+
+    @property
     def option(self) -> str | None:
         """The first of the options that was given; None without files."""
-        named = (("--image", self.images), ("--audio", self.sounds), ("--inputs", self.tensors))
-        return next((option for option, files in named if files), None)
+        return next((option for option, files in self.by_option if files), None)

@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import AutoProcessor
 
 from duat_cli.errors import InputError
-from duat_cli.loading.inputs.files import PROCESSORS, Home, load_processor, open_picture
+from duat_cli.loading.declared.fields import PROCESSORS
+from duat_cli.loading.inputs.files import Home, load_processor, open_picture
 from duat_cli.loading.inputs.request import label
 from duat_cli.loading.quiet import foreign_errors, hushed
 from duat_cli.loading.texts import PromptText

@@ -122,11 +122,15 @@ def decoder_logits(pair: Any, decoder: Any, output: Any, given: Mapping[str, Ten
 
     output: what `decoder` gave for `given`, its tokens (1, N) and the encoder's states.
     """
-    states, ids = encoder_output(given[STATES]), given["input_ids"]
     with patched(decoder, lambda *_call: output), torch.no_grad():
-        found = pair(encoder_outputs=states, decoder_input_ids=ids, use_cache=False)
-    logits = getattr(found, "logits", None)
-    return logits[0] if isinstance(logits, Tensor) and logits.shape[:-1] == ids.shape else None
+        logits = getattr(run_pair(pair, given), "logits", None)
+    return logits[0] if isinstance(logits, Tensor) and logits.shape[:-1] == given["input_ids"].shape else None
+
+
+def run_pair(pair: Any, given: Mapping[str, Tensor]) -> Any:
+    """The output of an encoder-decoder on its encoder's states and its decoder's tokens."""
+    states = encoder_output(given[STATES])
+    return pair(encoder_outputs=states, decoder_input_ids=given["input_ids"], use_cache=False)
 
 
 def _tokens_at_once(model: Any, tokens: int) -> int:

@@ -151,7 +151,7 @@ def test_no_tensor_is_read_more_than_once_for_the_sketch_and_once_for_the_run(
         opened.append(loaded)
         return loaded, tokenizer
 
-    monkeypatch.setattr("duat_cli.analysis.check.reading.load_found", keeping)
+    monkeypatch.setattr("duat_cli.analysis.opening.load_found", keeping)
     checked(folder, streamed=True)
     [loaded] = opened
     assert loaded.paged is not None
