@@ -230,7 +230,6 @@ def open_reading(
         texts = _of_whole(texts, files) if files.names_blocks else texts
         progress(0, 0, "loading torch and transformers")
         with uncollected():
-            from duat_cli.analysis.decoding import with_chosen_blocks
             from duat_cli.analysis.prepared import open_prepared, part_of
         assert texts.files is not None
         made = open_prepared(model, found, texts, texts.files, read, progress)
@@ -243,6 +242,8 @@ def open_reading(
             return Reading(loaded, tokenizer, [], fault)
     loaded, inputs = made
     if files is not None and files.names_blocks:
+        from duat_cli.analysis.decoding import with_chosen_blocks
+
         loaded, inputs = with_chosen_blocks(loaded, inputs, files, trust_remote_code=model.trust_remote_code)
     return Reading(loaded, tokenizer, inputs)
 
