@@ -63,6 +63,7 @@ class DuatCallback(TrainerCallback):
         prompts: Texts | None = None,
         prompts_file: File | None = None,
         max_tokens: int | None = None,
+        chat: bool = False,
         metrics: Sequence[str] = METRICS,
         policy: File | None = None,
         select: Sequence[str] = (),
@@ -74,7 +75,7 @@ class DuatCallback(TrainerCallback):
 
         trainer: whose log the numbers go to, and which the callback is added to (`trainer.add_callback`).
         every: look every so many optimizer steps; at_save: look wherever the Trainer saves.
-        prompts, prompts_file, max_tokens: as of `duat_cli.inspect`; read once.
+        prompts, prompts_file, max_tokens, chat: as of `duat_cli.inspect`; read once.
         metrics: paths of numbers of the inspect report, and `behaviour.` with a field of `duat check`'s, with
         wildcards as in a policy's [bounds]. They are logged as 'duat/' + path, beside 'duat/failed' and 'duat/warned',
         the counts of findings, and 'duat/seconds'. An undefined number is left out.
@@ -97,7 +98,7 @@ class DuatCallback(TrainerCallback):
         self._tokenizer = tokenizer if tokenizer is not None else trainer.processing_class
         if self._tokenizer is None:
             raise InputError("tokenizer missing: the trainer has no processing_class; give one")
-        self._asked = Asked(trainer.model, self._tokenizer, prompts, prompts_file, max_tokens)
+        self._asked = Asked(trainer.model, self._tokenizer, prompts, prompts_file, max_tokens, chat=chat)
         self._texts: list[PromptText] = self._asked.texts.read(heard(None))
         self._metrics, self._stop, self._share = tuple(metrics), stop, share
         self._began: float | None = None

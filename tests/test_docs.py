@@ -21,6 +21,7 @@ import pytest
 import torch
 import typer
 import yaml
+from chatting import CHAT_TEMPLATE
 from image_models import build
 from picture_texts import save_llava
 from PIL import Image
@@ -148,6 +149,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file({**weights, name: weights[name] * 1.25}, folder / "tuned" / "model.safetensors", {"format": "pt"})
     _models_of_images_and_sound(folder)
     _an_encoder_decoder(folder / "t5")
+    shutil.copytree(folder / "base", folder / "instruct")
+    (folder / "instruct" / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     levels = tiny_model("hrm_text")
     levels.config.vocab_size = 264
     type(levels)(levels.config).save_pretrained(folder / "hrm")
@@ -194,9 +197,13 @@ def place(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).symlink_to(models / "base")
     media = ("t5", "hrm", "llava", "vit", "whisper", "picture.png", "speech.wav", "prepared.safetensors")
-    for name in ("tuned", "adapter", "other-adapter", *media):
+    for name in ("tuned", "instruct", "adapter", "other-adapter", *media):
         (tmp_path / name).symlink_to(models / name)
     (tmp_path / "my.txt").write_text("def main(argv):\nReturn the number of items.\n", encoding="utf-8")
+    (tmp_path / "talks.jsonl").write_text(
+        '{"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is Paris?"}]}\n',
+        encoding="utf-8",
+    )
     (tmp_path / "pairs.jsonl").write_text('{"a": "The cat sat.", "b": "A cat sat."}\n', encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step.md"))

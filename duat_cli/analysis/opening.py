@@ -10,6 +10,7 @@ import heapq
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from duat_cli.analysis.progress import expect
@@ -166,6 +167,10 @@ class PromptRequest:
     """Of a model that reads no text; None where the command knows no such models."""
     made_up: bool = False
     """Whether the prompts are the command's, not the user's."""
+    chat: bool = False
+    """Whether a text is what a user says in a conversation, which the checkpoint's chat template writes out."""
+    template: Path | None = None
+    """The folder whose template stands in for one that the checkpoint lacks."""
 
     @property
     def own(self) -> bool:
@@ -177,7 +182,7 @@ class PromptRequest:
         progress(0, 0, "reading the prompts")
         from duat_cli.loading.prompts import read_prompts
 
-        return read_prompts(self.prompts or [], self.file, sys.stdin)
+        return read_prompts(self.prompts or [], self.file, sys.stdin, chat=self.chat)
 
     def read_apart(self, holdout: str | None, progress: Progress) -> tuple[list[PromptText], list[PromptText], bool]:
         """The texts, those held out, and whether these are bundled; holdout: a file, a share, or None: the bundled."""
@@ -187,8 +192,8 @@ class PromptRequest:
         if share is not None:
             return *set_apart(read, share), not self.own
         if holdout is not None:
-            return read, read_prompts([], holdout, sys.stdin, "--holdout"), False
-        return read, [] if self.own else holdout_prompts(), not self.own
+            return read, read_prompts([], holdout, sys.stdin, "--holdout", chat=self.chat), False
+        return read, [] if self.own else holdout_prompts(chat=self.chat), not self.own
 
     def counter(self, found: Found, *, trust_remote_code: bool) -> Callable[[Sequence[PromptText]], list[int]]:
         """What gives how many tokens texts have."""
@@ -196,7 +201,7 @@ class PromptRequest:
 
         positions = found.files.config.get("max_position_embeddings")
         cut = self.max_tokens or (positions if type(positions) is int and positions > 0 and not self.own else None)
-        return token_counter(found.place.path, cut, trust_remote_code=trust_remote_code)
+        return token_counter(found.place.path, cut, trust_remote_code=trust_remote_code, template=self.template)
 
 
 def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) -> tuple[LoadedModel, list[Prompt]]:
@@ -290,10 +295,9 @@ def open_set(
     from duat_cli.loading.model.gpu import use_gpu
     from duat_cli.loading.prompt_set import PromptSet, keys_of
     from duat_cli.loading.prompts import encode, limits, open_prompts
-    from duat_cli.loading.texts import PromptText
 
     progress(0, 0, "reading the prompts")
-    read = open_prompts(texts.prompts or [], texts.file, sys.stdin)
+    read = open_prompts(texts.prompts or [], texts.file, sys.stdin, chat=texts.chat)
     keys = keys_of(read)
     found = found or model.find(progress)
     use_gpu(gpu)
@@ -302,7 +306,8 @@ def open_set(
     room, cut = limits(loaded.model), texts.max_tokens
     if not texts.own:  # a bundled text that does not suit the tokenizer is left out
         prompts, notes = _encoded(tokenizer, loaded, list(read), cut, bundled=True)
-        read = [PromptText(p.text, f"bundled prompt {p.line}", p.line) for p in prompts]
+        lines = {prompt.line for prompt in prompts}
+        read = [replace(text, where=f"bundled prompt {text.line}") for text in read if text.line in lines]
         loaded, cut = _noted(loaded, notes), cut or room.max_positions
         keys = keys_of(read)
 
@@ -326,12 +331,12 @@ def load_found(
     way = model.counted(*_counts(model, found, texts, read, *more), prompts=prompts).way(found, progress)
     progress(0, 0, "loading torch and transformers")
     with uncollected():
-        from duat_cli.loading.model.load import load_tokenizer
+        from duat_cli.loading.model.templated import templated_tokenizer
         from duat_cli.models.discovery.modality import require_token_ids
 
     loaded = model.load(found, progress, way)
     require_token_ids(loaded.model)  # before the tokenizer, which a model of images has none of
-    return loaded, load_tokenizer(loaded.files.path, trust_remote_code=model.trust_remote_code)
+    return loaded, templated_tokenizer(loaded.files.path, texts.template, trust_remote_code=model.trust_remote_code)
 
 
 def tokens_of(
@@ -361,7 +366,7 @@ def open_with_calibration(
     from duat_cli.loading.prompts import read_prompts
 
     read, apart, bundled = texts.read_apart(holdout, progress)
-    fitted = [] if calibration is None else read_prompts([], calibration, sys.stdin, "--calibration")
+    fitted = [] if calibration is None else read_prompts([], calibration, sys.stdin, "--calibration", chat=texts.chat)
     found = model.find(progress)
     loaded, tokenizer = load_found(model, found, texts, read, progress, apart, fitted)
     prompts, notes = _encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not texts.own)

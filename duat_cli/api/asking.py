@@ -23,7 +23,7 @@ from duat_cli.api.settings import one_of, whole
 from duat_cli.checks.nearest import suggestion
 from duat_cli.errors import InputError
 from duat_cli.loading.inputs.request import EVERY, InputFiles, StackName
-from duat_cli.loading.texts import PromptText, numbered
+from duat_cli.loading.texts import PromptText, conversation, numbered
 
 if TYPE_CHECKING:
     from duat_cli.analysis.plan.task import Task
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from duat_cli.loading.prompts import Prompt
 
 Model = Any  # a folder or hub id (str or path), None for the bundled demo, or a transformers or PEFT model in memory
-Texts = str | Iterable[str | Iterable[int]]  # texts, or token ids in the place of each
+Texts = str | Iterable[str | Iterable[int] | Iterable[Mapping[str, Any]]]  # texts, token ids or messages each
 File = str | os.PathLike[str]
 Pictures = Any  # a file or a PIL picture, or a list of them
 Tensors = File | Mapping[str, Any] | Sequence[File | Mapping[str, Any]]
@@ -116,6 +116,8 @@ class Asked:
     """Of a function that reads models of images, sound and several stacks."""
     made_up: bool = False
     """Whether the prompts are the function's, not the caller's."""
+    chat: bool = False
+    """Whether a text is what a user says in a conversation, which the model's chat template writes out."""
 
     def __post_init__(self) -> None:
         if self.in_memory:
@@ -138,14 +140,14 @@ class Asked:
     def texts(self) -> PromptRequest:
         """The prompts; InputError for those that no text can be."""
         given = None if self.prompts is None else _prompts(self.prompts)
-        if given and not isinstance(given[0], str) and self.files is not None and self.files.option is not None:
+        if given and _ids(given[0]) and self.files is not None and self.files.option is not None:
             raise InputError(f"{self.files.option}: stands in a text, not among token ids; give the prompt as a text")
         file = None if self.file is None else os.fspath(self.file)
         if file == "-":
             raise InputError("prompts_file '-': expected a file; standard input is the command line's")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise InputError(f"max_tokens {self.max_tokens}: expected at least 1")
-        return PromptRequest(given, file, self.max_tokens, self.files, self.made_up)
+        return PromptRequest(given, file, self.max_tokens, self.files, self.made_up, chat=self.chat)
 
     def request(self, task: Task | None = None, *, own_code: bool = True) -> ModelRequest:
         """The checkpoint; InputError for a model in memory, of which there are no files.
@@ -235,7 +237,7 @@ class Asked:
     def _own_tokenizer(self) -> Any:
         """The caller's, that of a processor too; where it has to cut, a copy that keeps the beginning of a text."""
         if self.tokenizer is None:
-            if all(isinstance(text, PromptText) for text in self.texts.prompts or [""]):
+            if all(map(_ids, self.texts.prompts or [""])):
                 return None
             raise InputError("tokenizer missing: give the tokenizer of the model in memory behind it")
         from transformers import ProcessorMixin
@@ -249,22 +251,32 @@ class Asked:
 
 
 def _prompts(given: Texts) -> list[str | PromptText]:
-    """Texts as they are, token ids by their numbers; InputError for what is neither."""
+    """Texts as they are, token ids by their numbers, messages as conversations; InputError for what is none."""
     if isinstance(given, Mapping) or not isinstance(given, Iterable):
         raise InputError(f"prompts: expected a text or several, got {type(given).__name__}")
-    found = [_prompt(one, number) for number, one in enumerate([given] if isinstance(given, str) else given)]
+    each: list[Any] = [given] if isinstance(given, str) else list(given)
+    if each and all(isinstance(one, Mapping) for one in each):
+        each = [each]  # the messages of one conversation
+    found = [_prompt(one, number) for number, one in enumerate(each)]
     if not found:
         raise InputError("prompts: an empty list; give a text, or None for the bundled set")
     if "-" in found:
         raise InputError(f"prompts[{found.index('-')}] '-': expected a text; standard input is the command line's")
-    if len({type(one) for one in found}) > 1:
+    if len({_ids(one) for one in found}) > 1:
         raise InputError("prompts: texts and token ids; give all of them in one way")
     return found
+
+
+def _ids(prompt: str | PromptText) -> bool:
+    """Whether token ids were given."""
+    return isinstance(prompt, PromptText) and prompt.ids is not None
 
 
 def _prompt(given: Any, number: int) -> str | PromptText:
     if isinstance(given, str):
         return str(given)
+    if isinstance(given, Sequence) and given and all(isinstance(one, Mapping) for one in given):
+        return conversation([dict(one) for one in given], f"prompts[{number}]", number + 1)
     try:
         ids = None if isinstance(given, (bytes, Mapping)) else [whole(one) for one in given]
     except TypeError:  # a tensor of no dimensions says by this that it has no entries

@@ -27,6 +27,7 @@ def compare(
     prefixes: Sequence[str] | None = None,
     answer: str | None = None,
     max_tokens: int | None = None,
+    chat: bool = False,
     layers: int | str | Iterable[int] | None = None,
     align: Literal["text", "position"] = "text",
     per_prompt: bool = False,
@@ -46,11 +47,11 @@ def compare(
         from duat_cli.analysis.compare.run import CompareOptions, Vocabulary
         from duat_cli.analysis.compare.run import compare as compute
 
-        given = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
+        given = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, chat=chat)
         beside_shared(max_tokens, align, shared)
         texts_only(shared=shared, answer=answer)
         blocks, own = blocks_of(layers), given.texts
-        texts = texts_of(own.prompts, own.file, shared, prefixes, answer)
+        texts = texts_of(own.prompts, own.file, shared, prefixes, answer, chat=chat)
         asked = replace(given, prompts=[text.ids or text.text for text in texts.texts], file=None)
         opened = asked.open(Task("compare"), heard(progress), texts.texts)
         words = Vocabulary(opened.texts, frozenset(getattr(opened.tokenizer, "all_special_ids", ())))
@@ -67,6 +68,7 @@ def compare_fixed(
     prompts: Texts | None = None,
     prompts_file: File | None = None,
     max_tokens: int | None = None,
+    chat: bool = False,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> CompareResult:
@@ -76,7 +78,7 @@ def compare_fixed(
     with undisturbed():
         from duat_cli.analysis.compare.fixed import fixed
 
-        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
+        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, chat=chat)
         opened = asked.open(Task("compare", fixed=True), heard(progress))
         report = fixed(opened.loaded, opened.prompts, asked.texts.own, heard(progress))
     return CompareResult.of(report)

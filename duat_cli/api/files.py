@@ -40,6 +40,7 @@ def lora_diff(
     prompts_file: File | None = None,
     default_prompts: bool = False,
     max_tokens: int | None = None,
+    chat: bool = False,
     lint: bool = False,
     no_base: bool = False,
     directions: bool = False,
@@ -58,7 +59,7 @@ def lora_diff(
         from duat_cli.analysis.lora.run import LoraRequest, texts_to_run
         from duat_cli.analysis.lora.run import lora_diff as compute
 
-        asked, clock = Asked(base, None, prompts, prompts_file, max_tokens, loading), Clock()
+        asked, clock = Asked(base, None, prompts, prompts_file, max_tokens, loading, chat=chat), Clock()
         wanted = asked.request(own_code=False)
         texts = texts_to_run(asked.texts, default_prompts=default_prompts)
         request = LoraRequest(wanted, folder(tuned), folder(other), texts, lint, no_base, directions, cache)
@@ -81,6 +82,7 @@ def check(
     prompts: Texts | None = None,
     prompts_file: File | None = None,
     max_tokens: int | None = None,
+    chat: bool = False,
     image: Pictures | None = None,
     audio: File | Sequence[File] | None = None,
     inputs: Tensors | None = None,
@@ -104,7 +106,7 @@ def check(
         if isinstance(select, str):
             raise InputError(f"select '{select}': expected a list of rules, such as ['integrity.*']")
         files = input_files(image, audio, inputs, stack, decoder_prompt)
-        asked, clock = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files), Clock()
+        asked, clock = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files, chat=chat), Clock()
         if asked.in_memory:
             _refuse_files(baseline=baseline, adapter=adapter, update_baseline=update_baseline or None)
         dtype = loading.get("dtype", "float32")
@@ -144,6 +146,7 @@ def plan(
     prompts_file: File | None = None,
     tokens: Sequence[int] | None = None,
     max_tokens: int | None = None,
+    chat: bool = False,
     null: Literal["all", "uniform"] = "all",
     tuned: File | None = None,
     default_prompts: bool = False,
@@ -173,7 +176,7 @@ def plan(
         one_of("command", command, get_args(Planned))
         one_of("null", null, ("all", "uniform"))
         one_of("position", position, (None, "all"))
-        asked, clock = Asked(model, None, prompts, prompts_file, max_tokens, loading), Clock()
+        asked, clock = Asked(model, None, prompts, prompts_file, max_tokens, loading, chat=chat), Clock()
         wanted = asked.request(own_code=False)
         task = Task(
             command,

@@ -51,6 +51,7 @@ def inspect(
     prompts: Texts | None = None,
     prompts_file: File | None = None,
     max_tokens: int | None = None,
+    chat: bool = False,
     image: Pictures | None = None,
     audio: File | Sequence[File] | None = None,
     inputs: Tensors | None = None,
@@ -111,7 +112,7 @@ def inspect(
         )
         target = tensor_target("matrices", matrices)
         files = input_files(image, audio, inputs, stack, decoder_prompt)
-        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files)
+        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files, chat=chat)
         opened = asked.open(Task("inspect", reinitialised=null == "all"), heard(progress))
         mapped = Maps(opened.prompts[:maps], opened.text) if maps > 0 else None
         with (
@@ -130,6 +131,7 @@ def verify(
     prompts: Texts | None = None,
     prompts_file: File | None = None,
     max_tokens: int | None = None,
+    chat: bool = False,
     image: Pictures | None = None,
     audio: File | Sequence[File] | None = None,
     inputs: Tensors | None = None,
@@ -145,7 +147,7 @@ def verify(
         from duat_cli.analysis.inspect.verify import verify as compute
 
         files = input_files(image, audio, inputs, stack, decoder_prompt)
-        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files)
+        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files, chat=chat)
         opened = asked.open(Task("verify"), heard(progress))
         report = compute(opened.loaded, opened.prompts, heard(progress))
     return VerifyResult.of(report).with_operators(functools.partial(_operator, asked, report.model.fingerprint))
@@ -159,6 +161,7 @@ def matrix(
     prompt: str | None = None,
     layer: int = 0,
     max_tokens: int | None = None,
+    chat: bool = False,
     image: Pictures | None = None,
     audio: File | Sequence[File] | None = None,
     inputs: Tensors | None = None,
@@ -183,7 +186,7 @@ def matrix(
         files = input_files(image, audio, inputs, no_decoder(stack))
         texts_only(prompt=prompt)
         text = PAPER_PROMPT if prompt is None else prompt
-        asked = Asked(model, tokenizer, [text], None, max_tokens, loading, files, prompt is None)
+        asked = Asked(model, tokenizer, [text], None, max_tokens, loading, files, prompt is None, chat=chat)
         opened = asked.open(Task("matrix"), heard(progress))
         one_input(files, len(opened.prompts))
         with operator_file(target, opened.text) as file:
@@ -199,6 +202,7 @@ def attribute(
     prompts: Texts | None = None,
     prompts_file: File | None = None,
     max_tokens: int | None = None,
+    chat: bool = False,
     image: Pictures | None = None,
     audio: File | Sequence[File] | None = None,
     inputs: Tensors | None = None,
@@ -241,7 +245,7 @@ def attribute(
         one_of("stack", stack, (None, "decoder"))
         files = input_files(image, audio, inputs, stack, decoder_prompt)
         own = files if stack or files.option else None
-        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, own)
+        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, own, chat=chat)
         task = Task("attribute", every_position=position == "all", steps=steps, top=top)
         opened = asked.open(task, heard(progress))
         require_token_ids(opened.loaded.model)
@@ -262,6 +266,7 @@ def prune_bound(
     prompts_file: File | None = None,
     holdout: File | float | None = None,
     max_tokens: int | None = None,
+    chat: bool = False,
     granularity: str | Iterable[str] | None = None,
     metric: MetricName | None = None,
     effort: Literal["quick", "default", "thorough"] = "default",
@@ -300,7 +305,7 @@ def prune_bound(
             kinds, metric, probes, measure, budget, confidence, exceed, ablate == "mean", uniform, joint=apart(kinds),
             remove=remove, of_all=remove_of == "all", rounds=rounds, effort=effort,
         )  # fmt: skip
-        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
+        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, chat=chat)
         task, held = Task("prune-bound", pruning=options), None if holdout is None else str(holdout)
         outcome = compute(*asked.open_apart(task, held, heard(progress)), options, heard(progress))
     return PruneResult.of(outcome.report)

@@ -67,9 +67,14 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
 
     wanted, texts, given = request.model, _texts(request), request.tokens
     read, apart, _ = texts.read_apart(request.holdout, progress) if given is None and request.runs else ([], [], False)
-    fitting = [] if request.calibration is None else read_prompts([], request.calibration, sys.stdin, "--calibration")
+    option, chat = "--calibration", texts.chat
+    fitting = [] if request.calibration is None else read_prompts([], request.calibration, sys.stdin, option, chat=chat)
     found = wanted.find(progress)
     task = _task(request, found, progress)
+    if task.command == "lora-diff" and texts.chat:
+        from duat_cli.analysis.lora.run import place_of
+
+        texts = replace(texts, template=place_of(request.tuned, wanted, progress).path)
     if given is None:
         if read and task.runs:
             _require_tokenizer(found)

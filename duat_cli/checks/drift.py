@@ -128,7 +128,7 @@ def refuse_foreign(
         )
         raise InputError(
             f"{where}: made with another prompt set ({old.prompts.count} prompts, {old.prompts.tokens} tokens; this "
-            f"run has {prompts.count} and {prompts.tokens}): give the same prompts, files and --max-tokens{known}"
+            f"run has {prompts.count} and {prompts.tokens}): give the same prompts, files, --max-tokens, --chat{known}"
         )
 
 

@@ -8,12 +8,14 @@ mismatched. Without either, loading and its rehearsal fail with an error.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 import importlib
 import inspect
 import pkgutil
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -116,6 +118,31 @@ def template_fault(template: str) -> str | None:
     except (jinja2.TemplateError, ImportError):  # an old jinja2, which transformers refuses
         return None
     return None
+
+
+TEMPLATE_DAY = (2024, 7, 26)  # which Llama 3's templates state where there is no clock
+_CLOCK = threading.Lock()
+
+
+class _StoppedClock(datetime.datetime):
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> _StoppedClock:
+        return cls(*TEMPLATE_DAY, tzinfo=tz)
+
+
+@contextlib.contextmanager
+def stopped_clock() -> Iterator[None]:
+    """Chat templates that ask for the date (`strftime_now`) are told `TEMPLATE_DAY`. Without it, a prompt of such a
+    template is another one every day, and so are its numbers."""
+    from transformers.utils import chat_template_utils
+
+    with _CLOCK:
+        was = chat_template_utils.datetime
+        chat_template_utils.datetime = _StoppedClock
+        try:
+            yield
+        finally:
+            chat_template_utils.datetime = was
 
 
 # -- configs and classes -----------------------------------------------------------------------------------------------

@@ -9,17 +9,29 @@ from __future__ import annotations
 import hashlib
 import importlib.resources
 import io
+import itertools
 import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from duat_cli.compat.transformers import stated
 from duat_cli.errors import InputError
+from duat_cli.loading.chat import written
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, silenced
-from duat_cli.loading.texts import MAX_BYTES, PromptText, checked, decode, lines, numbered, read_stdin, texts_of
+from duat_cli.loading.texts import (
+    MAX_BYTES,
+    PromptText,
+    asked,
+    checked,
+    decode,
+    lines,
+    numbered,
+    read_stdin,
+    texts_of,
+)
 from duat_cli.text import clean
 
 if TYPE_CHECKING:  # texts are read before torch is imported
@@ -39,7 +51,7 @@ class Prompt:
 
     text: str
     sha256: str
-    """Of the UTF-8 text."""
+    """Of the UTF-8 text; of a conversation that of its messages."""
     input_ids: Tensor  # (1, N), int64
     line: int
     spans: Spans | None = None
@@ -52,6 +64,8 @@ class Prompt:
 
     pictures: tuple[int, ...] = ()
     """Positions that hold a piece of a picture in place of a word."""
+    messages: str | None = None
+    """Of a conversation the JSON that `text` was written from; None of a text."""
 
     @property
     def given(self) -> Tensor | Mapping[str, Tensor]:
@@ -73,27 +87,33 @@ class Limits:
 
 
 def read_prompts(
-    prompt: Sequence[str | PromptText], prompts_file: str | None, stdin: IO[Any] | None, option: str = "--prompts"
+    prompt: Sequence[str | PromptText],
+    prompts_file: str | None,
+    stdin: IO[Any] | None,
+    option: str = "--prompts",
+    *,
+    chat: bool = False,
 ) -> list[PromptText]:
     """The texts of --prompt and of --prompts, in this order; without either the bundled set.
 
     A file whose name ends in .jsonl holds JSON lines, in .parquet a table; every other file holds one text a line,
     whatever the line begins with. With .gz behind it, lines are compressed. '-' is standard input: one text for
-    --prompt, one text a line for --prompts. InputError names file and line. option: what named the file.
+    --prompt, one text a line for --prompts. InputError names file and line. option: what named the file; chat: each
+    text is what a user says in a conversation.
     """
     texts = _options(prompt, prompts_file, stdin)
     if prompts_file is not None:
         texts += _held(prompts_file, stdin, option)
-    return texts or default_prompts()
+    return _said(texts or default_prompts(), chat)
 
 
 def open_prompts(
-    prompt: Sequence[str | PromptText], prompts_file: str | None, stdin: IO[Any] | None
+    prompt: Sequence[str | PromptText], prompts_file: str | None, stdin: IO[Any] | None, *, chat: bool = False
 ) -> Iterable[PromptText]:
     """The same texts, from a regular file of any size: each pass reads it anew, and an error comes where it is met."""
     if prompts_file is None or not Path(prompts_file).expanduser().is_file():
-        return read_prompts(prompt, prompts_file, stdin)
-    return _Stream(_options(prompt, prompts_file, stdin), prompts_file)
+        return read_prompts(prompt, prompts_file, stdin, chat=chat)
+    return _Stream(_options(prompt, prompts_file, stdin), prompts_file, chat)
 
 
 def _options(prompt: Sequence[str | PromptText], prompts_file: str | None, stdin: IO[Any] | None) -> list[PromptText]:
@@ -109,9 +129,13 @@ def default_prompts() -> list[PromptText]:
     return _bundled(DEFAULT_SET)
 
 
-def holdout_prompts() -> list[PromptText]:
+def holdout_prompts(*, chat: bool = False) -> list[PromptText]:
     """A second bundled set of the same mixture, for what must not be tested on the first."""
-    return _bundled(HOLDOUT_SET)
+    return _said(_bundled(HOLDOUT_SET), chat)
+
+
+def _said(texts: list[PromptText], chat: bool) -> list[PromptText]:
+    return list(map(asked, texts)) if chat else texts
 
 
 def set_apart(texts: Sequence[PromptText], share: float) -> tuple[list[PromptText], list[PromptText]]:
@@ -154,10 +178,11 @@ class _Stream:
 
     first: Sequence[PromptText]
     file: str
+    chat: bool
 
     def __iter__(self) -> Iterator[PromptText]:
-        yield from self.first
-        yield from texts_of(self.file, None)
+        for text in itertools.chain(self.first, texts_of(self.file, None)):
+            yield asked(text) if self.chat else text
 
 
 def _held(file: str, stdin: IO[Any] | None, option: str) -> Iterator[PromptText]:
@@ -181,7 +206,8 @@ def encode(
     max_positions: int | None,
     vocab_size: int,
 ) -> list[Prompt]:
-    """Each prompt as token ids (1, N), unbatched, special tokens included; InputError names the prompt.
+    """Each prompt as token ids (1, N), unbatched, special tokens included; InputError names the prompt. A conversation
+    becomes the text that its template writes, which states the special tokens itself.
 
     max_tokens cuts, as the user asked for it; max_positions refuses, since a model past its positions
     extrapolates without a word.
@@ -195,7 +221,8 @@ def _encode(
 ) -> Prompt:
     import torch
 
-    ids, spans = _token_ids(tokenizer, prompt, max_tokens)
+    text = prompt.text if tokenizer is None else written(tokenizer, prompt)
+    ids, spans = _token_ids(tokenizer, replace(prompt, text=text), max_tokens)
     if not ids:
         raise InputError(f"{prompt.where}: the tokenizer makes no tokens of it; expected one at least")
     if max_positions is not None and len(ids) > max_positions:
@@ -210,18 +237,21 @@ def _encode(
             + ("give others" if prompt.ids is not None else "the tokenizer belongs to another model")
         )
     sha256 = hashlib.sha256(prompt.text.encode("utf-8")).hexdigest()
-    return Prompt(prompt.text, sha256, torch.tensor([ids], dtype=torch.long), prompt.line, spans)
+    messages = prompt.text if prompt.conversation else None
+    return Prompt(text, sha256, torch.tensor([ids], dtype=torch.long), prompt.line, spans, messages=messages)
 
 
 def _token_ids(tokenizer: Any, prompt: PromptText, max_tokens: int | None) -> tuple[list[int], Spans | None]:
+    """prompt: a conversation as it was written out."""
     if prompt.ids is not None:
         return list(prompt.ids[:max_tokens]), None
     if tokenizer is None:
         raise InputError(f"{prompt.where}: a text needs the tokenizer of the model in memory; give it behind the model")
     cut = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
     spans_asked = {"return_offsets_mapping": True} if getattr(tokenizer, "is_fast", False) else {}
+    bare = {"add_special_tokens": False} if prompt.conversation else {}
     with foreign_errors(f"{prompt.where}: the tokenizer fails", InputError):
-        found = tokenizer(prompt.text, verbose=False, **cut, **spans_asked)
+        found = tokenizer(prompt.text, verbose=False, **cut, **spans_asked, **bare)
         ids, spans = found["input_ids"], found.get("offset_mapping")
         # below the number of special tokens it does not truncate
         return [int(i) for i in ids][:max_tokens], None if spans is None else tuple(map(tuple, spans))[:max_tokens]

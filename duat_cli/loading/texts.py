@@ -1,4 +1,5 @@
-"""Texts one after the other: lines of a file, JSON lines, either compressed by gzip, or rows of a .parquet.
+"""Texts one after the other: lines of a file, JSON lines, either compressed by gzip, or rows of a .parquet. In the
+place of a text may stand a conversation, its messages.
 
 A file is read piece by piece, so that its size costs no memory; every error names the line or the row.
 """
@@ -10,7 +11,7 @@ import io
 import json
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,7 +21,8 @@ from duat_cli.text import clean
 JSON_LINES = ".jsonl"
 GZIP = ".gz"
 PARQUET = ".parquet"
-COLUMNS = ("text", "prompt")  # of a .parquet, the first that it has
+MESSAGES, TOOLS = "messages", "tools"
+COLUMNS = ("text", "prompt", MESSAGES)  # of a .parquet, the first that it has
 MAX_BYTES = 64 << 20  # of a line, of standard input, and of texts that are held in memory
 _MAX_CHARACTERS = 4 << 20  # of one prompt; beyond, only making tokens of it takes long
 _ROWS = 256  # of a .parquet at a time
@@ -38,6 +40,8 @@ class PromptText:
     """In its file, from 1, or row; the number of the option for --prompt."""
     ids: tuple[int, ...] | None = None
     """The token ids that were given in its place; the text then names them."""
+    conversation: bool = False
+    """Whether the text is JSON of messages, which the checkpoint's chat template is to write out."""
 
 
 def numbered(tokens: Iterable[int]) -> str:
@@ -64,9 +68,17 @@ def texts_of(name: str, stdin: IO[Any] | None, option: str = "--prompts") -> Ite
 
 
 def lines(file: gzip.GzipFile | IO[bytes], name: str, json_lines: bool) -> Iterator[PromptText]:
-    """One prompt a line, blank lines aside; with `json_lines` each line is an object with a "text"."""
+    """One prompt a line, blank lines aside; with `json_lines` each line is an object with a "text", or with the
+    "messages" of a conversation."""
     for where, number, text in _filled(file, name):
-        yield checked(_strings(text, where, "text")[0] if json_lines else text, where, number)
+        if not json_lines:
+            yield checked(text, where, number)
+            continue
+        value = _object(text, where, "text")
+        if MESSAGES in value and "text" not in value:
+            yield conversation(value[MESSAGES], where, number, value.get(TOOLS))
+        else:
+            yield checked(_string(value, where, "text"), where, number)
 
 
 def pairs_of(name: str, stdin: IO[Any] | None) -> Iterator[tuple[PromptText, PromptText]]:
@@ -76,7 +88,8 @@ def pairs_of(name: str, stdin: IO[Any] | None) -> Iterator[tuple[PromptText, Pro
         raise InputError(f'{shown}: pairs of prompts are read from JSON lines {{"a": ..., "b": ...}} in {JSON_LINES}')
     with io.BytesIO(read_stdin(stdin)) if name == "-" else _opened(name, shown) as file:
         for where, number, line in _filled(file, shown):
-            a, b = _strings(line, where, "a", "b")
+            value = _object(line, where, "a", "b")
+            a, b = _string(value, where, "a"), _string(value, where, "b")
             yield checked(a, f"{where}, a", number), checked(b, f"{where}, b", number)
 
 
@@ -134,7 +147,7 @@ def _opened(name: str, shown: str, option: str = "--prompts") -> gzip.GzipFile |
 
 
 def _rows(name: str, shown: str, option: str) -> Iterator[PromptText]:
-    """The strings of the column "text", or else "prompt"."""
+    """The strings of the column "text", or else "prompt", or else the conversations of "messages"."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -146,11 +159,15 @@ def _rows(name: str, shown: str, option: str) -> Iterator[PromptText]:
             columns = file.schema_arrow.names
             column = next((c for c in COLUMNS if c in columns), None)
             if column is None:
-                raise InputError(f'{shown}: no column "text" or "prompt"; it has {clean(", ".join(columns))}')
+                names = '"text", "prompt" or "messages"'
+                raise InputError(f"{shown}: no column {names}; it has {clean(', '.join(columns))}")
             for batch in file.iter_batches(batch_size=_ROWS, columns=[column]):
                 for value in batch.column(0).to_pylist():
                     number += 1
                     where = f"{shown} row {number}"
+                    if column == MESSAGES:
+                        yield conversation(value, where, number)
+                        continue
                     if not isinstance(value, str):
                         raise InputError(f'{where}: expected a string in "{column}", got {type(value).__name__}')
                     yield checked(value, where, number)
@@ -185,20 +202,46 @@ def decode(raw: bytes, where: str, line: int) -> str:
         raise InputError(f"{where}{place}: not UTF-8 ({byte}); save it as UTF-8") from error
 
 
-def _strings(line: str, where: str, *names: str) -> list[str]:
-    """These fields of a JSON object, which are strings."""
+def _object(line: str, where: str, *names: str) -> dict[str, Any]:
+    """A JSON object. names: the fields that it should have, for messages."""
     shown = ", ".join(f'"{name}": ...' for name in names)
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON: {clean(str(error))}; expected {{{shown}}}") from error
-    found = []
-    for name in names:
-        text = value.get(name) if isinstance(value, dict) else None
-        if not isinstance(text, str):
-            raise InputError(f'{where}: expected an object with a "{name}" that is a string')
-        found.append(text)
-    return found
+    return value if isinstance(value, dict) else {}
+
+
+def _string(value: dict[str, Any], where: str, name: str) -> str:
+    if not isinstance(text := value.get(name), str):
+        raise InputError(f'{where}: expected an object with a "{name}" that is a string')
+    return text
+
+
+def asked(text: PromptText) -> PromptText:
+    """The text as what a user says in a conversation; a conversation as it is. InputError for token ids."""
+    if text.ids is not None:
+        raise InputError(f"{text.where}: token ids; a chat template writes out texts, give the prompt as a text")
+    if text.conversation:
+        return text
+    return conversation([{"role": "user", "content": text.text}], text.where, text.line)
+
+
+def conversation(messages: Any, where: str, line: int, tools: Any = None) -> PromptText:
+    """Messages as transformers' `apply_chat_template` takes them. The text is their JSON, by which a prompt is known
+    again whatever a template makes of it."""
+    if not isinstance(messages, list) or not messages:
+        raise InputError(f'{where}: expected "{MESSAGES}" to be a list of objects with a "role" and a "content"')
+    for number, message in enumerate(messages, 1):
+        role = message.get("role") if isinstance(message, dict) else None
+        if not isinstance(role, str) or not isinstance(message.get("content") or "", (str, list)):
+            raise InputError(f'{where}: message {number}: expected an object with a "role" and a "content"')
+    said = {MESSAGES: messages} | ({} if tools is None else {TOOLS: tools})
+    try:
+        text = json.dumps(said, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{where}: messages that JSON cannot hold: {clean(str(error))}") from error
+    return replace(checked(text, where, line), conversation=True)
 
 
 def field_of(name: str, field: str) -> dict[int, str]:

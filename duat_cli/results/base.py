@@ -98,7 +98,9 @@ class ModelFacts(Result):
 class PromptFacts(Result):
     """A prompt, by hash and length."""
 
-    sha256: str = Field(description="of the prompt's UTF-8 text; of token ids it is '#5 #6'")
+    sha256: str = Field(
+        description="of the prompt's UTF-8 text; of token ids it is '#5 #6', of a conversation the JSON of its messages"
+    )
     tokens: int = Field(description="number of tokens")
 
 

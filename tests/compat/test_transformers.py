@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import inspect
 import tomllib
 from pathlib import Path
@@ -207,6 +208,18 @@ def test_what_is_wrong_with_a_chat_template() -> None:
     found = compat.template_fault("{{ messages }}\n{% for m in messages %}{{ m.content }")
     assert found is not None
     assert found.startswith("line 2: ")
+
+
+def test_a_chat_template_is_told_a_fixed_date() -> None:
+    folder = {"bos_token": "<s>", "chat_template": "{{ strftime_now('%Y-%m-%d') }} {{ messages[0].content }}"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"<s>": 0})), **folder)
+    messages, today = [{"role": "user", "content": "hello"}], str(datetime.date.today())
+    with compat.stopped_clock():
+        assert tokenizer.apply_chat_template(messages, tokenize=False) == "2024-07-26 hello"
+    assert tokenizer.apply_chat_template(messages, tokenize=False) in (
+        f"{today} hello",
+        f"{datetime.date.today()} hello",
+    )
 
 
 def test_a_tensor_goes_to_a_gpu_as_it_is_stored() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import re
 import sys
 import tracemalloc
@@ -70,7 +71,7 @@ def test_a_gzip_file_that_is_cut_off_or_damaged_or_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "part"),
     [
-        ({"txt": ["a"], "id": [1]}, ': no column "text" or "prompt"; it has txt, id'),
+        ({"txt": ["a"], "id": [1]}, ': no column "text", "prompt" or "messages"; it has txt, id'),
         ({"text": ["a", None]}, ' row 2: expected a string in "text", got NoneType'),
         ({"prompt": [1, 2]}, ' row 1: expected a string in "prompt", got int'),
         ({"text": ["a", " "]}, " row 2: empty prompt"),
@@ -149,3 +150,36 @@ def test_pairs_compressed_and_from_standard_input(tmp_path: Path) -> None:
     for name, stdin in ((str(file), None), ("-", io.BytesIO(content))):
         [(a, b)] = pairs_of(name, stdin)
         assert (a.text, b.text, b.line) == ("x", "y", 1)
+
+
+SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where?"}]
+
+
+def test_a_line_or_a_row_may_hold_a_conversation(tmp_path: Path) -> None:
+    lines = [{"messages": SAID}, {"messages": SAID, "tools": [{"name": "map"}]}, {"text": "one", "messages": SAID}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = list(texts_of(str(tmp_path / "a.jsonl"), None))
+    assert [(t.line, t.conversation) for t in found] == [(1, True), (2, True), (3, False)]
+    assert [json.loads(t.text) for t in found[:2]] == lines[:2]
+    table(tmp_path / "a.parquet", id=[1], messages=[SAID])
+    [row] = texts_of(str(tmp_path / "a.parquet"), None)
+    assert (row.conversation, json.loads(row.text)) == (True, {"messages": SAID})
+    assert row.text == found[0].text  # one prompt by its hash
+
+
+BROKEN_MESSAGES = {
+    "none": ([], 'expected "messages" to be a list of objects'),
+    "no list": ("hello", 'expected "messages" to be a list of objects'),
+    "no object": (["hello"], "message 1: expected an object"),
+    "no role": ([SAID[0], {"content": "x"}], "message 2: expected an object"),
+    "a number said": ([{"role": "user", "content": 5}], "message 1: expected an object"),
+    "half a surrogate pair": ([{"role": "user", "content": "\ud800"}], "has no UTF-8 form"),
+}
+
+
+@pytest.mark.parametrize(("messages", "said"), BROKEN_MESSAGES.values(), ids=BROKEN_MESSAGES.keys())
+def test_what_is_no_conversation(messages: Any, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "fine"}\n' + json.dumps({"messages": messages}) + "\n")
+    assert refusal(file).startswith(f"{file} line 2: ")
+    assert said in refusal(file)

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import read_prompts
-from duat_cli.loading.texts import PromptText, checked, pairs_of
+from duat_cli.loading.texts import PromptText, asked, checked, pairs_of
 
 PAPER = ("Nui zi created Nui zi dynamics", "Nui zi created gravitation and relativity theory")  # of Wang & Li
 BREAK = "\n"
@@ -38,8 +38,11 @@ def texts_of(
     shared: str | None,
     prefixes: Sequence[str] | None,
     answer: str | None,
+    *,
+    chat: bool = False,
 ) -> Texts:
-    """Of --prompt, --prompts, or --shared with --prefix and --answer; without any, the paper's own two prompts."""
+    """Of --prompt, --prompts, or --shared with --prefix and --answer; without any, the paper's own two prompts. chat:
+    each text is what a user says in a conversation."""
     given = [name for name, value in (("--prompt", prompts), ("--prompts", file), ("--shared", shared))
              if value is not None and value != []]  # fmt: skip
     if len(given) > 1:
@@ -47,19 +50,27 @@ def texts_of(
     for name, value in (("--prefix", prefixes), ("--answer", answer)):
         if value is not None and value != [] and shared is None:
             raise InputError(f"{name}: stands beside --shared TEXT, the text that all contexts have in common")
+    if shared is not None and chat:
+        raise InputError(
+            "--chat: a template stands around a whole text, not between --prefix and --shared; give --prompt"
+        )
     if shared is not None:
         return _contexts(shared, list(prefixes or ()), answer)
     if file is not None:
         pairs = list(pairs_of(file, sys.stdin))
         texts = [text for pair in pairs for text in pair]
-        return Texts(texts, len(texts), [(2 * k, 2 * k + 1) for k in range(len(pairs))])
+        return Texts(_said(texts, chat), len(texts), [(2 * k, 2 * k + 1) for k in range(len(pairs))])
     if not prompts:
         texts = [checked(text, f"the paper's {k}", k) for k, text in enumerate(PAPER, 1)]
     elif len(prompts) == 1:
         raise InputError("--prompt: one prompt has nothing to be compared with; give a second --prompt")
     else:
         texts = read_prompts(prompts, None, sys.stdin)
-    return Texts(texts, len(texts), [(0, k) for k in range(1, len(texts))])
+    return Texts(_said(texts, chat), len(texts), [(0, k) for k in range(1, len(texts))])
+
+
+def _said(texts: list[PromptText], chat: bool) -> list[PromptText]:
+    return list(map(asked, texts)) if chat else texts
 
 
 def _contexts(shared: str, prefixes: list[str], answer: str | None) -> Texts:

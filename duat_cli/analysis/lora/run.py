@@ -101,8 +101,9 @@ def texts_to_run(texts: PromptRequest, *, default_prompts: bool) -> PromptReques
         raise InputError("--default-prompts: give either it or prompts of your own")
     if texts.own or default_prompts:
         return texts
-    if texts.max_tokens is not None:
-        raise InputError("--max-tokens: there are no prompts; give --prompt, --prompts or --default-prompts")
+    for option, given in (("--max-tokens", texts.max_tokens is not None), ("--chat", texts.chat)):
+        if given:
+            raise InputError(f"{option}: there are no prompts; give --prompt, --prompts or --default-prompts")
     return None
 
 
@@ -114,6 +115,8 @@ def lora_diff(request: LoraRequest, progress: Progress, run: RunFacts) -> LoraRe
     """
     found = request.base.find(progress)
     tuned = place_of(request.tuned, request.base, progress)
+    if request.texts is not None:  # a base model often has no chat template, what was tuned on conversations has one
+        request = replace(request, texts=replace(request.texts, template=tuned.path))
     if _as_adapter(tuned):
         return _adapters(request, found, tuned, progress, run)
     if request.other is not None:

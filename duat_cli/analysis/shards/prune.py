@@ -235,6 +235,7 @@ def _digest(prompts: Sequence[Prompt]) -> str:
 def _set_of(prompts: Sequence[Prompt]) -> PromptSet:
     """Prompts that are all at hand, and tokens already."""
     keys = array("Q", (key_of(prompt.sha256) for prompt in prompts))
-    texts = [PromptText(prompt.text, f"prompt {number}", prompt.line) for number, prompt in enumerate(prompts, 1)]
-    known = {(prompt.text, prompt.line): prompt for prompt in prompts}
+    asked = [(prompt.messages or prompt.text, prompt.line) for prompt in prompts]
+    texts = [PromptText(text, f"prompt {number}", line) for number, (text, line) in enumerate(asked, 1)]
+    known = dict(zip(asked, prompts, strict=True))
     return PromptSet(texts, keys, lambda some: [known[text.text, text.line] for text in some])

@@ -103,6 +103,7 @@ def attribute(
     prompt: options.Prompts = None,
     prompts: options.PromptsFile = None,
     max_tokens: options.MaxTokens = None,
+    chat: options.Chat = False,
     image: Images = None,
     audio: options.Sounds = None,
     tensors: options.InputTensors = None,
@@ -157,7 +158,7 @@ def attribute(
     files = options.input_files(image, audio, tensors, stack, decoder_prompt)
     if stack not in (None, "text", "decoder"):
         raise InputError(f"--stack {stack}: duat attribute reads text, with pictures or without, and a decoder")
-    texts = PromptRequest(prompt, prompts, max_tokens, files if stack or files.option else None)
+    texts = PromptRequest(prompt, prompts, max_tokens, files if stack or files.option else None, chat=chat)
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of_page(output, form, json, no_color)
 

@@ -90,6 +90,7 @@ def check(
     prompt: options.Prompts = None,
     prompts: options.PromptsFile = None,
     max_tokens: options.MaxTokens = None,
+    chat: options.Chat = False,
     image: options.Images = None,
     audio: options.Sounds = None,
     tensors: options.InputTensors = None,
@@ -136,7 +137,9 @@ def check(
             model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, device_map=device_map
         )
         files = options.input_files(image, audio, tensors, stack, decoder_prompt)
-        request = CheckRequest(wanted, PromptRequest(prompt, prompts, max_tokens, files), adapter, processes())
+        request = CheckRequest(
+            wanted, PromptRequest(prompt, prompts, max_tokens, files, chat=chat), adapter, processes()
+        )
         clock = Clock()
         settled = plan(policy, select or [], baseline, update_baseline, weights_only, dtype)
         file = Target.of("--baseline", baseline) if update_baseline else None

@@ -81,6 +81,7 @@ def compare(
     prefix: Prefixes = None,
     answer: AnswerText = None,
     max_tokens: options.MaxTokens = None,
+    chat: options.Chat = False,
     layers: options.Layers = None,
     align: Align = "text",
     fixed: Fixed = False,
@@ -126,14 +127,14 @@ def compare(
         shared is not None or prefix or answer is not None or chosen is not None or per_prompt or align != "text"
     ):
         raise InputError("--fixed: takes --prompt or --prompts, and no option of a comparison")
-    texts = None if fixed else texts_of(prompt, prompts, shared, prefix, answer)
+    texts = None if fixed else texts_of(prompt, prompts, shared, prefix, answer, chat=chat)
     if not fixed and not prompt and prompts is None and shared is None:
         talk.note("no prompts given: using the paper's own two")
 
     announce(model, talk)
     with Progress(talk) as progress:
         if texts is None:
-            own = PromptRequest(prompt, prompts, max_tokens)
+            own = PromptRequest(prompt, prompts, max_tokens, chat=chat)
             loaded, encoded = open_session(wanted, own, progress)
             from duat_cli.analysis.compare.fixed import fixed as compute_fixed
 

@@ -130,6 +130,7 @@ def inspect(
     prompt: options.Prompts = None,
     prompts: options.PromptsFile = None,
     max_tokens: options.MaxTokens = None,
+    chat: options.Chat = False,
     image: options.Images = None,
     audio: options.Sounds = None,
     tensors: options.InputTensors = None,
@@ -184,9 +185,8 @@ def inspect(
     shared = 1 if out is not None or files else processes()
     task = Task("inspect", reinitialised=null == "all", processes=shared)
     wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map)
-    texts = PromptRequest(
-        prompt, prompts, max_tokens, options.input_files(image, audio, tensors, stack, decoder_prompt)
-    )
+    given = options.input_files(image, audio, tensors, stack, decoder_prompt)
+    texts = PromptRequest(prompt, prompts, max_tokens, given, chat=chat)
     talk = talk_of(quiet, verbose, no_color)
     chosen = blocks_of(layers)
     at_least("--threshold", threshold, 0)

@@ -88,6 +88,7 @@ def lora_diff(
     prompts: options.PromptsFile = None,
     default_prompts: DefaultPrompts = False,
     max_tokens: options.MaxTokens = None,
+    chat: options.Chat = False,
     lint: Lint = False,
     no_base: NoBase = False,
     directions: LargeDirections = False,
@@ -123,7 +124,7 @@ def lora_diff(
     clock = Clock()
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
-    texts = texts_to_run(PromptRequest(prompt, prompts, max_tokens), default_prompts=default_prompts)
+    texts = texts_to_run(PromptRequest(prompt, prompts, max_tokens, chat=chat), default_prompts=default_prompts)
     limit = options.parse_memory(memory)
     wanted = ModelRequest(base, revision, token, cache_dir, False, dtype, device, limit, device_map=device_map)
     shared = 1 if out is not None else processes()

@@ -82,6 +82,7 @@ def matrix(
     network: Network = False,
     prompt: OnePrompt = None,
     max_tokens: MaxTokens = None,
+    chat: options.Chat = False,
     image: options.Images = None,
     audio: options.Sounds = None,
     tensors: options.InputTensors = None,
@@ -118,7 +119,7 @@ def matrix(
     task = Task("matrix")
     wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map)
     files = options.input_files(image, audio, tensors, no_decoder(stack))
-    texts = PromptRequest([one_prompt(prompt)], None, max_tokens, files, made_up=not prompt)
+    texts = PromptRequest([one_prompt(prompt)], None, max_tokens, files, made_up=not prompt, chat=chat)
     talk = talk_of(quiet, verbose, no_color)
     paged = not json and _is_page(output, form)
     presentation = Presentation.of_page(output if paged else None, form, json, no_color)

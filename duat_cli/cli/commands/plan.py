@@ -75,6 +75,7 @@ def plan(
     prompt: options.Prompts = None,
     prompts: options.PromptsFile = None,
     max_tokens: options.MaxTokens = None,
+    chat: options.Chat = False,
     tokens: Tokens = None,
     null: Null = "all",
     tuned: Tuned = None,
@@ -133,7 +134,7 @@ def plan(
     )
     request = PlanRequest(
         model=ModelRequest(model, revision, token, cache_dir, False, dtype, "cpu", limit),
-        texts=PromptRequest(prompt, prompts, max_tokens),
+        texts=PromptRequest(prompt, prompts, max_tokens, chat=chat),
         tokens=_parse_tokens(tokens),
         task=task_of(task, policy, select or [], dtype),
         tuned=tuned,

@@ -135,6 +135,7 @@ def prune_bound(
     prompts: options.PromptsFile = None,
     holdout: Holdout = None,
     max_tokens: options.MaxTokens = None,
+    chat: options.Chat = False,
     granularity: Granularity = None,
     metric: MetricOption = None,
     effort: pruning.EffortOption = "default",
@@ -184,7 +185,7 @@ def prune_bound(
     from duat_cli.loading.model.gpu import use_gpu
 
     limit = options.parse_memory(memory)
-    texts = PromptRequest(prompt, prompts, max_tokens)
+    texts = PromptRequest(prompt, prompts, max_tokens, chat=chat)
     talk = talk_of(quiet, verbose, no_color)
     kinds = parse_kinds(granularity)
     pruning.require_repair(calibration, repair)

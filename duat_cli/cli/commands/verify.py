@@ -12,6 +12,7 @@ def verify(
     prompt: options.Prompts = None,
     prompts: options.PromptsFile = None,
     max_tokens: options.MaxTokens = None,
+    chat: options.Chat = False,
     image: options.Images = None,
     audio: options.Sounds = None,
     tensors: options.InputTensors = None,
@@ -46,9 +47,8 @@ def verify(
     limit = options.parse_memory(memory)
     task = Task("verify", processes=processes())
     wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map)
-    texts = PromptRequest(
-        prompt, prompts, max_tokens, options.input_files(image, audio, tensors, stack, decoder_prompt)
-    )
+    files = options.input_files(image, audio, tensors, stack, decoder_prompt)
+    texts = PromptRequest(prompt, prompts, max_tokens, files, chat=chat)
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of(output, form, json, no_color, wide=wide)
 

@@ -72,6 +72,14 @@ PromptsFile = Annotated[
         "- reads standard input, one text a line.",
     ),
 ]
+Chat = Annotated[
+    bool,
+    input_option(
+        "--chat",
+        help="Put every text into the checkpoint's chat template, as what a user says, with what opens the answer. "
+        'Lines of a .jsonl file may hold "messages" in the place of "text".',
+    ),
+]
 MaxTokens = Annotated[
     int | None, input_option("--max-tokens", metavar="N", min=1, help="Cut every prompt after N tokens.")
 ]

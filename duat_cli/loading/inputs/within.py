@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 from transformers import AutoProcessor
 
 from duat_cli.errors import InputError
-from duat_cli.loading.declared.fields import PROCESSORS
+from duat_cli.loading.chat import written
 from duat_cli.loading.inputs.files import Home, load_processor, open_picture
 from duat_cli.loading.inputs.request import label
 from duat_cli.loading.quiet import foreign_errors, hushed
-from duat_cli.loading.texts import PromptText
+from duat_cli.loading.texts import PromptText, asked
 from duat_cli.text import clean
 
 DEFAULT = "the default question"  # where it stands, for messages
@@ -48,29 +48,30 @@ def with_pictures(
             f"--image: {type(processor).__name__} reads no text with its pictures; give a processor that does, or "
             "prepared tensors with --inputs"
         )
-    asked = texts or [_question(processor, len(pictures))]
-    return [_one(text, pictures, processor, placeholder) for text in asked]
+    questions = texts or [_question(processor, len(pictures))]
+    return [_one(text, pictures, processor, placeholder) for text in questions]
 
 
 def _one(text: PromptText, pictures: Sequence[Any], processor: Any, placeholder: int) -> Within:
     where = f"{text.where}: the checkpoint's processor cannot put {len(pictures)} picture(s) into it"
+    said = written(processor, text, len(pictures))
+    begins = getattr(processor.tokenizer, "bos_token", None)
+    # as transformers decides it: some templates write what begins a text, to others the tokenizer adds it
+    bare = {"add_special_tokens": False} if text.conversation and begins and said.startswith(begins) else {}
     with hushed(), foreign_errors(where, InputError):
-        made = processor(images=list(pictures), text=text.text, return_tensors="pt")
+        made = processor(images=list(pictures), text=said, return_tensors="pt", **bare)
     tensors = {name: value for name, value in made.items() if isinstance(value, Tensor)}
     if not bool((tensors["input_ids"] == placeholder).any()):
         raise InputError(
             f"{text.where}: says nowhere where the picture goes; put {clean(_mark(processor))} there for each --image"
         )
-    return Within(text, tensors)
+    return Within(replace(text, text=said), tensors)
 
 
 def _question(processor: Any, count: int) -> PromptText:
     """What is asked of pictures where the user asks nothing."""
     if getattr(processor, "chat_template", None):
-        content = [*({"type": "image"} for _ in range(count)), {"type": "text", "text": QUESTION}]
-        with hushed(), foreign_errors(f"{PROCESSORS[1]}: its chat template fails; give --prompt", InputError):
-            said = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-        return PromptText(str(said), DEFAULT, 1)
+        return asked(PromptText(QUESTION, DEFAULT, 1))
     return PromptText(f"{_mark(processor) * count}\n{QUESTION}", DEFAULT, 1)
 
 

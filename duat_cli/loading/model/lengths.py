@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from duat_cli.errors import CheckpointError, InputError
+from duat_cli.loading.chat import written
 from duat_cli.loading.quiet import calling_tokenizer
 
 if TYPE_CHECKING:
@@ -15,15 +16,17 @@ if TYPE_CHECKING:
 
 
 def token_counter(
-    path: Path, most: int | None, *, trust_remote_code: bool = False
+    path: Path, most: int | None, *, trust_remote_code: bool = False, template: Path | None = None
 ) -> Callable[[Sequence[PromptText]], list[int]]:
     """What gives the tokens of each text under the tokenizer of a checkpoint folder, special ones included, at most
     `most`.
 
-    The tokenizer is read once, with the first text: tokenizer.json without transformers, where it is there.
+    The tokenizer is read once, with the first text: tokenizer.json without transformers, where it is there and no
+    conversation has to be written out. template: the folder whose chat template stands in for one that is missing.
     CheckpointError where there is no tokenizer.
     """
-    read = functools.cache(lambda: _by_file(path / "tokenizer.json") or _by_transformers(path, trust_remote_code))
+    by_file = functools.cache(lambda: _by_file(path / "tokenizer.json"))
+    by_transformers = functools.cache(lambda: _by_transformers(path, trust_remote_code, template))
 
     def counts(texts: Sequence[PromptText]) -> list[int]:
         found = []
@@ -31,16 +34,16 @@ def token_counter(
             if text.ids is not None:
                 found.append(len(text.ids[:most]))
                 continue
-            count = read()
+            count = (None if text.conversation else by_file()) or by_transformers()
             with calling_tokenizer(f"{text.where}: the tokenizer fails", InputError):
-                number = count(text.text)
+                number = count(text)
             found.append(number if most is None else min(number, most))
         return found
 
     return counts
 
 
-def _by_file(path: Path) -> Callable[[str], int] | None:
+def _by_file(path: Path) -> Callable[[PromptText], int] | None:
     """None where there is no such file, or none that can be read: transformers then says what is wrong with it."""
     if not path.is_file():
         return None
@@ -53,11 +56,16 @@ def _by_file(path: Path) -> Callable[[str], int] | None:
             tokenizer.no_padding()
     except CheckpointError:
         return None
-    return lambda text: len(tokenizer.encode(text).ids)
+    return lambda text: len(tokenizer.encode(text.text).ids)
 
 
-def _by_transformers(path: Path, trust_remote_code: bool) -> Callable[[str], int]:
-    from duat_cli.loading.model.load import load_tokenizer
+def _by_transformers(path: Path, trust_remote_code: bool, template: Path | None) -> Callable[[PromptText], int]:
+    from duat_cli.loading.model.templated import templated_tokenizer
 
-    tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
-    return lambda text: len(tokenizer(text, verbose=False)["input_ids"])
+    tokenizer = templated_tokenizer(path, template, trust_remote_code=trust_remote_code)
+
+    def count(text: PromptText) -> int:
+        made = tokenizer(written(tokenizer, text), verbose=False, add_special_tokens=not text.conversation)
+        return len(made["input_ids"])
+
+    return count

@@ -1,0 +1,123 @@
+"""Conversations are written as transformers writes them, and become the tokens that it gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from chatting import HELLO, with_chat_template
+from picture_texts import MARK, save_llava
+from PIL import Image
+
+import duat_cli
+from duat_cli.errors import CheckpointError, InputError
+from duat_cli.loading.chat import written
+from duat_cli.loading.checkpoint.source import demo_path
+from duat_cli.loading.inputs.within import with_pictures
+from duat_cli.loading.model.lengths import token_counter
+from duat_cli.loading.model.load import load_tokenizer
+from duat_cli.loading.prompts import encode, read_prompts
+from duat_cli.loading.texts import PromptText, asked, conversation
+from duat_cli.text import clean
+
+USER = {"role": "user", "content": "Where is Paris?"}
+TOOL = {"type": "function", "function": {"name": "map", "parameters": {}}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_chat_template(tmp_path_factory.mktemp("chat") / "model")
+
+
+def talk(*messages: dict[str, Any], tools: Any = None) -> PromptText:
+    return conversation(list(messages), "here", 1, tools)
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_the_tokens_are_those_of_transformers(folder: Path, answered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = load_tokenizer(folder)
+    messages = [{"role": "system", "content": "Be brief: é 🙂."}, USER]
+    messages += [{"role": "assistant", "content": "In France."}] if answered else []
+    [prompt] = encode(tokenizer, [talk(*messages, tools=[TOOL])], None, None, 1 << 20)
+    tokenizer.chat_template = tokenizer.chat_template.replace('strftime_now("%d %b %Y")', '"26 Jul 2024"')
+    expected = tokenizer.apply_chat_template(messages, tools=[TOOL], add_generation_prompt=not answered)
+    assert prompt.input_ids[0].tolist() == expected["input_ids"]
+    assert prompt.input_ids[0].tolist().count(tokenizer.bos_token_id) == 1
+    assert prompt.text.endswith("In France.</s>\n" if answered else "</s>\n<|assistant|>\n")
+    assert prompt.spans is not None
+    assert prompt.text[slice(*prompt.spans[-1])] == "\n"
+    assert json.loads(prompt.messages or "") == {"messages": messages, "tools": [TOOL]}
+    assert token_counter(folder, None)([talk(*messages, tools=[TOOL])]) == [len(expected["input_ids"])]
+
+
+def test_a_text_is_what_a_user_says_and_a_conversation_stays(folder: Path) -> None:
+    text = asked(PromptText("Hello", "--prompt 1", 1))
+    assert written(load_tokenizer(folder), text) == HELLO
+    assert asked(text) is text
+    plain = PromptText("{{ bos_token }}", "--prompt 1", 1)
+    assert written(None, plain) == plain.text
+    assert [p.conversation for p in read_prompts(["Hello"], None, None, chat=True)] == [True]
+    with pytest.raises(InputError, match="--prompt 1: token ids; a chat template writes out texts"):
+        asked(PromptText("#5", "--prompt 1", 1, (5,)))
+
+
+def test_where_there_is_no_template_or_it_fails(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="here: the checkpoint has no chat template"):
+        written(load_tokenizer(demo_path()), talk(USER))
+    with pytest.raises(CheckpointError, match="no chat template"):
+        token_counter(demo_path(), None)([talk(USER)])
+    refusing = with_chat_template(tmp_path / "refusing", "{{ raise_exception('roles must alternate\x1b[2J') }}")
+    with pytest.raises(InputError, match=r"here: the chat template fails: .*roles must alternate") as caught:
+        written(load_tokenizer(refusing), talk(USER))
+    assert str(caught.value) == clean(str(caught.value))
+
+
+class Parts:
+    """A processor that gives the content of each message back."""
+
+    chat_template = "given"
+
+    def apply_chat_template(self, messages: list[dict[str, Any]], **_: Any) -> str:
+        return json.dumps([message["content"] for message in messages])
+
+
+def test_pictures_stand_in_front_of_what_the_user_says_first() -> None:
+    said: list[dict[str, Any]] = [{"role": "system", "content": "Look."}, USER, {"role": "assistant", "content": "?"}]
+    image, words = {"type": "image"}, {"type": "text", "text": USER["content"]}
+    assert json.loads(written(Parts(), talk(*said), 2)) == ["Look.", [image, image, words], "?"]
+    placed = [{"role": "user", "content": [words, image]}]
+    assert json.loads(written(Parts(), talk(*placed), 1)) == [[words, image]]  # where the messages say
+    assert json.loads(written(Parts(), talk({"role": "user", "content": [words]}), 1)) == [[image, words]]
+
+
+@pytest.mark.parametrize("begins", ["<s>", ""])
+def test_a_text_with_a_picture_begins_once(begins: str, tmp_path: Path) -> None:
+    save_llava(tmp_path)
+    turn = begins + "{% for part in messages[0].content %}{{ part.text or '<image>' }} {% endfor %}USER"
+    (tmp_path / "chat_template.jinja").write_text(turn, encoding="utf-8")
+    picture = Image.new("RGB", (20, 20), (200, 80, 10))
+    [made] = with_pictures([asked(PromptText("What is a cat ?", "here", 1))], [picture], tmp_path, MARK, False)
+    ids = made.tensors["input_ids"][0].tolist()
+    assert ids[:2].count(1) == ids.count(1) == (1 if begins else 0)  # this tokenizer adds none by itself
+    assert MARK in ids
+    assert made.text.text == f"{begins}<image> What is a cat ? USER"
+
+
+def test_python_takes_messages_and_chat(folder: Path) -> None:
+    say = [{"role": "user", "content": "Hello"}]
+    for report in (
+        duat_cli.verify(folder, prompts=[say]),
+        duat_cli.verify(folder, prompts=say),
+        duat_cli.verify(folder, prompts="Hello", chat=True),
+    ):
+        ids = load_tokenizer(folder)(HELLO, add_special_tokens=False)["input_ids"]
+        plain = duat_cli.verify(folder, prompts=[torch.tensor(ids)])
+        assert [p.tokens for p in report.prompts] == [len(ids)]
+        assert report.blocks == plain.blocks
+    with pytest.raises(InputError, match=r"prompts\[0\]: message 1: expected an object with a \"role\""):
+        duat_cli.verify(folder, prompts=[[{"content": "Hello"}]])
+    with pytest.raises(InputError, match=r"prompts\[0\]: token ids"):
+        duat_cli.verify(folder, prompts=[[5, 6]], chat=True)
