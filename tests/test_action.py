@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from chatting import with_chat_template
 from children import PATIENCE
 from safetensors.torch import load_file, save_file
 
@@ -178,13 +179,25 @@ def test_every_input_reaches_the_check(models: Path, tmp_path: Path) -> None:
         {"model": ""},
         {"model": "m", "fail-on": "always"},
         {"model": "m", "weights-only": "yes"},
+        {"model": "m", "chat": "yes"},
     ],
     ids=str,
 )
 def test_a_wrong_input_is_said_and_undecided(inputs: dict[str, str], tmp_path: Path) -> None:
     ran = play(tmp_path, inputs)
     assert (ran.code, ran.outputs["result"]) == (2, "undecided")
-    assert "::error title=duat::input " in ran.log
+    assert f"::error title=duat::input {list(inputs)[-1]}: " in ran.log
+
+
+def test_prompts_are_what_a_user_says(tmp_path: Path) -> None:
+    folder = with_chat_template(tmp_path / "model")
+    (tmp_path / "my.txt").write_text("Hello\n", encoding="utf-8")
+    counts = []
+    for chat in ("true", "false"):
+        ran = play(tmp_path, {"model": str(folder), "prompts": "my.txt", "chat": chat})
+        assert ran.code == 0, ran.log
+        counts.append(documents(ran)[0]["prompts"][0]["tokens"])
+    assert counts[0] > counts[1]
 
 
 @pytest.mark.parametrize(

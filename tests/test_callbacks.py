@@ -38,6 +38,7 @@ from duat_cli.loading.checkpoint.source import demo_path
 TEXTS = ["def main(argv):", "Return the number of items."]
 CLOCKED = {"train_runtime", "train_samples_per_second", "train_steps_per_second"}
 STEPS = 4
+LOSS = "behaviour.loss_per_token"
 
 
 @pytest.fixture(scope="module")
@@ -129,12 +130,24 @@ def test_the_loss_of_an_adapter_on_a_tied_weight_is_the_model_s_own(
     model.config.tie_word_embeddings = True
     tuned = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=[target], init_lora_weights=False))
     trainer = trainer_of(tuned, tokenizer, tmp_path, learning_rate=1e-2)
-    with_callback(trainer, every=STEPS, prompts=TEXTS[:1], metrics=["behaviour.loss_per_token"])
+    with_callback(trainer, every=STEPS, prompts=TEXTS[:1], metrics=[LOSS])
     trainer.train()
     ids = tokenizer(TEXTS[0], return_tensors="pt")["input_ids"]
     with torch.no_grad():
         own = tuned.eval()(input_ids=ids, labels=ids).loss.item()
-    assert told(trainer)[STEPS]["behaviour.loss_per_token"] == pytest.approx(own, rel=1e-4)
+    assert told(trainer)[STEPS][LOSS] == pytest.approx(own, rel=1e-4)
+
+
+def test_prompts_may_be_what_a_user_says(tokenizer: Any, tmp_path: Path) -> None:
+    model, chatty = tiny(), copy.deepcopy(tokenizer)
+    chatty.chat_template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+    trainer = trainer_of(model, tokenizer, tmp_path, learning_rate=0.0)
+    with_callback(trainer, every=STEPS, prompts=TEXTS[:1], chat=True, tokenizer=chatty, metrics=[LOSS])
+    trainer.train()
+    ids = tokenizer(f"<s>{TEXTS[0]}</s>", add_special_tokens=False, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        own = model.eval()(input_ids=ids, labels=ids).loss.item()
+    assert told(trainer)[STEPS][LOSS] == pytest.approx(own, rel=1e-4)
 
 
 def test_the_model_is_left_as_it_is(tokenizer: Any, tmp_path: Path) -> None:

@@ -10,10 +10,13 @@ undecided() {
 }
 
 [ -n "$DUAT_MODEL" ] || undecided "input model: missing; give a folder or a hub id"
-case "$DUAT_WEIGHTS_ONLY" in
-  true | false) ;;
-  *) undecided "input weights-only: expected true or false" ;;
-esac
+for name in CHAT WEIGHTS_ONLY; do
+  input="DUAT_$name"
+  case "${!input}" in
+    true | false) ;;
+    *) undecided "input $(echo "${name//_/-}" | tr A-Z a-z): expected true or false" ;;
+  esac
+done
 case "$DUAT_FAIL_ON" in
   findings | undecided | never) ;;
   *) undecided "input fail-on: expected findings, undecided or never" ;;
@@ -25,6 +28,7 @@ arguments=()
 [ -z "$DUAT_BASELINE" ] || arguments+=("--baseline=$DUAT_BASELINE")
 [ -z "$DUAT_ADAPTER" ] || arguments+=("--adapter=$DUAT_ADAPTER")
 [ -z "$DUAT_PROMPTS" ] || arguments+=("--prompts=$DUAT_PROMPTS")
+[ "$DUAT_CHAT" = false ] || arguments+=(--chat)
 [ "$DUAT_WEIGHTS_ONLY" = false ] || arguments+=(--weights-only)
 
 "$DUAT" check "${arguments[@]}" --format github \
