@@ -26,12 +26,19 @@ class Letters:
     """A tokenizer whose tokens are 't40 ', 't41 ' and so on."""
 
     unk_token_id, unk_token, mask_token_id = 3, "<unk>", 89
+    all_special_ids: tuple[int, ...] = ()
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": [int(w[1:]) if w[1:].isdecimal() else 3 for w in text.split()]}
 
     def decode(self, ids: list[int]) -> str:
         return f"t{ids[0]} "
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return f"t{token}"
+
+    def get_vocab(self) -> dict[str, int]:
+        return {f"t{token}": token for token in range(100)}
 
 
 WORDS = Words(Letters())

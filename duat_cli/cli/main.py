@@ -140,10 +140,18 @@ def _explain(error: BaseException) -> None:
 
 
 def _left(leave: SystemExit) -> int:
-    """Typer leaves with 1 when the reader of a help page is gone; that is no finding."""
+    """Typer leaves with 1 when the reader of a help page is gone; that is no finding. Where code of a checkpoint leaves
+    the process, nothing was told."""
     if streams.is_broken_pipe(leave.__context__):
         streams.discard_output()
         return EXIT_SOUND
+    place = leave.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    by = "" if place is None else str(place.tb_frame.f_globals.get("__name__"))
+    if by.partition(".")[0] not in ("typer", __name__.partition(".")[0]):
+        talk.error(f"{by} ended the process (SystemExit: {leave.code}) before the command was done")
+        return EXIT_UNDECIDED
     return leave.code if isinstance(leave.code, int) else EXIT_UNDECIDED
 
 

@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 from duat_cli.compat.transformers import stated
 from duat_cli.errors import InputError
 from duat_cli.loading.chat import written
+from duat_cli.loading.pieces import piece_text
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, silenced
 from duat_cli.loading.texts import (
     MAX_BYTES,
@@ -258,12 +259,12 @@ def _token_ids(tokenizer: Any, prompt: PromptText, max_tokens: int | None) -> tu
 
 
 def said(tokenizer: Any, tokens: list[int], front: str = "") -> str:
-    """What tokens that follow each other say, '#5' without a tokenizer; one alone may be part of a character. front: of
-    the error."""
+    """What tokens that follow each other say, '#5' without a tokenizer; one alone as `piece_text` has it. front: of the
+    error."""
     if tokenizer is None:
         return numbered(tokens)
     with calling_tokenizer(f"{front}the tokenizer fails", InputError):
-        return str(tokenizer.decode(tokens))
+        return piece_text(tokenizer, tokens[0]) if len(tokens) == 1 else str(tokenizer.decode(tokens))
 
 
 def limits(model: PreTrainedModel) -> Limits:

@@ -117,7 +117,8 @@ def foreign_errors(what: str, kind: type[DuatError] = CheckpointError) -> Iterat
     except DuatError:
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and not is_panic(error):
+        # code of a checkpoint that leaves the process would pass for the command's own exit code
+        if not isinstance(error, (Exception, SystemExit)) and not is_panic(error):
             raise
         raise kind(f"{what}: {described(error)}") from error
 

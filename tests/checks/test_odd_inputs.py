@@ -274,6 +274,28 @@ def test_a_file_that_shrinks_while_it_is_read(sound: Path, monkeypatch: pytest.M
     duat("check", sound, "--weights-only").refused(bad.W, "became shorter")
 
 
+@pytest.mark.parametrize("place", ["import", "forward"])
+def test_code_that_leaves_the_process_tells_nothing(place: str, sound: Path, tmp_path: Path) -> None:
+    """Its exit code would pass for duat's."""
+    leaving = "import sys\nsys.exit(0)\n" if place == "import" else "import sys\n"
+    (sound / "own.py").write_text(
+        f"{leaving}from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class Config(LlamaConfig):\n    model_type = 'own'\n"
+        "class Model(LlamaForCausalLM):\n    config_class = Config\n"
+        "    def forward(self, *given, **named):\n        sys.exit(0)\n"
+    )
+    auto_map = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    bad.jedit(sound / bad.CFG, model_type="own", architectures=["Model"], auto_map=auto_map)
+    done = apart("check", sound, "--trust-remote-code", HF_MODULES_CACHE=str(tmp_path / "cache"))
+    done.refused("SystemExit: 0")
+
+
+def test_code_of_its_own_for_a_known_type_is_named_and_left(sound: Path, duat: Duat) -> None:
+    bad.jedit(sound / bad.CFG, auto_map={"AutoModelForCausalLM": "own.Model"})
+    report = duat("verify", sound, "--json", "--prompt", "a").json
+    assert any("(auto_map), which was not run: read as transformers' LlamaForCausalLM" in w for w in report["warnings"])
+
+
 def test_custom_code_is_named_and_not_run_in_a_process_of_its_own(sound: Path) -> None:
     bad.evil_py(sound / "evil.py", sound)
     bad.jedit(sound / bad.CFG, model_type="evil", auto_map={"AutoConfig": "evil.EvilConfig"})

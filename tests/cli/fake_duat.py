@@ -121,6 +121,7 @@ FAKES = {
             fits=lambda *_: True,
             peak_memory=lambda: None,
         ),
+        module("duat_cli.loading.model.templated", templated_tokenizer=lambda *a, **k: None),
         module("duat_cli.loading.model.lengths", token_counter=lambda *a, **k: lambda texts: [1]),
         module(
             "duat_cli.analysis.plan.run",

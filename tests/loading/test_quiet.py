@@ -36,6 +36,8 @@ def test_a_panic_is_an_error_and_a_stop_is_not() -> None:
         raise panic("index\nout of bounds")
     with pytest.raises(KeyboardInterrupt), foreign_errors("the tokenizer"):
         raise KeyboardInterrupt
+    with pytest.raises(CheckpointError, match="the model: SystemExit: 0"), foreign_errors("the model"):
+        sys.exit(0)
 
 
 @pytest.mark.parametrize("panics", [False, True])

@@ -7,7 +7,7 @@ position of the longer prompt.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -24,40 +24,42 @@ from duat_cli.results.attribute import Attribution, Continuation, Source, TokenN
 
 
 def continued(
-    session: Session, prompts: Sequence[Prompt], steps: int, given: Sequence[int], progress: Progress
-) -> list[Prompt]:
-    """Every prompt with `steps` greedy tokens, or with the given ones, behind it."""
+    session: Session,
+    prompts: Sequence[tuple[int, Prompt]],
+    steps: int,
+    given: Callable[[Prompt, str], tuple[list[int], list[int]]],
+    progress: Progress,
+) -> list[tuple[Prompt, int]]:
+    """Every prompt with `steps` greedy tokens, or with given ones, behind it, and how many these are.
+
+    prompts: with their numbers; given: of a prompt and what errors call it its own tokens and those behind it.
+    """
     option = "--steps" if steps else "--continuation"
     reason = why_no_next_token(session.loaded.model, session.structure)
     if reason is not None:
         raise InputError(f"{option}: {reason}")
-    room, more = limits(session.loaded.model).max_positions, steps or len(given)
-    for k, prompt in enumerate(prompts, 1):
-        tokens = prompt.input_ids.shape[1] + more
-        if room is not None and tokens > room:
-            raise InputError(f"{option}: prompt {k} would have {tokens} tokens, the model has {room} positions")
+    own = [p.input_ids[0].tolist() for _, p in prompts]
+    parts = [(ids, [0] * steps) for ids in own] if steps else [given(p, f"prompt {k + 1}") for k, p in prompts]
+    room = limits(session.loaded.model).max_positions
+    for (k, _), (front, behind) in zip(prompts, parts, strict=True):
+        if room is not None and (tokens := len(front) + len(behind)) > room:
+            raise InputError(f"{option}: prompt {k + 1} would have {tokens} tokens, the model has {room} positions")
     if not steps:
-        behind = torch.tensor([list(given)], dtype=torch.long)
-        return [replace(p, input_ids=torch.cat([p.input_ids, behind], dim=1)) for p in prompts]
-    ids = [p.input_ids.to(session.loaded.device) for p in prompts]
+        return [
+            (replace(p, input_ids=torch.tensor([[*front, *behind]])), len(behind))
+            for (_, p), (front, behind) in zip(prompts, parts, strict=True)
+        ]
+    ids = [p.input_ids.to(session.loaded.device) for _, p in prompts]
     for step in range(steps):
         progress(step, steps, "the greedy tokens")
         found = session.forwards([functools.partial(_last, session, one) for one in ids])
         ids = [torch.cat([one, row.argmax()[None, None]], dim=1) for one, row in zip(ids, found, strict=True)]
-    return [replace(p, input_ids=one.cpu()) for p, one in zip(prompts, ids, strict=True)]
+    return [(replace(p, input_ids=one.cpu()), steps) for (_, p), one in zip(prompts, ids, strict=True)]
 
 
 def _last(session: Session, ids: Tensor) -> Tensor:
     with torch.no_grad():
         return Prediction(session.loaded.model, ids)()[0, -1]
-
-
-def given_tokens(words: Words, text: str) -> list[int]:
-    """The tokens of --continuation."""
-    found = words.tokens("--continuation", text)
-    if not found:
-        raise InputError("--continuation: the tokenizer makes no tokens of it; expected one at least")
-    return found
 
 
 def summed(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from duat_cli.analysis.attribute.continued import continued, given_tokens, summed
+from duat_cli.analysis.attribute.continued import continued, summed
 from duat_cli.analysis.attribute.measure import Measurer
 from duat_cli.analysis.attribute.report import attributions
 from duat_cli.analysis.attribute.targets import Asked, Chooser, FieldTargets, Words
@@ -66,26 +66,28 @@ class Attributor:
             raise InputError(f"--measure, --steps and --continuation: not of {what} yet; leave them out")
         self._session, self._words, self._options, self._progress = session, words, options, progress
         labels = {int(k): str(v) for k, v in (getattr(loaded.model.config, "id2label", None) or {}).items()}
-        self._given = [] if options.continuation is None else given_tokens(words, options.continuation)
-        self._runs_on = bool(options.steps or self._given)
+        given = options.continuation
+        if given is not None and not words.tokens("--continuation", given):
+            raise InputError("--continuation: the tokenizer makes no tokens of it; expected one at least")
+        self._runs_on = bool(options.steps) or given is not None
         if options.measure and self._runs_on:
             raise InputError("--measure: one position at a time; leave out --measure, or --steps and --continuation")
         if options.measure and options.asked.position == "all":
             raise InputError("--measure: one position at a time; expected --position with a number")
-        self._chooser = Chooser(options.asked, words, labels, likelihood=bool(self._given))
+        self._chooser = Chooser(options.asked, words, labels, likelihood=given is not None)
         self._work = Work(session, self._chooser, progress, max(options.top, options.measure), options.top, count)
         self._tolerance = 0.0
 
     def __call__(self, prompts: Sequence[tuple[int, Prompt]]) -> list[Attributed]:
         """Of prompts with their numbers, in their order."""
         options, work, session = self._options, self._work, self._session
-        read = [prompt for _, prompt in prompts]
-        texts = continued(session, read, options.steps, self._given, self._progress) if self._runs_on else read
-        for (number, prompt), text in zip(prompts, texts, strict=True):
-            more = text.input_ids.shape[1] - prompt.input_ids.shape[1]
+        texts = [(prompt, 0) for _, prompt in prompts]
+        if self._runs_on:
+            texts = continued(session, prompts, options.steps, self._behind, self._progress)
+        for (number, prompt), (_, more) in zip(prompts, texts, strict=True):
             each = None if options.each is None else options.each(prompt)
             self._chooser.expect(number, target=each, continued=more)
-        numbered = {number: text for (number, _), text in zip(prompts, texts, strict=True)}
+        numbered = {number: text for (number, _), (text, _) in zip(prompts, texts, strict=True)}
         with model_code(type(session.loaded.model).__name__):
             ran = work.run(numbered)
         found: dict[int, list[Attribution]] = {number: [] for number in numbered}
@@ -102,6 +104,9 @@ class Attributor:
             )
             for number, text in numbered.items()
         ]
+
+    def _behind(self, prompt: Prompt, where: str) -> tuple[list[int], list[int]]:
+        return self._words.behind(prompt, where, self._options.continuation or "")
 
     def _measurer(self, some: Found, text: Prompt) -> Measurer:
         work, session = self._work, self._session

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.loading.pieces import pieces_that_say
 from duat_cli.loading.prompts import Prompt, said
 from duat_cli.loading.quiet import calling_tokenizer
-from duat_cli.text import clean
+from duat_cli.text import clean, shown
 
 MEAN = "mean"
 NORM = "norm"
+_SHOWN = 6  # tokens in a message
 Kind = Literal["token", "class", "component", "norm", "log-probability"]
 
 
@@ -104,20 +106,76 @@ class Words:
             return [int(i) for i in self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
 
     def token(self, option: str, text: str, *, first: bool) -> int:
-        """The one token that a text is; InputError if it is none or several."""
+        """The one token that a text is, or that is written so in the vocabulary, or whose id '#5' is; InputError if it
+        is none or several."""
         ids = self.tokens(option, text)
+        if len(ids) == 1 and self._tokenizer is None:
+            return ids[0]
+        asked = f"{option} {shown(text)}"
         unknown = getattr(self._tokenizer, "unk_token_id", None)
-        if not ids:
-            raise InputError(f"{option} '{clean(text)}': the tokenizer makes no token of it; expected one")
-        if unknown is not None and ids[0] == unknown and text.strip() != self._tokenizer.unk_token:
-            raise InputError(f"{option} '{clean(text)}': not in the vocabulary of this model's tokenizer")
-        if len(ids) > 1 and not first:
-            pieces = ", ".join(f"'{self.text(i)}'" for i in ids)
+        if unknown is not None and ids[:1] == [unknown] and text.strip() != self._tokenizer.unk_token:
+            ids = []
+        pieces = self._pieces(option, text)
+        if len(ids) == 1 and (not pieces or ids == pieces):
+            return ids[0]
+        if len(ids) != 1 and len(pieces) == 1:
+            return pieces[0]
+        if pieces:  # such as a word of sentencepiece, which stands with a space in front of it as well
             raise InputError(
-                f"{option} '{clean(text)}': {len(ids)} tokens, {pieces}; expected one: give one of them, or "
-                "--first-token to take the first"
+                f"{asked}: may be {self._listed([*dict.fromkeys([*ids[:1], *pieces])])}; give one by its id"
+            )
+        if (number := re.fullmatch(r"#(\d{1,9})", text, re.ASCII)) is not None:
+            return int(number[1])
+        if not ids:
+            raise InputError(f"{asked}: not in the vocabulary of this model's tokenizer; expected one of its tokens")
+        if len(ids) > 1 and not first:
+            raise InputError(
+                f"{asked}: {len(ids)} tokens, {self._listed(ids)}; expected one: give one by its id, or --first-token "
+                "to take the first"
             )
         return ids[0]
+
+    def _pieces(self, option: str, text: str) -> list[int]:
+        if self._tokenizer is None:
+            return []
+        with calling_tokenizer(f"{option}: the tokenizer fails", InputError):
+            return pieces_that_say(self._tokenizer, text)
+
+    def _listed(self, ids: Sequence[int]) -> str:
+        several = ", ".join(f"{shown(self.text(token))} (#{token})" for token in ids[:_SHOWN])
+        return several if len(ids) <= _SHOWN else f"{several}, ..."
+
+    def behind(self, prompt: Prompt, where: str, text: str) -> tuple[list[int], list[int]]:
+        """A prompt's tokens, and those of a text behind it. Both are read together, since a text alone may begin with
+        other tokens than behind another one; what the tokenizer puts behind every text is left out. Of token ids, and
+        of a prompt that was cut within a word, the text is read alone. InputError where it joins the prompt's end."""
+        own: list[int] = prompt.input_ids[0].tolist()
+        option = "--continuation"
+        if self._tokenizer is None:
+            return own, self.tokens(option, text)
+        whole = prompt.messages is None  # else the template has written the special tokens
+        front = prompt.text
+        with calling_tokenizer(f"{option}: the tokenizer fails", InputError):
+            if self._read(front, whole) != own and prompt.spans is not None:  # it was cut
+                front = front[: max(end for _, end in prompt.spans)]
+            if self._read(front, whole) != own:
+                return own, self.tokens(option, text)
+            both = self._read(front + text, whole)
+        special, behind = set(self._tokenizer.all_special_ids), 0
+        while (
+            both[: len(own) - behind] != own[: len(own) - behind]
+            or both[len(both) - behind :] != own[len(own) - behind :]
+        ):
+            if behind == len(own) or own[-1 - behind] not in special:
+                raise InputError(
+                    f"{option} {shown(text)}: behind {where} it is no token of its own: together its end is read as "
+                    f"{shown(self.text(both[min(len(own), len(both)) - 1]))}; begin it where a token begins"
+                )
+            behind += 1
+        return own[: len(own) - behind], both[len(own) - behind : len(both) - behind]
+
+    def _read(self, text: str, special: bool) -> list[int]:
+        return [int(i) for i in self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]]
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ Target = Annotated[
     options.compute_option(
         "--target",
         metavar="TEXT",
-        help="The token whose logit is taken apart, with its leading space if it has one; of a classifier, the class; "
-        "of a model without a head, a component of the mean of its last hidden states, or norm. Without it: the "
-        "model's own first choice.",
+        help="The token whose logit is taken apart, with its leading space if it has one, or its id, #5; of a "
+        "classifier, the class; of a model without a head, a component of the mean of its last hidden states, or norm. "
+        "Without it: the model's own first choice.",
     ),
 ]
 Against = Annotated[

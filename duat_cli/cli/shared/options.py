@@ -190,7 +190,8 @@ TrustRemoteCode = Annotated[
     loading_option(
         "--trust-remote-code",
         metavar="",
-        help="Run Python code that comes with the checkpoint. Off: such a model is refused.",
+        help="Run Python code that comes with the checkpoint. Off: such a model is refused, or read as "
+        "transformers' own class of its type, with a warning.",
     ),
 ]
 FormatOption = Annotated[

@@ -40,6 +40,16 @@ def check_model_type(files: CheckpointFiles, trust_remote_code: bool) -> None:
                 "a newer transformers may know it")  # fmt: skip
 
 
+def _not_run(cls: type[PreTrainedModel], files: CheckpointFiles) -> list[str]:
+    """A note where the checkpoint has code of its own for a type that transformers knows as well."""
+    if not files.config.get("auto_map"):
+        return []
+    return [
+        f"{CONFIG} names code of its own (auto_map), which was not run: read as transformers' {cls.__name__}; with "
+        "--trust-remote-code it is run instead"
+    ]
+
+
 def model_class(
     config: PreTrainedConfig, files: CheckpointFiles, trust_remote_code: bool
 ) -> tuple[type[PreTrainedModel], list[str]]:
@@ -52,7 +62,7 @@ def model_class(
     for name in names:
         cls = _named_class(name, config)
         if cls is not None:
-            return cls, []
+            return cls, _not_run(cls, files)
     base = _base_class(config, files)
     got = f"{listed(names)} is no {config.model_type} class of transformers" if names else "it names none"
     return base, [f"config.json: architectures: {got}; loaded as {base.__name__}, without a head"]

@@ -1,0 +1,44 @@
+"""No two tokens of a vocabulary say the same, and what one says finds it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tokenizing import byte_level, sentencepiece, word_pieces
+
+from duat_cli.loading.pieces import piece_text, pieces_that_say
+
+
+@pytest.mark.parametrize("make", [byte_level, sentencepiece, word_pieces])
+def test_every_token_says_something_of_its_own_and_is_found_by_it(make: Any) -> None:
+    tokenizer = make()
+    said = {token: piece_text(tokenizer, token) for token in tokenizer.get_vocab().values()}
+    assert len(set(said.values())) == len(said)
+    assert "\ufffd" not in "".join(said.values())
+    for token, text in said.items():
+        assert token in pieces_that_say(tokenizer, text) or "\\x" in text or text.startswith("<0x")
+
+
+def test_what_decoding_alone_loses() -> None:
+    bytes_alone = byte_level()
+    pieces = [piece_text(bytes_alone, token) for token in bytes_alone("漢é x", add_special_tokens=False)["input_ids"]]
+    assert [text.encode().decode("unicode_escape").encode("latin-1") for text in pieces[:3]] == [
+        b"\xe6",
+        b"\xbc",
+        b"\xa2",
+    ]
+    words = sentencepiece()
+    assert [piece_text(words, token) for token in words("the cat")["input_ids"]] == [" the", " cat"]
+    ids = words.convert_tokens_to_ids(["cat", "▁", "<0xC3>", "<0x74>", "<0x0A>"])
+    assert [piece_text(words, token) for token in ids] == ["cat", " ", "<0xC3>", "<0x74>", "\n"]
+    assert words.convert_ids_to_tokens(pieces_that_say(words, "\n")) == ["<0x0A>"]
+
+
+def test_several_pieces_may_be_meant() -> None:
+    words = sentencepiece()
+    assert words.convert_ids_to_tokens(pieces_that_say(words, " cat")) == ["▁cat"]
+    assert words.convert_ids_to_tokens(pieces_that_say(words, "cat")) == ["cat"]
+    assert words.convert_ids_to_tokens(pieces_that_say(words, "▁cat")) == ["▁cat"]
+    assert pieces_that_say(words, "dog") == []
+    assert word_pieces().convert_ids_to_tokens(pieces_that_say(word_pieces(), "##s")) == ["##s"]
