@@ -13,7 +13,7 @@ from duat_cli.models.block.norms import FrozenNorm
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.instrument.attention import RowSource, mixed_by
 from duat_cli.models.instrument.calls import only_tensor
-from duat_cli.models.instrument.hooks import Forward, Instead
+from duat_cli.models.instrument.hooks import Forward, Instead, patched
 from duat_cli.models.instrument.mixer import with_rows
 from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.instrument.routers import Routed, experts_modules, with_routing
@@ -29,6 +29,34 @@ def attending(run: BlockRun, rows: Sequence[RowSource]) -> Iterator[None]:
         yield
     finally:
         run.recording.attention = own
+
+
+def inner_norms(run: BlockRun, unit: nn.Module) -> list[nn.Module]:
+    """The norms that a nonlinear module of the block holds."""
+    return [module for module in unit.modules() if module in run.parts.norms]
+
+
+@contextlib.contextmanager
+def holding_norms(run: BlockRun, unit: nn.Module, call: int) -> Iterator[None]:
+    """While active, the norms inside a nonlinear module that runs outside of a replay have the scale that they had in
+    its call of this number, from 0."""
+    calls = sum(one.module is unit for one in run.units)
+    with contextlib.ExitStack() as stack:
+        for norm in inner_norms(run, unit):
+            recorded, rests = run.recording.norms[norm], run.recording.norm_rests.get(norm)
+            each = len(recorded) // calls
+            places = iter(range(call * each, (call + 1) * each))
+
+            def held(
+                module: nn.Module, _: Forward, args: Any, kwargs: Any, places: Any = places, recorded: Any = recorded,
+                rests: Any = rests,
+            ) -> Any:  # fmt: skip
+                place = next(places)
+                output = recorded[place](only_tensor(module, args, kwargs))
+                return output if rests is None else (output, *rests[place])
+
+            stack.enter_context(patched(norm, held))
+        yield
 
 
 @dataclass(frozen=True)

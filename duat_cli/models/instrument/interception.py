@@ -171,7 +171,7 @@ class SoftmaxInterception(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in _SOFTMAX:
             weights = func(*args, **kwargs)
-            if weights.ndim >= 3 and weights.shape[-1] > 1:
+            if weights.ndim >= 3 and (weights.shape[-1] > 1 or weights.shape[-2] == 1):  # also of one token
                 self._armed = tuple(weights.shape[-2:])
             return weights
         if func is _SDPA:

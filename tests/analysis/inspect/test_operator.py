@@ -35,6 +35,7 @@ from duat_cli.analysis.inspect.operator import measure
 from duat_cli.analysis.inspect.uniform import UniformNulls
 from duat_cli.cache.tensors import TensorCache
 from duat_cli.models import budgets
+from duat_cli.models.discovery.structure import discover
 from duat_cli.models.value_path.factors import operator_of
 from duat_cli.operators.coupling import CouplingNumbers
 
@@ -189,6 +190,17 @@ def test_one_token() -> None:
         assert numbers.coupling.entropy_bits == pytest.approx(0.0, abs=1e-12)
         assert numbers.coupling.first_token_share is None
         assert numbers.coupling.off_diagonal_share == 0.0
+
+
+@pytest.mark.parametrize("model_type", ["bloom", "falcon", "mpt", "deberta-v2", "gpt_neo"])
+def test_one_token_where_attention_is_found_by_its_softmax(model_type: str) -> None:
+    model = single_model(model_type)
+    found = measured(model, token_ids(model, 1))
+    assert len(found) == len(discover(model).blocks)
+    for numbers, _ in found:
+        assert numbers.frobenius_norm > 0
+        assert numbers.effective_heads == pytest.approx(1.0, rel=1e-4)  # a product is as many, whatever the heads
+        assert numbers.coupling.effective_context == pytest.approx(1.0)
 
 
 def test_an_attention_that_writes_nothing_has_no_numbers() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from duat_cli.analysis.plan.waves import waves
 from duat_cli.analysis.prune.terms.damage import Metric
@@ -354,13 +354,23 @@ class MeanSums:
             self._add(number, None, call.after - call.before)
 
     def _add(self, number: int, site: Site | None, value: Tensor) -> None:
-        total = value.reshape(-1, value.shape[-1]).double().sum(dim=0)
+        first = site is not None and _channels_first(site.module, value)
+        width = value.shape[1 if first else -1]
+        rows = value.movedim(1, -1) if first else value
+        total = rows.reshape(-1, width).double().sum(dim=0)
+        total = total.reshape(width, *[1] * (value.ndim - 2)) if first else total
         self._sums[number, site] = self._sums.get((number, site), torch.zeros_like(total)) + total
-        self._rows[number, site] += value.numel() // value.shape[-1]
+        self._rows[number, site] += value.numel() // width
 
     def means(self) -> Means:
-        """(width,) each."""
+        """(width,) each, of convolutions (width, 1, 1): as they stand beside the values."""
         return {key: total / self._rows[key] for key, total in self._sums.items()}
+
+
+def _channels_first(module: nn.Module, value: Tensor) -> bool:
+    """Whether a module gives (1, width, 1, tokens), as one of convolutions does."""
+    last = next((one for one in reversed(list(module.modules())) if isinstance(one, nn.Conv2d)), None)
+    return last is not None and value.ndim == 4 and value.shape[1] == last.out_channels
 
 
 def mean_values(structure: ModelStructure, sites: Sites, metric: Metric, inputs: Sequence[Tensor]) -> Means:

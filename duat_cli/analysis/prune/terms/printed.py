@@ -2,17 +2,17 @@
 
 The paper bounds what the removal of a set does by |Σ removed terms|. Here every term of the set is taken at its own
 place and carried to the last block's output through the frozen blocks as they are without the set; the norm of the sum
-of these vectors is the bound, and the sum of their norms is at least as large. Where everything that the input sets is
-held (H, the scales of norms, routing, gates, and what every σ that stays gives, whose bias the blocks before it set),
-the removal changes the output by exactly that sum. It is computed a second way: the frozen blocks are run with the
-whole set taken out at its place.
+of these vectors is the bound, and the sum of their norms is at least as large. So it is within a block, where one
+attention follows another. Where everything that the input sets is held (H, the scales of norms, routing, gates, and
+what every σ that stays gives, whose bias the blocks before it set), the removal changes the output by exactly that sum.
+It is computed a second way: the frozen blocks are run with the whole set taken out at its place.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import torch
@@ -156,7 +156,7 @@ class PrintedReader(Generic[Of]):
         removal = one.removals[run.index]
         if one.held is None:
             one.held = block.whole(run.input, removal)
-        found = self._others(block, run, terms, alone) + self._neurons(block, run, terms, removal)
+        found = self._others(block, run, terms, removal, alone) + self._neurons(block, run, terms, removal)
         total = sum((some.together for some in found[1:]), found[0].together)
         one.carried = total if one.carried is None else one.carried + total
         drawn = self._drawn(one, torch.cat([some.sizes for some in found]))
@@ -169,17 +169,39 @@ class PrintedReader(Generic[Of]):
             one.drawn.append(drawn)
 
     def _others(
-        self, block: FrozenBlock, run: BlockRun, terms: Sequence[TermId], alone: dict[TermId, Tensor]
+        self,
+        block: FrozenBlock,
+        run: BlockRun,
+        terms: Sequence[TermId],
+        removal: Removal,
+        alone: dict[TermId, Tensor],
     ) -> list[_Terms]:
         """Those that are no neurons."""
         others = [term for term in terms if term.kind != "neuron"]
+        parts = []
         for term in others:
+            if (behind := self._behind(run, removal, term)) is not None:
+                both = replace(behind, masks={**behind.masks, **self._singles[term].masks})
+                parts.append(block.whole(run.input, behind) - block.whole(run.input, both))
+                continue
             if term not in alone:
                 alone[term] = self._alone(block, run, term)
+            parts.append(alone[term])
         if not others:
             return []
-        values = torch.cat([alone[term] for term in others])
+        values = torch.cat(parts)
         return [_Terms(wide(values).flatten(1).norm(dim=1), values.sum(dim=0, keepdim=True), values.__getitem__)]
+
+    def _behind(self, run: BlockRun, removal: Removal, term: TermId) -> Removal | None:
+        """What of the set is gone from attention that reads, in the same block, what the term's attention gave: the
+        term is carried through it without the set, as through the blocks behind. None where there is no such."""
+        if term.kind not in ("head", "attention") or removal.whole:
+            return None
+        sites = self._sites[run.parts.module]
+        own, _ = sites.find(term)
+        later = sites.of(term.kind)[sites.of(term.kind).index(own) + 1 :]
+        masks = {site: removal.masks[site] for site in later if site in removal.masks and site.module is not own.module}
+        return replace(removal, masks=masks) if masks else None
 
     def _neurons(self, block: FrozenBlock, run: BlockRun, terms: Sequence[TermId], removal: Removal) -> list[_Terms]:
         """Those of every layer that has some."""

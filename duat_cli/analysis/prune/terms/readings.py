@@ -12,6 +12,8 @@ output: token by token a scale, times one matrix.
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +25,7 @@ from duat_cli.models.arrays import gaussian, relative_error, rounding, tolerance
 from duat_cli.models.block.linears import applied, matrix_of
 from duat_cli.models.block.norm_scale import NormScale, norm_scale
 from duat_cli.models.budgets import AT_ONCE, NEURONS_AT_ONCE
+from duat_cli.models.instrument.held import holding_norms, inner_norms
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.sweep.passes import Removal
@@ -105,7 +108,7 @@ class Reader:
         try:
             if isinstance(branch, str):
                 raise UnsupportedModelError(branch)
-            lost = here.lost(branch, without, whole=term.kind in ("attention", "ffn"))
+            lost = here.lost(branch, here.reacting(site, place) or without, whole=term.kind in ("attention", "ffn"))
             self.found.measured([term], [_size(lost)], branch.met(here.whole))
         except UnsupportedModelError as fault:
             self.found.reasons[term] = str(fault)
@@ -147,13 +150,23 @@ class _Here:
 
     def without(self, site: Site, place: int) -> Replay:
         """The block without one term of the site."""
-        mask = torch.ones(site.count, device=self.run.input.device)
-        mask[place] = 0
-        edit = Removal({site: mask}).edit
+        edit = self._edit(site, place)
         if site.kind != "expert":
             with watching([site], edit):
                 return self.run.replay(self.run.input, self._given)
         return self.run.replay(self.run.input, given_without(self.run, [site], edit))
+
+    def reacting(self, site: Site, place: int) -> Replay | None:
+        """The same where the norms between experts and the end of their module react; None where there are none."""
+        if site.kind != "expert" or not any(inner_norms(self.run, unit.module) for unit in self.run.units):
+            return None
+        edit = self._edit(site, place)
+        return self.run.replay(self.run.input, given_without(self.run, [site], edit, react=True))
+
+    def _edit(self, site: Site, place: int) -> Edit:
+        mask = torch.ones(site.count, device=self.run.input.device)
+        mask[place] = 0
+        return Removal({site: mask}).edit
 
     def arrived(self, branch: Branch, replay: Replay) -> Tensor:
         """What of the branch arrives where it meets the stream, (1, N, M); the bias of its own norm left out."""
@@ -301,11 +314,13 @@ def behind_layer(run: BlockRun, sites: BlockSites, site: Site, values: Tensor) -
         return run.replay(zero, zero_given(run, len(values)))
 
 
-def given_without(run: BlockRun, sites: Sequence[Site], edit: Edit) -> list[Tensor]:
+def given_without(run: BlockRun, sites: Sequence[Site], edit: Edit, *, react: bool = False) -> list[Tensor]:
     """What the units give with an edit in force at those of these sites that they hold. A replay does not run units:
-    they run here, from their recorded inputs, with no stand-in because no replay is on."""
-    found = []
+    they run here, from their recorded inputs, and the norms in them are held, unless they are to react."""
+    found, calls = [], Counter[nn.Module]()
     for unit in run.units:
+        call = calls[unit.module]
+        calls[unit.module] += 1
         output, here = unit.output, [site for site in sites if holds(unit.module, site)]
         if any(site.routing is not None and site.module is unit.module for site in here):
             raise UnsupportedModelError(
@@ -313,7 +328,8 @@ def given_without(run: BlockRun, sites: Sequence[Site], edit: Edit) -> list[Tens
                 "--granularity"
             )
         if here:
-            with watching(here, edit):
+            norms = contextlib.nullcontext() if react else holding_norms(run, unit.module, call)
+            with watching(here, edit), norms:
                 output = applied(unit.module, unit.input)
         found.append(output[None])
     return found

@@ -81,6 +81,34 @@ def test_means_are_over_all_tokens_of_all_prompts(model_type: str) -> None:
     assert all(value.ndim == 1 for value in means.values())
 
 
+def test_means_of_convolutions_are_over_tokens_as_well() -> None:
+    """Some of its FFNs give (1, width, 1, tokens); prompts of different lengths have one mean."""
+    _, structure, sites = prepared("sam3_lite_text_text_model")
+    metric, prompts = Hidden(structure), prompts_of(structure.stack, 9, 6)
+    means = mean_values(structure, sites, metric, [prompt.input_ids for prompt in prompts])
+    checked = 0
+    for block, module in enumerate(structure.calls):
+        [site] = sites[module].of("ffn")
+        seen: list[Tensor] = []
+        with site.watched.register_forward_hook(lambda m, a, o, seen=seen: seen.append(o)), torch.no_grad():
+            for prompt in prompts:
+                metric.forward(prompt.input_ids)()
+        if seen[0].ndim < 4:
+            continue
+        rows = torch.cat([value[0, :, 0].T for value in seen])  # (tokens, width)
+        mean = rows.mean(dim=0)
+        assert torch.allclose(means[block, site].flatten(), mean.double(), atol=1e-6)
+        with torch.no_grad():
+            before = metric.forward(prompts[0].input_ids)()
+            with site.watched.register_forward_hook(lambda m, a, o, mean=mean: mean[None, :, None, None].expand_as(o)):
+                after = metric.forward(prompts[0].input_ids)()
+        ablator = Ablator(structure, sites, metric, means)
+        [[got]] = effects_of(ablator, prompts[:1], [[TermId("ffn", block, 0)]], lambda *_: None)
+        assert got.damage == pytest.approx(float((after - before).norm() / before.norm()), rel=1e-4)
+        checked += 1
+    assert checked == 2
+
+
 def test_mean_ablation_sets_the_term_to_its_mean() -> None:
     """A neuron by a change of the down projection's bias, by hand."""
     model, structure, sites = prepared("gpt2")

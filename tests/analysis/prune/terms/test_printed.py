@@ -184,7 +184,11 @@ def test_it_is_what_dense_matrices_in_float64_give(model_type: str) -> None:
 
 # -- every architecture --------------------------------------------------------------------------------------
 
-EVERY = ["jamba", "bert", "gemma2", "phi3", "falcon", "olmo2", "albert", "cohere", "mixtral", "qwen3_moe", "gpt_oss"]
+EVERY = [
+    "jamba", "bert", "gemma2", "phi3", "falcon", "olmo2", "albert", "cohere", "mixtral", "qwen3_moe", "gpt_oss",
+    "axk1",  # a norm behind the experts, in their own module
+    "longcat_flash",  # two attentions in a block, one after the other
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("model_type", EVERY)
