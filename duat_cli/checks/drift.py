@@ -126,9 +126,11 @@ def refuse_foreign(
         known = (
             "" if old.prompts.texts else "; where these are the same, the tokenizer or the model's positions changed"
         )
+        sizes = [(one.count, one.tokens) for one in (old.prompts, prompts)]
+        here = "as many, of other content" if sizes[0] == sizes[1] else "this run has {} and {}".format(*sizes[1])
         raise InputError(
-            f"{where}: made with another prompt set ({old.prompts.count} prompts, {old.prompts.tokens} tokens; this "
-            f"run has {prompts.count} and {prompts.tokens}): give the same prompts, files, --max-tokens, --chat{known}"
+            f"{where}: made with another prompt set ({old.prompts.count} prompts, {old.prompts.tokens} tokens; {here})"
+            f": give the same prompts, files, --stack, --decoder-prompt, --max-tokens and --chat{known}"
         )
 
 

@@ -55,6 +55,8 @@ class Evidence:
     """The same of the baseline, by key; needs a baseline that holds it."""
     retokenised: str = ""
     """How the same prompts were read otherwise than in the baseline; empty where they were not."""
+    written: bool = False
+    """Whether the model itself wrote what its decoder reads."""
     drift: tuple[Deviation, ...] | None = None
     """Every metric of the baseline or the run; needs --baseline."""
     baseline_file: str = ""

@@ -58,9 +58,13 @@ class HeadFactors:
         return self.value.shape[1]
 
     def values_of(self, x: Tensor) -> Tensor:
-        """x V_h, (kv_heads, N, d), of x (N, width): one product for all heads."""
+        """x V_h, (kv_heads, N, d), of x (N, width): one product for all heads, in V's dtype where that is wider."""
         columns = self.value.transpose(0, 1).flatten(1)  # (width, kv_heads d): as V lies in memory where it was read
-        return (x @ columns).unflatten(1, (len(self.value), -1)).transpose(0, 1)
+        return (
+            (x.to(torch.promote_types(x.dtype, columns.dtype)) @ columns)
+            .unflatten(1, (len(self.value), -1))
+            .transpose(0, 1)
+        )
 
     def without_values(self) -> HeadFactors:
         """The shapes alone, on `meta`."""

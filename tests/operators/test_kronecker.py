@@ -298,3 +298,11 @@ def test_norm_and_spectrum_scale_and_agree(shape: tuple[int, ...], seed: int, fa
     number = effective_heads(spectrum)
     assert number is not None
     assert 1 - 1e-12 <= number <= kv_heads * groups + 1e-12
+
+
+def test_values_of_a_stream_that_is_narrower_than_the_weights() -> None:
+    """Some models keep the stream in float32 whatever their weights are."""
+    factors = HeadFactors(normal(2, 6, 3, seed=1), normal(4, 3, 6, seed=2))
+    x = normal(5, 6, seed=3).float()
+    assert torch.equal(factors.values_of(x), factors.values_of(x.double()))
+    assert factors.values_of(x).dtype == torch.float64

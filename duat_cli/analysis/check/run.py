@@ -134,7 +134,9 @@ def _with_model(
     undefined: DuatError | None = reading.fault  # the rule on the tokenizer may say why
     weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
     evidence = Evidence(found.files, weights, unexpected=loaded.unexpected, spare=loaded.spare)
-    evidence = replace(evidence, overrides=_overrides(loaded))
+    files = request.texts.files
+    written = files is not None and files.stack == "decoder" and files.decoder_prompt is None
+    evidence = replace(evidence, overrides=_overrides(loaded), written=written)
     if reading.tokenizer is None:
         evidence.absent["tokenizer"] = NO_TEXT
     asking: Asking | None = None

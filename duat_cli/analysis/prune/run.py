@@ -22,7 +22,7 @@ from duat_cli.analysis.prune.report import blocks_of, prediction_of, terms_of
 from duat_cli.analysis.prune.sets.apply import apply_terms
 from duat_cli.analysis.prune.sets.export import chosen_set, kinds_of_blocks, mergekit_slices
 from duat_cli.analysis.prune.sets.nested import Nested
-from duat_cli.analysis.prune.sets.plan import plan_of, short_of_wanted, worse_in_rounds
+from duat_cli.analysis.prune.sets.plan import NONE_UNIFORM, plan_of, short_of_wanted, worse_in_rounds
 from duat_cli.analysis.prune.sets.size import set_size
 from duat_cli.analysis.prune.sets.trial import claim_of
 from duat_cli.analysis.prune.sets.worth import worth
@@ -306,6 +306,8 @@ def _nothing(plan: Plan, by_test: bool) -> str:
     """Why there is no set to write."""
     if plan.granularity == "block" and plan.of == 1:
         return "--export, --apply: the model has one block, and one has to stay"
+    if plan.reasons.get("predicted") == NONE_UNIFORM:
+        return f"--export, --apply: {NONE_UNIFORM}; leave out --uniform"
     budget = f"the budget of {plan.budget:g}"
     if plan.removed and by_test:
         why = f"no set of {names_of(plan.granularity)} is guaranteed to stay within {budget} on the held-out prompts"

@@ -29,6 +29,12 @@ Change = tuple[str, Any, Any]
 """Field, old, new; None for none."""
 
 
+WRITTEN = (
+    "the tokenizer is that of the baseline; the model writes other tokens for its decoder to read, so that numbers of "
+    "the forward pass are not compared; give --decoder-prompt to baseline and run for that"
+)
+
+
 def _config(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     """One finding for each field, or for each group of fields such as rope_parameters."""
     assert evidence.declared is not None
@@ -142,12 +148,15 @@ def _tokenizer(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     assert evidence.declared.tokenizer is not None
     assert evidence.old is not None
     old, here = evidence.old, evidence.declared.tokenizer
-    for name, text in _tokenizer_changes(below(old, TOKENIZER), here) if below(old, TOKENIZER) else ():
+    parts = list(_tokenizer_changes(below(old, TOKENIZER), here)) if below(old, TOKENIZER) else []
+    for name, text in parts:
         yield Measurement(1, f"tokenizer: {text}", where=f"{TOKENIZER}.{name}")
     changes = list(generation_changes(below(old, GENERATION), evidence.declared))
     if changes:
         yield Measurement(len(changes), f"generation_config.json: {told(changes)}", where=GENERATION)
-    if evidence.retokenised:
+    if evidence.retokenised and evidence.written and not parts and not changes:
+        yield Measurement(0.0, WRITTEN, where="prompts", undefined="pass")
+    elif evidence.retokenised:
         yield Measurement(1, evidence.retokenised, where="prompts")
 
 

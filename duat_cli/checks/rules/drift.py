@@ -17,7 +17,9 @@ _UPDATE = "If the change is meant, run again with --update-baseline and commit t
 def _moved(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     own = [d for d in evidence.drift or () if metric_of(d.key).rule == settings.rule.id]
     yield from (_measurement(d, evidence.baseline_file) for d in own if d.status in ("within", "beyond"))
-    if all(d.status in ("vanished", "new") for d in own):
+    if not own and evidence.retokenised:
+        yield Measurement(0.0, evidence.retokenised, undefined="skip")
+    elif all(d.status in ("vanished", "new") for d in own):
         one = "this run" if any(d.status == "vanished" for d in own) else "the baseline"
         yield Measurement(0.0, f"{one} has none of these metrics", undefined="skip")
 

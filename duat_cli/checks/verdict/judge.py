@@ -113,7 +113,7 @@ def _passed(settings: Settings, judged: list[_Judged], locate: Locate) -> Outcom
     text = settings.rule.about if nearest is None else nearest.measurement.text
     none = 0.0 if settings.max is not None else None
     measured = _finite(nearest.measurement.value) if nearest and defined else (none if not judged else None)
-    if nearest is not None and settings.rule.id.startswith("drift."):
+    if nearest is not None and nearest.measurement.undefined != "pass" and settings.rule.id.startswith("drift."):
         text = _closest(len(judged), nearest)
     elif len(judged) > 1:
         text = f"{len(judged)} looked at; nearest to its bound: {text}"

@@ -317,9 +317,14 @@ def _fault_of(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
 
 
 def _said(says: str, error: float, dtype: torch.dtype) -> str:
-    """An error that is no number says nothing of the block: what it is computed of is too large."""
-    beyond = f"; numbers leave the range of {str(dtype).removeprefix('torch.')} on the way: is a weight far too large?"
-    return says.format(error) + (beyond if not math.isfinite(error) else "")
+    """An error that is no number says nothing of the block: what it is computed of is too large. In half precision it
+    may be that the model's own code converts what is held elsewhere."""
+    name, beside = str(dtype).removeprefix("torch."), ""
+    if not math.isfinite(error):
+        beside = f"; numbers leave the range of {name} on the way: is a weight far too large?"
+    elif dtype.itemsize < 4:
+        beside = f"; that is in {name}, and --dtype float32 may show otherwise"
+    return says.format(error) + beside
 
 
 def _is_zero(replay: Replay) -> bool:

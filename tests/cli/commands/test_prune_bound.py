@@ -488,3 +488,14 @@ def test_the_one_block_of_a_model_stays(tmp_path: Path, capsys: pytest.CaptureFi
     assert run(["prune-bound", *arguments, "--export", str(tmp_path / "set.json")]) == 2
     assert "the model has one block, and one has to stay" in capsys.readouterr().err
     assert not (tmp_path / "set.json").exists()
+
+
+def test_uniform_that_leaves_no_set_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Heads that share one key and value head go together, and these are all of an attention."""
+    folder = save("gpt_bigcode", tmp_path / "whole")
+    arguments = [folder, "--prompt", "w1 w2 w3", "--granularity", "head", "--uniform", "--budget", "1000", *FAST]
+    capsys.readouterr()
+    assert run(["prune-bound", *arguments]) == 0
+    assert "head: none; --uniform leaves no set" in " ".join(capsys.readouterr().out.split())
+    assert run(["prune-bound", *arguments, "--apply", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.strip().endswith("and never all of one; leave out --uniform")

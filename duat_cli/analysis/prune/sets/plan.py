@@ -20,6 +20,7 @@ from duat_cli.statistics.binomial import allowed
 NO_HOLDOUT = "no held-out prompts: give --holdout FILE, or a share such as --holdout 0.5"
 ONE_BLOCK = "the model has one block, and one has to stay"
 NO_REPAIR = "--repair was not given"
+NONE_UNIFORM = "--uniform leaves no set: it takes as many terms from every FFN or attention, and never all of one"
 NOTHING_FITS = "not even the least damaging set stays within the budget"
 METHOD = "Clopper-Pearson limit of nested sets tested in order, from the smallest, on held-out prompts"
 MEAN_METHOD = "betting (Waudby-Smith & Ramdas 2023) on nested sets in order, from the smallest, on held-out prompts"
@@ -90,6 +91,8 @@ def _why_none(nested: Nested) -> str:
     total = len(nested.order)
     if nested.name == "block" and total == 1:
         return ONE_BLOCK
+    if nested.uniform and not nested.ends:
+        return NONE_UNIFORM
     least = min(nested.curve, key=lambda point: point.removed, default=None)
     if least is None or least.measured is None:
         return NOTHING_FITS

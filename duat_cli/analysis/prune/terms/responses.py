@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.prune.terms.damage import Metric
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.kinds import Kind
 from duat_cli.models.arrays import wide
 from duat_cli.models.budgets import probes_at_once, pulled_at_once
@@ -148,8 +149,16 @@ class Responses:
             _gather(block, self._terms, self._rows[piece], self._means)
 
     def found(self) -> Tensor:
-        """(probes, terms), float32, once all pieces are through all blocks."""
-        return torch.cat(self._rows)
+        """(probes, terms), float32, once all pieces are through all blocks. UnsupportedModelError where the model's own
+        gradients are no numbers."""
+        found = torch.cat(self._rows)
+        if not bool(torch.isfinite(found).all()):
+            dtype = str(self._output.dtype).removeprefix("torch.")
+            raise UnsupportedModelError(
+                f"the gradients of this model's output are not finite in {dtype}, so what its terms do cannot be "
+                "estimated; another --dtype may help"
+            )
+        return found
 
 
 def _sizes(count: int, most: int) -> Iterator[int]:

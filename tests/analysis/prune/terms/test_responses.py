@@ -11,9 +11,11 @@ from helpers import single_model, token_ids
 from removal import scaled
 from torch import Tensor
 
+import duat_cli
 from duat_cli.analysis.prune.terms.ablation import mean_values
 from duat_cli.analysis.prune.terms.damage import Divergence, Hidden, Loss, Metric
 from duat_cli.analysis.prune.terms.responses import SEED, Responses, TermList, Without, noise
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.kinds import Kind
 from duat_cli.models import budgets
 from duat_cli.models.discovery.structure import ModelStructure, discover
@@ -22,6 +24,7 @@ from duat_cli.models.sweep import gradients
 from duat_cli.models.sweep.lockstep import one_by_one
 from duat_cli.models.sweep.passes import Recorded, record, removals
 from duat_cli.models.terms.sites import TermId, find_sites
+from duat_cli.zoo.tiny import tiny_model
 
 KINDS: tuple[Kind, ...] = ("neuron", "head", "expert", "ffn", "attention", "block")
 TYPES = [
@@ -331,3 +334,10 @@ def run_scaled(structure: ModelStructure, sites: Any, forward: Any, term: TermId
         return scaled(structure, sites, forward, term, factor)
     finally:
         block.forward = own
+
+
+def test_gradients_that_are_no_numbers_are_refused() -> None:
+    """Longformer's own, in float64, where a window is not full."""
+    model = tiny_model("longformer").double()
+    with pytest.raises(UnsupportedModelError, match="not finite in float64"):
+        duat_cli.prune_bound(model, prompts=[[41, 52, 63, 41, 52, 74, 41, 41, 60]], effort="quick", measure=0)
