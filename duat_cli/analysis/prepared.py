@@ -241,11 +241,10 @@ def asked_inputs(
     if reads_ids:
         own = read if texts.own and not texts.made_up else []
         return within_texts(shell_of(), home, files, own, trust=trust_remote_code)
+    stack = chosen_stack(shell_of(), files.part)
     if texts.own and not texts.made_up:
-        raise InputError(
-            f"--prompt and --prompts: {cls.__name__} reads no token ids here; give --image, --audio or --inputs"
-        )
-    return prepared_inputs(chosen_stack(shell_of(), files.part), home, files, trust_remote_code=trust_remote_code)
+        raise InputError(f"--prompt(s): {cls.__name__} reads no token ids here; give --image, --audio or --inputs")
+    return prepared_inputs(stack, home, files, trust_remote_code=trust_remote_code)
 
 
 def prepared_inputs(shell: Any, home: Home, given: InputFiles, *, trust_remote_code: bool) -> list[Prepared]:

@@ -23,6 +23,7 @@ from duat_cli.loading.chat import written
 from duat_cli.loading.pieces import piece_text
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, silenced
 from duat_cli.loading.texts import (
+    BOM,
     MAX_BYTES,
     PromptText,
     asked,
@@ -169,7 +170,7 @@ def _option(text: str, number: int, stdin: IO[Any] | None) -> PromptText:
     where = f"--prompt {number}"
     if text == "-":
         where = "standard input"
-        text = decode(read_stdin(stdin), where, 1).rstrip("\r\n")
+        text = decode(read_stdin(stdin).removeprefix(BOM), where, 1).rstrip("\r\n")
     return checked(text, where, number)
 
 

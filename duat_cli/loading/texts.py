@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ COLUMNS = ("text", "prompt", MESSAGES)  # of a .parquet, the first that it has
 MAX_BYTES = 64 << 20  # of a line, of standard input, and of texts that are held in memory
 _MAX_CHARACTERS = 4 << 20  # of one prompt; beyond, only making tokens of it takes long
 _ROWS = 256  # of a .parquet at a time
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"  # that some editors put in front of UTF-8
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _numbered(file: gzip.GzipFile | IO[bytes], name: str) -> Iterator[tuple[int,
     while line := _line(file, f"{name} line {number}"):
         if len(line) > MAX_BYTES:
             raise InputError(f"{name}: more than {MAX_BYTES} bytes; expected one prompt a line")
-        yield number, line.removeprefix(_BOM) if number == 1 else line
+        yield number, line.removeprefix(BOM) if number == 1 else line
         number += 1
 
 
@@ -258,6 +259,7 @@ def field_of(name: str, field: str) -> dict[int, str]:
                     raise InputError(
                         f"{shown} line {number}: no string under '{clean(field)}', which --target-field names"
                     )
+                _require_utf8(value[field], f"{shown} line {number}, '{clean(field)}'")
                 found[number] = value[field]
     return found
 
@@ -268,8 +270,14 @@ def checked(text: str, where: str, line: int) -> PromptText:
         raise InputError(f"{where}: too long, {len(text)} characters; expected at most {_MAX_CHARACTERS}")
     if not text.strip():
         raise InputError(f"{where}: empty prompt; expected a text")
+    _require_utf8(text, where)
+    return PromptText(text, where, line)
+
+
+def _require_utf8(text: str, where: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:  # half a surrogate pair, from JSON or from a raw argument
-        raise InputError(f"{where}: character {error.start + 1} has no UTF-8 form; expected UTF-8") from error
-    return PromptText(text, where, line)
+        raw = "\udc80" <= text[error.start] <= "\udcff"
+        why = "; the locale reads arguments as bytes, set PYTHONUTF8=1" if raw and not sys.flags.utf8_mode else ""
+        raise InputError(f"{where}: character {error.start + 1} has no UTF-8 form; expected UTF-8{why}") from error

@@ -44,6 +44,12 @@ def test_the_certificate_is_undefined(command: str, zeros: str, capsys: pytest.C
     assert "undefined" in err
 
 
+def test_there_is_nothing_to_attribute(zeros: str, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert run(["attribute", zeros, "-q", "--prompt", "a"]) == 2
+    assert "every hidden state behind its last block is zero" in capsys.readouterr().err
+
+
 def test_support_refuses_it(zeros: str, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert run(["support", zeros, "-q", "--json"]) == 2

@@ -103,6 +103,28 @@ def test_out_of_memory_says_what_to_do(duat: Duat) -> None:
     one_error(duat("inspect", "m", fake="memory"), "out of memory", "--max-tokens")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["inspect", "--out", ""], "--out '': an empty name; expected a folder"),
+        (["inspect", "-o", ""], "--output '': an empty name; expected a file"),
+        (["check", "--baseline", ""], "--baseline '': an empty name"),
+        (["prune-bound", "--apply", ""], "--apply '': an empty name"),
+        (["inspect", "--image", "a.png", "--image", ""], "--image '': an empty name"),
+        (["merge", ""], "DIR '': an empty name; expected a folder"),
+        (["inspect", "--out", "taken"], "--out taken: a file; expected a folder"),
+    ],
+    ids=str,
+)
+def test_an_empty_name_is_not_the_working_directory(
+    arguments: list[str], said: str, duat: Duat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").touch()
+    one_error(duat(*arguments), said)
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
 def test_verbose_names_every_step(duat: Duat) -> None:
     result = duat("inspect", "m", "-v")
     assert result.stderr.splitlines() == [

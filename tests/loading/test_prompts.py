@@ -91,6 +91,7 @@ def test_a_brace_makes_no_json_of_a_text(tmp_path: Path) -> None:
 
 def test_standard_input_is_one_prompt_or_a_file() -> None:
     assert texts(["-"], None, stream(b"one\ntwo\n")) == ["one\ntwo"]
+    assert texts(["-"], None, stream(b"\xef\xbb\xbfone\n")) == ["one"]  # with the mark that some editors put there
     assert texts([], "-", stream("one\nzwei ü\n".encode())) == ["one", "zwei ü"]
     assert texts([], "-", io.StringIO("one\n")) == ["one"]
     assert "standard input can be read once" in refusal(["-"], "-", stream(b"x"))

@@ -183,3 +183,12 @@ def test_what_is_no_conversation(messages: Any, said: str, tmp_path: Path) -> No
     file.write_text('{"text": "fine"}\n' + json.dumps({"messages": messages}) + "\n")
     assert refusal(file).startswith(f"{file} line 2: ")
     assert said in refusal(file)
+
+
+def test_an_argument_that_the_locale_left_as_bytes() -> None:
+    with pytest.raises(
+        InputError, match=r"character 1 has no UTF-8 form; expected UTF-8; the locale reads .* PYTHONUTF8=1"
+    ):
+        texts.checked("\udcc3\udca9", "--prompt 1", 1)
+    with pytest.raises(InputError, match=r"expected UTF-8$"):
+        texts.checked("\ud800", "--prompt 1", 1)

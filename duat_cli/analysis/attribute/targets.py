@@ -70,8 +70,9 @@ class FieldTargets:
     field: str
     by_line: Mapping[int, str]
 
-    def __call__(self, prompt: Prompt) -> str:
-        return self.by_line[prompt.line]
+    def __call__(self, prompt: Prompt) -> tuple[str, str]:
+        """A prompt's target, and what errors call it."""
+        return self.by_line[prompt.line], f"--target-field {clean(self.field)}, line {prompt.line}:"
 
     def __str__(self) -> str:
         """The field, and a hash of its values."""
@@ -202,11 +203,13 @@ class Chooser:
         """labels: of a classifier, its classes. likelihood: whether the tokens of continuations are targets by their
         log-probability."""
         self._asked, self._words, self._labels, self.likelihood = asked, words, labels, likelihood
-        self._each: dict[int, str] = {}
+        self._each: dict[int, tuple[str, str]] = {}
+        self._option = "--target"
         self.continued: dict[int, int] = {}
 
-    def expect(self, number: int, *, target: str | None = None, continued: int = 0) -> None:
-        """What the prompt of that number has for itself: a target, or how many of its last tokens are the targets."""
+    def expect(self, number: int, *, target: tuple[str, str] | None = None, continued: int = 0) -> None:
+        """What the prompt of that number has for itself: a target, with what errors call it, or how many of its last
+        tokens are the targets."""
         if target is not None:
             self._each[number] = target
         if continued:
@@ -221,7 +224,8 @@ class Chooser:
             first = len(ids) - self.continued[number]
             return [self._following(place, output, ids[place + 1]) for place in range(first - 1, len(ids) - 1)]
         if number in self._each:
-            self._asked = replace(self._asked, target=self._each[number])
+            target, self._option = self._each[number]
+            self._asked = replace(self._asked, target=target)
         if output.ndim == 2:
             self._require_none("--position", self._asked.position is not None)
             return [self._component(output) if headless else self._target("class", None, output, None)]
@@ -279,7 +283,7 @@ class Chooser:
         row = output[0] if position is None else output[0, position]
         asked = self._asked
         if asked.target is not None:
-            token = self._entry("--target", asked.target, position, len(row))
+            token = self._entry(self._option, asked.target, position, len(row))
         else:
             token = int(torch.argmax(row)) if following is None else following
         mean = asked.against == MEAN

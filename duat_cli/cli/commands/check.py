@@ -6,14 +6,12 @@ import functools
 import os
 from typing import Annotated
 
-import typer
-
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.outlets import CheckForm, Outlets
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 
 PANEL_CHECK = "What to check"
-check_option = functools.partial(typer.Option, rich_help_panel=PANEL_CHECK)
+check_option = functools.partial(options.option, panel=PANEL_CHECK)
 
 PolicyOption = Annotated[
     str | None,

@@ -13,7 +13,15 @@ from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND
 if TYPE_CHECKING:
     from duat_cli.analysis.shards.merge import Report
 
-Directory = Annotated[str, typer.Argument(metavar="DIR", show_default=False, help="The folder that --out wrote.")]
+Directory = Annotated[
+    str,
+    typer.Argument(
+        metavar="DIR",
+        show_default=False,
+        callback=options.named("DIR", "a folder"),
+        help="The folder that --out wrote.",
+    ),
+]
 
 
 def merge(

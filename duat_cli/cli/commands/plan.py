@@ -120,6 +120,28 @@ def plan(
     from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
+    for of, option, given in (
+        ("inspect", "--null", null != "all"),
+        ("compare", "--fixed", fixed),
+        ("attribute", "--position", position),
+        ("attribute", "--steps", steps),
+        ("check", "--policy", policy),
+        ("check", "--select", select),
+        ("lora-diff", "--tuned", tuned),
+        ("lora-diff", "--default-prompts", default_prompts),
+        ("prune-bound", "--granularity", granularity),
+        ("prune-bound", "--metric", metric),
+        ("prune-bound", "--effort", effort != "default"),
+        ("prune-bound", "--probes", probes is not None),
+        ("prune-bound", "--measure", measure is not None),
+        ("prune-bound", "--repair", repair),
+        ("prune-bound", "--calibration", calibration),
+        ("prune-bound", "--holdout", holdout),
+    ):
+        if given and of != command:
+            raise InputError(f"{option}: is of --for {of}, not of {command}")
+    if position is not None and steps:
+        raise InputError("--steps: says by itself what is attributed; leave out --position")
     pruning.require_repair(calibration, repair)
     limit, kinds = options.parse_memory(memory), parse_kinds(granularity)
     probes, measure = effort_of(effort, probes, measure)

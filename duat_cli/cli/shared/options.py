@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import typer
@@ -18,10 +19,34 @@ PANEL_INPUT = "Input"
 PANEL_COMPUTE = "What to compute"
 PANEL_LOADING = "Loading"
 PANEL_OUTPUT = "Output"
-input_option = functools.partial(typer.Option, rich_help_panel=PANEL_INPUT)
-compute_option = functools.partial(typer.Option, rich_help_panel=PANEL_COMPUTE)
-loading_option = functools.partial(typer.Option, rich_help_panel=PANEL_LOADING)
-output_option = functools.partial(typer.Option, rich_help_panel=PANEL_OUTPUT)
+PLACES = {"FILE": "a file", "DIR": "a folder"}  # metavar -> what an option of it names
+
+
+def named(option: str, what: str) -> Callable[[Any], Any]:
+    """Refuses an empty name, as of a variable that is not set: it would be the working directory; and a file in the
+    place of a folder."""
+
+    def filled(value: Any) -> Any:
+        if "" in (value if isinstance(value, list) else [value]):
+            raise InputError(f"{option} '': an empty name; expected {what}")
+        if what == PLACES["DIR"] and value is not None and os.path.lexists(value) and not os.path.isdir(value):
+            raise InputError(f"{option} {clean(value)}: a file; expected {what}")
+        return value
+
+    return filled
+
+
+def option(*names: str, panel: str, **given: Any) -> Any:
+    """An option of a panel of the help."""
+    if (what := PLACES.get(given.get("metavar", ""))) is not None:
+        given.setdefault("callback", named(names[0], what))
+    return typer.Option(*names, rich_help_panel=panel, **given)
+
+
+input_option = functools.partial(option, panel=PANEL_INPUT)
+compute_option = functools.partial(option, panel=PANEL_COMPUTE)
+loading_option = functools.partial(option, panel=PANEL_LOADING)
+output_option = functools.partial(option, panel=PANEL_OUTPUT)
 
 
 def same_dashes(name: str) -> str:

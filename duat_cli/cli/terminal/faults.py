@@ -27,7 +27,9 @@ def line_of(error: BaseException) -> str:
             message += f": {command} reads one model; two are compared by duat lora-diff BASE TUNED"
         return f"{message.replace('Value error, ', '')} (help: {command or 'duat'} --help)"
     if is_out_of_memory(error):
-        return f"out of memory ({one_line(str(error), 120)}); use shorter prompts (--max-tokens)"
+        said = one_line(str(error), 120)
+        detail = f" ({said})" if said else ""
+        return f"out of memory{detail}; use shorter prompts (--max-tokens), or read weights block by block (--memory)"
     text = one_line(f"{type(error).__name__}: {error}", 200).rstrip(": ")
     return f"unexpected {text} (set DUAT_DEBUG=1 for the traceback)"
 

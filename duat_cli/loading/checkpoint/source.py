@@ -50,6 +50,8 @@ def resolve(
 ) -> Source:
     """A local folder for what the user named; only a hub id is looked up in the cache, then online."""
     if source is None:
+        if revision is not None:
+            raise InputError(f"--revision {shown(revision)}: the bundled demo has none; give MODEL")
         return Source(demo_path(), "demo", None)
     if not source.strip() or "\0" in source:
         raise InputError(f"MODEL {shown(source)}: expected a folder or a hub id such as org/name")
@@ -57,7 +59,7 @@ def resolve(
         return checkpoint(source, revision, token, cache_dir, trust_remote_code)
     if revision is not None:
         raise InputError(f"--revision {shown(revision)}: {shown(source)} is a local folder, which has none")
-    return Source(Path(source).expanduser(), source, None)
+    return Source(Path(source).expanduser() if source.startswith("~") else Path(source), source, None)  # Path drops ./
 
 
 def is_local(source: str) -> bool:

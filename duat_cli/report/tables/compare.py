@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 
 from duat_cli.report.tables import facts, numbers
+from duat_cli.report.tables.cut import cut
 from duat_cli.report.tables.grid import BLOCK, Column, Labels, missing, spaced
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.compare import (
@@ -145,16 +146,12 @@ def _runs(pair: PairFacts) -> list[RenderableType]:
 def _beside(run: AlignedRun) -> str:
     there = f"b {_places(run.b, run.tokens)}"
     if run.text_b is None:
-        return f"= {there}: '{_cut(run.text)}'"
-    return f"beside {there}: '{_cut(run.text)}' and '{_cut(run.text_b)}'"
+        return f"= {there}: '{cut(run.text, _LONGEST_RUN)}'"
+    return f"beside {there}: '{cut(run.text, _LONGEST_RUN)}' and '{cut(run.text_b, _LONGEST_RUN)}'"
 
 
 def _places(first: int, count: int) -> str:
     return str(first) if count == 1 else f"{first}-{first + count - 1}"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_RUN else text[: _LONGEST_RUN - 2] + ".."
 
 
 def _legend() -> list[RenderableType]:

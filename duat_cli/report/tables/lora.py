@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
+from duat_cli.report.tables.cut import cut
 from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, filled, fits, missing, spaced, unshown
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.base import Result
@@ -226,7 +227,7 @@ def _prompts_title(report: LoraReport) -> str:
 
 
 def _token(token: TokenChange) -> str:
-    return f"{token.position} '{token.text}' {numbers.plain(token.kl)}"
+    return f"{token.position} '{cut(token.text)}' {numbers.plain(token.kl)}"
 
 
 def _verdict(report: LoraReport) -> list[RenderableType]:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
+from duat_cli.report.tables.cut import cut
 from duat_cli.report.tables.grid import GAP, Column, Labels, missing, packs, spaced
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport, NetworkLayer, NetworkReport
@@ -119,8 +120,8 @@ def _convolution(report: MatrixReport, page: Page) -> list[RenderableType]:
 
 def token_labels(report: MatrixReport) -> list[str]:
     """Numbers of tokens with their texts in quotes, because most begin with a space; alone where there are no texts."""
-    cut = [text if len(text) <= _LONGEST_TOKEN else f"{text[: _LONGEST_TOKEN - 2]}.." for text in report.token_texts]
-    return [f"{i} '{text}'" for i, text in enumerate(cut)] or [str(i) for i in range(len(report.coupling))]
+    texts = [cut(text, _LONGEST_TOKEN) for text in report.token_texts]
+    return [f"{i} '{text}'" for i, text in enumerate(texts)] or [str(i) for i in range(len(report.coupling))]
 
 
 def _grids(corner: str, labels: Sequence[str], rows: Sequence[Sequence[float]], page: Page) -> list[RenderableType]:

@@ -22,7 +22,7 @@ def test_means_and_spreads_are_those_of_the_predictions() -> None:
         helpers.as_loaded(model),
         [helpers.prompt_of(ids) for ids in prompts],
         WORDS,
-        AttributeOptions(Asked(), 4, each=lambda prompt: TARGETS[prompt.input_ids.shape[1]]),
+        AttributeOptions(Asked(), 4, each=lambda prompt: (TARGETS[prompt.input_ids.shape[1]], "")),
         lambda *_: None,
     )
     alone = [

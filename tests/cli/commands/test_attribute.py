@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.cells import cell_len
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
+from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.report.tables.attribute.report import render_attribute
 from duat_cli.report.tables.page import Page
 from duat_cli.results.attribute import AttributeReport
@@ -123,6 +125,30 @@ def test_targets_from_a_field_of_the_file(tmp_path: Path, capsys: pytest.Capture
     assert [one["target"]["token"]["text"] for one in document(capsys)["attribution"]] == [" the", " a"]
     assert run([*words, "gold"]) == 2
     assert "p.jsonl line 1" in capsys.readouterr().err
+    file.write_text(
+        '{"text": "One two", "answer": " the"}\n{"text": "Three", "answer": " the the"}\n', encoding="utf-8"
+    )
+    assert run([*words, "answer"]) == 2
+    assert "--target-field answer, line 2: ' the the': 2 tokens" in capsys.readouterr().err
+    file.write_text('{"text": "One two", "answer": "\\ud800"}\n', encoding="utf-8")
+    assert run([*words, "answer"]) == 2
+    assert "p.jsonl line 1, 'answer': character 1 has no UTF-8 form" in capsys.readouterr().err
+
+
+def test_a_long_token_is_cut_where_it_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A vocabulary may hold a token of any length."""
+    folder = tmp_path / "model"
+    shutil.copytree(demo_path(), folder)
+    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    held, long = json.loads(text), "Long" * 700
+    name, number = next((n, k) for n, k in held["model"]["vocab"].items() if k == 1900)
+    held["model"]["vocab"] = {long if n == name else n: k for n, k in held["model"]["vocab"].items()}
+    held["model"]["merges"] = [pair for pair in held["model"]["merges"] if name not in (*pair, "".join(pair))]
+    (folder / "tokenizer.json").write_text(json.dumps(held), encoding="utf-8")
+    assert run(["attribute", str(folder), "--prompt", PROMPT, "--target", f"#{number}", "-q"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(f"{long[:38]}.." in line for line in lines)
+    assert max(map(len, lines)) <= 100
 
 
 @pytest.mark.parametrize(

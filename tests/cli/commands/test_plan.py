@@ -203,3 +203,22 @@ def test_time_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(way["seconds"] > 0 for way in planned(capsys, "--tokens", "8", "--time")["ways"])
     assert run(["plan", MODEL, "--tokens", "8", "--time"]) == 0
     assert "times; about " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--fixed"], "--fixed: is of --for compare, not of inspect"),
+        (["--for", "verify", "--steps", "3"], "--steps: is of --for attribute, not of verify"),
+        (["--tuned", "nowhere"], "--tuned: is of --for lora-diff, not of inspect"),
+        (["--for", "prune-bound", "--null", "uniform"], "--null: is of --for inspect, not of prune-bound"),
+        (["--for", "check", "--measure", "0"], "--measure: is of --for prune-bound, not of check"),
+        (["--for", "attribute", "--steps", "3", "--position", "all"], "--steps: says by itself what is attributed"),
+    ],
+    ids=str,
+)
+def test_an_option_of_another_command_is_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", MODEL, "--tokens", "8", "-q", *arguments]) == 2
+    assert said in capsys.readouterr().err

@@ -50,6 +50,18 @@ def test_a_revision_of_a_folder(sound: Path) -> None:
     assert "is a local folder" in refusal_of_load(str(sound), revision="main")
 
 
+def test_a_revision_of_the_demo() -> None:
+    with pytest.raises(InputError, match="--revision 'main': the bundled demo has none; give MODEL"):
+        resolve(None, revision="main")
+
+
+def test_a_folder_that_is_called_as_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "~").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert resolve("./~").path.resolve() == tmp_path / "~"
+    assert resolve("~").path == Path.home()
+
+
 def test_the_demo_is_the_default() -> None:
     assert resolve(None).path == demo_path()
     assert resolve(None).name == "demo"

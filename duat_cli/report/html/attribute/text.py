@@ -9,6 +9,7 @@ from duat_cli.report.html.drawing.table import Head, Table, table_by
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute.report import SIGNED
 from duat_cli.report.tables.attribute.words import BARE, called, computed, is_bare
+from duat_cli.report.tables.cut import TARGET, cut
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
 from duat_cli.text import plural
 
@@ -109,7 +110,7 @@ def continued(found: Continuation, number: int) -> Figure:
         key=f"continuation-{number}",
         name=f"Continuation of prompt {found.prompt}",
         wide=True,
-        title=f"Prompt {found.prompt}, continued by '{added}': what each token did for all of it",
+        title=f"Prompt {found.prompt}, continued by '{cut(added, TARGET)}': what each token did for all of it",
         says=says,
         picture=words(tokens) + scale_of_cells(max((abs(value) for _, value, _ in tokens), default=0.0)),
         tables=[

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.cells import cell_len, set_cell_size
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -22,6 +21,7 @@ from duat_cli.report.tables.attribute.words import (
     lost,
     named,
 )
+from duat_cli.report.tables.cut import TARGET, cut
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.attribute import (
     AttributeReport,
@@ -35,7 +35,6 @@ from duat_cli.results.attribute import (
     Summary,
 )
 
-_LONGEST = 16  # of a token, in cells
 _ROOM_FOR_BARS = 60  # of a page
 _BAR = 24  # of the longest bar, in cells
 _SHOWN = 8  # predictions with all their tables; more are one line each
@@ -120,7 +119,7 @@ def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
     largest = max((abs(both[t]) for t in shown), default=0.0)
     width = max(4, min(_BAR, (page.width - 48) // 2))
     for t in shown:
-        cells = (f"{t} '{_cut(tokens[t].text)}'", SIGNED(tokens[t].value), SIGNED(here[t]))
+        cells = (f"{t} '{cut(tokens[t].text)}'", SIGNED(tokens[t].value), SIGNED(here[t]))
         table.add_row(*map(Text, cells), *([_bar(both[t], largest, width, page)] if bars else []))
     left = len(tokens) - len(shown)
     more = [line(f"{left} tokens with smaller parts: --json has them.", "dim")] if left else []
@@ -137,7 +136,7 @@ def _encoder(one: Attribution, page: Page) -> list[RenderableType]:
         return []
     tokens = one.parts.encoder.tokens
     shown = sorted(sorted(tokens, key=lambda t: -max(abs(t.value), abs(t.direct)))[:_TOKENS], key=lambda t: t.position)
-    rows = [(f"{t.position} '{_cut(t.text)}'", SIGNED(t.value), SIGNED(t.direct)) for t in shown]
+    rows = [(f"{t.position} '{cut(t.text)}'", SIGNED(t.value), SIGNED(t.direct)) for t in shown]
     left = len(tokens) - len(shown)
     more = [line(f"{left} states with smaller parts: --json has them.", "dim")] if left else []
     title = line("By token of the encoder: what its state brings through cross-attention", "bold")
@@ -221,7 +220,7 @@ def _flows(flows: Sequence[Flow], one: Attribution) -> list[RenderableType]:
     """The largest moves of the leading heads, a line each."""
     if not flows:
         return []
-    texts = [_cut(token.text) for token in one.parts.tokens]
+    texts = [cut(token.text) for token in one.parts.tokens]
 
     def name(position: int) -> str:
         return f"{position} '{texts[position]}'" if position < len(texts) else str(position)
@@ -249,7 +248,7 @@ def _measured(one: Attribution, page: Page) -> list[RenderableType]:
         (place_of(n, several=several), SIGNED(n.part), SIGNED(n.change), numbers.plain(n.kl)) for n in found.neurons
     ]
     tokens = [
-        (f"{t.position} '{_cut(t.text)}'", SIGNED(t.part), SIGNED(t.cut), numbers.plain(t.cut_kl), SIGNED(t.replaced),
+        (f"{t.position} '{cut(t.text)}'", SIGNED(t.part), SIGNED(t.cut), numbers.plain(t.cut_kl), SIGNED(t.replaced),
          numbers.plain(t.replaced_kl))
         for t in found.tokens
     ]  # fmt: skip
@@ -285,9 +284,9 @@ def _continuation(found: Continuation, page: Page) -> list[RenderableType]:
             f"{SIGNED(found.logits)}, which misses {SIGNED(found.first_order_error)} nats of what is gained over equal "
             "logits"
         )
-    rows = [(f"{t} '{_cut(sources[t].text)}'", SIGNED(sources[t].value)) for t in leading]
+    rows = [(f"{t} '{cut(sources[t].text)}'", SIGNED(sources[t].value)) for t in leading]
     return [
-        line(f"prompt {found.prompt}, continued by '{tokens}': {words}", "bold"),
+        line(f"prompt {found.prompt}, continued by '{cut(tokens, TARGET)}': {words}", "bold"),
         line("[ ] marks the tokens with the largest parts, their own and the UAT terms at them:", "dim"),
         text,
         _rows(("token", "all tokens together"), rows, page),
@@ -322,10 +321,10 @@ def _overview(report: AttributeReport, page: Page) -> list[RenderableType]:
         rows.append(
             (
                 (f"{one.prompt}:" if several else "") + ("-" if one.position is None else str(one.position)),
-                _cut(named(one)),
+                cut(named(one)),
                 SIGNED(one.logit),
                 numbers.ABSENT if one.rank is None else str(one.rank),
-                f"{lead} '{_cut(token.text)}' {SIGNED(token.value + here[lead])}",
+                f"{lead} '{cut(token.text)}' {SIGNED(token.value + here[lead])}",
                 numbers.ABSENT if unit is None else f"{unit.block} {SIGNED(unit.value)}",
             )
         )
@@ -346,10 +345,6 @@ def _verdict(certificate: AttributionCertificate) -> Text:
     if certificate.exact:
         return line(f"exact: {missed(certificate)}", "green")
     return line(f"NOT EXACT: {missed(certificate)}; do not rely on the numbers above", "bold red")
-
-
-def _cut(text: str) -> str:
-    return text if cell_len(text) <= _LONGEST else set_cell_size(text, _LONGEST - 2) + ".."
 
 
 def _rows(headers: Sequence[str], rows: Sequence[Sequence[str]], page: Page) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from duat_cli.report.tables.cut import TARGET, cut
 from duat_cli.results.attribute import Attribution
 
 NOT_CAUSAL = (
@@ -27,9 +28,9 @@ def is_bare(one: Attribution) -> bool:
 def named(one: Attribution) -> str:
     """The target in words: ' Paris' against ' Rome'."""
     target = one.target
-    text = "norm of the pooled vector" if target.token is None else f"'{target.token.text}'"
+    text = "norm of the pooled vector" if target.token is None else f"'{cut(target.token.text, TARGET)}'"
     if target.against is not None:
-        return f"{text} against '{target.against.text}'"
+        return f"{text} against '{cut(target.against.text, TARGET)}'"
     return f"{text} against the mean of all" if target.against_mean else text
 
 
