@@ -15,11 +15,12 @@ from duat_cli.analysis.prepared import with_chain
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.loading.model.load import LoadedModel, load_tokenizer
-from duat_cli.loading.prompts import Prompt, limits
+from duat_cli.loading.prompts import Prompt, limits, said
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, hushed
 from duat_cli.models.discovery.modality import STATES, decoder_of, is_pair, placed, stack_of
 from duat_cli.models.discovery.structure import run_stack
 from duat_cli.models.sweep.lockstep import forwards
+from duat_cli.text import shown
 
 STEPS = 15  # tokens that the model writes behind its start token where no text is given
 
@@ -47,8 +48,8 @@ def with_chosen_blocks(
     if files.decoder_prompt is not None:
         if tokenizer is None:
             tokenizer = load_tokenizer(loaded.files.path, trust_remote_code=trust_remote_code)
-        same = _of_text(model, tokenizer, files.decoder_prompt)
-        ids, how = [same] * len(prompts), "the tokens of --decoder-prompt"
+        same, how = _of_text(model, tokenizer, files.decoder_prompt)
+        ids = [same] * len(prompts)
     else:
         ids, how = _written(loaded, prompts)
     states = encoder_states(loaded, prompts)
@@ -87,8 +88,9 @@ def _start(model: Any) -> int:
     )
 
 
-def _of_text(model: Any, tokenizer: Any, text: str) -> Tensor:
-    """A text as the decoder is trained to read it, the start token in front: (1, N)."""
+def _of_text(model: Any, tokenizer: Any, text: str) -> tuple[Tensor, str]:
+    """A text as the decoder is trained to read it, the start token in front: (1, N); and what that is. Its last token
+    stands behind all that is read; most tokenizers put one there that ends the text."""
     with calling_tokenizer("--decoder-prompt: the tokenizer fails", InputError):
         labels = torch.tensor([tokenizer(text_target=text)["input_ids"]], dtype=torch.long)
     shift, ids = getattr(model, "prepare_decoder_input_ids_from_labels", None), None
@@ -104,7 +106,10 @@ def _of_text(model: Any, tokenizer: Any, text: str) -> Tensor:
         )
     if not bool(((ids >= 0) & (ids < room.vocab_size)).all()):
         raise InputError(f"--decoder-prompt: a token id is out of the vocabulary, vocab_size {room.vocab_size}")
-    return ids
+    last, how = int(labels[0, -1]), "the tokens of --decoder-prompt"
+    if last not in tokenizer.all_special_ids:
+        how += f" but for the last, {shown(said(tokenizer, [last]))}, which stands behind what is read"
+    return ids, how
 
 
 def _written(loaded: LoadedModel, prompts: Sequence[Prompt]) -> tuple[list[Tensor], str]:

@@ -229,7 +229,7 @@ def test_verify_reads_the_decoder(folder: Path, capsys: pytest.CaptureFixture[st
     assert report["prompts"][0]["tokens"] == 3  # the start token, then labels but for the last
     assert report["certificate"]["relative_error"] < 1e-5
     assert report["certificate"]["plain_error"] == 0.0
-    assert "it reads the tokens of --decoder-prompt" in report["warnings"][-1]
+    assert "it reads the tokens of --decoder-prompt but for the last, 'z'" in report["warnings"][-1]
 
 
 def test_all_is_a_report_of_each_stack(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
