@@ -26,6 +26,7 @@ from duat_cli.loading.texts import (
     BOM,
     MAX_BYTES,
     PromptText,
+    all_asked,
     asked,
     checked,
     decode,
@@ -106,7 +107,7 @@ def read_prompts(
     texts = _options(prompt, prompts_file, stdin)
     if prompts_file is not None:
         texts += _held(prompts_file, stdin, option)
-    return _said(texts or default_prompts(), chat)
+    return all_asked(texts or default_prompts(), chat)
 
 
 def open_prompts(
@@ -133,11 +134,7 @@ def default_prompts() -> list[PromptText]:
 
 def holdout_prompts(*, chat: bool = False) -> list[PromptText]:
     """A second bundled set of the same mixture, for what must not be tested on the first."""
-    return _said(_bundled(HOLDOUT_SET), chat)
-
-
-def _said(texts: list[PromptText], chat: bool) -> list[PromptText]:
-    return list(map(asked, texts)) if chat else texts
+    return all_asked(_bundled(HOLDOUT_SET), chat)
 
 
 def set_apart(texts: Sequence[PromptText], share: float) -> tuple[list[PromptText], list[PromptText]]:

@@ -228,6 +228,11 @@ def asked(text: PromptText) -> PromptText:
     return conversation([{"role": "user", "content": text.text}], text.where, text.line)
 
 
+def all_asked(texts: list[PromptText], chat: bool) -> list[PromptText]:
+    """The texts, as of `asked` with --chat."""
+    return list(map(asked, texts)) if chat else texts
+
+
 def conversation(messages: Any, where: str, line: int, tools: Any = None) -> PromptText:
     """Messages as transformers' `apply_chat_template` takes them. The text is their JSON, by which a prompt is known
     again whatever a template makes of it."""

@@ -162,18 +162,17 @@ class Words:
             if self._read(front, whole) != own:
                 return own, self.tokens(option, text)
             both = self._read(front + text, whole)
-        special, behind = set(self._tokenizer.all_special_ids), 0
-        while (
-            both[: len(own) - behind] != own[: len(own) - behind]
-            or both[len(both) - behind :] != own[len(own) - behind :]
-        ):
-            if behind == len(own) or own[-1 - behind] not in special:
-                raise InputError(
-                    f"{option} {shown(text)}: behind {where} it is no token of its own: together its end is read as "
-                    f"{shown(self.text(both[min(len(own), len(both)) - 1]))}; begin it where a token begins"
-                )
-            behind += 1
-        return own[: len(own) - behind], both[len(own) - behind : len(both) - behind]
+        special = set(self._tokenizer.all_special_ids)
+        for ending in range(len(own) + 1):  # how many tokens the tokenizer puts behind a text
+            kept, end = own[: len(own) - ending], own[len(own) - ending :]
+            if both[: len(kept)] == kept and both[len(both) - ending :] == end and len(both) > len(own):
+                return kept, both[len(kept) : len(both) - ending]
+            if ending == len(own) or own[-1 - ending] not in special:
+                break
+        raise InputError(
+            f"{option} {shown(text)}: behind {where} it is no token of its own: together their end is read as "
+            f"{shown(self.text(both[min(len(own), len(both)) - 1]))}; begin it where a token begins"
+        )
 
     def _read(self, text: str, special: bool) -> list[int]:
         return [int(i) for i in self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]]

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import read_prompts
-from duat_cli.loading.texts import PromptText, asked, checked, pairs_of
+from duat_cli.loading.texts import PromptText, all_asked, checked, pairs_of
 
 PAPER = ("Nui zi created Nui zi dynamics", "Nui zi created gravitation and relativity theory")  # of Wang & Li
 BREAK = "\n"
@@ -59,18 +59,14 @@ def texts_of(
     if file is not None:
         pairs = list(pairs_of(file, sys.stdin))
         texts = [text for pair in pairs for text in pair]
-        return Texts(_said(texts, chat), len(texts), [(2 * k, 2 * k + 1) for k in range(len(pairs))])
+        return Texts(all_asked(texts, chat), len(texts), [(2 * k, 2 * k + 1) for k in range(len(pairs))])
     if not prompts:
         texts = [checked(text, f"the paper's {k}", k) for k, text in enumerate(PAPER, 1)]
     elif len(prompts) == 1:
         raise InputError("--prompt: one prompt has nothing to be compared with; give a second --prompt")
     else:
         texts = read_prompts(prompts, None, sys.stdin)
-    return Texts(_said(texts, chat), len(texts), [(0, k) for k in range(1, len(texts))])
-
-
-def _said(texts: list[PromptText], chat: bool) -> list[PromptText]:
-    return list(map(asked, texts)) if chat else texts
+    return Texts(all_asked(texts, chat), len(texts), [(0, k) for k in range(1, len(texts))])
 
 
 def _contexts(shared: str, prefixes: list[str], answer: str | None) -> Texts:
