@@ -314,7 +314,7 @@ def open_set(
     def encoded(some: Sequence[PromptText]) -> list[Prompt]:
         return encode(tokenizer, some, cut, room.max_positions, room.vocab_size)
 
-    return loaded, PromptSet(read, keys, encoded)
+    return loaded, PromptSet(read, keys, encoded, "" if texts.template is None else str(tokenizer.chat_template or ""))
 
 
 def load_found(

@@ -157,6 +157,8 @@ class Asked:
         if self.in_memory:
             raise InputError(f"a {type(self.model).__name__} was given: files are read, give a folder or a hub id")
         given = self.loading
+        if (memory := given.get("memory")) is not None and whole(memory) is None:
+            raise InputError(f"memory: {memory!r}: expected bytes, a whole number such as 8 * 10**9")
         if given.get("trust_remote_code") and not own_code:
             raise InputError("trust_remote_code: this command runs no code that comes with a checkpoint")
         return ModelRequest(None if self.model is None else os.fspath(self.model), task=task, **given)
@@ -275,12 +277,13 @@ def _ids(prompt: str | PromptText) -> bool:
 def _prompt(given: Any, number: int) -> str | PromptText:
     if isinstance(given, str):
         return str(given)
-    if isinstance(given, Sequence) and given and all(isinstance(one, Mapping) for one in given):
-        return conversation([dict(one) for one in given], f"prompts[{number}]", number + 1)
     try:
-        ids = None if isinstance(given, (bytes, Mapping)) else [whole(one) for one in given]
+        entries = None if isinstance(given, (bytes, Mapping)) else list(given)
     except TypeError:  # a tensor of no dimensions says by this that it has no entries
-        ids = None
+        entries = None
+    if entries and all(isinstance(one, Mapping) for one in entries):
+        return conversation([dict(one) for one in entries], f"prompts[{number}]", number + 1)
+    ids = None if entries is None else [whole(one) for one in entries]
     if ids is None:
         raise InputError(f"prompts[{number}]: expected a text or token ids, got {type(given).__name__}")
     found = tuple(one for one in ids if one is not None)

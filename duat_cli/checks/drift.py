@@ -139,14 +139,19 @@ def same_texts(one: BaselinePrompts, other: BaselinePrompts) -> bool:
     return one.texts is not None and one.texts == other.texts
 
 
-def retokenised(old: BaselinePrompts | None, new: BaselinePrompts | None) -> str:
+def retokenised(old: BaselinePrompts | None, new: BaselinePrompts | None, *, written: bool = False) -> str:
     """How the same texts or files became other tokens or tensors, as a sentence; empty where they did not, or where it
-    is not known."""
+    is not known. written: whether the model itself wrote what its decoder reads."""
     if old is None or new is None or not same_texts(old, new):
         return ""
     if old.sha256 == new.sha256 and (old.ids is None or old.ids == new.ids):
         return ""
     was, now = (f"{plural(p.tokens, 'token')} of {plural(p.count, 'prompt')}" for p in (old, new))
+    if written:
+        return (
+            f"the model writes other tokens for its decoder to read: {was} → {now}; numbers of the forward pass are "
+            "not compared, which --decoder-prompt for baseline and run would allow"
+        )
     return (
         f"the same prompts are read otherwise: {was} → {now}; tokenizer, processor, positions, or what a decoder is "
         "given to read changed, and numbers of the forward pass are not compared"

@@ -145,12 +145,11 @@ def _left(leave: SystemExit) -> int:
     if streams.is_broken_pipe(leave.__context__):
         streams.discard_output()
         return EXIT_SOUND
-    place = leave.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    by = "" if place is None else str(place.tb_frame.f_globals.get("__name__"))
-    if by.partition(".")[0] not in ("typer", __name__.partition(".")[0]):
-        talk.error(f"{by} ended the process (SystemExit: {leave.code}) before the command was done")
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(leave.__traceback__)]
+    if modules and modules[-1].partition(".")[0] not in ("typer", __name__.partition(".")[0]):
+        own = [name for name in modules if name.startswith("transformers_modules.")]
+        by = f"{(own or modules)[-1]} ended the process (SystemExit: {leave.code}) before the command was done"
+        talk.error(f"{by}; read the code that comes with the checkpoint")
         return EXIT_UNDECIDED
     return leave.code if isinstance(leave.code, int) else EXIT_UNDECIDED
 

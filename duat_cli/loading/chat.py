@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from duat_cli.compat.transformers import stopped_clock
-from duat_cli.errors import CheckpointError, InputError
+from duat_cli.errors import CheckpointError
 from duat_cli.loading.quiet import calling_tokenizer
 from duat_cli.loading.texts import MESSAGES, TOOLS, PromptText
 
-ANSWER = "assistant"  # the role of a model's own messages
+Message = dict[str, Any]
+USER, ANSWER = "user", "assistant"  # roles
 
 
 def written(by: Any, text: PromptText, pictures: int = 0) -> str:
@@ -18,7 +19,8 @@ def written(by: Any, text: PromptText, pictures: int = 0) -> str:
 
     by: a tokenizer, or a processor. Behind a message that is not the model's own stands what opens its answer. A
     template that asks for the date is told a fixed one, so that two runs read the same. pictures: how many stand in
-    front of the user's first message, unless messages name their own.
+    front of the user's first message, unless messages name their own. Some templates take contents as texts, some as
+    lists of parts: the form is taken in which what the user says is written.
     """
     if not text.conversation:
         return text.text
@@ -27,20 +29,53 @@ def written(by: Any, text: PromptText, pictures: int = 0) -> str:
             f"{text.where}: the checkpoint has no chat template (chat_template.jinja), so it says nowhere how a "
             "conversation is written; give texts, without --chat"
         )
-    said = json.loads(text.text)
-    messages = _with_pictures(said[MESSAGES], pictures)
+    messages, tools = text.said[MESSAGES], text.said.get(TOOLS)
     opened = messages[-1]["role"] != ANSWER
-    tools = {TOOLS: said[TOOLS]} if TOOLS in said else {}
-    with calling_tokenizer(f"{text.where}: the chat template fails", InputError), stopped_clock():
-        return str(by.apply_chat_template(messages, tokenize=False, add_generation_prompt=opened, **tools))
+    asked = {"tokenize": False, "add_generation_prompt": opened} | ({} if tools is None else {TOOLS: tools})
+
+    def render(form: Sequence[Message]) -> str:
+        with calling_tokenizer(f"{text.where}: the chat template fails"), stopped_clock():
+            return str(by.apply_chat_template(list(form), **asked))
+
+    fault = None
+    for form in _forms(messages, pictures):
+        try:
+            found = render(form)
+        except CheckpointError as error:
+            fault = fault or error
+            continue
+        if _hears(render, form, found):
+            return found
+        fault = CheckpointError(f"{text.where}: the chat template leaves out what the user says; give a text")
+    assert fault is not None
+    raise fault
 
 
-def _with_pictures(messages: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    parts = [part for message in messages if isinstance(message.get("content"), list) for part in message["content"]]
-    if not count or any(isinstance(part, dict) and part.get("type") == "image" for part in parts):
-        return messages
-    first = next((k for k, message in enumerate(messages) if message["role"] == "user"), 0)
-    content = messages[first].get("content") or ""
-    said = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    shown = {**messages[first], "content": [*({"type": "image"} for _ in range(count)), *said]}
-    return [*messages[:first], shown, *messages[first + 1 :]]
+def _forms(messages: list[Message], pictures: int) -> list[list[Message]]:
+    """Contents as they are, and as lists of parts; pictures in front of what the user says first."""
+    parts = [{**message, "content": _parts(message)} for message in messages]
+    named = any(isinstance(part, dict) and part.get("type") == "image" for one in parts for part in one["content"])
+    if not pictures or named:
+        return [messages, parts]
+    first = next((k for k, message in enumerate(messages) if message["role"] == USER), 0)
+    shown = {**parts[first], "content": [*({"type": "image"} for _ in range(pictures)), *parts[first]["content"]]}
+    return [[*some[:first], shown, *some[first + 1 :]] for some in (parts, messages)]
+
+
+def _parts(message: Message) -> list[Any]:
+    content = message.get("content") or ""
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+
+
+def _hears(render: Callable[[Sequence[Message]], str], form: list[Message], found: str) -> bool:
+    """Whether what the user says last is in the text that was written; a template that cleans contents writes another
+    text of another content."""
+    place = max((k for k, message in enumerate(form) if message["role"] == USER), default=None)
+    if place is None:
+        return True
+    texts = [part["text"] for part in _parts(form[place]) if isinstance(part, dict) and part.get("type") == "text"]
+    if all(text.strip() in found for text in texts):
+        return True
+    own = form[place]["content"]
+    other = f"{own} {ANSWER}" if isinstance(own, str) else [*own, {"type": "text", "text": ANSWER}]
+    return render([*form[:place], {**form[place], "content": other}, *form[place + 1 :]]) != found

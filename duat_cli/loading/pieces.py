@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 SPACE = "▁"  # of sentencepiece, in front of a word
@@ -10,6 +11,8 @@ _WHOLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # bytes 
 _BYTES = {chr(byte): byte for byte in _WHOLE} | {
     chr(256 + place): byte for place, byte in enumerate(sorted(set(range(256)) - set(_WHOLE)))
 }
+_CHARACTERS = {byte: character for character, byte in _BYTES.items()}
+_MARKS = (SPACE, _CHARACTERS[ord(" ")], _CHARACTERS[ord("\n")])
 _LOST = "\ufffd"
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
@@ -35,13 +38,12 @@ def _bytes_of(piece: str) -> str:
     return bytes(known).decode("utf-8", "backslashreplace") if len(known) == len(found) else piece
 
 
-def pieces_that_say(tokenizer: Any, text: str) -> list[int]:
-    """Tokens of the vocabulary that are written so, or that say this: with a space of sentencepiece, as one of its
-    bytes, or in the characters of byte-level BPE."""
-    by_byte = {byte: character for character, byte in _BYTES.items()}
-    written = "".join(by_byte[byte] for byte in text.encode("utf-8", "surrogatepass"))
-    vocabulary: dict[str, int] = tokenizer.get_vocab()
+def pieces_that_say(tokenizer: Any, vocabulary: Mapping[str, int], text: str) -> list[int]:
+    """Tokens that say this: in the vocabulary with a space of sentencepiece, as one of its bytes, or in the characters
+    of byte-level BPE; or that are written so, with a mark of the vocabulary's own. vocabulary: of the tokenizer."""
+    written = "".join(_CHARACTERS[byte] for byte in text.encode("utf-8", "surrogatepass"))
     byte = f"<0x{ord(text):02X}>" if len(text) == 1 else text
     asked = dict.fromkeys((text, text.replace(" ", SPACE), byte, written))
     found = {vocabulary[piece]: piece for piece in asked if piece in vocabulary}
-    return [token for token, piece in found.items() if piece == text or piece_text(tokenizer, token) == text]
+    marked = any(mark in text for mark in _MARKS)
+    return [t for t, piece in found.items() if piece_text(tokenizer, t) == text or (marked and piece == text)]

@@ -36,6 +36,8 @@ class PromptSet:
     texts: Iterable[PromptText]
     keys: array[int]
     encode: Callable[[Sequence[PromptText]], Sequence[Prompt]]
+    template: str = ""
+    """The chat template, where it is not among the files of the checkpoint's tokenizer."""
 
     def prompts(self, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Prompt]]:
         """Those at the wanted positions, in order; InputError where the texts are no longer those of the keys."""

@@ -23,6 +23,7 @@ JSON_LINES = ".jsonl"
 GZIP = ".gz"
 PARQUET = ".parquet"
 MESSAGES, TOOLS = "messages", "tools"
+_CONVERSATION = "conversation "  # in front of its JSON: the same line as a text is another prompt
 COLUMNS = ("text", "prompt", MESSAGES)  # of a .parquet, the first that it has
 MAX_BYTES = 64 << 20  # of a line, of standard input, and of texts that are held in memory
 _MAX_CHARACTERS = 4 << 20  # of one prompt; beyond, only making tokens of it takes long
@@ -42,7 +43,13 @@ class PromptText:
     ids: tuple[int, ...] | None = None
     """The token ids that were given in its place; the text then names them."""
     conversation: bool = False
-    """Whether the text is JSON of messages, which the checkpoint's chat template is to write out."""
+    """Whether the text is that of `conversation`, which the checkpoint's chat template is to write out."""
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The messages, and the tools, of a conversation."""
+        found: dict[str, Any] = json.loads(self.text.removeprefix(_CONVERSATION))
+        return found
 
 
 def numbered(tokens: Iterable[int]) -> str:
@@ -76,7 +83,7 @@ def lines(file: gzip.GzipFile | IO[bytes], name: str, json_lines: bool) -> Itera
             yield checked(text, where, number)
             continue
         value = _object(text, where, "text")
-        if MESSAGES in value and "text" not in value:
+        if value.get(MESSAGES) is not None and value.get("text") is None:
             yield conversation(value[MESSAGES], where, number, value.get(TOOLS))
         else:
             yield checked(_string(value, where, "text"), where, number)
@@ -90,8 +97,8 @@ def pairs_of(name: str, stdin: IO[Any] | None) -> Iterator[tuple[PromptText, Pro
     with io.BytesIO(read_stdin(stdin)) if name == "-" else _opened(name, shown) as file:
         for where, number, line in _filled(file, shown):
             value = _object(line, where, "a", "b")
-            a, b = _string(value, where, "a"), _string(value, where, "b")
-            yield checked(a, f"{where}, a", number), checked(b, f"{where}, b", number)
+            a, b = (_either(value, name, where, number) for name in ("a", "b"))
+            yield a, b
 
 
 def _filled(file: gzip.GzipFile | IO[bytes], name: str) -> Iterator[tuple[str, int, str]]:
@@ -162,12 +169,13 @@ def _rows(name: str, shown: str, option: str) -> Iterator[PromptText]:
             if column is None:
                 names = '"text", "prompt" or "messages"'
                 raise InputError(f"{shown}: no column {names}; it has {clean(', '.join(columns))}")
-            for batch in file.iter_batches(batch_size=_ROWS, columns=[column]):
-                for value in batch.column(0).to_pylist():
+            beside = [TOOLS] if column == MESSAGES and TOOLS in columns else []
+            for batch in file.iter_batches(batch_size=_ROWS, columns=[column, *beside]):
+                for row in batch.to_pylist():
                     number += 1
-                    where = f"{shown} row {number}"
+                    where, value = f"{shown} row {number}", row[column]
                     if column == MESSAGES:
-                        yield conversation(value, where, number)
+                        yield conversation(value, where, number, row.get(TOOLS))
                         continue
                     if not isinstance(value, str):
                         raise InputError(f'{where}: expected a string in "{column}", got {type(value).__name__}')
@@ -219,6 +227,13 @@ def _string(value: dict[str, Any], where: str, name: str) -> str:
     return text
 
 
+def _either(value: dict[str, Any], name: str, where: str, number: int) -> PromptText:
+    """A text, or the messages of a conversation."""
+    if isinstance(value.get(name), list):
+        return conversation(value[name], f"{where}, {name}", number)
+    return checked(_string(value, where, name), f"{where}, {name}", number)
+
+
 def asked(text: PromptText) -> PromptText:
     """The text as what a user says in a conversation; a conversation as it is. InputError for token ids."""
     if text.ids is not None:
@@ -234,17 +249,18 @@ def all_asked(texts: list[PromptText], chat: bool) -> list[PromptText]:
 
 
 def conversation(messages: Any, where: str, line: int, tools: Any = None) -> PromptText:
-    """Messages as transformers' `apply_chat_template` takes them. The text is their JSON, by which a prompt is known
-    again whatever a template makes of it."""
+    """Messages as transformers' `apply_chat_template` takes them. The text holds their JSON, by which a prompt is known
+    again whatever a template makes of it. tools: a list, or JSON of one."""
     if not isinstance(messages, list) or not messages:
         raise InputError(f'{where}: expected "{MESSAGES}" to be a list of objects with a "role" and a "content"')
     for number, message in enumerate(messages, 1):
         role = message.get("role") if isinstance(message, dict) else None
         if not isinstance(role, str) or not isinstance(message.get("content") or "", (str, list)):
             raise InputError(f'{where}: message {number}: expected an object with a "role" and a "content"')
-    said = {MESSAGES: messages} | ({} if tools is None else {TOOLS: tools})
     try:
-        text = json.dumps(said, ensure_ascii=False)
+        tools = json.loads(tools) if isinstance(tools, str) else tools
+        said = {MESSAGES: messages} | ({} if tools is None else {TOOLS: tools})
+        text = _CONVERSATION + json.dumps(said, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"{where}: messages that JSON cannot hold: {clean(str(error))}") from error
     return replace(checked(text, where, line), conversation=True)

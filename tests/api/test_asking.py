@@ -267,3 +267,8 @@ def test_what_is_given_wrong_is_one_line(call: Callable[[Any, Any], Any], wrong:
     with pytest.raises(duat.DuatError, match=wrong) as refused:
         call(model, t.ViTImageProcessor(size={"height": 16, "width": 16}))
     assert "\n" not in str(refused.value)
+
+
+def test_memory_is_bytes() -> None:
+    with pytest.raises(InputError, match="memory: '8GB': expected bytes, a whole number"):
+        duat.verify(prompts=["x"], memory="8GB")  # type: ignore[arg-type]

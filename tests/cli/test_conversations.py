@@ -12,7 +12,7 @@ from chatting import CHAT_TEMPLATE, HELLO, with_chat_template
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
-from duat_cli.loading.checkpoint.source import demo_path
+from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path
 from duat_cli.loading.model.load import load_tokenizer
 
 CHAT = ("--chat", "--prompt", "Hello")
@@ -150,3 +150,22 @@ def test_a_checkpoint_without_a_template_is_said_so(refusal: Any) -> None:
         assert said in refusal(command, demo_path(), *CHAT)
     assert said in refusal("inspect", demo_path(), "--chat")
     assert "--chat: there are no prompts" in refusal("lora-diff", demo_path(), demo_path(), "--chat")
+
+
+def test_results_of_another_template_are_refused(folder: Path, refusal: Any, report: Any, tmp_path: Path) -> None:
+    for number, (base, other) in enumerate(((folder, None), (demo_path(), folder))):
+        model, kept = tmp_path / f"model{number}", tmp_path / f"kept{number}"
+        shutil.copytree(other or base, model)
+        command = ("inspect", model, *CHAT) if other is None else ("lora-diff", base, model, *CHAT)
+        report(*command, "--out", kept)
+        (model / "chat_template.jinja").write_text(CHAT_TEMPLATE.replace("Today", "This day"), encoding="utf-8")
+        assert "holds results of another tokenizer" in refusal(*command, "--out", kept)
+
+
+def test_an_adapter_lends_its_template(report: Any, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    shutil.copytree(demo_adapter_path(), adapter)
+    (adapter / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    assert report("lora-diff", demo_path(), adapter, *CHAT)["prompts"][0]["tokens"] == len(tokens(demo_path()))
+    made = report("check", demo_path(), "--adapter", adapter, *CHAT)
+    assert made["prompts"][0]["tokens"] == len(tokens(demo_path()))

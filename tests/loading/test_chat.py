@@ -49,7 +49,7 @@ def test_the_tokens_are_those_of_transformers(folder: Path, answered: bool, monk
     assert prompt.text.endswith("In France.</s>\n" if answered else "</s>\n<|assistant|>\n")
     assert prompt.spans is not None
     assert prompt.text[slice(*prompt.spans[-1])] == "\n"
-    assert json.loads(prompt.messages or "") == {"messages": messages, "tools": [TOOL]}
+    assert prompt.messages == talk(*messages, tools=[TOOL]).text
     assert token_counter(folder, None)([talk(*messages, tools=[TOOL])]) == [len(expected["input_ids"])]
 
 
@@ -70,27 +70,55 @@ def test_where_there_is_no_template_or_it_fails(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no chat template"):
         token_counter(demo_path(), None)([talk(USER)])
     refusing = with_chat_template(tmp_path / "refusing", "{{ raise_exception('roles must alternate\x1b[2J') }}")
-    with pytest.raises(InputError, match=r"here: the chat template fails: .*roles must alternate") as caught:
+    with pytest.raises(CheckpointError, match=r"here: the chat template fails: .*roles must alternate") as caught:
         written(load_tokenizer(refusing), talk(USER))
     assert str(caught.value) == clean(str(caught.value))
 
 
 class Parts:
-    """A processor that gives the content of each message back."""
+    """A processor that gives the content of each message back; `refused`: a type of content."""
 
     chat_template = "given"
 
+    def __init__(self, refused: type = bytes) -> None:
+        self._refused = refused
+
     def apply_chat_template(self, messages: list[dict[str, Any]], **_: Any) -> str:
+        if any(isinstance(message["content"], self._refused) for message in messages):
+            raise TypeError("such content")
         return json.dumps([message["content"] for message in messages])
 
 
 def test_pictures_stand_in_front_of_what_the_user_says_first() -> None:
+    def parts(text: str) -> dict[str, str]:
+        return {"type": "text", "text": text}
+
     said: list[dict[str, Any]] = [{"role": "system", "content": "Look."}, USER, {"role": "assistant", "content": "?"}]
-    image, words = {"type": "image"}, {"type": "text", "text": USER["content"]}
-    assert json.loads(written(Parts(), talk(*said), 2)) == ["Look.", [image, image, words], "?"]
+    image, words = {"type": "image"}, parts(USER["content"])
+    expected = [[parts("Look.")], [image, image, words], [parts("?")]]
+    assert json.loads(written(Parts(), talk(*said), 2)) == expected
     placed = [{"role": "user", "content": [words, image]}]
     assert json.loads(written(Parts(), talk(*placed), 1)) == [[words, image]]  # where the messages say
     assert json.loads(written(Parts(), talk({"role": "user", "content": [words]}), 1)) == [[image, words]]
+
+
+def test_the_form_of_contents_is_that_in_which_the_user_is_heard(tmp_path: Path) -> None:
+    assert json.loads(written(Parts(), talk(USER))) == [USER["content"]]
+    assert json.loads(written(Parts(str), talk(USER))) == [[{"type": "text", "text": USER["content"]}]]
+    with pytest.raises(CheckpointError, match="here: the chat template fails: TypeError: such content"):
+        written(Parts(object), talk(USER))
+    typed = (
+        "{% for m in messages %}{{ m.content | selectattr('type', 'equalto', 'text') | map(attribute='text') | join }}"
+    )
+    listing = load_tokenizer(with_chat_template(tmp_path / "listing", typed + "{% endfor %}"))
+    assert written(listing, talk(USER)) == USER["content"]
+    cleaning = load_tokenizer(
+        with_chat_template(tmp_path / "clean", "{{ messages[-1].content | replace('Paris', 'P') }}")
+    )
+    assert written(cleaning, talk(USER)) == "Where is P?"
+    deaf = load_tokenizer(with_chat_template(tmp_path / "deaf", "{{ bos_token }}answer:"))
+    with pytest.raises(CheckpointError, match="here: the chat template leaves out what the user says"):
+        written(deaf, talk(USER))
 
 
 @pytest.mark.parametrize("begins", ["<s>", ""])

@@ -10,6 +10,10 @@ from tokenizing import byte_level, sentencepiece, word_pieces
 from duat_cli.loading.pieces import piece_text, pieces_that_say
 
 
+def saying(tokenizer: Any, text: str) -> list[int]:
+    return pieces_that_say(tokenizer, tokenizer.get_vocab(), text)
+
+
 @pytest.mark.parametrize("make", [byte_level, sentencepiece, word_pieces])
 def test_every_token_says_something_of_its_own_and_is_found_by_it(make: Any) -> None:
     tokenizer = make()
@@ -17,7 +21,7 @@ def test_every_token_says_something_of_its_own_and_is_found_by_it(make: Any) -> 
     assert len(set(said.values())) == len(said)
     assert "\ufffd" not in "".join(said.values())
     for token, text in said.items():
-        assert token in pieces_that_say(tokenizer, text) or "\\x" in text or text.startswith("<0x")
+        assert token in saying(tokenizer, text) or "\\x" in text or text.startswith("<0x")
 
 
 def test_what_decoding_alone_loses() -> None:
@@ -32,13 +36,22 @@ def test_what_decoding_alone_loses() -> None:
     assert [piece_text(words, token) for token in words("the cat")["input_ids"]] == [" the", " cat"]
     ids = words.convert_tokens_to_ids(["cat", "▁", "<0xC3>", "<0x74>", "<0x0A>"])
     assert [piece_text(words, token) for token in ids] == ["cat", " ", "<0xC3>", "<0x74>", "\n"]
-    assert words.convert_ids_to_tokens(pieces_that_say(words, "\n")) == ["<0x0A>"]
+    assert words.convert_ids_to_tokens(saying(words, "\n")) == ["<0x0A>"]
 
 
 def test_several_pieces_may_be_meant() -> None:
     words = sentencepiece()
-    assert words.convert_ids_to_tokens(pieces_that_say(words, " cat")) == ["▁cat"]
-    assert words.convert_ids_to_tokens(pieces_that_say(words, "cat")) == ["cat"]
-    assert words.convert_ids_to_tokens(pieces_that_say(words, "▁cat")) == ["▁cat"]
-    assert pieces_that_say(words, "dog") == []
-    assert word_pieces().convert_ids_to_tokens(pieces_that_say(word_pieces(), "##s")) == ["##s"]
+    assert words.convert_ids_to_tokens(saying(words, " cat")) == ["▁cat"]
+    assert words.convert_ids_to_tokens(saying(words, "cat")) == ["cat"]
+    assert words.convert_ids_to_tokens(saying(words, "▁cat")) == ["▁cat"]
+    assert saying(words, "dog") == []
+    assert word_pieces().convert_ids_to_tokens(saying(word_pieces(), "##s")) == ["##s"]
+
+
+def test_what_writes_a_byte_does_not_say_it() -> None:
+    """Byte-level BPE writes the byte 0xE9 as the letter that has this number, 'é'."""
+    tokenizer = byte_level()
+    assert tokenizer.get_vocab()["é"]
+    assert saying(tokenizer, "é") == []
+    assert tokenizer.convert_ids_to_tokens(saying(tokenizer, "Ġthe")) == ["Ġthe"]
+    assert saying(tokenizer, "Ġthe") == saying(tokenizer, " the")

@@ -160,11 +160,34 @@ def test_a_line_or_a_row_may_hold_a_conversation(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = list(texts_of(str(tmp_path / "a.jsonl"), None))
     assert [(t.line, t.conversation) for t in found] == [(1, True), (2, True), (3, False)]
-    assert [json.loads(t.text) for t in found[:2]] == lines[:2]
+    assert [t.said for t in found[:2]] == lines[:2]
     table(tmp_path / "a.parquet", id=[1], messages=[SAID])
     [row] = texts_of(str(tmp_path / "a.parquet"), None)
-    assert (row.conversation, json.loads(row.text)) == (True, {"messages": SAID})
+    assert (row.conversation, row.said) == (True, {"messages": SAID})
     assert row.text == found[0].text  # one prompt by its hash
+    table(tmp_path / "b.parquet", tools=[[{"name": "map"}]], messages=[SAID])
+    table(tmp_path / "c.parquet", tools=['[{"name": "map"}]'], messages=[SAID])
+    for name in "bc":
+        [row] = texts_of(str(tmp_path / f"{name}.parquet"), None)
+        assert row.text == found[1].text
+    (tmp_path / "d.jsonl").write_text(json.dumps({"text": None, "messages": SAID}) + "\n")
+    assert [t.text for t in texts_of(str(tmp_path / "d.jsonl"), None)] == [found[0].text]
+
+
+def test_a_conversation_is_another_prompt_than_its_own_line(tmp_path: Path) -> None:
+    [said] = map(texts.asked, [texts.checked("Hello", "--prompt 1", 1)])
+    line = json.dumps(said.said, ensure_ascii=False)
+    for name in ("a.txt", "a.jsonl"):
+        (tmp_path / name).write_text(line + "\n")
+    [plain], [talk] = (list(texts_of(str(tmp_path / name), None)) for name in ("a.txt", "a.jsonl"))
+    assert talk.text == said.text != plain.text == line
+
+
+def test_pairs_may_be_conversations(tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text(json.dumps({"a": SAID, "b": "Hello"}) + "\n")
+    [(a, b)] = pairs_of(str(file), None)
+    assert (a.said, b.text, a.where, b.where) == ({"messages": SAID}, "Hello", f"{file} line 1, a", f"{file} line 1, b")
 
 
 BROKEN_MESSAGES = {

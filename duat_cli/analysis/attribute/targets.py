@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import re
@@ -140,7 +141,12 @@ class Words:
         if self._tokenizer is None:
             return []
         with calling_tokenizer(f"{option}: the tokenizer fails", InputError):
-            return pieces_that_say(self._tokenizer, text)
+            return pieces_that_say(self._tokenizer, self._vocabulary, text)
+
+    @functools.cached_property
+    def _vocabulary(self) -> dict[str, int]:
+        found: dict[str, int] = self._tokenizer.get_vocab()
+        return found
 
     def _listed(self, ids: Sequence[int]) -> str:
         several = ", ".join(f"{shown(self.text(token))} (#{token})" for token in ids[:_SHOWN])
@@ -169,9 +175,10 @@ class Words:
                 return kept, both[len(kept) : len(both) - ending]
             if ending == len(own) or own[-1 - ending] not in special:
                 break
+        first = next((k for k, (a, b) in enumerate(zip(own, both, strict=False)) if a != b), len(both) - 1)
         raise InputError(
-            f"{option} {shown(text)}: behind {where} it is no token of its own: together their end is read as "
-            f"{shown(self.text(both[min(len(own), len(both)) - 1]))}; begin it where a token begins"
+            f"{option} {shown(text)}: behind {where} it is no token of its own: where they meet they are read as "
+            f"{shown(self.text(both[first]))}; begin it where a token begins"
         )
 
     def _read(self, text: str, special: bool) -> list[int]:

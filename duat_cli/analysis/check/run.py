@@ -85,6 +85,8 @@ def check(plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFa
     read = request.texts.read(progress) if plan.forward else []
     found = request.model.find(progress)
     adapter = _adapter(request, progress)
+    if adapter is not None:
+        request = replace(request, texts=replace(request.texts, template=adapter.path))
     undefined: DuatError | None = None
     facts: RunFacts = run
     if plan.forward:

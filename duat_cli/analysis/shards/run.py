@@ -165,6 +165,7 @@ def _manifest(session: Session, prompts: PromptSet, worker: Worker) -> Manifest:
     tokenizer = hashlib.sha256()
     for file in tokenizer_files(loaded.files.path):
         tokenizer.update(file.name.encode() + b"\0" + file.read_bytes())
+    tokenizer.update(prompts.template.encode())
     return Manifest(
         command=worker.command,
         duat_version=__version__,

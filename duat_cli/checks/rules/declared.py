@@ -29,12 +29,6 @@ Change = tuple[str, Any, Any]
 """Field, old, new; None for none."""
 
 
-WRITTEN = (
-    "the tokenizer is that of the baseline; the model writes other tokens for its decoder to read, so that numbers of "
-    "the forward pass are not compared; give --decoder-prompt to baseline and run for that"
-)
-
-
 def _config(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     """One finding for each field, or for each group of fields such as rope_parameters."""
     assert evidence.declared is not None
@@ -155,7 +149,7 @@ def _tokenizer(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     if changes:
         yield Measurement(len(changes), f"generation_config.json: {told(changes)}", where=GENERATION)
     if evidence.retokenised and evidence.written and not parts and not changes:
-        yield Measurement(0.0, WRITTEN, where="prompts", undefined="pass")
+        yield Measurement(0.0, f"as in the baseline; {evidence.retokenised}", where="prompts", undefined="pass")
     elif evidence.retokenised:
         yield Measurement(1, evidence.retokenised, where="prompts")
 

@@ -201,7 +201,7 @@ def _with_baseline(
     limit = plan.policy.drift_dtype or dtype or _weights_dtype(plan, evidence)
     old = plan.baseline.content
     refuse_foreign(plan.baseline, evidence.files, evidence.weights, metrics, dtype, prompts)
-    other_tokens = retokenised(old.prompts, prompts)
+    other_tokens = retokenised(old.prompts, prompts, written=evidence.written)
     drift = compare(
         old,
         metrics,

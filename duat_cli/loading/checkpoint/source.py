@@ -20,11 +20,14 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
     "sentencepiece.bpe.model", "tekken.json", "*.tiktoken",
 )  # fmt: skip
-_BESIDE_TOKENIZER = ("merges.txt", "special_tokens_map.json", "added_tokens.json")
+_BESIDE_TOKENIZER = (
+    "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
+    "additional_chat_templates/*.jinja",
+)  # fmt: skip
 _HUB_FILES = (
     "config.json", WEIGHTS, INDEX, "model-?????-of-?????.safetensors", *TOKENIZER_FILES,
     "modules.json", "*sentence*.json", "[1-9]*_*/config.json", "[1-9]*_*/model.safetensors",
-    *_BESIDE_TOKENIZER, ADAPTER_CONFIG,
+    *_BESIDE_TOKENIZER, ADAPTER_CONFIG, "generation_config.json", "*processor_config.json",
 )  # fmt: skip
 
 

@@ -213,8 +213,9 @@ def _attention_sites(parts: BlockParts, written: Trace, found: list[Site], reaso
         reasons |= dict.fromkeys(("attention", "head"), "the block has no softmax attention")
         return
     if parts.output_projection is None:
-        why = "no linear layer takes its concatenated heads"
-        reasons["head"] = why
+        alone = "no linear layer takes its concatenated heads"
+        several = f"it has {len(parts.attention)} attentions, whose heads are not told apart; each is one term"
+        reasons["head"] = alone if len(parts.attention) == 1 else several
         found += [Site("attention", module, "output", 1, k) for k, module in enumerate(parts.attention)]
         return
     projection = parts.output_projection.linear

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 import shutil
 import socket
 from pathlib import Path
 from typing import Any
 
 import bad_checkpoints as bad
+import huggingface_hub
 import pytest
 from refusals import refusal_of_load
 
@@ -46,6 +48,15 @@ def test_no_name_at_all(source: str) -> None:
         resolve(source)
 
 
+NEEDED = (
+    "config.json", "generation_config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors",
+    "tokenizer.json", "tokenizer_config.json", "merges.txt", "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja", "preprocessor_config.json", "processor_config.json",
+    "1_Pooling/config.json", "adapter_config.json",
+)  # fmt: skip
+LEFT = ("pytorch_model.bin", "modeling_own.py", "model.onnx", "README.md", "original/consolidated.00.pth")
+
+
 def test_a_revision_of_a_folder(sound: Path) -> None:
     assert "is a local folder" in refusal_of_load(str(sound), revision="main")
 
@@ -82,6 +93,24 @@ def hub_cache(cache: Path, repo: str, folder: Path) -> str:
 
 
 @pytest.mark.usefixtures("offline")
+def test_what_is_fetched_of_a_hub_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.safetensors").touch()
+    asked: list[str] = []
+
+    def fetch(repo: str, *, allow_patterns: list[str], **_: Any) -> str:
+        asked.extend(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    assert resolve("org/name").path == tmp_path
+
+    def fetched(name: str) -> bool:
+        return any(fnmatch.fnmatch(name, pattern) for pattern in asked)
+
+    assert [name for name in NEEDED if not fetched(name)] == []
+    assert [name for name in LEFT if fetched(name)] == []
+
+
 def test_a_cached_hub_id_is_loaded_offline(sound: Path, tmp_path: Path) -> None:
     commit = hub_cache(tmp_path / "cache", "org/name", sound)
     loaded = load("org/name", cache_dir=str(tmp_path / "cache"))

@@ -243,7 +243,7 @@ def test_what_cannot_be_written_is_one_line(
         ("--save", "H"): "--save and --save-to go together",
         ("--save-to", str(tmp_path / "x")): "--save and --save-to go together",
         ("--save", "H,K", "--save-to", str(tmp_path / "x")): "--save 'H,K': expected some of H, S and bias",
-        ("--save", "H", "--save-to", str(tmp_path / "file")): "is a file, expected a folder",
+        ("--save", "H", "--save-to", str(tmp_path / "file")): "file: a file; expected a folder",
         ("--save", "H", "--save-to", str(tmp_path / "no" / "x")): "create it first",
         ("--save", "H", "--save-to", str(tmp_path / "full")): "holds prompts of another run",
         ("--save", "H", "--save-to", str(tmp_path / "x"), "--out", str(tmp_path / "y")): "contradict each other",
