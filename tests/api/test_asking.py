@@ -270,5 +270,5 @@ def test_what_is_given_wrong_is_one_line(call: Callable[[Any, Any], Any], wrong:
 
 
 def test_memory_is_bytes() -> None:
-    with pytest.raises(InputError, match="memory: '8GB': expected bytes, a whole number"):
+    with pytest.raises(duat.DuatError, match="memory: '8GB': expected bytes, a whole number"):
         duat.verify(prompts=["x"], memory="8GB")  # type: ignore[arg-type]

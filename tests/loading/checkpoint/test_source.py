@@ -92,7 +92,6 @@ def hub_cache(cache: Path, repo: str, folder: Path) -> str:
     return commit
 
 
-@pytest.mark.usefixtures("offline")
 def test_what_is_fetched_of_a_hub_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.safetensors").touch()
     asked: list[str] = []
@@ -111,6 +110,7 @@ def test_what_is_fetched_of_a_hub_checkpoint(tmp_path: Path, monkeypatch: pytest
     assert [name for name in LEFT if fetched(name)] == []
 
 
+@pytest.mark.usefixtures("offline")
 def test_a_cached_hub_id_is_loaded_offline(sound: Path, tmp_path: Path) -> None:
     commit = hub_cache(tmp_path / "cache", "org/name", sound)
     loaded = load("org/name", cache_dir=str(tmp_path / "cache"))
