@@ -21,7 +21,8 @@ def piece_text(tokenizer: Any, token: int) -> str:
     """As it is decoded, with the space of sentencepiece in front. Bytes that are no whole character are '\\xe6', and
     those that sentencepiece has beside its pieces '<0xE6>', but for line breaks and other controls."""
     text = str(tokenizer.decode([token]))
-    piece = tokenizer.convert_ids_to_tokens(token)
+    named = getattr(tokenizer, "convert_ids_to_tokens", None)  # a caller's own tokenizer may have no names
+    piece = None if named is None else named(token)
     if not isinstance(piece, str):
         return text
     if (byte := _BYTE.fullmatch(piece)) is not None:

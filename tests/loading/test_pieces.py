@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,6 +38,10 @@ def test_what_decoding_alone_loses() -> None:
     ids = words.convert_tokens_to_ids(["cat", "▁", "<0xC3>", "<0x74>", "<0x0A>"])
     assert [piece_text(words, token) for token in ids] == ["cat", " ", "<0xC3>", "<0x74>", "\n"]
     assert words.convert_ids_to_tokens(saying(words, "\n")) == ["<0x0A>"]
+
+
+def test_a_tokenizer_that_only_decodes() -> None:
+    assert piece_text(SimpleNamespace(decode=lambda ids: f"<{ids[0]}>"), 7) == "<7>"
 
 
 def test_several_pieces_may_be_meant() -> None:
