@@ -70,8 +70,8 @@ def _inner(report: AttributeReport, number: int) -> Figure | None:
     tables = [
         table_of(
             parts,
-            Head(word, "block.unit.index"),
-            lambda part: place_of(part, several=True),
+            Head(word, "block.index"),
+            place_of,
             _INNER,
             f"attribution.{number}.{reading}.{word}s[]",
         )

@@ -204,14 +204,13 @@ def _heads(one: Attribution, page: Page) -> list[RenderableType]:
 def _inner(kind: str, parts: Sequence[InnerPart], page: Page) -> list[RenderableType]:
     if not parts:
         return []
-    several = any(part.unit for part in parts)
-    rows = [(place_of(p, several=several), SIGNED(p.value), SIGNED(p.direct)) for p in parts]
+    rows = [(place_of(p), SIGNED(p.value), SIGNED(p.direct)) for p in parts]
     return [BLANK, line(f"Leading {kind}", "bold"), _rows((kind.removesuffix("s"), "total", "direct"), rows, page)]
 
 
-def place_of(part: InnerPart | RemovedPart | Spread, *, several: bool = False) -> str:
-    """Block, unit if blocks have several, expert and number: 3.17, 3.e2.17."""
-    unit = f".{part.unit}" if several else ""
+def place_of(part: InnerPart | RemovedPart | Spread) -> str:
+    """Block, unit unless it is the block's first, expert and number: 3.17, 3.u1.17, 3.e2.17."""
+    unit = f".u{part.unit}" if part.unit else ""
     expert = "" if part.expert is None else f".e{part.expert}"
     return f"{part.block}{unit}{expert}.{part.index}"
 
@@ -243,10 +242,7 @@ def _measured(one: Attribution, page: Page) -> list[RenderableType]:
         (f"{h.block}.{h.index}", SIGNED(h.part), SIGNED(h.direct), SIGNED(h.change), numbers.plain(h.kl))
         for h in found.heads
     ]
-    several = any(n.unit for n in found.neurons)
-    neurons = [
-        (place_of(n, several=several), SIGNED(n.part), SIGNED(n.change), numbers.plain(n.kl)) for n in found.neurons
-    ]
+    neurons = [(place_of(n), SIGNED(n.part), SIGNED(n.change), numbers.plain(n.kl)) for n in found.neurons]
     tokens = [
         (f"{t.position} '{cut(t.text)}'", SIGNED(t.part), SIGNED(t.cut), numbers.plain(t.cut_kl), SIGNED(t.replaced),
          numbers.plain(t.replaced_kl))
