@@ -41,6 +41,11 @@ class TokenPart(Result):
     """What one token of the prompt adds, by what stands at the first block's input: embedding and position."""
 
     position: int = Field(description="of the token, from 0")
+    id: int | None = Field(
+        default=None,
+        description="of the token in the vocabulary; null of a vector that blocks read in the place of tokens, and of "
+        "a state that stands for none",
+    )
     text: str = Field(description="the token, control characters escaped")
     value: Annotated[Finite, _TOTAL] = Field(description="what it adds, through all blocks")
     direct: Annotated[Finite, _DIRECT] = Field(description="what it adds along the residual stream alone")

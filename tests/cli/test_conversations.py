@@ -74,6 +74,7 @@ def test_attribute_takes_the_first_token_of_the_answer_apart(folder: Path, repor
     made = report("attribute", folder, *CHAT)["attribution"][0]
     ids = tokens(folder)
     assert made["position"] == len(ids) - 1
+    assert [token["id"] for token in made["parts"]["tokens"]] == ids
     said = [token["text"] for token in made["parts"]["tokens"]]
     assert "".join(said).replace("\\n", "\n") == HELLO
 

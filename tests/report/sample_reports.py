@@ -440,8 +440,8 @@ def attribute_report() -> AttributeReport:
                 rank=2,
                 parts=AttributedParts(
                     tokens=[
-                        TokenPart(position=0, text="\\x1b[31m", value=-0.5, direct=0.0),
-                        TokenPart(position=1, text=" capital", value=1.25, direct=0.25),
+                        TokenPart(position=0, id=5, text="\\x1b[31m", value=-0.5, direct=0.0),
+                        TokenPart(position=1, id=7, text=" capital", value=1.25, direct=0.25),
                     ],
                     static=StaticPart(value=0.5, blocks=[0.5]),
                     units=[

@@ -30,6 +30,8 @@ from duat_cli.results.attribute import (
     UnitPart,
 )
 
+_Named = tuple[int | None, str]  # a token's id, if it is one, and what it says
+
 
 def attributions(
     found: Found, prompt: Prompt, chooser: Chooser, words: Words, top: int, measurer: Measurer | None
@@ -38,9 +40,11 @@ def attributions(
     ids = prompt.input_ids[0].tolist()
     pieces = {place: f"<image {number}>" for number, place in enumerate(prompt.pictures, 1)}
     texts = [pieces.get(place) or words.text(token) for place, token in enumerate(ids)]
+    named: list[_Named] = list(zip(ids, texts, strict=True))
     if found.parts.tokens.shape[1] != len(texts):  # the blocks read other vectors than the prompt's tokens
         texts = [f"vector {place}" for place in range(found.parts.tokens.shape[1])]
-    sources = None if prompt.source_ids is None else [words.text(token) for token in prompt.source_ids[0].tolist()]
+        named = [(None, text) for text in texts]
+    sources = None if prompt.source_ids is None else [(k, words.text(k)) for k in prompt.source_ids[0].tolist()]
     total, direct = found.parts.residuals()
     if not bool(torch.isfinite(torch.cat([total, direct, found.parts.output])).all()):
         raise UnsupportedModelError(
@@ -56,7 +60,7 @@ def attributions(
             logit=float(found.parts.output[k]),
             capped=found.capped[k],
             rank=found.ranks[k],
-            parts=_parts(found, k, texts, sources, top, prompt.pictures),
+            parts=_parts(found, k, named, sources, top, prompt.pictures),
             direct=_direct(found, k, float(direct[k]), top),
             flows=found.leading[k].flows,
             measured=measured,
@@ -96,10 +100,10 @@ def _facts(target: Target, chooser: Chooser) -> TargetFacts:
 
 
 def _parts(
-    found: Found, k: int, texts: Sequence[str], sources: Sequence[str] | None, top: int, pictures: Sequence[int]
+    found: Found, k: int, named: Sequence[_Named], sources: Sequence[_Named] | None, top: int, pictures: Sequence[int]
 ) -> Parts:
     parts, leading = found.parts, found.leading[k]
-    tokens = zip(texts, parts.tokens[k].tolist(), parts.tokens_direct[k].tolist(), strict=True)
+    tokens = zip(named, parts.tokens[k].tolist(), parts.tokens_direct[k].tolist(), strict=True)
     static = [float(block.static[k]) for block in parts.blocks]
     units = []
     for block in parts.blocks:
@@ -117,7 +121,10 @@ def _parts(
                 )
             )
     return Parts(
-        tokens=[TokenPart(position=t, text=text, value=v, direct=d) for t, (text, v, d) in enumerate(tokens)],
+        tokens=[
+            TokenPart(position=place, id=token, text=text, value=value, direct=straight)
+            for place, ((token, text), value, straight) in enumerate(tokens)
+        ],
         static=StaticPart(value=sum(static), blocks=static),
         units=units,
         head_bias=float(parts.head[k]),
@@ -142,7 +149,7 @@ def _picture(parts: PromptParts, k: int, places: Sequence[int]) -> PicturePart |
     )
 
 
-def _encoder(parts: PromptParts, k: int, sources: Sequence[str] | None) -> EncoderPart | None:
+def _encoder(parts: PromptParts, k: int, sources: Sequence[_Named] | None) -> EncoderPart | None:
     """sources: the tokens that the encoder read; None where it read none."""
     each = [block.encoder for block in parts.blocks]
     known = [one for one in each if one is not None]
@@ -151,14 +158,14 @@ def _encoder(parts: PromptParts, k: int, sources: Sequence[str] | None) -> Encod
     total, direct = (torch.stack([getattr(one, name)[k] for one in known]) for name in ("total", "direct"))
     by_token = zip(total.sum(dim=0).tolist(), direct.sum(dim=0).tolist(), strict=True)
     if sources is None or len(sources) != total.shape[1]:
-        sources = [f"state {place}" for place in range(total.shape[1])]
+        sources = [(None, f"state {place}") for place in range(total.shape[1])]
     return EncoderPart(
         value=float(total.sum()),
         direct=float(direct.sum()),
         blocks=[0.0 if one is None else float(one.total[k].sum()) for one in each],
         tokens=[
-            TokenPart(position=place, text=text, value=value, direct=straight)
-            for place, (text, (value, straight)) in enumerate(zip(sources, by_token, strict=True))
+            TokenPart(position=place, id=token, text=text, value=value, direct=straight)
+            for place, ((token, text), (value, straight)) in enumerate(zip(sources, by_token, strict=True))
         ],
     )
 
