@@ -135,7 +135,7 @@ def inspect(
     audio: options.Sounds = None,
     tensors: options.InputTensors = None,
     stack: options.Stacks = None,
-    decoder_prompt: options.DecoderPrompt = None,
+    decoder_prompt: options.DecoderPrompts = None,
     layers: options.Layers = None,
     threshold: Threshold = 0.01,
     conv_width: ConvWidth = 3,

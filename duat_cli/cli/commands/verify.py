@@ -17,7 +17,7 @@ def verify(
     audio: options.Sounds = None,
     tensors: options.InputTensors = None,
     stack: options.Stacks = None,
-    decoder_prompt: options.DecoderPrompt = None,
+    decoder_prompt: options.DecoderPrompts = None,
     device: options.Device = "auto",
     device_map: options.DeviceMap = None,
     dtype: options.DtypeOption = "float32",

@@ -148,16 +148,20 @@ Stacks = Annotated[
         "report each.",
     ),
 ]
-DecoderPrompt = Annotated[
-    str | None,
-    input_option(
+
+
+def _decoder_prompt(stacks: str) -> Any:
+    return input_option(
         "--decoder-prompt",
         metavar="TEXT",
         show_default=False,
-        help="With --stack decoder or all: what the decoder reads, for every prompt. Without: the first 15 tokens "
-        "that the model itself writes.",
-    ),
-]
+        help=f"With --stack {stacks}: what the decoder reads, for every prompt. Without: the first 15 tokens that the "
+        "model itself writes.",
+    )
+
+
+DecoderPrompt = Annotated[str | None, _decoder_prompt("decoder")]
+DecoderPrompts = Annotated[str | None, _decoder_prompt("decoder or all")]
 Layers = Annotated[
     str | None, input_option("--layers", metavar="LIST", help="Report these blocks only, such as 0-3,7.")
 ]
