@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from duat_cli import __version__
@@ -70,11 +71,10 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
     option, chat = "--calibration", texts.chat
     fitting = [] if request.calibration is None else read_prompts([], request.calibration, sys.stdin, option, chat=chat)
     found = wanted.find(progress)
-    task = _task(request, found, progress)
-    if task.command == "lora-diff" and texts.chat:
-        from duat_cli.analysis.lora.run import place_of
-
-        texts = replace(texts, template=place_of(request.tuned, wanted, progress).path)
+    task = request.task
+    if task.command == "lora-diff":
+        task, template = _of_tuned(request, found, progress)
+        texts = replace(texts, template=template)
     if given is None:
         if read and task.runs:
             _require_tokenizer(found)
@@ -153,14 +153,13 @@ def task_of(given: Task, policy: str | None, select: list[str], dtype: str) -> T
     )
 
 
-def _task(request: PlanRequest, found: Found, progress: Progress) -> Task:
-    """With what of `lora-diff` its files say."""
-    if request.task.command != "lora-diff":
-        return request.task
+def _of_tuned(request: PlanRequest, found: Found, progress: Progress) -> tuple[Task, Path]:
+    """Of `lora-diff` what its files say, and the folder whose chat template may stand in for the base's."""
     from duat_cli.analysis.lora import run
 
-    own = run.task_of(found, run.place_of(request.tuned, request.model, progress), runs=request.runs)
-    return replace(own, processes=request.task.processes)
+    place = run.place_of(request.tuned, request.model, progress)
+    own = run.task_of(found, place, runs=request.runs)
+    return replace(own, processes=request.task.processes), place.path
 
 
 def _report(made: Plan, found: Found, device: str, clock: Clock) -> PlanReport:

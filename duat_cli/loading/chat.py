@@ -29,7 +29,8 @@ def written(by: Any, text: PromptText, pictures: int = 0) -> str:
             f"{text.where}: the checkpoint has no chat template (chat_template.jinja), so it says nowhere how a "
             "conversation is written; give texts, without --chat"
         )
-    messages, tools = text.said[MESSAGES], text.said.get(TOOLS)
+    said = text.said
+    messages, tools = said[MESSAGES], said.get(TOOLS)
     opened = messages[-1]["role"] != ANSWER
     asked = {"tokenize": False, "add_generation_prompt": opened} | ({} if tools is None else {TOOLS: tools})
 
@@ -73,8 +74,8 @@ def _hears(render: Callable[[Sequence[Message]], str], form: list[Message], foun
     place = max((k for k, message in enumerate(form) if message["role"] == USER), default=None)
     if place is None:
         return True
-    texts = [part["text"] for part in _parts(form[place]) if isinstance(part, dict) and part.get("type") == "text"]
-    if all(text.strip() in found for text in texts):
+    texts = [part.get("text") for part in _parts(form[place]) if isinstance(part, dict)]
+    if all(text.strip() in found for text in texts if isinstance(text, str)):
         return True
     own = form[place]["content"]
     other = f"{own} {ANSWER}" if isinstance(own, str) else [*own, {"type": "text", "text": ANSWER}]

@@ -104,6 +104,8 @@ def test_pictures_stand_in_front_of_what_the_user_says_first() -> None:
 
 def test_the_form_of_contents_is_that_in_which_the_user_is_heard(tmp_path: Path) -> None:
     assert json.loads(written(Parts(), talk(USER))) == [USER["content"]]
+    odd = {"role": "user", "content": [{"type": "text"}, "bare", {"type": "image", "text": None}]}
+    assert json.loads(written(Parts(), talk(odd))) == [odd["content"]]
     assert json.loads(written(Parts(str), talk(USER))) == [[{"type": "text", "text": USER["content"]}]]
     with pytest.raises(CheckpointError, match="here: the chat template fails: TypeError: such content"):
         written(Parts(object), talk(USER))

@@ -105,7 +105,7 @@ class Words:
                 )
             return [int(i) for i in text.replace("#", "").split()]
         with calling_tokenizer(f"{option}: the tokenizer fails", InputError):
-            return [int(i) for i in self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
+            return self._read(text, special=False)
 
     def token(self, option: str, text: str, *, first: bool) -> int:
         """The one token that a text is, or that is written so in the vocabulary, or whose id '#5' is; InputError if it
@@ -163,11 +163,13 @@ class Words:
         whole = prompt.messages is None  # else the template has written the special tokens
         front = prompt.text
         with calling_tokenizer(f"{option}: the tokenizer fails", InputError):
-            if self._read(front, whole) != own and prompt.spans is not None:  # it was cut
+            read = self._read(front, special=whole)
+            if read != own and prompt.spans is not None:  # it was cut
                 front = front[: max(end for _, end in prompt.spans)]
-            if self._read(front, whole) != own:
+                read = self._read(front, special=whole)
+            if read != own:
                 return own, self.tokens(option, text)
-            both = self._read(front + text, whole)
+            both = self._read(front + text, special=whole)
         special = set(self._tokenizer.all_special_ids)
         for ending in range(len(own) + 1):  # how many tokens the tokenizer puts behind a text
             kept, end = own[: len(own) - ending], own[len(own) - ending :]
@@ -181,7 +183,7 @@ class Words:
             f"{shown(self.text(both[first]))}; begin it where a token begins"
         )
 
-    def _read(self, text: str, special: bool) -> list[int]:
+    def _read(self, text: str, *, special: bool) -> list[int]:
         return [int(i) for i in self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]]
 
 

@@ -18,7 +18,7 @@ Directory = Annotated[
     typer.Argument(
         metavar="DIR",
         show_default=False,
-        callback=options.named("DIR", "a folder"),
+        callback=options.named("DIR", "DIR"),
         help="The folder that --out wrote.",
     ),
 ]

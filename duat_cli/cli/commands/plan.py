@@ -116,6 +116,7 @@ def plan(
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.analysis.plan.task import PruneOptions, Task, effort_of
     from duat_cli.api.planning import PlanRequest, plan_report, task_of
+    from duat_cli.api.settings import one_question
     from duat_cli.cli.shared.many import processes
     from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
     from duat_cli.cli.terminal.progress import Progress
@@ -140,8 +141,7 @@ def plan(
     ):
         if given and of != command:
             raise InputError(f"{option}: is of --for {of}, not of {command}")
-    if position is not None and steps:
-        raise InputError("--steps: says by itself what is attributed; leave out --position")
+    one_question(None, None, position, steps, None)
     pruning.require_repair(calibration, repair)
     limit, kinds = options.parse_memory(memory), parse_kinds(granularity)
     probes, measure = effort_of(effort, probes, measure)

@@ -22,14 +22,15 @@ PANEL_OUTPUT = "Output"
 PLACES = {"FILE": "a file", "DIR": "a folder"}  # metavar -> what an option of it names
 
 
-def named(option: str, what: str) -> Callable[[Any], Any]:
+def named(option: str, metavar: str) -> Callable[[Any], Any]:
     """Refuses an empty name, as of a variable that is not set: it would be the working directory; and a file in the
     place of a folder."""
+    what = PLACES[metavar]
 
     def filled(value: Any) -> Any:
         if "" in (value if isinstance(value, list) else [value]):
             raise InputError(f"{option} '': an empty name; expected {what}")
-        if what == PLACES["DIR"] and value is not None and os.path.lexists(value) and not os.path.isdir(value):
+        if metavar == "DIR" and value is not None and os.path.lexists(value) and not os.path.isdir(value):
             raise InputError(f"{option} {clean(value)}: a file; expected {what}")
         return value
 
@@ -38,8 +39,8 @@ def named(option: str, what: str) -> Callable[[Any], Any]:
 
 def option(*names: str, panel: str, **given: Any) -> Any:
     """An option of a panel of the help."""
-    if (what := PLACES.get(given.get("metavar", ""))) is not None:
-        given.setdefault("callback", named(names[0], what))
+    if (metavar := given.get("metavar")) in PLACES:
+        given.setdefault("callback", named(names[0], metavar))
     return typer.Option(*names, rich_help_panel=panel, **given)
 
 

@@ -369,8 +369,10 @@ class MeanSums:
 
 def _channels_first(module: nn.Module, value: Tensor) -> bool:
     """Whether a module gives (1, width, 1, tokens), as one of convolutions does."""
+    if value.ndim != 4:
+        return False
     last = next((one for one in reversed(list(module.modules())) if isinstance(one, nn.Conv2d)), None)
-    return last is not None and value.ndim == 4 and value.shape[1] == last.out_channels
+    return last is not None and value.shape[1] == last.out_channels
 
 
 def mean_values(structure: ModelStructure, sites: Sites, metric: Metric, inputs: Sequence[Tensor]) -> Means:

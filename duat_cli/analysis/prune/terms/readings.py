@@ -13,6 +13,7 @@ output: token by token a scale, times one matrix.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -158,10 +159,14 @@ class _Here:
 
     def reacting(self, site: Site, place: int) -> Replay | None:
         """The same where the norms between experts and the end of their module react; None where there are none."""
-        if site.kind != "expert" or not any(inner_norms(self.run, unit.module) for unit in self.run.units):
+        if site.kind != "expert" or not self._norms_inside:
             return None
         edit = self._edit(site, place)
         return self.run.replay(self.run.input, given_without(self.run, [site], edit, react=True))
+
+    @functools.cached_property
+    def _norms_inside(self) -> bool:
+        return any(inner_norms(self.run, unit.module) for unit in self.run.units)
 
     def _edit(self, site: Site, place: int) -> Edit:
         mask = torch.ones(site.count, device=self.run.input.device)
