@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from duat_cli.compat.transformers import stated
 from duat_cli.errors import InputError
-from duat_cli.loading.chat import written
+from duat_cli.loading.chat import answered, written
 from duat_cli.loading.pieces import piece_text
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, silenced
 from duat_cli.loading.texts import (
@@ -69,6 +69,8 @@ class Prompt:
     """Positions that hold a piece of a picture in place of a word."""
     messages: str | None = None
     """Of a conversation the JSON that `text` was written from; None of a text."""
+    answered: tuple[int, ...] | None = ()
+    """Positions of the tokens of what the model itself says in a conversation; None where they are not known."""
 
     @property
     def given(self) -> Tensor | Mapping[str, Tensor]:
@@ -237,7 +239,18 @@ def _encode(
         )
     sha256 = hashlib.sha256(prompt.text.encode("utf-8")).hexdigest()
     messages = prompt.text if prompt.conversation else None
-    return Prompt(text, sha256, torch.tensor([ids], dtype=torch.long), prompt.line, spans, messages=messages)
+    found = answered(tokenizer, prompt) if prompt.conversation else []
+    places = _places(found, spans)
+    tokens = torch.tensor([ids], dtype=torch.long)
+    return Prompt(text, sha256, tokens, prompt.line, spans, messages=messages, answered=places)
+
+
+def _places(found: Sequence[tuple[int, int]] | None, spans: Spans | None) -> tuple[int, ...] | None:
+    """The tokens that stand for any of these characters; None where that is not known."""
+    if found is None or (found and spans is None):
+        return None
+    inside = (any(start < b and a < end for a, b in found) for start, end in spans or ())
+    return tuple(itertools.compress(itertools.count(), inside))
 
 
 def _token_ids(tokenizer: Any, prompt: PromptText, max_tokens: int | None) -> tuple[list[int], Spans | None]:

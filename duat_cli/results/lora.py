@@ -102,6 +102,22 @@ class TokenChange(Result):
     ] = Field(description="KL(base || tuned) of the next-token distribution behind it, nats")
 
 
+class AnswerChange(WithReasons):
+    """What the model itself says in a conversation, the contents of assistant messages: the tokens of these alone, each
+    predicted from everything in front of it."""
+
+    tokens: Annotated[int, Meaning("count", "exact")] = Field(description="how many tokens are predicted")
+    kl: Annotated[Finite | None, Meaning("nats", "exact", formula="mean over these tokens, as of the prompt")] = Field(
+        description="mean of KL(base || tuned) where these tokens are predicted, nats; null where it is infinite"
+    )
+    loss_base: Annotated[
+        Finite | None, Meaning("nats", "exact", formula="mean over these tokens of -ln p(the token)")
+    ] = Field(description="mean negative log likelihood of these tokens, nats")
+    loss_tuned: Annotated[
+        Finite | None, Meaning("nats", "exact", formula="mean over these tokens of -ln q(the token)")
+    ] = Field(description="the same loss of the tuned model, nats")
+
+
 class PromptChange(WithReasons):
     """One prompt."""
 
@@ -123,6 +139,10 @@ class PromptChange(WithReasons):
     )
     loss_tuned: Annotated[Finite | None, Meaning("nats", "exact", formula="mean over tokens of -ln q(next token)")] = (
         Field(description="the same loss of the tuned model, nats")
+    )
+    answer: AnswerChange | None = Field(
+        default=None,
+        description="of the model's own messages alone; null where the prompt is no conversation that has some",
     )
     moved_tokens: list[TokenChange] = Field(description="the tokens that moved most, at most 5")
 
@@ -179,6 +199,26 @@ _CHANCE = Meaning(
 )
 
 
+class AnswersSummary(WithReasons):
+    """What the model itself says in the prompts that are conversations."""
+
+    prompts: int = Field(description="how many prompts have tokens of it")
+    tokens: int = Field(description="how many tokens are predicted in all of them")
+    kl: Annotated[Finite | None, Meaning("nats", "exact", formula="mean of answer.kl over these prompts")] = Field(
+        description="mean over these prompts"
+    )
+    loss_change: Annotated[
+        Finite | None,
+        Meaning("nats a token", "exact", formula="mean of answer.loss_tuned - answer.loss_base", signed=True),
+    ] = Field(description="mean over these prompts, nats a token; below 0 is better")
+    loss_change_low: Annotated[Finite | None, _CHANCE] = Field(
+        description="lower end of the 95 % interval of that mean; null of fewer than five such prompts"
+    )
+    loss_change_high: Annotated[Finite | None, _CHANCE] = Field(
+        description="upper end of it; where the interval holds 0 the change may be chance"
+    )
+
+
 class LoraSummary(WithReasons):
     """The most important numbers, and sentences that they support; of two adapters, of the first."""
 
@@ -201,6 +241,9 @@ class LoraSummary(WithReasons):
     )
     loss_change_high: Annotated[Finite | None, _CHANCE] = Field(
         default=None, description="upper end of it; where the interval holds 0 the change may be chance"
+    )
+    answers: AnswersSummary | None = Field(
+        default=None, description="the same of the model's own messages alone; null where no prompt has some"
     )
     notable: list[str] = Field(description="sentences that the numbers support")
 

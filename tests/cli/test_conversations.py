@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from chatting import CHAT_TEMPLATE, HELLO, with_chat_template
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
@@ -115,6 +118,54 @@ def test_a_base_without_a_template_takes_that_of_the_tuned(folder: Path, report:
     assert made["prompts"][0]["tokens"] == len(tokens(folder))
     again = report("lora-diff", demo_path(), folder, *CHAT, "--out", tmp_path / "kept")
     assert again["prompts"] == made["prompts"]
+
+
+def test_losses_of_what_the_model_itself_says(folder: Path, report: Any, tmp_path: Path) -> None:
+    """Against plain passes in float64 over the tokens whose offsets lie in the answers."""
+    tuned = tmp_path / "tuned"
+    shutil.copytree(folder, tuned)
+    moved = load_file(tuned / "model.safetensors")
+    moved = {name: 1.1 * value if "mlp" in name else value for name, value in moved.items()}
+    save_file(moved, tuned / "model.safetensors", metadata={"format": "pt"})
+    said = [
+        {"role": "user", "content": "Where is Paris?"},
+        {"role": "assistant", "content": "In France."},
+        {"role": "user", "content": "And Rome?"},
+        {"role": "assistant", "content": "In Italy, of course."},
+    ]
+    asked = ("lora-diff", folder, tuned, "--prompts", lines(tmp_path / "talks.jsonl", said, said[:1]))
+    made = report(*asked)
+    assert report(*asked, "--out", tmp_path / "kept")["summary"] == made["summary"]
+    [answer, absent] = [p["answer"] for p in sorted(made["by_prompt"], key=lambda p: p["prompt"])]
+    assert absent is None
+
+    tokenizer = load_tokenizer(folder)
+    text = made_text(tokenizer, said)
+    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, return_tensors="pt")
+    starts = [text.index(one["content"]) for one in said[1::2]]
+    inside = [(at, at + len(one["content"])) for at, one in zip(starts, said[1::2], strict=True)]
+    places = [
+        k for k, (a, b) in enumerate(found["offset_mapping"][0].tolist()) if any(a < e and s < b for s, e in inside)
+    ]
+    models = [AutoModelForCausalLM.from_pretrained(one, dtype=torch.float64) for one in (folder, tuned)]
+    ids = found["input_ids"]
+    with torch.no_grad():
+        p, q = (model(ids).logits[0].log_softmax(-1) for model in models)
+    assert answer["tokens"] == len(places) > 10
+    for name, logs in (("loss_base", p), ("loss_tuned", q)):
+        expected = -sum(float(logs[k - 1, ids[0, k]]) for k in places) / len(places)
+        assert answer[name] == pytest.approx(expected, rel=1e-5)
+    each = (p.exp() * (p - q)).sum(-1)
+    assert answer["kl"] == pytest.approx(sum(float(each[k - 1]) for k in places) / len(places), rel=1e-3)
+    summary = made["summary"]["answers"]
+    assert (summary["prompts"], summary["tokens"], summary["kl"]) == (1, len(places), answer["kl"])
+    assert summary["loss_change"] == pytest.approx(answer["loss_tuned"] - answer["loss_base"])
+
+
+def made_text(tokenizer: Any, messages: list[dict[str, str]]) -> str:
+    """As transformers writes it, on the day of the template's clock."""
+    tokenizer.chat_template = tokenizer.chat_template.replace('strftime_now("%d %b %Y")', '"26 Jul 2024"')
+    return str(tokenizer.apply_chat_template(messages, tokenize=False))
 
 
 def test_two_prompts_are_compared_as_conversations(folder: Path, report: Any, refusal: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 
 import duat_cli
 from duat_cli.errors import CheckpointError, InputError
-from duat_cli.loading.chat import written
+from duat_cli.loading.chat import answered, written
 from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.loading.inputs.within import with_pictures
 from duat_cli.loading.model.lengths import token_counter
@@ -86,7 +86,7 @@ class Parts:
     def apply_chat_template(self, messages: list[dict[str, Any]], **_: Any) -> str:
         if any(isinstance(message["content"], self._refused) for message in messages):
             raise TypeError("such content")
-        return json.dumps([message["content"] for message in messages])
+        return json.dumps([message["content"] for message in messages], ensure_ascii=False)
 
 
 def test_pictures_stand_in_front_of_what_the_user_says_first() -> None:
@@ -121,6 +121,70 @@ def test_the_form_of_contents_is_that_in_which_the_user_is_heard(tmp_path: Path)
     deaf = load_tokenizer(with_chat_template(tmp_path / "deaf", "{{ bos_token }}answer:"))
     with pytest.raises(CheckpointError, match="here: the chat template leaves out what the user says"):
         written(deaf, talk(USER))
+
+
+TALK = [
+    USER,
+    {"role": "assistant", "content": "In  France. "},
+    USER,
+    {"role": "assistant", "content": "There, I said."},
+]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ SAID }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TEMPLATES = {  # name -> what stands for a message's content, and what the model is then seen to say
+    "whole": ("m.content", ["In  France. ", "There, I said."]),
+    "trimmed": ("m.content | trim", ["In  France.", "There, I said."]),
+    "last one thinks": (  # as Qwen 3 does
+        "('<think>\n\n</think>\n\n' if loop.last and m.role == 'assistant' else '') + m.content",
+        ["In  France. ", "There, I said."],
+    ),
+    "only the last": ("m.content if loop.last or m.role == 'user' else ''", ["There, I said."]),
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_what_the_model_itself_says_is_found(name: str, tmp_path: Path) -> None:
+    said, expected = TEMPLATES[name]
+    tokenizer = load_tokenizer(with_chat_template(tmp_path / "model", CHATML.replace("SAID", said)))
+    spans = answered(tokenizer, talk(*TALK))
+    assert spans is not None
+    text = written(tokenizer, talk(*TALK))
+    assert [text[slice(*span)] for span in spans] == expected
+    [prompt] = encode(tokenizer, [talk(*TALK)], None, None, 1 << 20)
+    assert prompt.answered is not None
+    read = tokenizer.decode(prompt.input_ids[0, list(prompt.answered)])
+    assert read.replace("<", "") == "".join(expected)  # this tokenizer joins a blank with what stands behind it
+    [cut] = encode(tokenizer, [talk(*TALK)], prompt.answered[3] + 1, None, 1 << 20)
+    assert cut.answered == prompt.answered[:4]
+
+
+def test_thoughts_that_a_template_keeps_are_said_by_the_model(tmp_path: Path) -> None:
+    keeps = "{% set parts = m.content.split('</think>') %}{% if parts[1:] %}{{ parts[0] }}</think>\n{% endif %}"
+    template = CHATML.replace("{{ SAID }}", keeps + "{{ parts[-1] }}")
+    tokenizer = load_tokenizer(with_chat_template(tmp_path / "model", template))
+    said = talk(USER, {"role": "assistant", "content": "<think>Hm.</think>There."})
+    [span] = answered(tokenizer, said) or []
+    assert written(tokenizer, said)[slice(*span)] == "<think>Hm.</think>\nThere."
+
+
+def test_what_the_model_says_is_not_guessed(tmp_path: Path) -> None:
+    for number, said in enumerate(("m.content + m.content", "raise_exception('no') if '\ue000' in m.content else 'x'")):
+        tokenizer = load_tokenizer(with_chat_template(tmp_path / str(number), CHATML.replace("SAID", said)))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("duat_cli.loading.chat._hears", lambda *_: True)
+            assert answered(tokenizer, talk(*TALK)) is None
+            [prompt] = encode(tokenizer, [talk(*TALK)], None, None, 1 << 20)
+        assert prompt.answered is None
+    parts = [{"type": "text", "text": "There."}]
+    assert json.loads(written(Parts(str), talk(USER, {"role": "assistant", "content": "There."})))[1] == parts
+    [span] = answered(Parts(str), talk(USER, {"role": "assistant", "content": "There."})) or []
+    assert written(Parts(str), talk(USER, {"role": "assistant", "content": "There."}))[slice(*span)] == "There."
+    assert answered(Parts(), talk(USER)) == []
+    assert answered(Parts(), talk(USER, {"role": "assistant", "content": ""})) == []
+    [plain] = encode(load_tokenizer(demo_path()), [PromptText("a text", "here", 1)], None, None, 1 << 20)
+    assert plain.answered == ()
 
 
 @pytest.mark.parametrize("begins", ["<s>", ""])

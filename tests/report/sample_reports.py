@@ -82,6 +82,8 @@ from duat_cli.results.inspect import (
     VerifyReport,
 )
 from duat_cli.results.lora import (
+    AnswerChange,
+    AnswersSummary,
     BlockChange,
     Eq18,
     LintFinding,
@@ -778,7 +780,10 @@ def lora_report(*, full: bool = False, prompts_too: bool = False, two: bool = Fa
         tuned_certificate=2.4e-07,
     )
     moved = [TokenChange(position=3, text=" the", kl=1.25), TokenChange(position=0, text="\\x1b", kl=0.5)]
-    prompt = PromptChange(prompt=1, output=0.6, kl=0.456, loss_base=3.9, loss_tuned=3.6, moved_tokens=moved)
+    answer = AnswerChange(tokens=12, kl=0.71, loss_base=4.4, loss_tuned=3.2)
+    prompt = PromptChange(
+        prompt=1, output=0.6, kl=0.456, loss_base=3.9, loss_tuned=3.6, answer=answer, moved_tokens=moved
+    )
     comparison = Comparison(
         other="second",
         modules=[
@@ -846,6 +851,17 @@ def lora_report(*, full: bool = False, prompts_too: bool = False, two: bool = Fa
                 if full
                 else "something that the numbers support"
             ],
+            answers=AnswersSummary(
+                prompts=1,
+                tokens=12,
+                kl=0.71,
+                loss_change=-1.2,
+                loss_change_low=None,
+                loss_change_high=None,
+                reasons=dict.fromkeys(("loss_change_low", "loss_change_high"), "of fewer than five prompts"),
+            )
+            if prompts_too
+            else None,
         ),
         lint=[
             LintFinding(rule="untouched", level="warning", where="./tuned", message="1 of 3 modules with an all-zero B")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable
+from typing import Any
 
 from duat_cli.analysis.aggregate import ExactSum, Mean
 from duat_cli.analysis.lora.prompts import ONE_TOKEN, Compared
-from duat_cli.results.lora import BlockChange, OperatorChange, PromptChange, TermsChange
+from duat_cli.results.lora import AnswerChange, AnswersSummary, BlockChange, OperatorChange, PromptChange, TermsChange
 from duat_cli.results.prompts import LISTED
 from duat_cli.statistics.bootstrap import FEWEST
 from duat_cli.statistics.survey import quantile
@@ -37,20 +38,18 @@ class Order:
             self.last = one
 
 
-class Changes:
+class Means:
     """What the prompts so far say together of KL and loss."""
 
     def __init__(self) -> None:
         self._kl, self._loss, self._squares = ExactSum(), ExactSum(), ExactSum()
         self._no_kl = self._no_loss = False
         self._why: dict[str, str] = {}
-        self._by_kl, self._by_output = Order(lambda one: one.kl or 0.0), Order(lambda one: one.output)
-        self.scored = self.better = 0
-        """Prompts with a loss; those on which it fell."""
+        self.seen = self.scored = self.better = 0
+        """Prompts; those with a loss; those on which it fell."""
 
-    def add(self, one: PromptChange) -> None:
-        self._by_kl.add(one)
-        self._by_output.add(one)
+    def add(self, one: PromptChange | AnswerChange) -> None:
+        self.seen += 1
         if one.kl is None:
             self._no_kl = True
             self._say("kl", one)
@@ -68,16 +67,11 @@ class Changes:
             self.scored += 1
             self.better += change < 0
 
-    def _say(self, what: str, one: PromptChange) -> None:
+    def _say(self, what: str, one: PromptChange | AnswerChange) -> None:
         """The first reason that is not the length of a prompt, else that."""
         for field, why in one.reasons.items():
             if field.startswith(what) and self._why.get(what, ONE_TOKEN) == ONE_TOKEN:
                 self._why[what] = why
-
-    @property
-    def order(self) -> Order:
-        """By KL where every prompt has one, else by what the output moved."""
-        return self._by_output if self._no_kl else self._by_kl
 
     @property
     def kl(self) -> float | None:
@@ -99,9 +93,50 @@ class Changes:
         return self.loss - half, self.loss + half
 
     @property
+    def said(self) -> dict[str, Any]:
+        """As fields of a summary."""
+        low, high = self.loss_interval or (None, None)
+        return {
+            "kl": self.kl,
+            "loss_change": self.loss,
+            "loss_change_low": low,
+            "loss_change_high": high,
+            "reasons": self.reasons,
+        }
+
+    @property
     def reasons(self) -> dict[str, str]:
         absent = {"kl": self.kl, "loss_change": self.loss}
         return {name: self._why[name.partition("_")[0]] for name, value in absent.items() if value is None}
+
+
+class Changes:
+    """The same of whole prompts, with their order, and of what the model itself says in them."""
+
+    def __init__(self) -> None:
+        self.whole, self.answers = Means(), Means()
+        self._by_kl, self._by_output = Order(lambda one: one.kl or 0.0), Order(lambda one: one.output)
+        self._tokens = 0
+
+    def add(self, one: PromptChange) -> None:
+        self.whole.add(one)
+        self._by_kl.add(one)
+        self._by_output.add(one)
+        if one.answer is not None:
+            self.answers.add(one.answer)
+            self._tokens += one.answer.tokens
+
+    @property
+    def order(self) -> Order:
+        """By KL where every prompt has one, else by what the output moved."""
+        return self._by_output if self.whole.kl is None else self._by_kl
+
+    @property
+    def summary(self) -> AnswersSummary | None:
+        """Of the answers; None without one."""
+        if not self._tokens:
+            return None
+        return AnswersSummary(prompts=self.answers.seen, tokens=self._tokens, **self.answers.said)
 
 
 class Findings:

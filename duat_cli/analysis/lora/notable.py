@@ -86,9 +86,9 @@ def most_and_least(most: PromptChange | None, least: PromptChange | None) -> lis
     ]
 
 
-def loss_between(change: float, interval: tuple[float, float] | None) -> str:
+def loss_between(what: str, change: float, interval: tuple[float, float] | None) -> str:
     """How far the loss moved, and whether other prompts of the kind would say so too."""
-    said = f"the loss fell by {-change:.3g}" if change < 0 else f"the loss rose by {change:.3g}"
+    said = f"{what} {'fell' if change < 0 else 'rose'} by {abs(change):.3g}"
     said += " nats a token, the mean over the prompts"
     if interval is None:
         return f"{said}, too few to say whether it is more than chance"

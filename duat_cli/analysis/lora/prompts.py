@@ -31,7 +31,7 @@ from duat_cli.models.sweep.lockstep import Pass, Riders, Weights, in_step, one_b
 from duat_cli.models.terms.branches import Branches, ffn_terms
 from duat_cli.operators.kronecker import KroneckerSum, gram
 from duat_cli.operators.operator_change import maps_and_changes, split
-from duat_cli.results.lora import BlockChange, OperatorChange, PromptChange, TermsChange, TokenChange
+from duat_cli.results.lora import AnswerChange, BlockChange, OperatorChange, PromptChange, TermsChange, TokenChange
 from duat_cli.statistics.divergence import kl, mean_loss
 from duat_cli.statistics.ranking import largest
 
@@ -44,6 +44,9 @@ SCALE_OPEN = (
 ZERO = "the base's is zero"
 OTHER_SHAPE = "it has another shape in the tuned model"
 ONE_TOKEN = "needs a second token"
+IMPOSSIBLE = "infinite or NaN: a token of the prompt has probability 0"
+NO_ANSWER = "it is no conversation in which the model itself says something"
+NOT_SEEN = "which tokens the model itself says is not known: the template or the tokenizer does not show it"
 
 Decode = Callable[[int], str]
 
@@ -333,14 +336,17 @@ def _prompt(
 ) -> PromptChange:
     if isinstance(logits, str):
         return PromptChange.absent(logits, prompt=number, output=output, moved_tokens=[])
-    p, q = logits
     ids = prompt.input_ids[0]
-    each, why_no_kl = _divergence(p, q)
-    losses = [_loss(logits, ids) for logits in (p, q)]
-    why_no_loss = ONE_TOKEN if len(ids) < 2 else "infinite or NaN: a token of the prompt has probability 0"
+    each, why_no_kl = _divergence(*logits)
+    behind = torch.arange(1, len(ids))
+    losses = [_loss(one, ids, behind) for one in logits]
+    why_no_loss = ONE_TOKEN if len(ids) < 2 else IMPOSSIBLE
     reasons = {
         name: why_no_loss for name, loss in zip(("loss_base", "loss_tuned"), losses, strict=True) if loss is None
     }
+    answer = _answer(prompt, logits, each, why_no_kl)
+    if answer is None:
+        reasons["answer"] = NOT_SEEN if prompt.answered is None else NO_ANSWER
     moved = [] if each is None else largest(each, MOVED_TOKENS)
     return PromptChange(
         prompt=number,
@@ -348,10 +354,29 @@ def _prompt(
         kl=None if each is None else float(each.mean()),
         loss_base=losses[0],
         loss_tuned=losses[1],
+        answer=answer,
         moved_tokens=[TokenChange(position=i, text=decode(int(ids[i])), kl=float(each[i])) for i in moved]
         if each is not None
         else [],
         reasons=reasons if why_no_kl is None else {**reasons, "kl": why_no_kl},
+    )
+
+
+def _answer(
+    prompt: Prompt, logits: tuple[Tensor, Tensor], each: Tensor | None, why_no_kl: str | None
+) -> AnswerChange | None:
+    """each: as of `_divergence`. None without a token of the model's own that has one in front of it."""
+    places = torch.tensor([place for place in prompt.answered or () if place > 0])
+    if not len(places):
+        return None
+    base, tuned = (_loss(one, prompt.input_ids[0], places) for one in logits)
+    return AnswerChange.explained(
+        IMPOSSIBLE,
+        {} if why_no_kl is None else {"kl": why_no_kl},
+        tokens=len(places),
+        kl=None if each is None else float(each[places - 1].mean()),
+        loss_base=base,
+        loss_tuned=tuned,
     )
 
 
@@ -368,9 +393,9 @@ def _divergence(p: Tensor, q: Tensor) -> tuple[Tensor | None, str | None]:
     return each, None
 
 
-def _loss(logits: Tensor, ids: Tensor) -> float | None:
-    """Mean negative log likelihood of the tokens behind the first, nats."""
-    if len(ids) < 2:
+def _loss(logits: Tensor, ids: Tensor, places: Tensor) -> float | None:
+    """Mean negative log likelihood of the tokens at these places, from 1, nats; None without one."""
+    if not len(places):
         return None
-    loss = mean_loss(logits[:-1], ids[1:])
+    loss = mean_loss(logits[places - 1], ids[places])
     return loss if math.isfinite(loss) else None

@@ -256,15 +256,12 @@ def _with_sup(
 
 def _summary(before: LoraSummary, found: Findings) -> LoraSummary:
     changes = found.changes
-    low, high = changes.loss_interval or (None, None)
     return before.model_copy(
         update={
-            "kl": changes.kl,
-            "loss_change": changes.loss,
-            "loss_change_low": low,
-            "loss_change_high": high,
+            **changes.whole.said,
+            "answers": changes.summary,
             "notable": [*_notable(found), *before.notable],
-            "reasons": {**before.reasons, **changes.reasons},
+            "reasons": {**before.reasons, **changes.whole.reasons},
         }
     )
 
@@ -273,9 +270,11 @@ def _notable(found: Findings) -> list[str]:
     """Where the change acts most, and through what; on which prompts; and what it does to the loss."""
     changes = found.changes
     lines = [*most_moved(found.blocks), *most_and_least(changes.order.first, changes.order.last)]
-    if changes.kl:
-        lines.append(f"KL(base || tuned) of the next token {changes.kl:.3g} nats a token, the mean over the prompts")
-    if changes.loss:
-        between = loss_between(changes.loss, changes.loss_interval)
-        lines.append(f"{between}; it fell on {changes.better} of {changes.scored}")
+    whole, answers = changes.whole, changes.answers
+    if whole.kl:
+        lines.append(f"KL(base || tuned) of the next token {whole.kl:.3g} nats a token, the mean over the prompts")
+    for what, means in (("the loss", whole), ("the loss of the model's own messages", answers)):
+        if means.loss:
+            between = loss_between(what, means.loss, means.loss_interval)
+            lines.append(f"{between}; it fell on {means.better} of {means.scored}")
     return lines

@@ -64,6 +64,10 @@ _PROMPT_COLUMNS = [
     Column(("KL", "nats"), "kl", numbers.plain),
     Column(("loss", "base"), "loss_base", numbers.plain),
     Column(("loss", "tuned"), "loss_tuned", numbers.plain),
+    Column(("tokens of", "answer"), "answer.tokens", numbers.whole),
+    Column(("answer", "KL"), "answer.kl", numbers.plain),
+    Column(("answer", "loss", "base"), "answer.loss_base", numbers.plain),
+    Column(("answer", "loss", "tuned"), "answer.loss_tuned", numbers.plain),
 ]
 
 _DISTANCE = (

@@ -10,7 +10,7 @@ import pytest
 from duat_cli.analysis.lora import findings as module
 from duat_cli.analysis.lora.findings import Changes
 from duat_cli.analysis.lora.prompts import ONE_TOKEN
-from duat_cli.results.lora import PromptChange
+from duat_cli.results.lora import AnswerChange, PromptChange
 
 COUNT = 60
 
@@ -49,21 +49,44 @@ def test_against_the_whole_list(broken: set[int], listed: int, monkeypatch: pyte
     known = [row for row in ranked if row.kl is not None]
     assert (found.order.first, found.order.last) == (known[0], known[-1])
     if broken:
-        assert (found.kl, found.loss) == (None, None)
-        assert found.reasons == dict.fromkeys(("kl", "loss_change"), "logits are not finite")
+        assert (found.whole.kl, found.whole.loss) == (None, None)
+        assert found.whole.reasons == dict.fromkeys(("kl", "loss_change"), "logits are not finite")
         return
     pairs = [(row.loss_base, row.loss_tuned) for row in rows]
     losses = [tuned - base for base, tuned in pairs if base is not None and tuned is not None]
-    assert found.kl == statistics.fmean(row.kl or 0.0 for row in rows)
-    assert found.loss == statistics.fmean(losses)
-    assert (found.scored, found.better) == (len(losses), sum(loss < 0 for loss in losses))
+    assert found.summary is None
+    whole = found.whole
+    assert whole.kl == statistics.fmean(row.kl or 0.0 for row in rows)
+    assert whole.loss == statistics.fmean(losses)
+    assert (whole.scored, whole.better) == (len(losses), sum(loss < 0 for loss in losses))
     half = 2.0117 * statistics.stdev(losses) / len(losses) ** 0.5  # Student's t at 0.975, 47 degrees of freedom
     assert len(losses) == 48
-    assert found.loss_interval == pytest.approx((found.loss - half, found.loss + half), rel=1e-3)
-    assert found.reasons == {}
+    assert whole.loss_interval == pytest.approx((whole.loss - half, whole.loss + half), rel=1e-3)
+    assert whole.reasons == {}
 
 
 def test_prompts_of_one_token_have_no_loss() -> None:
     found = Changes()
     found.add(change(0, random.Random(0)))
-    assert (found.loss, found.reasons) == (None, {"loss_change": ONE_TOKEN})
+    assert (found.whole.loss, found.whole.reasons) == (None, {"loss_change": ONE_TOKEN})
+
+
+def test_what_the_model_itself_says_has_means_of_its_own() -> None:
+    chance, found = random.Random(1), Changes()
+    said = [AnswerChange(tokens=k + 1, kl=k / 7, loss_base=2.0, loss_tuned=1.0 + k / 10) for k in range(6)]
+    for number, answer in enumerate([*said, None]):
+        found.add(change(number, chance).model_copy(update={"answer": answer}))
+    summary = found.summary
+    assert summary is not None
+    assert (summary.prompts, summary.tokens) == (6, 21)
+    assert summary.kl == pytest.approx(15 / 42)
+    changes = [k / 10 - 1 for k in range(6)]
+    half = 2.5706 * statistics.stdev(changes) / 6**0.5  # Student's t at 0.975, 5 degrees of freedom
+    assert summary.loss_change == pytest.approx(statistics.fmean(changes))
+    assert summary.loss_change_low == pytest.approx(statistics.fmean(changes) - half, rel=1e-3)
+    assert summary.loss_change_high == pytest.approx(statistics.fmean(changes) + half, rel=1e-3)
+    endless = said[0].model_copy(update={"kl": None, "loss_tuned": None, "reasons": {"kl": "endless", "loss": "why"}})
+    found.add(change(9, chance).model_copy(update={"answer": endless}))
+    assert found.summary is not None
+    assert (found.summary.kl, found.summary.loss_change) == (None, None)
+    assert found.summary.reasons == {"kl": "endless", "loss_change": "why"}

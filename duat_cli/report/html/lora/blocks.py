@@ -35,6 +35,10 @@ _PROMPT = (
     Column(("KL", "nats"), "kl", numbers.plain),
     Column(("loss, base", "nats"), "loss_base", numbers.plain),
     Column(("loss, tuned", "nats"), "loss_tuned", numbers.plain),
+    Column(("tokens of", "answer"), "answer.tokens", numbers.whole),
+    Column(("answer, KL", "nats"), "answer.kl", numbers.plain),
+    Column(("answer, loss, base", "nats"), "answer.loss_base", numbers.plain),
+    Column(("answer, loss, tuned", "nats"), "answer.loss_tuned", numbers.plain),
 )
 
 
