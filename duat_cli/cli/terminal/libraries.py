@@ -52,11 +52,12 @@ def grow_in_place() -> None:
 
 
 def calm(talk: Talk) -> None:
-    """Silence logs, warnings and progress bars unless -v asks for them; before transformers loads."""
+    """Silence logs, warnings and progress bars unless -v asks for them, whether transformers is loaded or will be."""
     if talk.verbose:
         return
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.simplefilter("ignore")
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    for library in ("huggingface_hub", "transformers"):
+        logging.getLogger(library).setLevel(logging.ERROR)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+import warnings
 
 import pytest
 from children import PATIENCE
 
-from duat_cli.cli.terminal.libraries import PRODUCTS, SPINS, grow_in_place, keep_few_products, wait_asleep
+from duat_cli.cli.terminal.libraries import PRODUCTS, SPINS, calm, grow_in_place, keep_few_products, wait_asleep
+from duat_cli.cli.terminal.talk import Talk
 
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
@@ -45,6 +48,18 @@ def test_a_user_s_own_way_to_take_a_gpu_s_memory_stays(name: str, monkeypatch: p
     monkeypatch.setattr(os, "environ", {})
     grow_in_place()
     assert os.environ == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+def test_a_library_that_is_loaded_already_is_silenced_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    logger = logging.getLogger("transformers")
+    monkeypatch.setattr(logger, "level", logging.WARNING)
+    calm(Talk(verbose=True))
+    assert logger.level == logging.WARNING
+    with warnings.catch_warnings():
+        calm(Talk())
+    assert logger.level == logging.ERROR
+    assert os.environ["TRANSFORMERS_VERBOSITY"] == "error"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch's threads are libgomp's on Linux alone")
