@@ -206,7 +206,7 @@ def _where(model: nn.Module, structure: ModelStructure, module: str) -> Literal[
     for block in structure.blocks:
         parts = block.parts
         sources = {p.linear for p in (parts.value_projection, parts.output_projection) if p is not None}
-        if held in sources or any(held in set(attention.modules()) for attention in parts.attention):
+        if held in sources or any(held in parts.modules_of(attention) for attention in parts.attention):
             return "attention"
         if held in set(parts.module.modules()):
             return "block"

@@ -78,6 +78,7 @@ class BlockParts:
     norms: dict[nn.Module, NormForm]
     units: tuple[nn.Module, ...]  # nonlinear FFN modules, in call order
     mixing: frozenset[nn.Module] = frozenset()  # units that mix tokens: no FFNs
+    inline: tuple[nn.Module, ...] = ()  # of attention in the block's own forward: what ran in front of H V, no norms
     unit_biases: dict[nn.Module, Tensor] = field(
         default_factory=dict
     )  # the last linear's bias, part of the unit's output
@@ -104,8 +105,13 @@ class BlockParts:
     @functools.cached_property
     def outer_linears(self) -> tuple[nn.Module, ...]:
         """Linear layers of the block that stand neither in a unit nor in attention: a replay runs them."""
-        inner = {m for held in (*self.units, *self.attending) for m in held.modules()}
+        inner = {m for unit in self.units for m in unit.modules()}
+        inner |= {m for attention in self.attending for m in self.modules_of(attention)}
         return tuple(m for m in self.module.modules() if type(m) is nn.Linear and m not in inner)
+
+    def modules_of(self, attention: nn.Module) -> tuple[nn.Module, ...]:
+        """What an attention module consists of."""
+        return self.inline if attention is self.module else tuple(attention.modules())
 
     def is_cross(self, module: nn.Module) -> bool:
         """Whether a unit call of this module is one of cross-attention."""

@@ -45,6 +45,7 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
         beside=beside(event, hidden),
         attention=attention,
         intercepted=frozenset(intercepted & inside),
+        inline=_inline(block, written, {*norms, *units}) if block in attention else (),
         norms=norms,
         units=units,
         cross=cross,
@@ -57,6 +58,14 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
             output_projection=output_projection(parts, written, call),
         )
     return with_linears(with_projections(parts, event, written), written)
+
+
+def _inline(block: nn.Module, written: Trace, others: set[nn.Module]) -> tuple[nn.Module, ...]:
+    """The modules without children that ran before attention in the block's own forward ended, but for these others."""
+    before = max(written.ended_before[id(call)] for call in written.attention if call.module is block)
+    inside = {m for other in others for m in other.modules()}
+    ran = dict.fromkeys(event.module for event in written.events[:before])
+    return tuple(m for m in ran if m not in inside and not any(m.children()))
 
 
 def _norms(block: nn.Module, written: Trace) -> dict[nn.Module, NormForm]:

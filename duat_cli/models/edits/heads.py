@@ -63,7 +63,7 @@ def head_layers(parts: BlockParts, calls: Sequence[AttentionCall]) -> HeadLayers
     output, found = parts.output_projection.linear, list[Slice]()
     if heads % groups:
         raise UnsupportedModelError(f"{heads} heads share {groups} key and value heads unevenly")
-    for module in {**dict.fromkeys(parts.attention[0].modules()), output: None}:
+    for module in {**dict.fromkeys(parts.modules_of(parts.attention[0])), output: None}:
         for name, parameter in parameters_of(module).items():
             axis = (
                 0

@@ -145,7 +145,14 @@ class Rig:
             self._plan, self._recording = before
 
     def call_block(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return self._originals[module](*args, **kwargs)
+        return self._within(module, self._originals[module], args, kwargs)
+
+    def _within(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+        """A block's own forward, watched where it is its attention as well."""
+        if module not in self._by_attention:
+            return original(*args, **kwargs)
+        with self._watched(module):
+            return original(*args, **kwargs)
 
     def call_cross(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
         with self._watched(module):
@@ -158,7 +165,7 @@ class Rig:
         yield from ((module, self._norm_forward) for module in parts.norms)
         yield from ((module, self._unit_forward) for module in parts.units if module not in parts.attention)
         attention = self._attention_forward if parts.mixer is None else self._mixer_forward
-        yield from ((module, attention) for module in parts.attention)
+        yield from ((module, attention) for module in parts.attention if module is not parts.module)
         if parts.cross is not None:
             yield parts.cross.module, self._cross_forward
         yield from ((module, self._linear_forward) for module in parts.first_linears.values())
@@ -171,7 +178,7 @@ class Rig:
             return original(*args, **kwargs)
         self._recording, self._block = Recording(extremes=Extremes(self._prompts)), parts
         recording = self._recording
-        output = original(*args, **kwargs)
+        output = self._within(module, original, args, kwargs)
         self._recording = None
         index, self._calls = self._calls, self._calls + 1
         hidden = hidden_of(output, parts.hidden.get(args, kwargs))

@@ -300,7 +300,7 @@ def _readers(parts: BlockParts, unit: Event, written: Trace) -> list[Event]:
 
 def _may_be_down(parts: BlockParts, event: Event) -> bool:
     """Whether a reader is one linear layer outside attention."""
-    attention = {inner for module in parts.attention for inner in module.modules()}
+    attention = {inner for module in parts.attention for inner in parts.modules_of(module)}
     return event.module not in attention and not any(event.module.children()) and has_matrix(event.module)
 
 
