@@ -18,6 +18,7 @@ from duat_cli.models.discovery.modality import Given, placed, stack_of
 from duat_cli.models.discovery.structure import ModelStructure, probe_inputs, run_stack
 from duat_cli.models.instrument.plain import PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.sweep.alone import require_alone
 from duat_cli.models.sweep.lockstep import Pass, forwards
 from duat_cli.text import listed
 
@@ -53,6 +54,21 @@ def own_fault(loaded: LoadedModel, prompts: Iterable[Given] = ()) -> ForwardErro
     return None
 
 
+def require_map(
+    structure: ModelStructure,
+    run: Callable[[Sequence[Pass]], None],
+    like: Mapping[str, Tensor] | None,
+    device: str | None = None,
+) -> None:
+    """Refuses a model that is no map of its input, block by block: it gives another output each time, or its blocks
+    read more than the hidden states.
+
+    run: runs passes. like: as of `probe_inputs`; device: None is where the weights are.
+    """
+    require_repeatable(structure, run, like, device)
+    require_alone(structure, run, like, device)
+
+
 def require_repeatable(
     structure: ModelStructure,
     run: Callable[[Sequence[Pass]], None],
@@ -61,7 +77,7 @@ def require_repeatable(
 ) -> None:
     """Refuses a model that seems to be moved by duat's instruments, but gives another output each time without them.
 
-    run: runs passes. like: as of `probe_inputs`; device: None is where the weights are.
+    run, like, device: as of `require_map`.
     """
     tolerance = tolerance_for(structure.stack.dtype)
     if structure.plain_error <= tolerance:

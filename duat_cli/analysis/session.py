@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.geometry import Geometry, bare, geometry, known_or
-from duat_cli.analysis.own_fault import own_fault, require_repeatable, require_signal
+from duat_cli.analysis.own_fault import own_fault, require_map, require_signal
 from duat_cli.analysis.plan.shape import shape_of
 from duat_cli.analysis.plan.waves import prompt_waves
 from duat_cli.analysis.prepared import stack_read
@@ -106,7 +106,7 @@ class Session:
                 raise
             raise own from fault
         self.plain_error = self._structure.plain_error
-        require_repeatable(self._structure, one_by_one, loaded.like)
+        require_map(self._structure, one_by_one, loaded.like)
         self._cache = TensorCache(gram_key(self.fingerprint, loaded.model), enabled=cache)
 
     @functools.cached_property
@@ -259,7 +259,7 @@ class Session:
             ended(number, sweep.seen.returned)
         self.plain_error = max(self.plain_error, *(sweep.plain_error() for sweep in sweeps))
         self._structure = replace(structure, plain_error=sweeps[0].plain_error())
-        require_repeatable(self._structure, self.together, self.loaded.like, self.loaded.device)
+        require_map(self._structure, self.together, self.loaded.like, self.loaded.device)
         return guest
 
     def _refused_by_the_rest(self, weights: Weights) -> None:

@@ -35,6 +35,7 @@ from duat_cli.models.discovery.structure import (
 from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.sweep.alone import require_alone
 from duat_cli.models.sweep.lockstep import one_by_one
 from duat_cli.models.value_path.factors import MERGES, NO_MIXING
 from duat_cli.results.base import Run
@@ -206,6 +207,7 @@ def _examine_stack(
     try:
         structure = discover(model, like, chain=chain)
         with model_code(type(model).__name__):
+            require_alone(structure, one_by_one, like)
             error, faults = _errors(structure, like)
     except ByNameError as fault:
         return _of_chains(model, model_type, like, fault.names)

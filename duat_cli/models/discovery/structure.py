@@ -97,7 +97,7 @@ class ModelStructure:
     def rig(self, *, whole: bool = False, prompts: int = 1) -> Rig:
         """The instruments for a run of `stack`; whole, prompts: as of `Rig`."""
         parts = [b.parts for b in self.blocks]
-        return Rig(self.part, parts, interface=self.interface, whole=whole, prompts=prompts)
+        return Rig(self.part, parts, interface=self.interface, whole=whole, prompts=prompts, order=self.calls)
 
 
 def run_stack(stack: Any, given: Given, mask: Tensor | None = None) -> Any:

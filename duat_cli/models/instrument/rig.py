@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.linears import applied
 from duat_cli.models.block.mixer import MixerForm
 from duat_cli.models.block.norms import FrozenNorm, NormForm, freeze, freeze_whole, with_zeros
@@ -45,6 +46,8 @@ from duat_cli.models.instrument.records import (
 
 __all__ = ["BlockRun", "Rig", "zero_given"]
 
+OTHER_BLOCKS = "which of its blocks run, and in what order, depends on the input: its sum is not that of one chain"
+
 
 class Rig:
     """Instruments the given blocks of a model while active; leaves no trace behind."""
@@ -58,10 +61,11 @@ class Rig:
         coming: Iterable[nn.Module] = (),
         whole: bool = False,
         prompts: int = 1,
+        order: Sequence[nn.Module] = (),
     ) -> None:
         """coming: modules that may be learnt as blocks while a pass runs, at the latest when it stands at them.
         whole: hold norms with what they round, as `freeze_whole` does. prompts: how many, of as many tokens each, run
-        as one batch."""
+        as one batch. order: the block calls of every pass, where they are known."""
         self._model, self._interface, self._whole, self._prompts = model, interface, whole, prompts
         self.watch = Watch(self)
         self._by_module: dict[nn.Module, BlockParts] = {}
@@ -74,7 +78,7 @@ class Rig:
         self._block: BlockParts | None = None
         self._plan: Substitutes | None = None
         self._on_block: Callable[[BlockRun], None] | None = None
-        self._calls = 0
+        self._calls, self._order = 0, order
 
     def learn(self, parts: BlockParts) -> None:
         """Instrument this block, too, from the next time on that the rig is active."""
@@ -106,9 +110,12 @@ class Rig:
         """Run the model and return its output; `on_block` is called behind every block with its `BlockRun`."""
         self._on_block, self._calls = on_block, 0
         try:
-            return forward()
+            output = forward()
         finally:
             self._on_block = self._recording = None
+        if self._calls < len(self._order):
+            raise UnsupportedModelError(OTHER_BLOCKS)
+        return output
 
     # -- probe protocol ------------------------------------------------------------------------------------
 
@@ -181,6 +188,8 @@ class Rig:
         output = self._within(module, original, args, kwargs)
         self._recording = None
         index, self._calls = self._calls, self._calls + 1
+        if self._order and self._order[index : index + 1] != (module,):
+            raise UnsupportedModelError(OTHER_BLOCKS)
         hidden = hidden_of(output, parts.hidden.get(args, kwargs))
         call = without_cache(args, kwargs)
         if parts.cross is not None:  # a replay takes the encoder's states through cross-attention or not at all

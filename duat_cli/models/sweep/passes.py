@@ -14,10 +14,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import hidden_of, without_cache
 from duat_cli.models.instrument.hooks import patched
+from duat_cli.models.instrument.rig import OTHER_BLOCKS
 from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.terms.sites import Site, Sites, TermId, watching
 
@@ -190,6 +192,12 @@ class RecordingPass(BlockPass):
         """`see(block call, site, tensor)` is shown every site. gone: what the model is to be without."""
         self.calls: list[BlockCall] = []
         super().__init__(blocks, forward, _keeping(self.calls, sites, see, gone))
+
+    def run(self) -> None:
+        """The pass. UnsupportedModelError where not all blocks run in it."""
+        super().run()
+        if isinstance(self._blocks, ModelStructure) and len(self.calls) != len(self._blocks.calls):
+            raise UnsupportedModelError(OTHER_BLOCKS)
 
     @property
     def recorded(self) -> Recorded:

@@ -1,0 +1,111 @@
+"""Whether each block computes from the hidden states that it takes, and from nothing else of the model's input.
+
+A block that reads what blocks in front of it left beside the stream (in a dictionary, on a module), or the embeddings,
+is no map of one stream, and its replay would hold still what it reads. transformers' own types are known to pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import random_like, relative_error, tolerance_for
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.modality import Given
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs, run_stack
+from duat_cli.models.instrument.calls import hidden_of
+from duat_cli.models.instrument.hooks import hooked
+from duat_cli.models.instrument.rig import OTHER_BLOCKS
+from duat_cli.models.sweep.lockstep import Pass
+
+_LIBRARIES = {"torch", "transformers", "peft"}
+
+
+def has_own_code(stack: nn.Module) -> bool:
+    """Whether any module's class is from elsewhere than the libraries."""
+    return not {type(module).__module__.partition(".")[0] for module in stack.modules()} <= _LIBRARIES
+
+
+def require_alone(
+    structure: ModelStructure,
+    run: Callable[[Sequence[Pass]], None],
+    like: Mapping[str, Tensor] | None,
+    device: str | None = None,
+) -> None:
+    """UnsupportedModelError for a block that gives something else for the hidden states that it took, where other
+    blocks take others, or the model reads another input.
+
+    run: runs passes. like: as of `probe_inputs`; device: None is where the weights are.
+    """
+    if not has_own_code(structure.stack):
+        return
+    count = len(structure.calls)
+    given, other = (probe_inputs(structure.stack, like, DISCOVERY_TOKENS, device, seed) for seed in (0, 1))
+    first = _Undisturbed(structure, given)
+    run([first])
+    disturbed = [_Disturbed(first, given, numbers) for numbers in ({0}, range(0, count, 2), range(1, count, 2))]
+    run([*disturbed, _Disturbed(first, other.roll(1, -1) if isinstance(other, Tensor) else other, ())])
+
+
+class _Undisturbed:
+    """A pass, with what every block call took and gave."""
+
+    def __init__(self, structure: ModelStructure, given: Given) -> None:
+        self.structure, self._given = structure, given
+        self.taken: list[Tensor] = []
+        self.made: list[Tensor] = []
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """What `run` needs around it."""
+        blocks = dict.fromkeys(self.structure.calls)
+        with torch.no_grad(), hooked(blocks, before=self._before, after=self._after):
+            yield
+
+    def run(self) -> None:
+        run_stack(self.structure.stack, self._given)
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]] | None:
+        self.taken.append(self._parts(module, len(self.taken)).hidden.get(args, kwargs).clone())
+        return None
+
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self.made.append(hidden_of(output, self.taken[len(self.made)]).clone())
+
+    def _parts(self, module: nn.Module, number: int) -> BlockParts:
+        calls = self.structure.calls
+        if number >= len(calls) or calls[number] is not module:
+            raise UnsupportedModelError(OTHER_BLOCKS)
+        return self.structure.block(number).parts
+
+
+class _Disturbed(_Undisturbed):
+    """A pass in which every block call takes what it took in another pass, some with noise on top; the others must give
+    what they gave."""
+
+    def __init__(self, like: _Undisturbed, given: Given, noisy: Collection[int]) -> None:
+        super().__init__(like.structure, given)
+        self._like, self._noisy = like, noisy
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        number = len(self.taken)
+        parts = self._parts(module, number)
+        x = self._like.taken[number].clone()
+        self.taken.append(x)
+        return parts.hidden.put(args, kwargs, x + random_like(x) if number in self._noisy else x)
+
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        number = len(self.made)
+        super()._after(module, args, kwargs, output)
+        made, expected = self.made[number], self._like.made[number]
+        if number not in self._noisy and not relative_error(made, expected) <= tolerance_for(made.dtype):
+            raise UnsupportedModelError(
+                f"{self._parts(module, number).name} reads more of what is in front of it than the hidden states that "
+                "it takes (other tensors, or what blocks left in a dictionary or on a module): it is no map of one "
+                "stream"
+            )

@@ -1,0 +1,132 @@
+"""Blocks that read more than their stream, in every way to hand it on: what the model computes is the same, and none
+may be taken for a map of its stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from own_code import PROMPTS, Block, OwnStack, own
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2Model
+
+import duat_cli as duat
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.sweep.alone import has_own_code
+
+
+class Reading(Block):
+    """Adds the first thing that was left to what it attends to."""
+
+    def forward(self, x: Tensor, left: Any = None) -> Tensor:
+        own = self.attention(self.first(x))
+        if isinstance(left, dict):
+            more = left.setdefault("first", own)
+        elif isinstance(left, Tensor):
+            more = left
+        else:
+            more = own
+        x = x + own + 0.5 * more
+        return x + self.ffn(self.second(x))
+
+
+class ByDictionary(OwnStack):
+    def through(self, x: Tensor) -> Tensor:
+        left: dict[str, Tensor] = {}
+        for layer in self.layers:
+            x = layer(x, left)
+        return x
+
+
+class EmbeddingsByDictionary(OwnStack):
+    def through(self, x: Tensor) -> Tensor:
+        left = {"first": x}
+        for layer in self.layers:
+            x = layer(x, left)
+        return x
+
+
+class OnAModule(OwnStack):
+    def through(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, self.layers[0].first.__dict__)
+        self.layers[0].first.__dict__.pop("first")
+        return x
+
+
+class ByArgument(OwnStack):
+    """In another shape than the stream's."""
+
+    def through(self, x: Tensor) -> Tensor:
+        left = None
+        for layer in self.layers:
+            own = layer.attention(layer.first(x))
+            left = own if left is None else left
+            x = layer(x, left.unflatten(-1, (2, -1)).flatten(2)[:, None, :, :])
+        return x
+
+
+@pytest.mark.parametrize("stack", [ByDictionary, EmbeddingsByDictionary, OnAModule, ByArgument])
+@pytest.mark.parametrize("verb", [duat.inspect, duat.verify, duat.prune_bound, duat.support])
+def test_what_is_left_beside_the_stream_is_seen(stack: type[OwnStack], verb: Callable[..., Any]) -> None:
+    class Flat(Reading):
+        def forward(self, x: Tensor, left: Any = None) -> Tensor:
+            return super().forward(x, left[:, 0] if isinstance(left, Tensor) and left.ndim == 4 else left)
+
+    model = own(Flat, stack)
+    if verb is duat.support:
+        [entry] = duat.support(model).entries
+        assert entry.status == "refused"
+        assert "reads more of what is in front of it than the hidden states" in str(entry.reason)
+        return
+    with pytest.raises(UnsupportedModelError, match=r"layers\.[01] reads more of what is in front of it"):
+        verb(model, prompts=PROMPTS)
+
+
+def test_a_block_that_reads_its_stream_alone_passes() -> None:
+    assert duat.verify(own(Reading), prompts=PROMPTS).certificate.exact
+
+
+class Skipping(OwnStack):
+    """Leaves a layer out where a prompt has seven tokens."""
+
+    def through(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            if number != 1 or x.shape[1] != 7:
+                x = layer(x)
+        return x
+
+
+class Leaving(OwnStack):
+    """Ends early there."""
+
+    def through(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            if x.shape[1] == 7:
+                break
+        return x
+
+
+@pytest.mark.parametrize("stack", [Skipping, Leaving])
+def test_blocks_that_do_not_always_run_have_no_numbers(stack: type[OwnStack]) -> None:
+    assert duat.verify(own(stack=stack), prompts=PROMPTS[:1]).certificate.exact
+    for verb in (duat.inspect, duat.verify, duat.attribute, duat.prune_bound, duat.compare):
+        with pytest.raises(UnsupportedModelError, match="which of its blocks run"):
+            verb(own(stack=stack), prompts=PROMPTS)
+
+
+def test_the_code_of_libraries_is_known() -> None:
+    model = GPT2Model(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, n_positions=8))
+    assert not has_own_code(model)
+    model.h[0].mlp = nn.Sequential(model.h[0].mlp)
+    assert not has_own_code(model)
+    model.h[0].mlp = Doubling()
+    assert has_own_code(model)
+
+
+class Doubling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.add(x, x)
