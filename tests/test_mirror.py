@@ -67,7 +67,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "what a prompt gives, kept or not: analysis/shards/test_prune.py": "analysis/prune/responding",
     "orders and their curves: analysis/prune/sets/test_nested.py": """
         analysis/prune/sets/order""",
-    "read back by transformers: analysis/prune/sets/test_apply.py": "models/edits/heads",
+    "read back by transformers: analysis/prune/sets/test_apply.py": """
+        models/edits/cutting models/edits/heads models/edits/neurons""",
     "streamed against resident: analysis/prune/test_work.py": "analysis/prune/terms/ground",
     "bounds against true damage: analysis/prune/terms/test_certified.py": """
         analysis/prune/terms/layers models/terms/inner""",

@@ -14,7 +14,7 @@ from duat_cli.kinds import Kind
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import ModelStructure, probe_trace
 from duat_cli.models.edits.heads import HeadLayers, head_layers
-from duat_cli.models.edits.surgery import NeuronLayers, neuron_layers
+from duat_cli.models.edits.neurons import NeuronLayers, neuron_layers
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.terms.feedforward import find_feedforward
 from duat_cli.models.terms.sites import BlockSites, Site, Sites

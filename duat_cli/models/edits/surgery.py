@@ -1,5 +1,5 @@
 """Parameters with other values for a while; terms taken out of a model's weights, and put back: columns zeroed, blocks
-and neurons cut out.
+cut out.
 
 Everything happens in place, on the loaded model, inside context managers: only what is changed is copied.
 """
@@ -11,22 +11,18 @@ import copy
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from duat_cli.compat.torch import children_of, parameters_of
+from duat_cli.compat.torch import children_of
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.linears import applied_axis
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.edits.heads import Slice, held, shapes_of, shapes_without, without_places
-from duat_cli.models.terms.feedforward import FeedForward
 from duat_cli.models.terms.sites import BlockSites, Site, Sites, TermId, by_block
 
 _PER_LAYER = re.compile(r"layer|block|type|pattern")
-_INNER_WIDTH = re.compile(r"inner|intermediate|ffn|d_ff|hidden_dim")
 
 
 @contextlib.contextmanager
@@ -217,74 +213,3 @@ def config_without_blocks(config: Any, blocks: int, keep: Sequence[int]) -> Any:
     for name, value in lists.items():
         setattr(text, name, [value[k] for k in keep])
     return config
-
-
-@contextlib.contextmanager
-def without_neurons(model: Any, cuts: Sequence[tuple[FeedForward, Sequence[int]]]) -> Iterator[None]:
-    """The model with these neurons gone from their layers, as many from each FFN; as it was, afterwards."""
-    width, count = _common([(form.neurons, len(set(numbers))) for form, numbers in cuts])
-    every = [(neuron_layers(form), list(numbers)) for form, numbers in cuts]
-    gone = [(one, rows[:, numbers].flatten()) for layers, numbers in every for one, rows in layers.slices.items()]
-    with without_places(model, gone, lambda shapes: config_with_width(model, shapes, width, width - count)):
-        yield
-
-
-@dataclass(frozen=True)
-class NeuronLayers:
-    """The parameters of one FFN that `without_neurons` takes parts of."""
-
-    count: int
-    """Neurons."""
-    slices: Mapping[Slice, Tensor]
-    """Where each neuron has a row, (rows a neuron, neurons): a layer that makes gate and neuron has two."""
-
-    @property
-    def each(self) -> int:
-        """Parameters that leave with one neuron."""
-        return sum(held(one).numel() // held(one).shape[one.axis] * len(rows) for one, rows in self.slices.items())
-
-
-def neuron_layers(form: FeedForward) -> NeuronLayers:
-    """Of an FFN whose form is proved."""
-    found: dict[Slice, list[Tensor]] = defaultdict(list)
-    for rows in (r for r in (form.gate, form.up) if r is not None):
-        found[Slice(rows.linear, "weight", 1 - applied_axis(rows.linear))].append(rows.index)
-        if parameters_of(rows.linear).get("bias") is not None:
-            found[Slice(rows.linear, "bias", 0)].append(rows.index)
-    found[Slice(form.down, "weight", applied_axis(form.down))].append(torch.arange(form.neurons))
-    return NeuronLayers(form.neurons, {one: torch.stack(each) for one, each in found.items()})
-
-
-def require_width(model: Any, every: Sequence[NeuronLayers]) -> None:
-    """UnsupportedModelError where no config states one neuron less of every FFN."""
-    width, _ = _common([(layers.count, 1) for layers in every])
-    gone = [(one, len(rows)) for layers in every for one, rows in layers.slices.items()]
-    config_with_width(model, shapes_without(model, gone), width, width - 1)
-
-
-def _common(counts: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    if len(set(counts)) != 1:
-        raise UnsupportedModelError("its FFNs have, or would have, different widths, which its config cannot state")
-    if counts[0][1] >= counts[0][0]:
-        raise UnsupportedModelError("no neuron would be left in its FFNs")
-    return counts[0]
-
-
-def config_with_width(model: Any, shapes: Mapping[str, tuple[int, ...]], old: int, new: int) -> Any:
-    """A copy of the config in which the FFN is `new` wide: the number with which every shape comes out as in
-    `shapes`."""
-    try:
-        values = vars(model.config.get_text_config())
-    except ValueError as fault:
-        raise UnsupportedModelError("its config has several text parts, which state a width each") from fault
-    names = [n for n, v in values.items() if v == old and isinstance(v, int) and not isinstance(v, bool)]
-    names += [n for n, v in values.items() if v is None and _INNER_WIDTH.search(n)]
-    for name in names:
-        config = copy.deepcopy(model.config)
-        with contextlib.suppress(Exception):  # a number that means something else may be refused anywhere
-            setattr(config.get_text_config(), name, new)
-            with torch.device("meta"):
-                built = type(model)(config)
-            if shapes_of(built) == dict(shapes):
-                return config
-    raise UnsupportedModelError("no number in its config states the width of its FFNs alone")

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.structure import ModelStructure, discover, probe_trace
-from duat_cli.models.edits.surgery import config_without_blocks, exchanged, without_blocks, without_neurons, zeroed
+from duat_cli.models.edits.cutting import without_parts
+from duat_cli.models.edits.neurons import neuron_layers
+from duat_cli.models.edits.surgery import config_without_blocks, exchanged, without_blocks, zeroed
 from duat_cli.models.terms.feedforward import find_feedforward
 from duat_cli.models.terms.sites import TermId, find_sites
 
@@ -114,13 +116,13 @@ def test_neurons_are_cut_out(model_type: str, name: str) -> None:
     before = state(model)
     written = probe_trace(structure.stack)
     forms = [find_feedforward(b.parts.units[0], written, b.parts.module) for b in structure.blocks]
-    whole = forms[0].neurons
-    with without_neurons(model, [(form, [0, 5 + k]) for k, form in enumerate(forms)]):
+    whole, layers = forms[0].neurons, [neuron_layers(form) for form in forms]
+    with without_parts(model, [(one, [0, 5 + k]) for k, one in enumerate(layers)]):
         assert getattr(model.config, name) == whole - 2
         assert sum(v.numel() for v in model.state_dict().values()) < sum(v.numel() for v in before.values())
     assert same(before, state(model))
-    uneven = [(form, list(range(k + 1))) for k, form in enumerate(forms)]
-    with pytest.raises(UnsupportedModelError, match="different widths"), without_neurons(model, uneven):
+    uneven = [(one, list(range(k + 1))) for k, one in enumerate(layers)]
+    with pytest.raises(UnsupportedModelError, match="different widths"), without_parts(model, uneven):
         pass
 
 

@@ -34,8 +34,8 @@ from duat_cli.loading.quiet import described, hushed
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.discovery.modality import without_decoder
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, probe_output
-from duat_cli.models.edits.heads import without_heads
-from duat_cli.models.edits.surgery import without_blocks, without_neurons, zeroed
+from duat_cli.models.edits.cutting import without_parts
+from duat_cli.models.edits.surgery import without_blocks, zeroed
 from duat_cli.models.sweep.passes import record, removals, run_without
 from duat_cli.models.terms.sites import Sites, TermId
 from duat_cli.text import clean, one_line
@@ -201,10 +201,9 @@ def _edited(model: Any, structure: ModelStructure, sites: Sites, plan: Cut) -> I
         stack.enter_context(zeroed(model, structure, sites, plan.zeroed))
         if plan.blocks:  # first: the width of the FFNs is that of the blocks that stay
             stack.enter_context(without_blocks(model, structure, plan.blocks))
-        if plan.neurons:
-            stack.enter_context(without_neurons(model, plan.neurons))
-        if plan.heads:
-            stack.enter_context(without_heads(model, plan.heads))
+        for cut in (plan.neurons, plan.heads):
+            if cut:
+                stack.enter_context(without_parts(model, cut))
         yield
 
 

@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from duat_cli.analysis.prune.sets.cut import shared_groups, shared_neurons, without_heads_of, without_neurons_of
+from duat_cli.analysis.prune.sets.cut import Parts, shared_parts, without_terms
 from duat_cli.errors import UnsupportedModelError, or_reason
+from duat_cli.kinds import Kind
 from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.edits.heads import HeadLayers, require_stated
+from duat_cli.models.edits.cutting import Layers, require_stated
 from duat_cli.models.edits.parameters import BlockParameters
-from duat_cli.models.edits.surgery import NeuronLayers, require_width, without_blocks, zeroed_parameters
+from duat_cli.models.edits.surgery import without_blocks, zeroed_parameters
 from duat_cli.models.terms.sites import Sites, TermId
 from duat_cli.results.prune.sets import SetSize
 from duat_cli.text import one_line
@@ -31,27 +32,32 @@ def set_size(
     calls, each = structure.calls, [parameters[module] for module in structure.calls]
     blocks = [term.block for term in terms if term.kind == "block"]
     rest = tuple(term for term in terms if term.kind != "block")
-    shared = len(set(calls)) != len(calls)
+    removed, count, shared = 0, 0, len(set(calls)) != len(calls)
     with contextlib.ExitStack() as stack:  # what a config can state is asked of the blocks that stay
         try:
             if blocks:
                 stack.enter_context(without_blocks(loaded.model, structure, blocks))
         except UnsupportedModelError:
             blocks, rest, shared = [], tuple(terms), True
-        groups = {} if shared else _groups(loaded.model, each, blocks, rest)
-        sizes = {k: (each[k].group, numbers) for k, numbers in groups.items()}
-        rest = without_heads_of(sizes, rest)
-        cut = {} if shared else _neurons(loaded.model, each, blocks, rest)
-    removed = sum(p.numel() for k in blocks for p in calls[k].parameters())
-    removed += sum(len(numbers) * _of_ffn(each[k]).each for k, numbers in cut.items())
-    removed += sum(len(numbers) * _layers(each[k]).each for k, numbers in groups.items())
+        stay = [] if shared else [k for k in range(len(each)) if k not in set(blocks)]
+        found: dict[Kind, dict[int, Layers | str | None]] = {
+            "head": {k: each[k].heads for k in stay if len(each[k].each["head"])},
+            "neuron": {k: each[k].neurons for k in stay},
+        }
+        for kind, layers in found.items():
+            proved = {k: one for k, one in layers.items() if isinstance(one, Layers)}
+            cut = _leaving(loaded.model, kind, proved, rest) if len(proved) == len(layers) else {}
+            removed += sum(len(numbers) * proved[k].each for k, numbers in cut.items())
+            count += sum(len(numbers) * proved[k].size for k, numbers in cut.items())
+            rest = without_terms(kind, proved, cut, rest)
+    removed += sum(p.numel() for k in blocks for p in calls[k].parameters())
     zeroed, reasons = None, {}
     try:
-        zeroed = zeroed_parameters(structure, sites, without_neurons_of(cut, rest))
+        zeroed = zeroed_parameters(structure, sites, rest)
     except UnsupportedModelError as fault:
         reasons["parameters_zeroed"] = one_line(str(fault), 200)
     return SetSize(
-        terms_removed=len(blocks) + sum(map(len, cut.values())) + sum(size * len(n) for size, n in sizes.values()),
+        terms_removed=len(blocks) + count,
         parameters_removed=removed,
         parameters_zeroed=zeroed,
         bytes_removed=removed * (most_stored(loaded.files) or loaded.model.dtype).itemsize,
@@ -59,44 +65,9 @@ def set_size(
     )
 
 
-def _neurons(
-    model: nn.Module, each: Sequence[BlockParameters], blocks: Sequence[int], terms: Sequence[TermId]
-) -> dict[int, tuple[int, ...]]:
-    """Neurons of every FFN that stays that leave the file, if the config can state it; one stays at least.
-
-    each: by block call. blocks: those that go.
-    """
-    found, _ = shared_neurons(len(each), blocks, terms)
-    layers = [one for k in found if (one := each[k].neurons) is not None]
-    if not found or len(layers) < len(found):
-        return {}
-    if isinstance(or_reason(lambda: require_width(model, layers)), str):
-        return {}
-    return shared_neurons(len(each), blocks, terms, most=layers[0].count - 1)[0]
-
-
-def _groups(
-    model: nn.Module, each: Sequence[BlockParameters], blocks: Sequence[int], terms: Sequence[TermId]
-) -> dict[int, tuple[int, ...]]:
-    """Key and value heads of every attention that stays that leave with their heads, if the config can state it."""
-    if not any(term.kind == "head" for term in terms):
-        return {}
-    stay = [k for k in range(len(each)) if k not in set(blocks) and len(each[k].each["head"])]
-    layers = [each[k].heads for k in stay]
-    proved = [one for one in layers if isinstance(one, HeadLayers)]
-    if len(proved) < len(layers):
-        return {}
-    found = shared_groups({k: (one.heads, one.groups) for k, one in zip(stay, proved, strict=True)}, terms)
-    if found and isinstance(or_reason(lambda: require_stated(model, proved)), str):
+def _leaving(model: nn.Module, kind: Kind, layers: Mapping[int, Layers], terms: Sequence[TermId]) -> Parts:
+    """Parts of every one of these layers that leave the file, if the config can state it. layers: by block."""
+    found = shared_parts(kind, layers, terms)
+    if found and isinstance(or_reason(lambda: require_stated(model, [*layers.values()])), str):
         return {}
     return found
-
-
-def _of_ffn(block: BlockParameters) -> NeuronLayers:
-    assert block.neurons is not None
-    return block.neurons
-
-
-def _layers(block: BlockParameters) -> HeadLayers:
-    assert isinstance(block.heads, HeadLayers)
-    return block.heads

@@ -8,7 +8,7 @@ import pytest
 from pruning import Case, neurons
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.edits import surgery
+from duat_cli.models.edits.neurons import NeuronLayers
 from duat_cli.models.terms.sites import TermId
 
 
@@ -26,7 +26,7 @@ def test_heads_leave_where_neurons_cannot(tmp_path: Path, monkeypatch: pytest.Mo
         raise UnsupportedModelError("no width")
 
     case = Case(tmp_path, "llama")
-    monkeypatch.setattr(surgery, "config_with_width", refused)
+    monkeypatch.setattr(NeuronLayers, "config", refused)
     done = case.apply(*neurons(3, 4), *(TermId("head", block, n) for block in range(3) for n in (2, 3)))
     assert (done.removed_neurons, done.removed_groups, done.zeroed) == (0, 1, 3)
     assert done.notes == ("1 neurons a block not removed but zeroed: no width",)

@@ -1,0 +1,134 @@
+"""Parts cut out of layers: key and value heads of every attention with the heads that use them, neurons of every FFN.
+
+Everything happens in place, on the loaded model, inside context managers, as in models/edits/surgery.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.compat.torch import parameters_of
+from duat_cli.errors import UnsupportedModelError
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One parameter in which every part has as many rows along an axis."""
+
+    module: nn.Module
+    name: str
+    axis: int
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The parameters of one attention, or of one FFN, that its parts have rows of."""
+
+    uneven: ClassVar[str]
+    """What is said where several are not alike, or would not be."""
+    count: int
+    """Parts."""
+    size: int
+    """Terms that go with a part: the heads that share a key and value head; one neuron."""
+    slices: Mapping[Slice, Tensor]
+    """Where each part has its rows, (rows a part, parts)."""
+
+    @property
+    def each(self) -> int:
+        """Parameters that leave with one part."""
+        return sum(held(one).numel() // held(one).shape[one.axis] * len(rows) for one, rows in self.slices.items())
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """What a config states once for all of them."""
+        return self.count, self.size
+
+    def config(self, model: Any, shapes: Shapes, gone: int) -> Any:
+        """A copy of the model's config that states so many parts less: every shape comes out as in `shapes`.
+
+        UnsupportedModelError where there is none.
+        """
+        raise NotImplementedError
+
+
+Cuts = Sequence[tuple[Layers, Sequence[int]]]
+"""Layers of one kind, and the numbers of the parts that they lose."""
+
+
+@contextlib.contextmanager
+def without_parts(model: Any, cuts: Cuts) -> Iterator[None]:
+    """The model without these parts, as many of each of the layers; layers and config are as they were, afterwards.
+
+    What runs attention still counts the heads as before: without heads the layers are only fit to be saved.
+    UnsupportedModelError where a parameter is to lose rows twice.
+    """
+    first, count = cuts[0][0], _common(cuts)
+    gone = [(one, rows[:, list(numbers)].flatten()) for layers, numbers in cuts for one, rows in layers.slices.items()]
+    if len({one for one, _ in gone}) < len(gone):
+        raise UnsupportedModelError("blocks share their weights")
+    config, kept = model.config, list[tuple[Slice, nn.Parameter]]()
+    try:
+        for one, places in gone:
+            parameter = held(one)
+            kept.append((one, parameter))
+            stays = torch.ones(parameter.shape[one.axis], dtype=torch.bool)
+            stays[places] = False
+            rest = parameter.detach().index_select(one.axis, stays.nonzero()[:, 0].to(parameter.device))
+            parameters_of(one.module)[one.name] = nn.Parameter(rest, requires_grad=False)
+        model.config = first.config(model, shapes_of(model), count)
+        yield
+    finally:
+        for one, parameter in kept:
+            parameters_of(one.module)[one.name] = parameter
+        model.config = config
+
+
+def require_stated(model: Any, every: Sequence[Layers]) -> None:
+    """UnsupportedModelError where no config states one part less of all of these."""
+    _common([(layers, [0]) for layers in every])
+    gone = [(one, len(rows)) for layers in every for one, rows in layers.slices.items()]
+    every[0].config(model, _shapes_without(model, gone), 1)
+
+
+def shapes_of(model: Any) -> dict[str, tuple[int, ...]]:
+    """Of every tensor of a model, by its name."""
+    return {name: tuple(value.shape) for name, value in model.state_dict().items()}
+
+
+def held(one: Slice) -> nn.Parameter:
+    """What stands there now."""
+    parameter = parameters_of(one.module)[one.name]
+    assert parameter is not None
+    return parameter
+
+
+def _shapes_without(model: Any, gone: Sequence[tuple[Slice, int]]) -> dict[str, tuple[int, ...]]:
+    """Of every tensor of the model, were so many rows of these gone; a parameter may be named several times."""
+    shapes, names = shapes_of(model), defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[parameter].append(name)
+    for one, count in gone:
+        for name in names[held(one)]:
+            if name in shapes:
+                size = list(shapes[name])
+                size[one.axis] -= count
+                shapes[name] = tuple(size)
+    return shapes
+
+
+def _common(cuts: Cuts) -> int:
+    """How many parts each of them loses; never all."""
+    first, count = cuts[0][0], len(set(cuts[0][1]))
+    alike = all((one.numbers, len(set(numbers))) == (first.numbers, count) for one, numbers in cuts)
+    if not alike or count >= first.count:
+        raise UnsupportedModelError(first.uneven)
+    return count
