@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.cut import cut
-from duat_cli.report.tables.grid import BLOCK, Column, Labels, missing, spaced
+from duat_cli.report.tables.grid import BLOCK, Column, Labels, missing, titled
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.compare import (
     AlignedRun,
@@ -36,6 +36,13 @@ _COLUMNS = [
     Column(("out\N{SOFT HYPHEN}", "put", "%"), "output", numbers.percent),
     Column(("ampl.", "times"), "amplification", numbers.plain),
 ]
+_LEGEND = (
+    "W': |W'_b - W'_a| / |W'_a|. routing (H alone) + scale (norms alone) + interaction add up to the difference as "
+    "matrices; their norms need not. unal.: share of W' that reads tokens without a partner. null: the same with "
+    "uniform attention, so what positions and scales alone make.",
+    "bias: b'_{j,2}, all that the FFN's nonlinearity reads beside the linear path from x_0. ampl.: change of the "
+    "block's output over that of its input. Heads one by one: --json.",
+)
 _PARAMETER_COLUMNS = [Column(("largest", "change", "%"), "change", numbers.percent)]
 _RUN = Labels(("question behind",), lambda row: row.label, False)
 _RUN_COLUMNS = [
@@ -71,19 +78,15 @@ def render_compare(report: CompareReport, page: Page) -> str:
     if comparison is None:
         return page.render([*facts.loaded(report.model, report.prompts, report.environment),
                             *_fixed(report, page), *_tail(report)])  # fmt: skip
-    several = len(report.pairs) > 1
+    several = ", means over the pairs" if len(report.pairs) > 1 else ""
+    title = f"Blocks: relative changes on the aligned tokens{several}"
     parts: list[RenderableType] = [
         *facts.loaded(report.model, report.prompts, report.environment),
         *_pairs(report),
-        BLANK,
-        line("Blocks: relative changes on the aligned tokens" + (", means over the pairs" if several else ""), "bold"),
-        *spaced(comparison.blocks, BLOCK, _COLUMNS, page),
-        BLANK,
-        *_legend(),
+        *titled(title, comparison.blocks, BLOCK, _COLUMNS, page, *_LEGEND),
         *facts.without_value(comparison.blocks, BLOCK, _COLUMNS),
         *_each(report, page),
         *([] if report.context is None else context_tables(report.context, page)),
-        BLANK,
         *_parameters(comparison.parameters, page),
         BLANK,
         *_tail(report),
@@ -107,13 +110,11 @@ def _fixed(report: CompareReport, page: Page) -> list[RenderableType]:
         return []
     error, limit = numbers.error(found.own_error), f"{found.tolerance:.0e}"
     check = f"own values give back the live loss: largest difference {error}, tolerance {limit}"
+    title = f"Loss with dynamic parameters held; live {numbers.plain(found.live)} nats a token"
+    legend = "less live: mean over the prompts, with a 95 % interval over them (low, high). sigma stays live."
     return [
-        BLANK,
-        line(f"Loss with dynamic parameters held; live {numbers.plain(found.live)} nats a token", "bold"),
-        *spaced(found.runs, _HELD, _HELD_COLUMNS, page),
-        BLANK,
-        line("less live: mean over the prompts, with a 95 % interval over them (low, high). sigma stays live.", "dim"),
-        *facts.absences(missing(found.runs, _HELD_COLUMNS, list(range(1, len(found.runs) + 1))), "row"),
+        *titled(title, found.runs, _HELD, _HELD_COLUMNS, page, legend),
+        *facts.absent_in(found.runs, _HELD_COLUMNS),
         line(check, "green") if found.holds else line(f"DOES NOT HOLD: {check}", "bold red"),
     ]
 
@@ -154,29 +155,13 @@ def _places(first: int, count: int) -> str:
     return str(first) if count == 1 else f"{first}-{first + count - 1}"
 
 
-def _legend() -> list[RenderableType]:
-    return [
-        line(
-            "W': |W'_b - W'_a| / |W'_a|. routing (H alone) + scale (norms alone) + interaction add up to the "
-            "difference as matrices; their norms need not. unal.: share of W' that reads tokens without a partner. "
-            "null: the same with uniform attention, so what positions and scales alone make.",
-            "dim",
-        ),
-        line(
-            "bias: b'_{j,2}, all that the FFN's nonlinearity reads beside the linear path from x_0. ampl.: change of "
-            "the block's output over that of its input. Heads one by one: --json.",
-            "dim",
-        ),
-    ]
-
-
 def _each(report: CompareReport, page: Page) -> list[RenderableType]:
     """With --per-prompt: the table again for every pair."""
     parts: list[RenderableType] = []
     for pair in report.pairs:
         if pair.blocks is not None:
             title = f"a: {report.prompts[pair.a].label}, b: {report.prompts[pair.b].label}"
-            parts += [BLANK, line(title, "bold"), *spaced(pair.blocks, BLOCK, _COLUMNS, page)]
+            parts += titled(title, pair.blocks, BLOCK, _COLUMNS, page)
             parts += facts.without_value(pair.blocks, BLOCK, _COLUMNS)
     return parts
 
@@ -184,23 +169,18 @@ def _each(report: CompareReport, page: Page) -> list[RenderableType]:
 def context_tables(found: InContext, page: Page) -> list[RenderableType]:
     """The loss with none, each and all demonstrations; then what the last run reads of each, mean and by block."""
     question, answer = (plural(n, "token") for n in (found.question_tokens, found.answer_tokens))
-    parts: list[RenderableType] = [
-        BLANK,
-        line(f"Demonstrations: loss of the answer ({answer}) behind the question ({question})", "bold"),
-        *spaced(found.runs, _RUN, _RUN_COLUMNS, page),
-        *facts.absences(missing(found.runs, _RUN_COLUMNS, [run.prompt for run in found.runs]), "prompt"),
-    ]
     last = found.runs[-1]
-    parts += [
-        BLANK,
-        line(f"{last.label}: how much of W' on the question reads each demonstration, mean over blocks", "bold"),
-        *spaced(last.reads, _READ, _READ_COLUMNS, page),
-        BLANK,
-        line("bias: how far they move b'_{j,2} on the question. null: the same with uniform attention.", "dim"),
+    runs_title = f"Demonstrations: loss of the answer ({answer}) behind the question ({question})"
+    reads_title = f"{last.label}: how much of W' on the question reads each demonstration, mean over blocks"
+    legend = "bias: how far they move b'_{j,2} on the question. null: the same with uniform attention."
+    parts: list[RenderableType] = [
+        *titled(runs_title, found.runs, _RUN, _RUN_COLUMNS, page),
+        *facts.absences(missing(found.runs, _RUN_COLUMNS, [run.prompt for run in found.runs]), "prompt"),
+        *titled(reads_title, last.reads, _READ, _READ_COLUMNS, page, legend),
     ]
     for read in last.reads:
         title = f"--prefix {read.demonstration} by block, {plural(read.tokens, 'token')}"
-        parts += [BLANK, line(title, "bold"), *spaced(read.blocks, BLOCK, _READ_COLUMNS, page)]
+        parts += titled(title, read.blocks, BLOCK, _READ_COLUMNS, page)
         parts += facts.without_value(read.blocks, BLOCK, _READ_COLUMNS)
     return parts
 
@@ -210,8 +190,9 @@ def _parameters(parameters: Sequence[ParameterChange], page: Page) -> list[Rende
     fixed = [f"{one.name}: {one.what}" for one in parameters if one.set_by == "checkpoint"]
     moved = [one for one in parameters if one.set_by == "input"]
     return [
-        line("Parameters of the sum, and the largest change over blocks", "bold"),
-        *spaced(moved, _PARAMETER, _PARAMETER_COLUMNS, page),
+        *titled(
+            "Parameters of the sum, and the largest change over blocks", moved, _PARAMETER, _PARAMETER_COLUMNS, page
+        ),
         BLANK,
         *facts.section("fixed, set by the checkpoint", fixed),
     ]

@@ -118,6 +118,11 @@ def without_value(rows: Sequence[Result], labels: Labels, columns: Sequence[Colu
     return absences(missing(rows, columns, [labels.of(row) for row in rows]), labels.title[0])
 
 
+def absent_in(rows: Sequence[Result], columns: Sequence[Column]) -> list[RenderableType]:
+    """The same of rows without numbers: they are counted from 1."""
+    return absences(missing(rows, columns, range(1, len(rows) + 1)), "row")
+
+
 def _joined(found: Iterable[tuple[str, str, list[int]]]) -> list[tuple[str, str, list[int]]]:
     """What is missing, why, and where: with one entry for reasons that are the same but for a measured number."""
     groups = list[tuple[str, list[str], list[int]]]()

@@ -113,11 +113,21 @@ def spaced(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], pa
     return [part for table in grids(rows, labels, columns, page) for part in (BLANK, table)]
 
 
-def spaced_named(rows: Sequence[tuple[str, Result]], columns: Sequence[Column], page: Page) -> list[RenderableType]:
-    """The same of rows that are given with their names."""
+def titled(
+    title: str, rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page, *legend: str
+) -> list[RenderableType]:
+    """The same under a title, and below it what its headers mean, a paragraph each."""
+    below = [BLANK, *(line(text, "dim") for text in legend)] if legend else []
+    return [BLANK, line(title, "bold"), *spaced(rows, labels, columns, page), *below]
+
+
+def titled_named(
+    title: str, rows: Sequence[tuple[str, Result]], columns: Sequence[Column], page: Page
+) -> list[RenderableType]:
+    """The same of rows that are given with their names; nothing without any."""
     names = {id(row): name for name, row in rows}
     labels = Labels(("what",), lambda row: names[id(row)], right=False)
-    return spaced([row for _, row in rows], labels, columns, page)
+    return titled(title, [row for _, row in rows], labels, columns, page) if rows else []
 
 
 def filled(rows: Sequence[Result], columns: Sequence[Column]) -> list[Column]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.grid import BLOCK, Column, Labels, spaced, value_at
+from duat_cli.report.tables.grid import BLOCK, Column, Labels, titled, value_at
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.heads import Attended, HeadAttended, Heads
 from duat_cli.results.inspect import Block, InspectReport
@@ -73,10 +73,9 @@ def head_tables(report: InspectReport, page: Page) -> list[RenderableType]:
     where = [f"{name}: {indices('block', at)}" for name, (_, at) in zip(numbered, nulls, strict=True)]
     labels = Labels(("head",), lambda row: names[id(row)], right=False)
     zero = [f"{head.name}: {why}" for head in shown if (why := head.row.reasons.get("entropy_bits"))]
+    title = "What each head (block.head) reads; null: H uniform over the tokens that a row may see"
     return [
-        BLANK,
-        line("What each head (block.head) reads; null: H uniform over the tokens that a row may see", "bold"),
-        *spaced([*(head.row for head in shown), *(null for null, _ in nulls)], labels, COLUMNS, page),
+        *titled(title, [*(head.row for head in shown), *(null for null, _ in nulls)], labels, COLUMNS, page),
         BLANK,
         *([line(_left_out(len(shown), len(every)), "dim")] if len(shown) < len(every) else []),
         line(_legend([found for _, found in blocks]), "dim"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 
 from duat_cli.report.tables import columns, facts, heads, nulls, numbers
-from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, missing, spaced, unshown
+from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, missing, spaced, titled, unshown
 from duat_cli.report.tables.nulls import null_tables
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.base import Finite, Result, WithReasons
@@ -180,14 +180,7 @@ def _crossing(report: InspectReport, page: Page) -> list[RenderableType]:
     if not blocks:
         return []
     title, says = _CROSSED if columns.has_encoder(report) else _BESIDE
-    return [
-        BLANK,
-        line(title, "bold"),
-        *spaced(blocks, BLOCK, _CROSS, page),
-        BLANK,
-        line(says, "dim"),
-        *facts.without_value(blocks, BLOCK, _CROSS),
-    ]
+    return [*titled(title, blocks, BLOCK, _CROSS, page, says), *facts.without_value(blocks, BLOCK, _CROSS)]
 
 
 def _term_tables(report: InspectReport, page: Page) -> list[RenderableType]:
@@ -195,16 +188,10 @@ def _term_tables(report: InspectReport, page: Page) -> list[RenderableType]:
     if report.terms is None:
         return []
     parts = columns.for_pre_activation(report)
+    title = "Parts of the input of each FFN's activation, of all up to here; dynamic: what UAT terms add to its bias"
     return [
-        BLANK,
-        line("Terms of the last block's output", "bold"),
-        *spaced(report.terms, _TERM, _TERM_COLUMNS, page),
-        BLANK,
-        line(
-            "Parts of the input of each FFN's activation, of all up to here; dynamic: what UAT terms add to its bias",
-            "bold",
-        ),
-        *spaced(report.blocks, BLOCK, parts, page),
+        *titled("Terms of the last block's output", report.terms, _TERM, _TERM_COLUMNS, page),
+        *titled(title, report.blocks, BLOCK, parts, page),
         *facts.without_value(report.blocks, BLOCK, parts),
     ]
 
@@ -213,16 +200,13 @@ def _routing(report: InspectReport, page: Page) -> list[RenderableType]:
     """Where the attention matrices come from; head by head and by distance in the JSON."""
     if all(block.routing is None for block in report.blocks):
         return []
+    title = "Where H comes from: W_QK, means over heads, and the share of the scores' variance explained"
+    legend = (
+        "symmetric: 1 as x.x is, 0.71 a random matrix. by x.x, centred (the covariance of tokens), by W_QK: R^2 of "
+        "the scores; what W_QK leaves is positions and biases. Heads and distances are in the JSON."
+    )
     return [
-        BLANK,
-        line("Where H comes from: W_QK, means over heads, and the share of the scores' variance explained", "bold"),
-        *spaced(report.blocks, BLOCK, _ROUTING, page),
-        BLANK,
-        line(
-            "symmetric: 1 as x.x is, 0.71 a random matrix. by x.x, centred (the covariance of tokens), by W_QK: R^2 of "
-            "the scores; what W_QK leaves is positions and biases. Heads and distances are in the JSON.",
-            "dim",
-        ),
+        *titled(title, report.blocks, BLOCK, _ROUTING, page, legend),
         *facts.without_value(report.blocks, BLOCK, _ROUTING),
     ]
 
@@ -235,16 +219,13 @@ def _end_to_end(report: InspectReport, page: Page) -> list[RenderableType]:
     own = _Through(label="all", coupling=found.coupling, certificate_error=found.certificate_error)
     null = _Through(label="null", coupling=found.null.uniform, certificate_error=None)
     rows = [own, *([] if null.coupling is None else [null])]
+    title = "End to end: tokens of x_0 into the last block's output, by |(T_L...T_1)(e_j (x) x_0[j])_i|"
+    legend = (
+        "The linear path, residual path included; every block's own W' is in its row above. null: every H uniform "
+        "over the tokens that its rows may see, weights and norm scales the same."
+    )
     return [
-        BLANK,
-        line("End to end: tokens of x_0 into the last block's output, by |(T_L...T_1)(e_j (x) x_0[j])_i|", "bold"),
-        *spaced(rows, _WHOLE, _END_COLUMNS, page),
-        BLANK,
-        line(
-            "The linear path, residual path included; every block's own W' is in its row above. null: every H uniform "
-            "over the tokens that its rows may see, weights and norm scales the same.",
-            "dim",
-        ),
+        *titled(title, rows, _WHOLE, _END_COLUMNS, page, legend),
         *facts.absences(missing([own], _END_COLUMNS, [0]), "row"),
     ]
 

@@ -10,9 +10,8 @@ from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.cut import cut
-from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, filled, fits, missing, spaced, unshown
+from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, filled, fits, spaced, titled, unshown
 from duat_cli.report.tables.page import BLANK, Page, item, line
-from duat_cli.results.base import Result
 from duat_cli.results.lora import Eq18, LintFinding, LoraReport, TokenChange
 from duat_cli.results.prompts import all_prompts
 from duat_cli.text import plural
@@ -144,7 +143,7 @@ def _modules(report: LoraReport, page: Page) -> list[RenderableType]:
         shown += [column.path for column in wanted]
         heading = [BLANK, line(title, "bold")] if report.other_modules else []
         rest = unshown(rows, [column for group in _MORE_COLUMNS.values() for column in group], wanted)
-        parts += [*heading, *spaced(rows, _MODULE, wanted, page), *rest, *_absent(rows, wanted)]
+        parts += [*heading, *spaced(rows, _MODULE, wanted, page), *rest, *facts.absent_in(rows, wanted)]
     if parts:
         parts += [BLANK, *(line(text, "dim") for text in _legend(shown))]
     return parts
@@ -171,7 +170,7 @@ def _comparison(report: LoraReport, page: Page) -> list[RenderableType]:
     if found is None:
         return []
     rows: list[RenderableType] = (
-        [*spaced(found.modules, _MODULE, _COMPARED_COLUMNS, page), *_absent(found.modules, _COMPARED_COLUMNS)]
+        [*spaced(found.modules, _MODULE, _COMPARED_COLUMNS, page), *facts.absent_in(found.modules, _COMPARED_COLUMNS)]
         if found.modules
         else [line("no parameter is changed by both")]
     )
@@ -191,17 +190,14 @@ def _comparison(report: LoraReport, page: Page) -> list[RenderableType]:
 def _blocks(report: LoraReport, page: Page) -> list[RenderableType]:
     if not report.blocks:
         return []
+    title = "Blocks: relative changes, means over the prompts"
+    legend = (
+        "routing (what attention looks at) + weights (what it carries) + interaction add up to the change of W' as "
+        "matrices; their norms need not."
+    )
     return [
-        BLANK,
-        line("Blocks: relative changes, means over the prompts", "bold"),
-        *spaced(report.blocks, BLOCK, _BLOCK_COLUMNS, page),
-        BLANK,
-        line(
-            "routing (what attention looks at) + weights (what it carries) + interaction add up to the change of W' as "
-            "matrices; their norms need not.",
-            "dim",
-        ),
-        *_absent(report.blocks, _BLOCK_COLUMNS),
+        *titled(title, report.blocks, BLOCK, _BLOCK_COLUMNS, page, legend),
+        *facts.absent_in(report.blocks, _BLOCK_COLUMNS),
     ]
 
 
@@ -215,10 +211,8 @@ def _prompts(report: LoraReport, page: Page) -> list[RenderableType]:
         if any(token.kl for token in row.moved_tokens)
     ]
     return [
-        BLANK,
-        line(_prompts_title(report), "bold"),
-        *spaced(rows, PROMPT, _PROMPT_COLUMNS, page),
-        *_absent(rows, _PROMPT_COLUMNS),
+        *titled(_prompts_title(report), rows, PROMPT, _PROMPT_COLUMNS, page),
+        *facts.absent_in(rows, _PROMPT_COLUMNS),
         *facts.section("tokens whose next token moved most (KL, nats)", moved),
     ]
 
@@ -294,7 +288,3 @@ def _lint(report: LoraReport) -> list[RenderableType]:
         more = len(entries) - _LINT_SHOWN
         parts += [item(f"{entries[0].rule}: {more} more", style)] if more > 0 else []
     return parts
-
-
-def _absent(rows: Sequence[Result], shown: list[Column]) -> list[RenderableType]:
-    return facts.absences(missing(rows, shown, list(range(1, len(rows) + 1))), "row")

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.cut import cut
-from duat_cli.report.tables.grid import GAP, Column, Labels, missing, packs, spaced
+from duat_cli.report.tables.grid import GAP, Column, Labels, missing, packs, titled
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport, NetworkLayer, NetworkReport
 from duat_cli.text import plural
@@ -175,6 +175,8 @@ def _check_rows(checks: list[MatrixCheck], page: Page) -> list[RenderableType]:
 # -- the network ---------------------------------------------------------------------------------------------
 
 _LAYER = Labels(("layer", "j"), lambda row: f"{row.layer} (Eq. {row.equation})", False)
+_EQ_33 = "x'_j = W'_{j,1} x'_0 + b'_{j,3} + sum_k W'_{k,3} sigma(W'_{k,2} x'_0 + b'_{k,2}), sigma live"
+_ERRORS = "Against the model's own values: sigma reads W'_{j,2} x'_0 + b'_{j,2} (Eq. 34); what the FFN then gives; x_j."
 _LAYER_COLUMNS = [
     Column(("neurons", "/ token"), "neurons", numbers.whole),
     Column(("sigma reads", "rel. error"), "pre_activation_error", numbers.error),
@@ -188,15 +190,7 @@ def render_network(report: NetworkReport, page: Page) -> str:
     parts: list[RenderableType] = [
         *facts.loaded(report.model, [report.prompt], report.environment),
         line(_network_case(report)),
-        BLANK,
-        line("x'_j = W'_{j,1} x'_0 + b'_{j,3} + sum_k W'_{k,3} sigma(W'_{k,2} x'_0 + b'_{k,2}), sigma live", "bold"),
-        *spaced(report.layers, _LAYER, _LAYER_COLUMNS, page),
-        BLANK,
-        line(
-            "Against the model's own values: sigma reads W'_{j,2} x'_0 + b'_{j,2} (Eq. 34); what the FFN then gives; "
-            "x_j.",
-            "dim",
-        ),
+        *titled(_EQ_33, report.layers, _LAYER, _LAYER_COLUMNS, page, _ERRORS),
         *facts.absences(missing(report.layers, _LAYER_COLUMNS, [row.layer for row in report.layers]), "layer"),
         BLANK,
         line(f"Eq. 33 from the matrices alone, every W'_{{j,3}} made: {numbers.error(report.whole_error)} from x_L"),

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.columns import COLUMNS, scaled
-from duat_cli.report.tables.grid import BLOCK, Column, missing, reason_at, spaced, together, value_at
+from duat_cli.report.tables.grid import BLOCK, Column, missing, reason_at, titled, together, value_at
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.base import Finite, Result, WithReasons
 from duat_cli.results.inspect import Block
@@ -57,9 +57,7 @@ def null_tables(blocks: Sequence[Block], heads: str, page: Page) -> list[Rendera
     columns = _columns(heads)
     other = "uniform" if kind != "uniform" else None
     return [
-        BLANK,
-        line(f"Null: {_NAMES[kind]}; diff.: value less null", "bold"),
-        *spaced(rows, BLOCK, columns, page),
+        *titled(f"Null: {_NAMES[kind]}; diff.: value less null", rows, BLOCK, columns, page),
         BLANK,
         *([line(_means(blocks, other, heads), "dim")] if other else []),
         *facts.absences([*missing(rows, columns, [row.index for row in rows]), *absent], "block"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from rich.console import RenderableType
 
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column, spaced_named
+from duat_cli.report.tables.grid import Column, titled_named
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.prune.repair import RepairedSet, SetRepair
 from duat_cli.results.prune.report import PruneReport
@@ -22,9 +22,9 @@ def repair(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
     if not rows:
         return []
     return [
-        BLANK,
-        line(f"Repair: damage without it and with it, {report.protocol.unit}", "bold"),
-        *spaced_named(rows, repair_columns(unit), page),
+        *titled_named(
+            f"Repair: damage without it and with it, {report.protocol.unit}", rows, repair_columns(unit), page
+        ),
         *(item(f"{plan.granularity}: {_refitted(found)}{left_out(plan, found)}") for plan, found in plans),
         line(
             "in-sample: the prompts that chose the set; without --calibration layers are fitted to them as well. "

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.grid import BLOCK, KIND, Column, filled, fits, spaced, unshown
+from duat_cli.report.tables.grid import BLOCK, KIND, Column, filled, fits, titled, unshown
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.report.tables.prune import repair, sets
 from duat_cli.report.tables.prune.eq16 import TABLES as EQ16_TABLES
@@ -65,9 +65,7 @@ def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
             shown.append(column)
     said = [*_far_off(report), *_certified(report, shown), *facts.without_value(rows, BLOCK, shown)]
     return [
-        BLANK,
-        line(f"Damage of removing one whole part, {report.protocol.unit}: {_how(shown)}", "bold"),
-        *spaced(rows, BLOCK, shown, page),
+        *titled(f"Damage of removing one whole part, {report.protocol.unit}: {_how(shown)}", rows, BLOCK, shown, page),
         *unshown(rows, wanted, shown),
         *([BLANK, *said] if said else []),
     ]
@@ -140,9 +138,7 @@ def _heads_and_neurons(report: PruneReport, page: Page) -> list[RenderableType]:
     if not shown:
         return [BLANK, *precision]
     return [
-        BLANK,
-        line(f"Predicted damage of removing {_ones(shown)}, {report.protocol.unit}", "bold"),
-        *spaced(rows, BLOCK, shown, page),
+        *titled(f"Predicted damage of removing {_ones(shown)}, {report.protocol.unit}", rows, BLOCK, shown, page),
         BLANK,
         *precision,
         *facts.without_value(rows, BLOCK, shown),
@@ -205,9 +201,7 @@ def _predictions(report: PruneReport, page: Page) -> list[RenderableType]:
         return []
     names = list(dict.fromkeys(name for p in rows for name in p.criteria))
     return [
-        BLANK,
-        line("How well the prediction orders the measured damage", "bold"),
-        *spaced(rows, KIND, _PREDICTION_COLUMNS, page),
+        *titled("How well the prediction orders the measured damage", rows, KIND, _PREDICTION_COLUMNS, page),
         *facts.section(f"no value ({numbers.ABSENT})", _absent(rows)),
         *_valid(report, rows),
         *_criteria(rows, names),
@@ -241,12 +235,7 @@ def _means(report: PruneReport, rows: list[Prediction], page: Page) -> list[Rend
         f"Mean damage of really removing one term, over all of its kind, {report.protocol.unit}: estimate from the "
         f"ablated ones with the prediction as control variate, {numbers.exactly(report.protocol.confidence)} % interval"
     )
-    columns = _mean_columns(sets.UNITS[report.protocol.metric])
-    return [
-        BLANK,
-        line(title, "bold"),
-        *spaced(rows, KIND, columns, page),
-    ]
+    return titled(title, rows, KIND, _mean_columns(sets.UNITS[report.protocol.metric]), page)
 
 
 def _mean_columns(unit: str) -> list[Column]:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from duat_cli.kinds import names_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import KIND, Column, filled, spaced, spaced_named
+from duat_cli.report.tables.grid import KIND, Column, filled, titled, titled_named
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.report.tables.prune.repair import repair
 from duat_cli.results.prune.report import PruneReport
@@ -33,14 +33,10 @@ def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
     asked = next((plan for plan in report.plans if plan.remove is not None), None)
     if asked is not None:
         title = f"Sets asked to hold {numbers.percent(asked.remove)} % of {_WHOSE[asked.parameters_of]} parameters"
+    title += ", by the mean over the prompts that chose them"
+    title += ", measured with repair" if any(plan.repair for plan in report.plans) else ""
     return [
-        BLANK,
-        line(
-            f"{title}, by the mean over the prompts that chose them"
-            f"{', measured with repair' if any(plan.repair for plan in report.plans) else ''}",
-            "bold",
-        ),
-        *spaced(report.plans, KIND, chosen, page),
+        *titled(title, report.plans, KIND, chosen, page),
         *_unsized(report.plans),
         *_held(report.plans),
         *_rounds(report, page, unit),
@@ -79,13 +75,8 @@ def _held(plans: list[Plan]) -> list[RenderableType]:
 def _rounds(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
     """What each sketch brought over a single one."""
     rows = [(plan.granularity, one) for plan in report.plans for one in plan.rounds]
-    if not rows:
-        return []
-    return [
-        BLANK,
-        line(f"Sketched again after each round, beside one round, {report.protocol.unit}", "bold"),
-        *spaced_named(rows, round_columns(unit), page),
-    ]
+    title = f"Sketched again after each round, beside one round, {report.protocol.unit}"
+    return titled_named(title, rows, round_columns(unit), page)
 
 
 def round_columns(unit: str) -> list[Column]:
@@ -109,13 +100,7 @@ def _held_out(report: PruneReport, page: Page, unit: str) -> list[RenderableType
             said = [title for title, holds in titles if holds]
             if said:
                 rows.append((f"{plan.granularity}, {' and '.join(said)}", one))
-    if not rows:
-        return []
-    return [
-        BLANK,
-        line(f"Sets on held-out prompts, {report.protocol.unit}", "bold"),
-        *spaced_named(rows, held_out_columns(unit), page),
-    ]
+    return titled_named(f"Sets on held-out prompts, {report.protocol.unit}", rows, held_out_columns(unit), page)
 
 
 def _pooled(report: PruneReport, page: Page) -> list[RenderableType]:
@@ -123,11 +108,8 @@ def _pooled(report: PruneReport, page: Page) -> list[RenderableType]:
     if not report.pooled:
         return []
     shown = filled(report.pooled, POOLED_COLUMNS)
-    return [
-        BLANK,
-        line(f"Cosine of the pooled outputs with and without the set ({report.pooled[0].pooling})", "bold"),
-        *spaced(report.pooled, KIND, shown, page),
-    ]
+    title = f"Cosine of the pooled outputs with and without the set ({report.pooled[0].pooling})"
+    return titled(title, report.pooled, KIND, shown, page)
 
 
 def plan_columns(unit: str) -> list[Column]:
