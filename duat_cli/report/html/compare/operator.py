@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.report.html.drawing import marks
-from duat_cli.report.html.drawing.blocks import across, ends, half_wide, line_over, stacked, table_of_blocks
-from duat_cli.report.html.drawing.cells import cells, scale_of_cells
+from duat_cli.report.html.drawing.blocks import (
+    half_wide,
+    line_over,
+    map_of_heads,
+    stacked,
+    table_of_blocks,
+    table_of_heads,
+)
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot
-from duat_cli.report.html.drawing.scales import Band, Linear
-from duat_cli.report.html.drawing.table import Head, Table
+from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, value_at
 from duat_cli.results.compare import BlockComparison, CompareReport
@@ -41,6 +44,10 @@ _PARTS = (
     ("operator.scale", "s2", "scale: the norms"),
     ("operator.interaction", "s3", "interaction of both"),
 )
+_POINTS = (
+    ("operator.null.relative", "the whole, uniform attention", True),
+    ("operator.relative", "the whole change", False),
+)
 _TITLES = {
     "relative": "The whole change by block and head",
     "routing": "Routing by block and head",
@@ -60,19 +67,7 @@ def operator(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport])
     if all(block.operator.relative is None for block in blocks):
         return None
     every = [block for other in beside for block in blocks_of(other)]
-    points = [value for block in every for value in (block.operator.relative, block.operator.null.relative)]
-    heights = [*points, *(end for block in every for end in ends(block, _PARTS))]
-    plot = Plot(across(blocks), Axis("change (% of |W'_a|)", Linear.over(heights, percent=True)))
-    drawn = []
-    for place, block in enumerate(blocks):
-        drawn += stacked(plot, place, block, _PARTS)
-        for value, null, name in (
-            (block.operator.null.relative, True, "the whole, uniform attention"),
-            (block.operator.relative, False, "the whole change"),
-        ):
-            if value is not None:
-                text = f"block {block.index}, {name}: {numbers.percent(value)} %"
-                drawn.append(marks.dot(plot.x(place), plot.y(value), "s4", text, size=5, hollow=null))
+    about = "Stacked bars over blocks: routing, scale, interaction; points: the whole, its null."
     return Figure(
         key="operator",
         wide=True,
@@ -80,7 +75,7 @@ def operator(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport])
         says="On the aligned tokens. The three add up to the change as matrices; their norms, stacked "
         "here, need not: the point is the norm of the whole, and lies below the bar where parts cancel. The hollow "
         "point is the whole where attention is uniform, so what positions and scales alone make.",
-        picture=plot.svg(drawn, "Stacked bars over blocks: routing, scale, interaction; points: the whole, its null."),
+        picture=stacked(blocks, every, _PARTS, "change (% of |W'_a|)", about, _POINTS),
         tables=[table_of_blocks(blocks, OPERATOR, "comparison.blocks[]")],
         terms=[
             "comparison.blocks[].operator.relative",
@@ -102,64 +97,29 @@ def blocks_of(report: CompareReport) -> list[BlockComparison]:
 
 def heads(blocks: Sequence[BlockComparison]) -> list[Figure]:
     """Maps, heads across and blocks upwards: the whole change and its three parts, of one scale of colours."""
-    count = max((head.head + 1 for block in blocks for head in block.heads), default=0)
     largest = max(
         (v for b in blocks for h in b.heads for c in _HEADS if (v := value_at(h, c.path)) is not None), default=0.0
     )
     if not largest:
         return []
-    known = [block for block in blocks if block.heads]
-    plot = Plot(
-        Axis("head", Band([str(head) for head in range(count)], most=16)),
-        across(known, most=32),
-        width=500,
-        height=80 + min(480, max(16, 240 // len(known)) * len(known)),
-    )
-    found = []
-    for column in _HEADS[:4]:
-        rows = []
-        for block in known:
-            values = {head.head: value_at(head, column.path) for head in block.heads}
-            rows.append([values.get(head) for head in range(count)])
-
-        def said(r: int, c: int, name: str = column.name) -> str:
-            return f"block {known[r].index}, head {c}, {name} in %"
-
-        picture = plot.svg(
-            cells(plot, rows, said, numbers.percent, largest), f"Map of {column.name}: heads across, blocks upwards."
+    known = [(place, block, block.heads) for place, block in enumerate(blocks) if block.heads]
+    return [
+        Figure(
+            key=f"heads-{column.path}",
+            title=_TITLES[column.path],
+            says=_SAYS[column.path],
+            picture=map_of_heads(known, column, largest),
+            tables=[table_of_heads(known, _HEADS if column is _HEADS[0] else [column], "comparison.blocks[].heads[]")],
+            terms=[f"comparison.blocks[].heads[].{column.path}"],
+            notes=_without(blocks),
         )
-        found.append(
-            Figure(
-                key=f"heads-{column.path}",
-                title=_TITLES[column.path],
-                says=_SAYS[column.path],
-                picture=picture + scale_of_cells(100 * largest, signed=False),
-                tables=[_table(blocks, column.path)],
-                terms=[f"comparison.blocks[].heads[].{column.path}"],
-                notes=_without(blocks),
-            )
-        )
-    return found
+        for column in _HEADS[:4]
+    ]
 
 
 def _without(blocks: Sequence[BlockComparison]) -> list[str]:
     none = [str(block.index) for block in blocks if not block.heads]
     return [f"No heads of W': block {', '.join(none)}."] if none else []
-
-
-def _table(blocks: Sequence[BlockComparison], path: str) -> Table:
-    """One row a head: all columns behind the whole change, else that part alone."""
-    columns = _HEADS if path == "relative" else [column for column in _HEADS if column.path == path]
-    every = [(place, number, head) for place, b in enumerate(blocks) for number, head in enumerate(b.heads)]
-    return Table(
-        heads=[Head("head", "block.head"), *(Head(c.name, c.title[-1], c.path) for c in columns)],
-        rows=[
-            [f"{blocks[place].index}.{head.head}", *(column.cell(head) for column in columns)]
-            for place, _, head in every
-        ],
-        place="comparison.blocks[].heads[].",
-        at=[f"comparison.blocks.{place}.heads.{number}" for place, number, _ in every],
-    )
 
 
 def unaligned(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:

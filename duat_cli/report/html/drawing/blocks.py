@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from markupsafe import Markup
+
+from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.cells import cells, scale_of_cells
 from duat_cli.report.html.drawing.marks import Mark
 from duat_cli.report.html.drawing.plot import Axis, Plot
-from duat_cli.report.html.drawing.scales import Band, Scale
+from duat_cli.report.html.drawing.scales import Band, Linear, Scale
 from duat_cli.report.html.drawing.series import curve, stack
 from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.tables import numbers
@@ -15,6 +19,8 @@ from duat_cli.report.tables.grid import Column, value_at
 
 Parts = Sequence[tuple[str, str, str]]
 """Of shares that a bar is made of: where each stands in a block, its series, and what it is called."""
+Heads = Sequence[tuple[int, Any, Sequence[Any]]]
+"""Of blocks that have heads: the place among all blocks, the block, and its heads."""
 
 
 def across(blocks: Sequence[Any], most: int = 20) -> Axis:
@@ -43,17 +49,69 @@ def line_over(
     return curve(plot, values, series, places, name, form, hollow=hollow, size=size)
 
 
-def stacked(plot: Plot, place: int, block: Any, parts: Parts) -> list[Mark]:
-    """A block's shares on each other, in percent."""
-    shares = [(value_at(block, path), series, name) for path, series, name in parts]
-    said = f"block {block.index}, "
-    return stack(plot, place, [(v, s, f"{said}{name}: {numbers.percent(v)} %") for v, s, name in shares])
+def stacked(
+    blocks: Sequence[Any],
+    beside: Sequence[Any],
+    parts: Parts,
+    title: str,
+    about: str,
+    points: Sequence[tuple[str, str, bool]] = (),
+    least: float = 0.0,
+) -> Markup:
+    """Every block's shares on each other, in percent.
+
+    beside: the blocks of all pictures that share the upright axis. title: of that axis, which goes up to `least` in any
+    case. about: as of `Plot.svg`. points: drawn on the bars, where each stands in a block, what it is called, and
+    whether it is hollow.
+    """
+    heights = [value_at(block, path) for block in beside for path, _, _ in points]
+    heights += [end for block in beside for end in _ends(block, parts)]
+    plot = Plot(across(blocks), Axis(title, Linear.over([*heights, least], percent=True)))
+    drawn = []
+    for place, block in enumerate(blocks):
+        shares = [(value_at(block, path), series, name) for path, series, name in parts]
+        said = f"block {block.index}, "
+        drawn += stack(plot, place, [(v, s, f"{said}{name}: {numbers.percent(v)} %") for v, s, name in shares])
+        for path, name, hollow in points:
+            value = value_at(block, path)
+            if value is not None:
+                text = f"{said}{name}: {numbers.percent(value)} %"
+                drawn.append(marks.dot(plot.x(place), plot.y(value), "s4", text, size=5, hollow=hollow))
+    return plot.svg(drawn, about)
 
 
-def ends(block: Any, parts: Parts) -> tuple[float, float]:
+def _ends(block: Any, parts: Parts) -> tuple[float, float]:
     """How far a block's bar goes below and above zero."""
     values = [value_at(block, path) or 0.0 for path, _, _ in parts]
     return sum(min(v, 0.0) for v in values), sum(max(v, 0.0) for v in values)
+
+
+def map_of_heads(found: Heads, column: Column, largest: float) -> Markup:
+    """A share of every head, heads across and blocks upwards. largest: what colours go up to."""
+    count = max(len(heads) for _, _, heads in found)
+    plot = Plot(
+        Axis("head", Band([str(head) for head in range(count)], most=16)),
+        across([block for _, block, _ in found], most=32),
+        width=500,
+        height=80 + min(480, max(16, 240 // len(found)) * len(found)),
+    )
+    rows = [[value_at(head, column.path) for head in heads] for _, _, heads in found]
+    drawn = cells(
+        plot, rows, lambda r, c: f"block {found[r][1].index}, head {c}, {column.name} in %", numbers.percent, largest
+    )
+    picture = plot.svg(drawn, f"Map of {column.name}: heads across, blocks upwards.")
+    return picture + scale_of_cells(100 * largest, signed=False)
+
+
+def table_of_heads(found: Heads, columns: Sequence[Column], path: str) -> Table:
+    """A row a head. path: of the heads in the report, such as 'blocks[].heads.each[]'."""
+    every = [(place, block, number, head) for place, block, heads in found for number, head in enumerate(heads)]
+    return Table(
+        heads=[Head("head", "block.head"), *(Head(c.name, c.title[-1], c.path) for c in columns)],
+        rows=[[f"{block.index}.{number}", *(c.cell(head) for c in columns)] for _, block, number, head in every],
+        place=f"{path}.",
+        at=[path.replace("[]", ".{}").format(place, number) for place, _, number, _ in every],
+    )
 
 
 def table_of_blocks(

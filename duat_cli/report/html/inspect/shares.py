@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.report.html.drawing.blocks import across, ends, stacked, table_of_blocks
+from duat_cli.report.html.drawing.blocks import stacked, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Linear
@@ -48,16 +48,10 @@ def shares(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | N
     """Bars stacked over blocks; what is below zero points against the stream and hangs below the line."""
     if not report.blocks:
         return None
-    heights = [total for other in beside for block in other.blocks for total in ends(block, _PARTS)]
-    plot = Plot(
-        across(report.blocks),
-        Axis("share of the block's output (%)", Linear.over([*heights, 1.0], percent=True)),
-    )
-    drawn = []
-    for place, block in enumerate(report.blocks):
-        drawn += stacked(plot, place, block, _PARTS)
+    every = [block for other in beside for block in other.blocks]
     present = [part for part in _PARTS if part[0] != "terms.encoder.share" or has_encoder(report)]
     names = ", ".join(name for _, _, name in present)
+    about = f"Stacked bars over {plural(len(report.blocks), 'block')}: {names}."
     columns = [c for c in _COLUMNS if has_encoder(report) or not c.path.startswith("terms.encoder")]
     return Figure(
         key="shares",
@@ -65,7 +59,7 @@ def shares(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | N
         title="What makes the stream behind each block: linear, static and UAT parts",
         says="Everything up to a block's output, split exactly; the shares sum to 100 %. A share below zero "
         "points against the stream.",
-        picture=plot.svg(drawn, f"Stacked bars over {plural(len(report.blocks), 'block')}: {names}."),
+        picture=stacked(report.blocks, every, _PARTS, "share of the block's output (%)", about, least=1.0),
         tables=[table_of_blocks(report.blocks, columns)],
         terms=[
             *(f"blocks[].{path.removesuffix('.share')}" for path, _, _ in present),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import marks
-from duat_cli.report.html.drawing.blocks import across, ends, stacked, table_of_blocks
+from duat_cli.report.html.drawing.blocks import stacked, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Linear
@@ -19,6 +19,7 @@ _PARTS = (
     ("operator.weights", "s2", "weights: what it carries"),
     ("operator.interaction", "s3", "interaction of both"),
 )
+_POINTS = (("operator.relative_change", "the whole change", False),)
 _BLOCK = (
     Column(("change of W'", "%"), "operator.relative_change", numbers.percent),
     Column(("routing", "%"), "operator.routing", numbers.percent),
@@ -47,25 +48,14 @@ def operator(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
     if not report.blocks or all(block.operator.relative_change is None for block in report.blocks):
         return None
     every = [block for other in beside for block in other.blocks or []]
-    heights = [v for block in every for v in (*ends(block, _PARTS), block.operator.relative_change)]
-    plot = Plot(
-        across(report.blocks),
-        Axis("change (% of W' of the base)", Linear.over(heights, percent=True)),
-    )
-    drawn = []
-    for place, block in enumerate(report.blocks):
-        drawn += stacked(plot, place, block, _PARTS)
-        whole = block.operator.relative_change
-        if whole is not None:
-            text = f"block {block.index}, the whole change: {numbers.percent(whole)} %"
-            drawn.append(marks.dot(plot.x(place), plot.y(whole), "s4", text, size=5))
+    about = "Stacked bars over blocks: routing, weights, interaction."
     return Figure(
         key="operator",
         wide=True,
         title="What changed W' of each block: routing, weights, and both together",
         says="The three add up to the change as matrices. Their norms, stacked here, need not: the point is the norm "
         "of the whole change, and it lies below the bar where parts cancel.",
-        picture=plot.svg(drawn, "Stacked bars over blocks: routing, weights, interaction."),
+        picture=stacked(report.blocks, every, _PARTS, "change (% of W' of the base)", about, _POINTS),
         tables=[table_of_blocks(report.blocks, _BLOCK)],
         terms=["blocks[].operator.relative_change", *(f"blocks[].{path}" for path, _, _ in _PARTS)],
         legend=[*(("bar", series, name) for _, series, name in _PARTS), ("dot", "s4", "the whole change")],
