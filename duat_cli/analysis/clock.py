@@ -43,19 +43,13 @@ class Clock:
 
         started = self._started.isoformat(timespec="seconds")
         seconds = round(time.perf_counter() - self._tick, 3)
-        peak, reasons = peak_memory(), {}
-        if peak is None:
-            reasons["peak_memory_bytes"] = "the system does not say"
-        gpu = peak_gpu_memory(device)
-        if gpu is None:
-            reasons["gpu_memory_bytes"] = NO_GPU
-        if planned_memory is None:
-            reasons["planned_memory_bytes"] = not_planned
-        return Run(
+        peak = peak_memory()
+        return Run.explained(
+            not_planned,
+            {"peak_memory_bytes": "the system does not say", "gpu_memory_bytes": NO_GPU},
             started=started,
             seconds=seconds,
             peak_memory_bytes=None if peak is None else max(peak, shared),
-            gpu_memory_bytes=gpu,
+            gpu_memory_bytes=peak_gpu_memory(device),
             planned_memory_bytes=planned_memory,
-            reasons=reasons,
         )

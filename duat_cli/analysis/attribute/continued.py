@@ -81,8 +81,8 @@ def summed(
         for unit in one.parts.units:
             for place, value in enumerate((unit.tokens or [])[: len(sources)]):
                 sources[place] += value
-    why = "the logits of greedy tokens are attributed, not their log-probabilities"
-    return Continuation(
+    return Continuation.explained(
+        "the logits of greedy tokens are attributed, not their log-probabilities",
         prompt=number,
         tokens=[TokenName(id=name.id, text=name.text) for name in names],
         logits=sum(one.logit for one in found),
@@ -92,5 +92,4 @@ def summed(
             Source(position=place, text=words.text(token), value=value)
             for place, (token, value) in enumerate(zip(ids[:-1], sources, strict=True))
         ],
-        reasons={} if likelihood else {"log_probability": why, "first_order_error": why},
     )

@@ -223,26 +223,16 @@ def _part(
     block: int, unit: int | None, expert: int | None, index: int, part: float, direct: float | None, change: Change
 ) -> RemovedPart:
     """A head, or a neuron of a unit, without which the model ran. part, direct: frozen."""
-    reasons = {} if change.kl is not None else {"kl": change.why_no_kl}
-    if change.logit is None:
-        reasons["change"] = UNSOUND
-    if direct is None:
-        reasons["direct"] = "of heads alone"
-    if unit is None:
-        reasons["unit"] = "a head is in no unit"
-    if expert is None:
-        reasons["expert"] = "it is in no expert"
-    return RemovedPart(
-        block=block,
-        unit=unit,
-        expert=expert,
-        index=index,
-        part=part,
-        direct=direct,
-        change=change.logit,
-        kl=change.kl,
-        reasons=reasons,
-    )
+    values = {"kl": change.kl, "change": change.logit, "direct": direct, "unit": unit, "expert": expert}
+    return RemovedPart.explained("", {"kl": change.why_no_kl, **_ABSENT}, block=block, index=index, part=part, **values)
+
+
+_ABSENT = {
+    "change": UNSOUND,
+    "direct": "of heads alone",
+    "unit": "a head is in no unit",
+    "expert": "it is in no expert",
+}
 
 
 def _token(position: int, text: str, part: float, cut: Change, replaced: Change) -> RemovedToken:
@@ -254,10 +244,7 @@ def _token(position: int, text: str, part: float, cut: Change, replaced: Change)
 def _agreement(what: str, given: Sequence[tuple[float, float | None]]) -> Agreement:
     pairs = [(part, change) for part, change in given if change is not None]
     if len(pairs) < FEWEST:
-        reason = f"fewer than {FEWEST} were removed"
-        return Agreement(what=what, count=len(pairs), rank_correlation=None, reasons={"rank_correlation": reason})
+        return Agreement.absent(f"fewer than {FEWEST} were removed", what=what, count=len(pairs))
     found = float(spearman(*torch.tensor(pairs, dtype=torch.float64).T))
-    if not math.isfinite(found):
-        reasons = {"rank_correlation": "all are alike"}
-        return Agreement(what=what, count=len(pairs), rank_correlation=None, reasons=reasons)
-    return Agreement(what=what, count=len(pairs), rank_correlation=found)
+    known = found if math.isfinite(found) else None
+    return Agreement.explained("all are alike", what=what, count=len(pairs), rank_correlation=known)

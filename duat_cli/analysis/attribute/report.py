@@ -20,7 +20,6 @@ from duat_cli.results.attribute import (
     EncoderPart,
     HeadPart,
     InnerPart,
-    MeasuredParts,
     Parts,
     PicturePart,
     StaticPart,
@@ -53,49 +52,45 @@ def attributions(
         )
     measured = None if measurer is None else measurer.of(found, texts)
     return [
-        Attribution(
-            prompt=found.prompt,
+        Attribution.explained(
+            "",
+            _ABSENT,
+            measured=measured,
+            capped=found.capped[k],
             position=target.position,
+            rank=found.ranks[k],
+            prompt=found.prompt,
             target=_facts(target, chooser),
             logit=float(found.parts.output[k]),
-            capped=found.capped[k],
-            rank=found.ranks[k],
             parts=_parts(found, k, named, sources, top, prompt.pictures),
             direct=_direct(found, k, float(direct[k]), top),
             flows=found.leading[k].flows,
-            measured=measured,
             residual=float(total[k]),
-            reasons=_reasons(target, found.capped[k], measured),
         )
         for k, target in enumerate(found.targets)
     ]
 
 
-def _reasons(target: Target, capped: float | None, measured: MeasuredParts | None) -> dict[str, str]:
-    found = {} if measured is not None else {"measured": "not removed without --measure"}
-    if capped is None:
-        found["capped"] = "the model caps nothing"
-    if target.position is None:
-        found["position"] = "the model has one output a prompt"
-    if target.kind in ("component", "norm"):
-        found["rank"] = "the model has no head"
-    return found
+_ABSENT = {
+    "measured": "not removed without --measure",
+    "capped": "the model caps nothing",
+    "position": "the model has one output a prompt",
+    "rank": "the model has no head",
+}
 
 
 def _facts(target: Target, chooser: Chooser) -> TargetFacts:
     def named(token: int | None) -> TokenName | None:
         return None if token is None else TokenName(id=token, text=chooser.text(target, token))
 
-    reasons = {} if target.token is not None else {"token": "the norm of a vector is no entry of it"}
-    if target.against is None:
-        reasons["against"] = "no other token or class is subtracted"
-    return TargetFacts(
+    return TargetFacts.explained(
+        "no other token or class is subtracted",
+        {"token": "the norm of a vector is no entry of it"},
         kind=target.kind,
         token=named(target.token),
         given=target.given,
         against=named(target.against),
         against_mean=target.against_mean,
-        reasons=reasons,
     )
 
 
@@ -108,16 +103,15 @@ def _parts(
     units = []
     for block in parts.blocks:
         for place, unit in enumerate(block.units):
-            rows = None if unit.tokens is None else unit.tokens[k].tolist()
             units.append(
-                UnitPart(
+                UnitPart.explained(
+                    "its output has no row for every token",
                     block=block.number,
                     unit=place,
                     name=unit.name,
                     mixes=unit.mixes,
                     value=float(unit.total[k]),
-                    tokens=rows,
-                    reasons={} if rows is not None else {"tokens": "its output has no row for every token"},
+                    tokens=None if unit.tokens is None else unit.tokens[k].tolist(),
                 )
             )
     return Parts(

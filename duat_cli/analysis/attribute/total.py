@@ -124,8 +124,8 @@ class AttributeTotal:
     def report(self, head: AttributeHead, run: Run) -> AttributeReport:
         """Of one prediction at least."""
         residual = max(max(one.residual, one.direct.residual) for one in self._attribution)
-        summary = self._summary()
-        return AttributeReport(
+        return AttributeReport.explained(
+            "there is one prediction",
             duat_version=__version__,
             environment=head.environment,
             model=head.model,
@@ -136,8 +136,7 @@ class AttributeTotal:
             held=head.held,
             attribution=self._attribution,
             continuations=self._continuations,
-            summary=summary,
-            reasons={} if summary is not None else {"summary": "there is one prediction"},
+            summary=self._summary(),
             skipped=head.skipped,
             warnings=head.warnings,
             run=run,

@@ -73,20 +73,16 @@ class Context:
             moved = [block.bias for block in changes[run - 1]] if run else [0.0]
             bias = [change for change in moved if change is not None]
             one, first = losses[run], losses[0]
-            reasons = {} if one is not None else {"loss": why_not[run]}
-            if one is None or first is None:
-                reasons["loss_change"] = why_not[run] or why_not[0]
-            if not bias:
-                reasons["bias"] = NONE_THERE
             runs.append(
-                ContextRun(
+                ContextRun.explained(
+                    NONE_THERE,
+                    {"loss": why_not[run], "loss_change": why_not[run] or why_not[0]},
                     prompt=run,
                     label=label,
                     loss=one,
                     loss_change=None if one is None or first is None else one - first,
                     bias=fmean(bias) if bias else None,
                     reads=self._reads_of(run, layers),
-                    reasons=reasons,
                 )
             )
         return InContext(

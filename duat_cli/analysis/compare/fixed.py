@@ -206,12 +206,12 @@ def _rig(structure: Any, kind: str, blocks: dict[int, Captured]) -> HeldRig:
 
 def _loss(kind: Any, source: Source, losses: list[float], live: list[float]) -> FixedLoss:
     interval = paired_interval([loss - base for loss, base in zip(losses, live, strict=True)])
-    return FixedLoss(
+    return FixedLoss.explained(
+        f"needs {FEWEST} prompts",
         held=kind,
         source=source,
         loss=fmean(losses),
         change=fmean(losses) - fmean(live),
         low=None if interval is None else interval.low,
         high=None if interval is None else interval.high,
-        reasons={} if interval is not None else dict.fromkeys(("low", "high"), f"needs {FEWEST} prompts"),
     )

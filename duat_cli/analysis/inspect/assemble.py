@@ -186,15 +186,9 @@ def null_stats(numbers: NullNumbers, tokens: int) -> NullStats:
 
 def nulls(uniform: NullStats | str, reinitialised: NullStats | str) -> Nulls:
     """Each the null, or why there is none."""
-    reasons = {}
-    for name, null in (("uniform", uniform), ("reinitialised", reinitialised)):
-        if isinstance(null, str):
-            reasons[name] = null
-    return Nulls(
-        uniform=None if isinstance(uniform, str) else uniform,
-        reinitialised=None if isinstance(reinitialised, str) else reinitialised,
-        reasons=reasons,
-    )
+    both = {"uniform": uniform, "reinitialised": reinitialised}
+    why = {name: null for name, null in both.items() if isinstance(null, str)}
+    return Nulls.explained("", why, **{name: None if name in why else null for name, null in both.items()})
 
 
 def _terms(terms: BlockTerms) -> Terms:

@@ -39,22 +39,15 @@ def checks(case: Case, dense: Dense | None) -> list[MatrixCheck]:
 def _check(statement: _Statement, case: Case, dense: Dense | None) -> MatrixCheck:
     sides = statement.sides(case, dense)
     tolerance = tolerance_for(case.dtype if statement.against_model else case.X.dtype)
-    error, holds, reasons = None, None, {}
+    known = {"name": statement.name, "statement": statement.text, "tolerance": tolerance}
     if isinstance(sides, str):
-        reasons = {"relative_error": sides, "holds": sides}
-    else:
-        error = relative_error(*sides)
-        holds = error <= tolerance
-        if not isfinite(error):
-            error = None
-            reasons = {"relative_error": "the right side is zero and the left is not, or a value is not finite"}
-    return MatrixCheck(
-        name=statement.name,
-        statement=statement.text,
-        relative_error=error,
-        tolerance=tolerance,
-        holds=holds,
-        reasons=reasons,
+        return MatrixCheck.absent(sides, **known)
+    error = relative_error(*sides)
+    return MatrixCheck.explained(
+        "the right side is zero and the left is not, or a value is not finite",
+        relative_error=error if isfinite(error) else None,
+        holds=error <= tolerance,
+        **known,
     )
 
 

@@ -282,18 +282,10 @@ def _report(session: Session, prompt: Prompt, found: _Found, whole: float, run: 
 
 
 def _layer(number: int, name: str, errors: StepErrors, hidden: Hidden | None) -> NetworkLayer:
-    reasons = {}
-    if hidden is None:
-        reasons = dict.fromkeys(
-            ("activation", "gated", "neurons", "experts", "unit_error", "pre_activation_error"), _NO_FFN
-        )
-    else:
-        if hidden.sigma.experts is None:
-            reasons["experts"] = "its FFN has none"
-        if errors.pre_activation is None:
-            reasons["pre_activation_error"] = _UNSEEN
     sigma = None if hidden is None else hidden.sigma
-    return NetworkLayer(
+    return NetworkLayer.explained(
+        _NO_FFN,
+        {} if sigma is None else {"experts": "its FFN has none", "pre_activation_error": _UNSEEN},
         layer=number,
         name=name,
         equation="21" if number == 1 else "23" if number == 2 else "33",
@@ -301,8 +293,7 @@ def _layer(number: int, name: str, errors: StepErrors, hidden: Hidden | None) ->
         gated=None if sigma is None else sigma.gated,
         neurons=None if sigma is None else sigma.neurons,
         experts=None if sigma is None else sigma.experts,
-        pre_activation_error=errors.pre_activation,
         unit_error=errors.unit,
+        pre_activation_error=errors.pre_activation,
         output_error=errors.output,
-        reasons=reasons,
     )
