@@ -113,29 +113,21 @@ def _operator_stats(
     error: float,
     spectrum: bool,
 ) -> OperatorStats:
-    reasons: dict[str, str] = {}
-    stable_rank = None
-    if numbers.spectral_norm is not None:
-        stable_rank = (numbers.frobenius_norm / numbers.spectral_norm) ** 2
-    else:
-        why = ZERO_OPERATOR if spectrum else NO_SPECTRUM
-        reasons |= {"spectral_norm": why, "stable_rank": why}
-    for name in ("effective_heads", "block_correlation"):
-        if getattr(numbers, name) is None:
-            reasons[name] = numbers.reasons.get(name, ZERO_OPERATOR)
     rows, columns = (len(numbers.seen) * width for width in widths)
-    return OperatorStats(
+    norm, largest = numbers.frobenius_norm, numbers.spectral_norm
+    return OperatorStats.explained(
+        ZERO_OPERATOR,
+        {**numbers.reasons, **({} if spectrum else dict.fromkeys(("spectral_norm", "stable_rank"), NO_SPECTRUM))},
         rows=rows,
         columns=columns,
         dense_bytes=rows * columns * element_size,
-        frobenius_norm=numbers.frobenius_norm,
-        spectral_norm=numbers.spectral_norm,
-        stable_rank=stable_rank,
+        frobenius_norm=norm,
+        spectral_norm=largest,
+        stable_rank=None if largest is None else (norm / largest) ** 2,
         effective_heads=numbers.effective_heads,
         block_correlation=numbers.block_correlation,
         kronecker_products=products,
         certificate_error=error,
-        reasons=reasons,
     )
 
 
