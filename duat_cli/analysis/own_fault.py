@@ -18,7 +18,7 @@ from duat_cli.models.discovery.modality import Given, placed, stack_of
 from duat_cli.models.discovery.structure import ModelStructure, probe_inputs, run_stack
 from duat_cli.models.instrument.plain import PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.alone import require_alone
+from duat_cli.models.sweep.alone import has_own_code, require_alone
 from duat_cli.models.sweep.lockstep import Pass, forwards
 from duat_cli.text import listed
 
@@ -48,6 +48,8 @@ def own_fault(loaded: LoadedModel, prompts: Iterable[Given] = ()) -> ForwardErro
                 + (
                     f"forward hooks of {listed(hooked)} run on every pass, on probes of {_TOKENS} tokens too"
                     if hooked
+                    else "its code is not the libraries': see that it runs on token ids by itself"
+                    if has_own_code(loaded.model)
                     else "config.json does not describe what these weights are: restore it"
                 )
             )

@@ -35,6 +35,8 @@ from duat_cli.text import indices
 
 ROWS = 4096  # of the embedding at a time
 UNSOUND = "without it the model's output is not finite"
+UNMASKED = "the model's output does not depend on attention_mask, so that attention to a token cannot be cut"
+UNEMBEDDED = "the model does not say which module embeds its tokens (get_input_embeddings)"
 FEWEST = 4  # pairs that a rank correlation is given for
 
 
@@ -44,10 +46,11 @@ class Change:
 
     logit: float | None  # how much of it is lost; None where the model then gives no finite number
     kl: float | None  # of the output's distribution there, nats; None without one
+    why: str = UNSOUND  # there is none
 
     @property
     def why_no_kl(self) -> str:
-        return UNSOUND if self.logit is None else "the output is no distribution, or leaves its range"
+        return self.why if self.logit is None else "the output is no distribution, or leaves its range"
 
 
 class Measurer:
@@ -66,7 +69,10 @@ class Measurer:
         parts, leading = found.parts, found.leading[0]
         record = RecordingPass(self._session.structure, Prediction(self._model, self._ids))
         plain, calls = _Seen(record, self._layer), record.calls
-        self._session.together([plain])
+        alone = self._masked(range(max(1, self._ids.shape[1] - 1)))
+        self._session.together([plain, alone])
+        no_cut = UNMASKED if torch.equal(alone.output, plain.output) else ""
+        no_embedding = "" if self._embedding is not None else UNEMBEDDED
         heads = sorted(
             (
                 (block.number, head)
@@ -77,11 +83,13 @@ class Measurer:
             key=lambda place: -abs(float(parts.blocks[place[0]].heads[0, place[1]])),
         )[: self._count]
         neurons = leading.places["neurons", "total"][: self._count]
-        places = largest(parts.tokens[0].abs(), self._count)
-        _ = self._mean  # looked up outside of any pass
+        other = parts.tokens.shape[1] != self._ids.shape[1]
+        places = [] if other else largest(parts.tokens[0].abs(), self._count)
+        _ = no_embedding or self._mean  # looked up outside of any pass
         passes = [self._without(TermId("head", block, head), calls) for block, head in heads]
         passes += [self._without_neuron(parts.blocks[one.block].units[one.unit], one, calls) for one in neurons]
-        passes += [self._cut(place) for place in places] + [self._replaced(place) for place in places]
+        passes += [] if no_cut else [self._masked([place]) for place in places]
+        passes += [] if no_embedding else [self._replaced(place) for place in places]
         self._session.together([*passes])
         changes = iter([self._change(plain, one) for one in passes])
         found_heads = []
@@ -92,10 +100,12 @@ class Measurer:
         for one in neurons:
             expert, index = one.within(parts.blocks)
             found_neurons.append(_part(one.block, one.unit, expert, index, one.total, None, next(changes)))
-        cuts = [next(changes) for _ in places]
+        cuts, replaced = (
+            [Change(None, None, why) if why else next(changes) for _ in places] for why in (no_cut, no_embedding)
+        )
         tokens = [
-            _token(place, texts[place], float(parts.tokens[0, place]), cut, next(changes))
-            for place, cut in zip(places, cuts, strict=True)
+            _token(place, texts[place], float(parts.tokens[0, place]), *both)
+            for place, *both in zip(places, cuts, replaced, strict=True)
         ]
         return MeasuredParts(
             heads=found_heads,
@@ -111,7 +121,8 @@ class Measurer:
             skipped=[
                 Skipped(what=f"{kind} of {indices('block', blocks)}", why=why)
                 for (kind, why), blocks in self._skipped(parts.blocks).items()
-            ],
+            ]
+            + [Skipped(what="tokens", why=_others(parts.tokens.shape[1], self._ids.shape[1])) for _ in range(other)],
         )
 
     def _why_no_heads(self, block: BlockParts) -> str | None:
@@ -147,9 +158,9 @@ class Measurer:
         structure, forward = self._session.structure, Prediction(self._model, self._ids)
         return _Seen(without(structure, forward, calls, gone, self._session.weights), self._layer)
 
-    def _cut(self, place: int) -> _Seen:
+    def _masked(self, places: Sequence[int]) -> _Seen:
         mask = torch.ones_like(self._ids)
-        mask[0, place] = 0
+        mask[0, list(places)] = 0
         return _Seen(Call(Prediction(self._model, self._ids, mask)), self._layer)
 
     def _replaced(self, place: int) -> _Seen:
@@ -159,12 +170,23 @@ class Measurer:
             return output
 
         plain = Call(Prediction(self._model, self._ids))
-        return _Seen(plain, self._layer, (self._model.get_input_embeddings(), put))
+        assert self._embedding is not None
+        return _Seen(plain, self._layer, (self._embedding, put))
+
+    @functools.cached_property
+    def _embedding(self) -> nn.Module | None:
+        """What embeds the tokens; None where the model does not say."""
+        try:
+            found: nn.Module | None = self._model.get_input_embeddings()
+        except (AttributeError, NotImplementedError):  # code of one's own need not have it
+            return None
+        return found
 
     @functools.cached_property
     def _mean(self) -> Tensor:
         """Of what every token of the vocabulary is embedded as, (M,) float64."""
-        embedding, count = self._model.get_input_embeddings(), self._model.config.get_text_config().vocab_size
+        embedding, count = self._embedding, self._model.config.get_text_config().vocab_size
+        assert embedding is not None
         total = torch.zeros(1, dtype=torch.float64)
         with torch.no_grad():
             for first in range(0, count, ROWS):
@@ -235,10 +257,14 @@ _ABSENT = {
 }
 
 
+def _others(tokens: int, read: int) -> str:
+    return f"the blocks have {tokens} tokens for the {read} of the prompt: which of them stands for which is not known"
+
+
 def _token(position: int, text: str, part: float, cut: Change, replaced: Change) -> RemovedToken:
     values = {"cut": cut.logit, "cut_kl": cut.kl, "replaced": replaced.logit, "replaced_kl": replaced.kl}
-    no_kl = {"cut_kl": cut.why_no_kl, "replaced_kl": replaced.why_no_kl}
-    return RemovedToken.explained(UNSOUND, no_kl, position=position, text=text, part=part, **values)
+    why = {"cut": cut.why, "replaced": replaced.why, "cut_kl": cut.why_no_kl, "replaced_kl": replaced.why_no_kl}
+    return RemovedToken.explained(UNSOUND, why, position=position, text=text, part=part, **values)
 
 
 def _agreement(what: str, given: Sequence[tuple[float, float | None]]) -> Agreement:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duat_cli.compat.transformers import encoder_output
+from duat_cli.compat.transformers import encoder_output, stated
 from duat_cli.models.arrays import relative_error, wide
 from duat_cli.models.discovery.modality import STATES, is_pair
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
@@ -78,14 +78,22 @@ class LogitsPass:
     def run(self) -> None:
         # a class for pretraining may hold its head's output under another name
         logits = getattr(run_stack(self._model, self._ids), "logits", None)
-        if isinstance(logits, Tensor) and logits.shape[:-1] == self._ids.shape:
+        if isinstance(logits, Tensor) and logits.shape[:-1] == self._ids.shape and _over_tokens(self._model, logits):
             self.found = logits if self._rows is None else logits[:, self._rows].clone()
 
 
 def _may_have_head(model: Any, stack: Any) -> bool:
-    if model is stack or getattr(model.config, "is_encoder_decoder", False):
+    if getattr(model.config, "is_encoder_decoder", False):
         return False
+    if model is stack:  # a class of one's own may hold blocks and head; transformers' have a model for the blocks
+        return type(model).__module__.partition(".")[0] != "transformers"
     return hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is not None
+
+
+def _over_tokens(model: Any, logits: Tensor) -> bool:
+    """Whether they are over the vocabulary, and not over labels, where no head says so by itself."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    return head is not None or logits.shape[-1] >= (stated(model.config, "vocab_size") or 0) > 0
 
 
 def head_of(model: Any, stack: Any) -> HeadTest:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.instrument.calls import taken_by
@@ -31,6 +31,7 @@ def stack_of(model: Any) -> Any:
     """The part that is run: the encoder of an encoder-decoder, else the model without its head. An encoder that reads
     what a network in front of it makes of a picture is run within the model."""
     base, name = model.base_model, str(getattr(model, "main_input_name", "input_ids"))
+    base = model if isinstance(base, nn.ModuleDict | nn.ModuleList) else base  # that of `base_model_prefix`, uncallable
     if is_pair(model):
         encoder = model.get_encoder()
         fed = name in KINDS and name in taken_by(base.forward) and name not in taken_by(encoder.forward)

@@ -76,7 +76,9 @@ def _norms(block: nn.Module, written: Trace) -> dict[nn.Module, NormForm]:
             continue
         if any(written.calls(child) for child in module.children()):
             continue
-        form = recognise(module, calls[0].tensors[0], calls[0].result)
+        ran = calls[0].unwritten()
+        assert ran.result is not None
+        form = recognise(module, ran.tensors[0], ran.result)
         if form is not None:
             found[module] = form
     return found

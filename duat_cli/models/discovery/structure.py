@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.utils import ModelOutput
 
 from duat_cli.compat.transformers import stated
 from duat_cli.errors import UnsupportedModelError
@@ -48,7 +49,7 @@ from duat_cli.models.discovery.parts import beside, find_parts
 from duat_cli.models.discovery.proof import Proof, ProvedBlock, Unproved, Verdict, opened
 from duat_cli.models.discovery.unread import beside_notes, unread_attention, why_unchained, why_unseen
 from duat_cli.models.instrument.attention import CapturePath, ForeignAttentionError
-from duat_cli.models.instrument.calls import taken_by
+from duat_cli.models.instrument.calls import ANY, taken_by
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
 from duat_cli.models.instrument.rig import Rig
@@ -103,10 +104,11 @@ class ModelStructure:
 def run_stack(stack: Any, given: Given, mask: Tensor | None = None) -> Any:
     """One plain forward pass: unbatched, without a cache. mask: 0 for tokens that no token attends to, (1, N); prepared
     inputs bring their own."""
-    if not isinstance(given, Tensor):
-        return stack(**given, **_cache_off(stack))
-    mask = torch.ones_like(given) if mask is None else mask
-    return stack(input_ids=given, attention_mask=mask, **_cache_off(stack))
+    if isinstance(given, Tensor):
+        every = {"input_ids": given, "attention_mask": torch.ones_like(given) if mask is None else mask}
+        given = {name: value for name, value in every.items() if {name, ANY} & taken_by(stack.forward)}
+    output = stack(**given, **_cache_off(stack))
+    return ModelOutput(output) if type(output) is dict else output
 
 
 def _cache_off(stack: Any) -> dict[str, Any]:

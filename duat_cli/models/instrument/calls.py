@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,16 +16,21 @@ from duat_cli.errors import UnsupportedModelError
 _known: WeakKeyDictionary[Callable[..., Any], frozenset[str]] = WeakKeyDictionary()
 
 
+ANY = "**"
+
+
 def taken_by(function: Callable[..., Any]) -> frozenset[str]:
-    """Names of the parameters of a function, or of a method with its `self`: asked for in front of every pass and of
-    every attention.
+    """Names of the parameters of a function, or of a method with its `self`, and ANY where it takes any name: asked for
+    in front of every pass and of every attention.
 
     They are read once, which takes 0.1 ms, and kept as long as the function lives.
     """
     plain = getattr(function, "__func__", function)
     found = _known.get(plain)
     if found is None:
-        found = _known[plain] = frozenset(inspect.signature(plain).parameters)
+        parameters = inspect.signature(plain).parameters
+        any_name = {ANY for one in parameters.values() if one.kind is one.VAR_KEYWORD}
+        found = _known[plain] = frozenset({*parameters, *any_name})
     return found
 
 
@@ -48,10 +53,9 @@ def hidden_of(output: Any, like: Tensor) -> Tensor:
     what merges tokens gives another number of them, of another width."""
     if isinstance(output, Tensor) and (output.ndim, len(output)) == (3, len(like)):
         return output
-    candidates = (
-        [output] if isinstance(output, Tensor) else list(output.values() if isinstance(output, dict) else output)
-    )
-    for candidate in candidates:
+    several = output.values() if isinstance(output, dict) else output
+    candidates = [output] if isinstance(output, Tensor) else several
+    for candidate in candidates if isinstance(candidates, Iterable) else ():
         if isinstance(candidate, Tensor) and candidate.shape == like.shape:
             return candidate
         if isinstance(candidate, Tensor) and len(like) == 1 and candidate.shape == like.shape[1:]:

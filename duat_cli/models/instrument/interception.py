@@ -197,6 +197,9 @@ class SoftmaxInterception(TorchFunctionMode):
         tokens, width = value.shape[-2:]
         batch = len(value) if value.ndim == 4 else 1
         standard = value.reshape(batch, -1, tokens, width)
+        held = {buffer.untyped_storage().data_ptr() for buffer in self.module().buffers()}
+        if value.untyped_storage().data_ptr() in held:  # a cache of its own, which the next pass writes to
+            standard = standard.clone()
         frozen = probe.replacement(self.module(), standard)
         if frozen is None:
             product = torch.matmul(weights, value)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from duat_cli.compat.torch import left
+from duat_cli.models.arrays import random_like
 from duat_cli.models.instrument.attention import (
     AttentionCall,
     CapturePath,
@@ -35,6 +36,8 @@ class Event:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Any
+    versions: tuple[int, ...] = ()
+    """Of its tensors when the call ended: what writes to one in place raises it."""
 
     @property
     def slots(self) -> list[tuple[int | str, Tensor]]:
@@ -46,6 +49,14 @@ class Event:
     def tensors(self) -> list[Tensor]:
         """These tensors alone."""
         return [value for _, value in self.slots]
+
+    def unwritten(self) -> Event:
+        """The call as it was, or where its first tensor was written to since, the module's call on another."""
+        if not self.versions or self.tensors[0]._version == self.versions[0]:
+            return self
+        value = random_like(self.tensors[0])
+        with torch.no_grad():
+            return Event(self.module, (value,), {}, self.again(value))
 
     @property
     def result(self) -> Tensor | None:
@@ -173,6 +184,7 @@ class Tracer:
         self._stack.pop()
         self.ran.add(module)
         event = Event(module, args, kwargs, output)
+        event = replace(event, versions=tuple(tensor._version for tensor in event.tensors))
         if self._inside is None:
             if not any(module.children()):
                 self.outside.append(event)

@@ -12,13 +12,17 @@ import pytest
 import torch
 from attributing import WORDS, double
 from helpers import single_model, token_ids
+from own_code import PROMPTS, OwnStack, own
 from paging import in_parts, saved, whole
 from removal import OWN, weights_zeroed
-from torch import Tensor
+from torch import Tensor, nn
 
+import duat_cli
+from duat_cli.analysis.attribute.measure import UNEMBEDDED, UNMASKED
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
 from duat_cli.errors import InputError
+from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.attribute import MeasuredParts
@@ -179,3 +183,45 @@ def test_what_is_not_taken_out_is_said() -> None:
     (skipped,) = found.skipped
     assert skipped.what == "neurons of GptOssMLP of blocks 0-2"
     assert "is no known activation between two layers" in skipped.why
+
+
+class Registers(OwnStack):
+    """Two tokens of its own in front of those that it reads."""
+
+    def through(self, x: Tensor) -> Tensor:
+        registers = self.embed.weight[None, :2]
+        return super().through(torch.cat([registers, x], dim=1))[:, 2:]
+
+
+class Unsaid(OwnStack):
+    """Does not say what embeds its tokens, and obeys no mask."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        raise NotImplementedError
+
+
+def test_tokens_are_not_taken_out_where_that_would_be_of_others_or_of_none() -> None:
+    for stack in (Registers, Unsaid):
+        model = own(stack=stack)
+        model.get_input_embeddings = model.model.get_input_embeddings
+        found = duat_cli.attribute(model, prompts=PROMPTS[:1], measure=3).attribution[0].measured
+        assert found is not None
+        assert len(found.heads) == 3
+        if stack is Registers:
+            assert found.tokens == []
+            assert [s.why for s in found.skipped] == [
+                "the blocks have 10 tokens for the 8 of the prompt: which of them stands for which is not known"
+            ]
+            continue
+        assert len(found.tokens) == 3
+        for token in found.tokens:
+            assert (token.cut, token.replaced, token.cut_kl, token.replaced_kl) == (None, None, None, None)
+            assert token.reasons == {
+                **dict.fromkeys(("cut", "cut_kl"), UNMASKED),
+                **dict.fromkeys(("replaced", "replaced_kl"), UNEMBEDDED),
+            }
+
+
+def test_a_mask_that_is_obeyed_cuts() -> None:
+    report = duat_cli.attribute(demo_path(), prompts="The cat sat.", measure=2)
+    assert all(token.cut for token in report.attribution[0].measured.tokens)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
-from own_code import HEADS, PROMPTS, WIDTH, Block, FeedForward, own
+import torch
+from own_code import HEADS, PROMPTS, VOCABULARY, WIDTH, Attention, Block, FeedForward, OwnConfig, OwnStack, filled, own
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from transformers.modeling_outputs import BaseModelOutput
 
 import duat_cli as duat
+from duat_cli.errors import ForwardError, InputError, UnsupportedModelError
 
 
 class InlineBlock(nn.Module):
@@ -75,3 +81,125 @@ def test_an_ffn_in_the_block_s_own_forward_has_its_neurons() -> None:
             a.set,
             a.saves if a.granularity == "head" else None,
         )
+
+
+class InPlaceBlock(Block):
+    """The usual block, which adds its FFN in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.first(x))
+        x += self.ffn(self.second(x))
+        return x
+
+
+class CachingAttention(Attention):
+    """Keeps values in a buffer, and attends to what stands there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(1, HEADS, 64, WIDTH // HEADS), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        self.kept[:, :, : x.shape[1]] = v
+        scores = q @ k.transpose(-1, -2) / (WIDTH // HEADS) ** 0.5
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        rows = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        return self.o((rows @ self.kept[:, :, : x.shape[1]]).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class CachingBlock(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = CachingAttention()
+
+
+@pytest.mark.parametrize("block", [InPlaceBlock, CachingBlock])
+def test_what_is_written_in_place_changes_no_number(block: type[nn.Module]) -> None:
+    one, two = (duat.inspect(own(each), prompts=PROMPTS) for each in (Block, block))
+    assert two.skipped == []
+    for a, b in zip(one.blocks, two.blocks, strict=True):
+        assert b.operator.frobenius_norm == pytest.approx(a.operator.frobenius_norm, rel=1e-5)
+        assert b.operator.effective_heads == pytest.approx(a.operator.effective_heads, rel=1e-5)
+    one, two = (duat.attribute(own(each), prompts=PROMPTS[:1]).attribution[0] for each in (Block, block))
+    assert [t.value for t in two.parts.tokens] == pytest.approx([t.value for t in one.parts.tokens], rel=1e-4, abs=1e-5)
+
+
+class OneClass(OwnStack):
+    """Blocks and head in one class, which gives a plain dictionary."""
+
+    base_model_prefix = "body"
+
+    def __init__(self, config: OwnConfig, block: type[nn.Module] = Block) -> None:
+        super().__init__(config, block)
+        self.lm_head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.body = nn.ModuleDict({"layers": self.layers})  # what `base_model` finds, and nobody calls
+
+    def get_output_embeddings(self) -> None:  # type: ignore[override]
+        return None
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"logits": self.lm_head(super().forward(input_ids).last_hidden_state)}
+
+
+def test_a_class_that_holds_blocks_and_head_predicts_tokens() -> None:
+    models = [own(), filled(OneClass(OwnConfig()))]
+    one, two = (duat.prune_bound(m, prompts=PROMPTS, granularity="block", effort="quick") for m in models)
+    assert two.protocol.metric == "kl"
+    assert [b.block_measured for b in two.blocks] == pytest.approx([b.block_measured for b in one.blocks], rel=1e-5)
+    with pytest.raises(UnsupportedModelError, match="gives logits and no hidden states"):
+        duat.prune_bound(models[1], prompts=PROMPTS, metric="hidden", effort="quick")
+    one, two = (duat.check(m, prompts=PROMPTS).behaviour for m in models)
+    assert (two.predicts, two.loss_per_token) == ("next token", pytest.approx(one.loss_per_token, rel=1e-6))
+    assert duat.attribute(models[1], prompts=PROMPTS[:1]).certificate.exact
+
+
+class Labelling(OneClass):
+    """Gives labels of tokens."""
+
+    def __init__(self, config: OwnConfig) -> None:
+        super().__init__(config)
+        self.lm_head = nn.Linear(WIDTH, 5, bias=False)
+
+
+def test_labels_are_no_tokens() -> None:
+    with pytest.raises(InputError, match="is no next-token model: it has no LM head"):
+        duat.prune_bound(filled(Labelling(OwnConfig())), prompts=PROMPTS, metric="kl", effort="quick")
+
+
+@dataclasses.dataclass
+class Made:
+    hidden: Tensor
+
+
+class WrappingBlock(Block):
+    def forward(self, x: Tensor) -> Any:
+        return Made(super().forward(x))
+
+
+class Unwrapping(OwnStack):
+    def through(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).hidden
+        return x
+
+
+def test_a_block_that_gives_no_tensor_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="a block returns no hidden states of its input's shape"):
+        duat.verify(own(WrappingBlock, Unwrapping), prompts=PROMPTS)
+
+
+class Maskless(OwnStack):
+    def forward(self, input_ids: Tensor) -> BaseModelOutput:  # type: ignore[override]
+        return super().forward(input_ids)
+
+
+class Failing(OwnStack):
+    def through(self, x: Tensor) -> Tensor:
+        raise ValueError("on its own account")
+
+
+def test_a_pass_that_takes_no_mask_is_given_none_and_one_that_fails_is_called_its_own() -> None:
+    assert duat.verify(filled(Maskless(OwnConfig())), prompts=PROMPTS).certificate.exact
+    with pytest.raises(ForwardError, match="fails: ValueError: on its own account; its code is not the libraries'"):
+        duat.verify(own(stack=Failing), prompts=PROMPTS)
