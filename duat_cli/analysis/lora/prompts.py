@@ -338,8 +338,7 @@ def _prompt(
         return PromptChange.absent(logits, prompt=number, output=output, moved_tokens=[])
     ids = prompt.input_ids[0]
     each, why_no_kl = _divergence(*logits)
-    behind = torch.arange(1, len(ids))
-    losses = [_loss(one, ids, behind) for one in logits]
+    losses = [_loss(one, ids, torch.arange(1, len(ids))) for one in logits]
     why_no_loss = ONE_TOKEN if len(ids) < 2 else IMPOSSIBLE
     reasons = {
         name: why_no_loss for name, loss in zip(("loss_base", "loss_tuned"), losses, strict=True) if loss is None

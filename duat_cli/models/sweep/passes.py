@@ -196,7 +196,7 @@ class RecordingPass(BlockPass):
     def run(self) -> None:
         """The pass. UnsupportedModelError where not all blocks run in it."""
         super().run()
-        if isinstance(self._blocks, ModelStructure) and len(self.calls) != len(self._blocks.calls):
+        if isinstance(self._blocks, ModelStructure) and self._number != len(self._blocks.calls):
             raise UnsupportedModelError(OTHER_BLOCKS)
 
     @property
