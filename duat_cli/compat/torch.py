@@ -16,6 +16,11 @@ def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
     return module._parameters
 
 
+def writes_to(tensor: Tensor) -> int:
+    """How often it was written to in place. Without it, what a module was given is taken for what it holds by now."""
+    return tensor._version
+
+
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     """The module's own buffers, saved or not; as `parameters_of`."""
     return module._buffers

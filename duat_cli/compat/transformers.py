@@ -152,6 +152,14 @@ def stopped_clock() -> Iterator[None]:
 IMPLEMENTATION_FIELD = re.compile(r"_?(attn|experts)_implementation(_internal)?")
 
 
+def with_places(output: Any) -> Any:
+    """A plain dictionary, as code of its own may give, as transformers' own output: read by name and by place. Without
+    it, such a model ends in an unexpected error."""
+    from transformers.utils import ModelOutput
+
+    return ModelOutput(output) if type(output) is dict else output
+
+
 def encoder_output(states: Tensor) -> Any:
     """An encoder's states, (1, K, width), as the `encoder_outputs` that an encoder-decoder takes in place of a pass.
 

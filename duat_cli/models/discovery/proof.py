@@ -239,11 +239,28 @@ def _beside_notes(run: BlockRun) -> tuple[str, ...]:
     for item, (token, _) in enumerate(ends, start=1):
         items[item, token] = noise[token]
     base, *changed = run.replay(items, attention=silent_attention(run, len(items))).end
+    if _values_go_beside(run, items, torch.stack([base, *changed])):
+        return ("values reach the stream beside H as well, token by token; W' leaves that path out",)
     for output, (_, others) in zip(changed, ends, strict=True):
         moved = (output - base).abs()
         if float(moved[others].max()) > 1e-4 * float(moved.max()):
             return ("a linear path beside attention mixes tokens; W' leaves it out",)
     return ()
+
+
+def _values_go_beside(run: BlockRun, items: Tensor, made: Tensor) -> bool:
+    """Whether the replay of these streams with a silent attention, which gave `made`, moves without its values."""
+    values, calls = run.parts.value_projection, run.attention
+    if values is None or run.parts.mixer is not None or not calls or any(call.windows is not None for call in calls):
+        return False
+
+    def without(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
+        return torch.zeros_like(output)
+
+    with hooked([values.linear], after=without):
+        other = run.replay(items, attention=silent_attention(run, len(items))).end
+    moved = (made - made[:1]) - (other - other[:1])
+    return float(moved.abs().max()) > 1e-4 * float((made - made[:1]).abs().max())
 
 
 def _gate_reason(parts: BlockParts, reason: str) -> str:

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.utils import ModelOutput
 
-from duat_cli.compat.transformers import stated
+from duat_cli.compat.transformers import stated, with_places
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import in_narrow
 from duat_cli.models.block.mixer import MixerForm
@@ -107,8 +106,7 @@ def run_stack(stack: Any, given: Given, mask: Tensor | None = None) -> Any:
     if isinstance(given, Tensor):
         every = {"input_ids": given, "attention_mask": torch.ones_like(given) if mask is None else mask}
         given = {name: value for name, value in every.items() if {name, ANY} & taken_by(stack.forward)}
-    output = stack(**given, **_cache_off(stack))
-    return ModelOutput(output) if type(output) is dict else output
+    return with_places(stack(**given, **_cache_off(stack)))
 
 
 def _cache_off(stack: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duat_cli.compat.torch import left
+from duat_cli.compat.torch import left, writes_to
 from duat_cli.models.arrays import random_like
 from duat_cli.models.instrument.attention import (
     AttentionCall,
@@ -52,7 +52,7 @@ class Event:
 
     def unwritten(self) -> Event:
         """The call as it was, or where its first tensor was written to since, the module's call on another."""
-        if not self.versions or self.tensors[0]._version == self.versions[0]:
+        if not self.versions or writes_to(self.tensors[0]) == self.versions[0]:
             return self
         value = random_like(self.tensors[0])
         with torch.no_grad():
@@ -184,7 +184,7 @@ class Tracer:
         self._stack.pop()
         self.ran.add(module)
         event = Event(module, args, kwargs, output)
-        event = replace(event, versions=tuple(tensor._version for tensor in event.tensors))
+        event = replace(event, versions=tuple(map(writes_to, event.tensors)))
         if self._inside is None:
             if not any(module.children()):
                 self.outside.append(event)

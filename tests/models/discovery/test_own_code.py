@@ -203,3 +203,31 @@ def test_a_pass_that_takes_no_mask_is_given_none_and_one_that_fails_is_called_it
     assert duat.verify(filled(Maskless(OwnConfig())), prompts=PROMPTS).certificate.exact
     with pytest.raises(ForwardError, match="fails: ValueError: on its own account; its code is not the libraries'"):
         duat.verify(own(stack=Failing), prompts=PROMPTS)
+
+
+class ValuesBeside(Attention):
+    """H v + 0.3 v."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = super().forward(x) + 0.3 * self.o(self.v(x))
+        return made
+
+
+class StreamBeside(Attention):
+    """Adds the stream itself, as BLOOM's does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = super().forward(x) + x
+        return made
+
+
+@pytest.mark.parametrize(("attention", "noted"), [(ValuesBeside, True), (StreamBeside, False), (Attention, False)])
+def test_a_path_beside_h_is_said(attention: type[nn.Module], noted: bool) -> None:
+    class Other(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = attention()
+            self.first = nn.Identity() if attention is StreamBeside else self.first
+
+    said = [entry.why for entry in duat.inspect(own(Other), prompts=PROMPTS).skipped]
+    assert said == ["values reach the stream beside H as well, token by token; W' leaves that path out"] * noted
