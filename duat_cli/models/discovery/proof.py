@@ -254,8 +254,8 @@ def _values_go_beside(run: BlockRun, items: Tensor, made: Tensor) -> bool:
     if values is None or run.parts.mixer is not None or not calls or any(call.windows is not None for call in calls):
         return False
 
-    def without(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
-        return torch.zeros_like(output)
+    def without(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        return torch.zeros_like(output) if isinstance(output, Tensor) else (torch.zeros_like(output[0]), *output[1:])
 
     with hooked([values.linear], after=without):
         other = run.replay(items, attention=silent_attention(run, len(items))).end
