@@ -118,6 +118,11 @@ def require_token_ids(model: Any) -> None:
     name = input_name(model)
     if name != "input_ids":
         read = kind_read(model)
+        if read is None and type(model).__module__.partition(".")[0] != "transformers":
+            raise UnsupportedModelError(
+                f"{type(model).__name__}: its forward pass takes `{name}`; name the argument for token ids input_ids, "
+                "as transformers' models do"
+            )
         kind = "" if read is None else f" ({read})"
         raise UnsupportedModelError(
             f"{type(model).__name__} ({model.config.model_type}) takes `{name}`{kind}, no token ids; duat inspect, "

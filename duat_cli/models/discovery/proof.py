@@ -168,7 +168,8 @@ def _culprit(run: BlockRun, fault: str) -> str:
         return ""
     x, r = run.input, random_like(run.input)
     items = (torch.zeros_like(x), x, r, x + r)
-    return not_affine_in(run.parts.module, run.parts.attending, [partial(run.replay, one) for one in items])
+    found = not_affine_in(run.parts.module, run.parts.attending, [partial(run.replay, one) for one in items])
+    return found or "; no module is to blame: its own forward may call a function (silu, rms_norm), which is not held"
 
 
 def not_affine_in(block: nn.Module, attending: tuple[nn.Module, ...], outputs: list[Callable[[], Any]]) -> str:

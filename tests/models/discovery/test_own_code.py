@@ -231,3 +231,24 @@ def test_a_path_beside_h_is_said(attention: type[nn.Module], noted: bool) -> Non
 
     said = [entry.why for entry in duat.inspect(own(Other), prompts=PROMPTS).skipped]
     assert said == ["values reach the stream beside H as well, token by token; W' leaves that path out"] * noted
+
+
+class Renamed(OwnStack):
+    main_input_name = "idx"
+
+    def forward(self, idx: Tensor) -> BaseModelOutput:  # type: ignore[override]
+        return super().forward(idx)
+
+
+class Functional(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x.sin()
+
+
+def test_what_code_has_to_be_like_is_said() -> None:
+    with pytest.raises(UnsupportedModelError, match="its forward pass takes `idx`; name the argument for token ids"):
+        duat.verify(filled(Renamed(OwnConfig())), prompts=PROMPTS)
+    with pytest.raises(
+        UnsupportedModelError, match="is not affine .*; no module is to blame: its own forward may call"
+    ):
+        duat.verify(own(Functional), prompts=PROMPTS)
