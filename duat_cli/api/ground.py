@@ -49,6 +49,8 @@ def undisturbed() -> Iterator[None]:
         if torch is not None:
             undo.enter_context(torch.inference_mode(False))
             undo.enter_context(torch.enable_grad())
+            undo.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(torch.float32)  # of random probes too, which would be other numbers
             for kind in ("cpu", "cuda"):
                 if torch.is_autocast_enabled(kind):
                     undo.enter_context(torch.autocast(kind, enabled=False))

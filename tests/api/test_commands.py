@@ -385,6 +385,25 @@ def test_nothing_of_the_process_changes(mode: Callable[[], Any], demo: Any, toke
     assert reports[0].certificate.exact
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model, tokenizer: duat.inspect(model, tokenizer, prompts=TEXTS[1], spectrum=True),
+        lambda model, tokenizer: duat.matrix(model, tokenizer, prompt=TEXTS[1]),
+        lambda model, tokenizer: duat.prune_bound(model, tokenizer, prompts=TEXTS, measure=2, probes=4, max_tokens=4),
+    ],
+    ids=["inspect", "matrix", "prune_bound"],
+)
+def test_the_callers_default_dtype_changes_no_number(call: Callable[..., Any], demo: Any, tokenizer: Any) -> None:
+    expected = without_run(json.loads(call(demo, tokenizer).to_json()))
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = without_run(json.loads(call(demo, tokenizer).to_json()))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found == expected
+
+
 def test_progress_is_heard() -> None:
     heard: list[tuple[int, int, str]] = []
     duat.verify(prompts=TEXTS, progress=lambda *step: heard.append(step))

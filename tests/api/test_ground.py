@@ -28,12 +28,18 @@ def test_inside_it_is_quiet_and_gradients_can_be_taken(recwarn: pytest.WarningsR
 
 def test_numbers_are_of_the_models_own_dtype_and_device() -> None:
     x = torch.ones(2, 2)
-    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
-        with undisturbed():
-            assert (x @ x).dtype == torch.float32
-            assert torch.ones(1).device.type == "cpu"
-        assert (x @ x).dtype == torch.bfloat16
-        assert torch.ones(1).device.type == "meta"
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+            with undisturbed():
+                assert (x @ x).dtype == torch.float32
+                assert torch.ones(1).device.type == "cpu"
+                assert torch.ones(1).dtype == torch.float32
+            assert (x @ x).dtype == torch.bfloat16
+            assert torch.ones(1).device.type == "meta"
+            assert torch.ones(1).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_threads_wait_for_each_other_and_leave_the_process_as_it_was() -> None:
