@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from duat_cli.analysis.check.given import check_given
 from duat_cli.analysis.clock import Clock
@@ -196,8 +196,10 @@ class DuatCallback(TrainerCallback):
         return {**numbers, "failed": float(found.counts.failed), "warned": float(found.counts.warned)}, failed
 
     def _tell(self, numbers: Mapping[str, float]) -> None:
-        """To the Trainer's log, from where TensorBoard and others have it."""
-        self._trainer.log({f"{PREFIX}{name}": value for name, value in numbers.items() if math.isfinite(value)})
+        """To the Trainer's log, from where TensorBoard and others have it. A trainer of one's own, such as TRL's, may
+        put the means of its metrics into what it logs, and clear them; they are left for its own entries."""
+        entry = {f"{PREFIX}{name}": value for name, value in numbers.items() if math.isfinite(value)}
+        Trainer.log(self._trainer, entry)
 
 
 def _refuse_unknown(pattern: str) -> None:

@@ -61,7 +61,7 @@ def tiny_lora() -> Any:
     return peft.get_peft_model(tiny(), settings)
 
 
-def trainer_of(model: Any, tokenizer: Any, folder: Path, **given: Any) -> Trainer:
+def trainer_of(model: Any, tokenizer: Any, folder: Path, kind: type[Trainer] = Trainer, **given: Any) -> Trainer:
     words = torch.Generator().manual_seed(1)
     data = [{"input_ids": row, "labels": row} for row in torch.randint(5, 2000, (16, 12), generator=words)]
     settings: dict[str, Any] = {
@@ -69,7 +69,7 @@ def trainer_of(model: Any, tokenizer: Any, folder: Path, **given: Any) -> Traine
         "report_to": [], "disable_tqdm": True, "use_cpu": True, "learning_rate": 1e-3, "dataloader_pin_memory": False,
     }  # fmt: skip
     arguments = TrainingArguments(str(folder), **(settings | given))
-    return Trainer(model, arguments, default_data_collator, train_dataset=data, processing_class=tokenizer)
+    return kind(model, arguments, default_data_collator, train_dataset=data, processing_class=tokenizer)
 
 
 def with_callback(trainer: Trainer, **given: Any) -> DuatCallback:
@@ -217,6 +217,37 @@ def test_others_get_the_numbers_through_the_trainer(tokenizer: Any, tmp_path: Pa
     assert len(mine) == 2
     assert all(isinstance(value, float | int) for entry in mine for value in entry.values())
     assert {f"{PREFIX}certificate.relative_error", f"{PREFIX}behaviour.loss_per_token"} <= mine[0].keys()
+
+
+class Averaging(Trainer):
+    """As TRL's trainers: the means of its own metrics go into an entry, after which they are cleared."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.norms: list[float] = []
+
+    def training_step(self, *given: Any, **named: Any) -> torch.Tensor:
+        loss = super().training_step(*given, **named)
+        self.norms.append(loss.item())
+        return loss
+
+    def log(self, logs: dict[str, float], *given: Any, **named: Any) -> None:
+        own = {"mean": sum(self.norms) / len(self.norms), "count": len(self.norms)} if self.norms else {}
+        super().log({**logs, **own}, *given, **named)
+        self.norms.clear()
+
+
+def test_a_trainer_that_logs_means_of_its_own_has_the_same_ones(tokenizer: Any, tmp_path: Path) -> None:
+    trained = []
+    for name in ("without", "with"):
+        trainer = trainer_of(tiny(), tokenizer, tmp_path / name, Averaging)
+        if name == "with":
+            with_callback(trainer, every=1)
+        trainer.train()
+        trained.append(trainer)
+    assert [entry["count"] for entry in others(trained[1]) if "count" in entry] == [2, 2]
+    assert others(trained[0]) == others(trained[1])
+    assert not any("count" in look for look in told(trained[1]).values())
 
 
 @pytest.mark.parametrize("stop", [True, False])
