@@ -98,7 +98,6 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "every call against its command: api/test_commands.py": """
         api/comparing api/files api/models api/planning api/settings api/words""",
     "the table and nothing else: api/test_results.py": "api/pages report/notebook",
-    "whole files or none: cli/terminal/test_output.py": "api/target",
     "every page in a browser: report/html/test_document.py": """
         report/html/attribute/heads report/html/attribute/layers report/html/attribute/measured
         report/html/attribute/overview

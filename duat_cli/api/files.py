@@ -21,7 +21,7 @@ from duat_cli.api.asking import (
 from duat_cli.api.ground import heard, load_libraries, undisturbed
 from duat_cli.api.results import CheckResult, LoraResult, PlanResult
 from duat_cli.api.settings import one_of
-from duat_cli.api.target import FileTarget
+from duat_cli.api.target import FileTarget, refuse_overwriting
 from duat_cli.errors import InputError
 
 if TYPE_CHECKING:
@@ -111,6 +111,9 @@ def check(
             _refuse_files(baseline=baseline, adapter=adapter, update_baseline=update_baseline or None)
         dtype = loading.get("dtype", "float32")
         target = FileTarget.of("baseline", folder(baseline)) if update_baseline and baseline is not None else None
+        if target is not None:
+            named = {"model": model, "adapter": adapter, "policy": policy, "prompts_file": prompts_file}
+            refuse_overwriting([("baseline", baseline)], named.items())
         settled = planned(folder(policy), select, folder(baseline), update_baseline, weights_only, dtype)
         if asked.in_memory:
             from duat_cli.analysis.check.given import check_given

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from duat_cli.analysis.inspect.save.asked import saved_of
 from duat_cli.analysis.plan.task import PruneOptions, Task, effort_of
-from duat_cli.api.asking import Asked, File, Loading, Model, Pictures, Tensors, Texts, input_files, options_known
+from duat_cli.api.asking import (
+    Asked,
+    File,
+    Loading,
+    Model,
+    Pictures,
+    Tensors,
+    Texts,
+    input_files,
+    options_known,
+    several,
+)
 from duat_cli.api.ground import heard, load_libraries, undisturbed
 from duat_cli.api.results import (
     AttributeResult,
@@ -31,7 +42,7 @@ from duat_cli.api.settings import (
     texts_only,
     whole,
 )
-from duat_cli.api.target import operator_file, tensor_target
+from duat_cli.api.target import operator_file, refuse_overwriting, tensor_target
 from duat_cli.errors import InputError
 from duat_cli.kinds import apart
 from duat_cli.text import PAPER_PROMPT
@@ -111,6 +122,8 @@ def inspect(
             cache=cache,
         )
         target = tensor_target("matrices", matrices)
+        read = [("model", model), ("prompts_file", prompts_file), *(("inputs", one) for one in several(inputs))]
+        refuse_overwriting([("matrices", matrices)], read)
         files = input_files(image, audio, inputs, stack, decoder_prompt)
         asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files, chat=chat)
         opened = asked.open(Task("inspect", reinitialised=null == "all"), heard(progress))
@@ -181,6 +194,7 @@ def matrix(
         from duat_cli.analysis.matrix.run import matrix as compute
 
         target = tensor_target("output", output)
+        refuse_overwriting([("output", output)], [("model", model), *(("inputs", one) for one in several(inputs))])
         if dense and target is None:
             raise InputError("dense: writes W' to a file; give output as well")
         files = input_files(image, audio, inputs, no_decoder(stack))

@@ -6,13 +6,14 @@ import contextlib
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.files import plain_mode
+from duat_cli.text import clean
 
 if TYPE_CHECKING:
     from duat_cli.analysis.operator_file import OperatorFile
@@ -118,6 +119,40 @@ def _settle(part: Path, final: Path) -> None:
     with open(part, "rb+") as file:
         os.fsync(file.fileno())
     os.replace(part, final)
+
+
+def refuse_overwriting(writes: Iterable[tuple[str, object]], reads: Iterable[tuple[str, object]]) -> None:
+    """InputError where a result would take the place of a file that the run reads, or two would go to one file.
+
+    Each is an option and the name it was given, a path; what is no path, or names nothing, is passed over. A file
+    within a folder counts where it is named as a checkpoint's, an adapter's or a kept result's files are.
+    """
+    given = [(option, Path(name).expanduser()) for option, name in reads if isinstance(name, (str, os.PathLike))]
+    seen: dict[Path, str] = {}
+    for option, name in writes:
+        if not isinstance(name, (str, os.PathLike)) or name == STANDARD_OUTPUT:
+            continue
+        with contextlib.suppress(OSError, RuntimeError, ValueError):  # a name that no file can have is refused later
+            final = Path(name).resolve()
+            what = f"{option} '{clean(os.fspath(name))}'"
+            if final in seen:
+                raise InputError(f"{what}: is named twice, by {seen[final]} as well; give each a file of its own")
+            seen[final] = option
+            reader = next((f"{of} {clean(str(path))}" for of, path in given if _reads(path, final)), None)
+            if reader is not None:
+                raise InputError(f"{what}: would overwrite a file that is read, of {reader}; give another name")
+
+
+def _reads(given: Path, final: Path) -> bool:
+    """Whether a run that was given a file or a folder reads this file; through symbolic links as well."""
+    if not final.is_file():
+        return False
+    if not given.is_dir():
+        return given.resolve() == final
+    from duat_cli.analysis.shards.folder import FILES
+    from duat_cli.loading.checkpoint.source import READ_FILES
+
+    return any(file.resolve() == final for pattern in (*READ_FILES, *FILES) for file in given.glob(pattern))
 
 
 def tensor_target(option: str, name: str | os.PathLike[str] | None) -> FileTarget | None:

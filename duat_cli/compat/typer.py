@@ -1,9 +1,10 @@
 """Typer: known to work with 0.26 and 0.29.
 
 It carries click's classes privately. What is overridden or read of them: `format_options`, `get_help_option`,
-`make_parser`, `parse_args` and `commands` of commands; `multiple`, `is_flag`, `get_help_record`, `param_type_name` and
-`rich_help_panel` of parameters; `section` and `write_dl` of the formatter; `get_command`, which an app that is called
-calls every time. Without one of these, help pages fail with an error or fall back to one flat list.
+`make_parser`, `parse_args`, `invoke`, `params` and `commands` of commands; `multiple`, `is_flag`, `name`, `opts`,
+`metavar`, `get_help_record`, `param_type_name` and `rich_help_panel` of parameters; `section` and `write_dl` of the
+formatter; `get_command`, which an app that is called calls every time. Without one of these, help pages fail with an
+error or fall back to one flat list.
 """
 
 from __future__ import annotations

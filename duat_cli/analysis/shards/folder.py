@@ -34,6 +34,8 @@ from duat_cli.results.base import PromptFacts
 from duat_cli.text import clean, one_line
 
 MANIFEST, KEYS, LEADERS = "manifest.json", "prompts.keys", "prompts.batches"
+FILES = (MANIFEST, KEYS, LEADERS, "shard-*.jsonl", "null-*.json", "eq18.json", "sets.json")
+"""Patterns of what is read of such a folder."""
 _NAME = re.compile(r"shard-(\d+)-of-(\d+)\.jsonl")
 _NOWHERE = -1
 _NAMED = 3  # ranks in a message

@@ -141,7 +141,6 @@ def check(
         clock = Clock()
         settled = plan(policy, select or [], baseline, update_baseline, weights_only, dtype)
         file = Target.of("--baseline", baseline) if update_baseline else None
-        outlets.refuse_shared(file)
         announce(model, talk)
         with Progress(talk) as progress:
             result, text = compute(settled, request, progress, clock.run)

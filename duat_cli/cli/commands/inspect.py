@@ -194,8 +194,6 @@ def inspect(
     if stack == EVERY and presentation.form == "model-card":
         raise InputError("--stack all and --format model-card contradict each other: a section is of one stack")
     matrix_file = tensor_target("--matrices", matrices)
-    if matrices is not None:
-        presentation.refuse_same("--matrices", matrices)
     saved = saved_of(save, save_to)
 
     def settings() -> InspectOptions:

@@ -198,7 +198,7 @@ def prune_bound(
     task = Task("prune-bound", pruning=settings, processes=1 if out is not None else processes())
     wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map)
     presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
-    chosen = _Chosen.of(export, apply, chosen_set, kinds, ablate, presentation)
+    chosen = _Chosen.of(export, apply, chosen_set, kinds, ablate)
 
     def opened(ranks: Ranks | None, progress: Heard) -> PruneOutcome | None:
         if ranks is not None:
@@ -268,7 +268,6 @@ class _Chosen:
         which: str | None,
         kinds: Sequence[Kind],
         ablate: Ablate,
-        presentation: Presentation,
     ) -> _Chosen:
         """Checked before anything is computed."""
         if which is not None:
@@ -297,7 +296,6 @@ class _Chosen:
             from duat_cli.cli.terminal.output import Target
 
             target = Target.of("--export", export)
-            presentation.refuse_same("--export", export)
         if apply is not None:
             from duat_cli.analysis.prune.sets.apply import check_directory
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, cast, get_args
 
 from duat_cli import __version__
+from duat_cli.api.target import refuse_overwriting
 from duat_cli.cli.shared.presentation import Presentation
 from duat_cli.cli.terminal.faults import code_of, kind_of, line_of
 from duat_cli.cli.terminal.output import Target
@@ -63,17 +64,6 @@ class Outlets:
                 faults.append(fault)
         if faults:
             raise faults[0]
-        self.refuse_shared(None)
-
-    def refuse_shared(self, file: Target | None) -> None:
-        """Two results in one file would leave one of them. file: the baseline to write."""
-        targets = [*(outlet.target for outlet in self._open), *([file] if file else [])]
-        paths = [t.path.resolve() for t in targets if t.path is not None]
-        twice = next((path for path in paths if paths.count(path) > 1), None)
-        if twice is None:
-            return
-        self._open = [outlet for outlet in self._open if outlet.target.path is None]
-        raise InputError(f"'{twice}' is named twice, by --output, --report or --baseline; give each a file of its own")
 
     def write(self, report: CheckReport, every: bool, talk: Talk) -> None:
         """Files first: where one cannot be written, standard output has not said yet that all is well."""
@@ -128,7 +118,9 @@ def say_usage(arguments: Sequence[str], error: BaseException) -> None:
     form = cast(CheckForm, forms[-1]) if forms else None
     output = next((value for name, value in reversed(given) if name in ("--output", "-o")), None)
     reports = [value for name, value in given if name == "--report" and value]
+    others = [(name, value) for name, value in given if name not in ("--output", "-o", "--report")]
     with contextlib.suppress(DuatError), Outlets(model) as outlets:
+        refuse_overwriting([("-o", name) for name in (output, *(text.partition("=")[2] for text in reports))], others)
         outlets.open(form, "--json" in arguments and form is None, output or None, reports, True)
         raise InputError(line_of(error)) from error
 

@@ -60,11 +60,6 @@ class Presentation:
             form = "html"
         return cls.of(output, form, json, no_color, wide=wide)
 
-    def refuse_same(self, option: str, name: str) -> None:
-        """InputError where an option names the file that the report goes to."""
-        if self.target.path and self.target.path.resolve() == Path(name).resolve():
-            raise InputError(f"{option} '{name}' and --output name the same file")
-
     def emit(self, report: R, render: Callable[[R, Page], str], talk: Talk) -> None:
         """Write the report."""
         if self.form == "json":

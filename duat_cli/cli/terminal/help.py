@@ -14,6 +14,8 @@ from duat_cli.compat.typer import TyperCommand, TyperGroup, TyperOption
 from duat_cli.errors import InputError
 
 PANEL_ARGUMENTS = "Arguments"
+PATHS = {"FILE", "FILE|SHARE", "DIR", "MAP", "POLICY", "MODEL", "BASE", "TUNED", "OTHER", "ADAPTER"}
+"""Metavars of what names a file or a folder, or may."""
 _GLUE = "\N{NO-BREAK SPACE}"
 _AS_IT_IS = "\b\n"  # the formatter then keeps these lines
 
@@ -44,6 +46,23 @@ class Command(TyperCommand):
             if once and (count := given.count(option)) > 1:
                 raise InputError(f"{option.opts[-1]}: given {count} times; it takes one value")
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """InputError, before anything is computed, where a result would take the place of what the run reads."""
+        from duat_cli.api.target import refuse_overwriting
+
+        results = {"output", "report", "export", "matrices", "baseline" if ctx.params.get("update_baseline") else ""}
+        writes, reads = list[tuple[str, Any]](), list[tuple[str, Any]]()
+        for parameter in self.params:
+            value = ctx.params.get(parameter.name)
+            name = str(parameter.metavar if parameter.param_type_name == "argument" else parameter.opts[0])
+            for one in value if isinstance(value, (list, tuple)) else [value]:
+                if parameter.name in results:
+                    writes.append((name, one.partition("=")[2] if parameter.name == "report" else one))
+                elif parameter.metavar in PATHS:
+                    reads.append((name, one))
+        refuse_overwriting(writes, reads)
+        return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Formatter) -> None:
         _write(formatter, _of_parameters(self, ctx))

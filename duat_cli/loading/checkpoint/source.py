@@ -29,6 +29,8 @@ _HUB_FILES = (
     "modules.json", "*sentence*.json", "[1-9]*_*/config.json", "[1-9]*_*/model.safetensors",
     *_BESIDE_TOKENIZER, ADAPTER_CONFIG, "generation_config.json", "*processor_config.json",
 )  # fmt: skip
+READ_FILES = (*_HUB_FILES, "*.safetensors", "*.py")
+"""Patterns of what may be read of a folder of a checkpoint or an adapter."""
 
 
 @dataclass(frozen=True)
