@@ -404,6 +404,16 @@ def test_the_callers_default_dtype_changes_no_number(call: Callable[..., Any], d
     assert found == expected
 
 
+def test_parametrized_weights_have_bounds_and_a_reason_why_they_save_nothing(demo: Any, tokenizer: Any) -> None:
+    plain = duat.prune_bound(demo, tokenizer, prompts=TEXTS, granularity="neuron", measure=2, probes=4, max_tokens=4)
+    torch.nn.utils.parametrizations.weight_norm(demo.model.layers[0].mlp.up_proj)
+    found = duat.prune_bound(demo, tokenizer, prompts=TEXTS, granularity="neuron", measure=2, probes=4, max_tokens=4)
+    assert found.plans[0].removed == plain.plans[0].removed > 0
+    assert found.plans[0].saves is None
+    assert "mlp.up_proj.weight is made of other parameters" in found.plans[0].reasons["saves"]
+    assert "Parameters removed and zeroed: not counted; mlp.up_proj.weight" in found.to_text()
+
+
 def test_progress_is_heard() -> None:
     heard: list[tuple[int, int, str]] = []
     duat.verify(prompts=TEXTS, progress=lambda *step: heard.append(step))

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from duat_cli.compat.torch import parameters_of
 from duat_cli.errors import UnsupportedModelError
@@ -90,6 +91,17 @@ def without_parts(model: Any, cuts: Cuts) -> Iterator[None]:
         for one, parameter in kept:
             parameters_of(one.module)[one.name] = parameter
         model.config = config
+
+
+def require_plain(module: nn.Module) -> None:
+    """UnsupportedModelError where a parametrization, such as weight_norm, makes a weight of other parameters."""
+    for place, one in module.named_modules():
+        if is_parametrized(one):
+            name = ".".join(filter(None, (place, *list(one.parametrizations)[:1])))
+            raise UnsupportedModelError(
+                f"{name} is made of other parameters by a parametrization, and cannot leave a file; "
+                "torch.nn.utils.parametrize.remove_parametrizations makes it a weight of its own"
+            )
 
 
 def require_stated(model: Any, every: Sequence[Layers]) -> None:

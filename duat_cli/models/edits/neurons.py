@@ -15,7 +15,7 @@ from torch import Tensor
 from duat_cli.compat.torch import parameters_of
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.linears import applied_axis
-from duat_cli.models.edits.cutting import Layers, Shapes, Slice, shapes_of
+from duat_cli.models.edits.cutting import Layers, Shapes, Slice, require_plain, shapes_of
 from duat_cli.models.terms.feedforward import FeedForward
 
 _INNER_WIDTH = re.compile(r"inner|intermediate|ffn|d_ff|hidden_dim")
@@ -47,7 +47,9 @@ class NeuronLayers(Layers):
 
 
 def neuron_layers(form: FeedForward) -> NeuronLayers:
-    """Of an FFN whose form is proved."""
+    """Of an FFN whose form is proved; UnsupportedModelError where a weight is made of other parameters."""
+    for linear in {form.down: None, **{rows.linear: None for rows in (form.gate, form.up) if rows is not None}}:
+        require_plain(linear)
     found: dict[Slice, list[Tensor]] = defaultdict(list)
     for rows in (r for r in (form.gate, form.up) if r is not None):
         found[Slice(rows.linear, "weight", 1 - applied_axis(rows.linear))].append(rows.index)

@@ -79,9 +79,9 @@ def _share(parts: BlockParts, site: Site, layers_of: Callable[[nn.Module], Neuro
 
 
 def _layers_of(parts: BlockParts, written: Trace, unit: nn.Module) -> NeuronLayers | None:
-    """Where its neurons stand; None where it has no form. Proving the form takes longest."""
-    found = or_reason(lambda: find_feedforward(unit, written, parts.module))
-    return None if isinstance(found, str) else neuron_layers(found)
+    """Where its neurons stand; None where it has no form, or no weights of its own. Proving the form takes longest."""
+    found = or_reason(lambda: neuron_layers(find_feedforward(unit, written, parts.module)))
+    return None if isinstance(found, str) else found
 
 
 def _count(parameters: Iterable[nn.Parameter]) -> float:

@@ -249,6 +249,6 @@ def test_what_code_has_to_be_like_is_said() -> None:
     with pytest.raises(UnsupportedModelError, match="its forward pass takes `idx`; name the argument for token ids"):
         duat.verify(filled(Renamed(OwnConfig())), prompts=PROMPTS)
     with pytest.raises(
-        UnsupportedModelError, match="is not affine .*; no module is to blame: its own forward may call"
+        UnsupportedModelError, match=r"is not affine .*; no module is to blame: its own forward may call"
     ):
         duat.verify(own(Functional), prompts=PROMPTS)

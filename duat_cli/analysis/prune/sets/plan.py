@@ -11,6 +11,7 @@ from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.sets.order import Sizes
 from duat_cli.analysis.prune.sets.trial import Trial
+from duat_cli.errors import or_reason
 from duat_cli.kinds import names_of
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.prune.repair import SetRepair
@@ -57,6 +58,9 @@ def plan_of(
     if repair is None:
         reasons["repair"] = why or NO_REPAIR
     gone = nested.order[: chosen.removed if chosen else 0]
+    saves = _saves(gone, size_of)
+    if isinstance(saves, str):
+        reasons.setdefault("saves", saves)
     held = sum(parameters[term] for term in gone)
     return Plan(
         granularity=nested.name,
@@ -72,7 +76,7 @@ def plan_of(
         measured=chosen.measured if chosen else None,
         uniform=nested.uniform,
         rounds=nested.rounds,
-        saves=size_of(gone) if gone else None,
+        saves=None if isinstance(saves, str) else saves,
         curve=[
             CurvePoint(removed=p.removed, share=p.removed / total, predicted=p.predicted, measured=p.measured)
             for p in nested.curve
@@ -143,6 +147,7 @@ def _guarantee(nested: Nested, budget: float, trial: Trial, holdout: str, size_o
     number = trial.choice()
     removed = 0 if number is None else trial.sizes[number]
     gone = nested.order[:removed]
+    saves = _saves(gone, size_of)
     return Guarantee(
         budget=budget,
         confidence=trial.claim.confidence,
@@ -155,10 +160,15 @@ def _guarantee(nested: Nested, budget: float, trial: Trial, holdout: str, size_o
         tested=trial.sizes,
         removed=removed,
         share=removed / len(nested.order),
-        saves=size_of(gone) if gone else None,
+        saves=None if isinstance(saves, str) else saves,
         set=[name_of(term) for term in gone],
-        reasons={} if gone else {"saves": "the set is empty"},
+        reasons={"saves": saves} if isinstance(saves, str) else {},
     )
+
+
+def _saves(gone: Sequence[TermId], size_of: SizeOf) -> SetSize | str:
+    """What a checkpoint without the set no longer holds, or why that is not known."""
+    return or_reason(lambda: size_of(gone)) if gone else "the set is empty"
 
 
 def _mean_guarantee(nested: Nested, budget: float, trial: Trial, holdout: str) -> MeanGuarantee:

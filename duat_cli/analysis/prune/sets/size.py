@@ -13,7 +13,7 @@ from duat_cli.kinds import Kind
 from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.edits.cutting import Layers, require_stated
+from duat_cli.models.edits.cutting import Layers, require_plain, require_stated
 from duat_cli.models.edits.parameters import BlockParameters
 from duat_cli.models.edits.surgery import without_blocks, zeroed_parameters
 from duat_cli.models.terms.sites import Sites, TermId
@@ -28,7 +28,12 @@ def set_size(
     parameters: Mapping[nn.Module, BlockParameters],
     terms: Sequence[TermId],
 ) -> SetSize:
-    """By shapes alone: of the way to write the set that leaves out most, if the architecture can state it."""
+    """By shapes alone: of the way to write the set that leaves out most, if the architecture can state it.
+
+    UnsupportedModelError where weights of blocks are made of other parameters, which stand in no such file.
+    """
+    for block in structure.blocks:
+        require_plain(block.parts.module)
     calls, each = structure.calls, [parameters[module] for module in structure.calls]
     blocks = [term.block for term in terms if term.kind == "block"]
     rest = tuple(term for term in terms if term.kind != "block")

@@ -51,8 +51,12 @@ def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
 
 def _unsized(plans: list[Plan]) -> list[RenderableType]:
     """Why what a set saves is not counted."""
-    reasons = dict.fromkeys(p.saves.reasons["parameters_zeroed"] for p in plans if p.saves and p.saves.reasons)
-    return [line(f"Parameters zeroed: not counted; {why}", "dim") for why in reasons]
+    zeroed = dict.fromkeys(p.saves.reasons["parameters_zeroed"] for p in plans if p.saves and p.saves.reasons)
+    gone = dict.fromkeys(p.reasons["saves"] for p in plans if p.removed and p.saves is None)
+    return [
+        *(line(f"Parameters zeroed: not counted; {why}", "dim") for why in zeroed),
+        *(line(f"Parameters removed and zeroed: not counted; {why}", "dim") for why in gone),
+    ]
 
 
 _WHOSE = {"blocks": "the blocks'", "all": "the model's"}

@@ -8,9 +8,12 @@ import pytest
 import torch
 from helpers import single_model
 from safetensors.torch import load_file
+from torch.nn.utils.parametrizations import weight_norm
 
 from duat_cli.analysis.prune.sets.apply import apply_terms
 from duat_cli.analysis.prune.sets.size import set_size
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.loading.model.given import given
 from duat_cli.loading.model.load import load
 from duat_cli.models.discovery.structure import discover
 from duat_cli.models.edits.parameters import find_parameters
@@ -76,3 +79,17 @@ def test_weights_that_serve_other_places_are_not_counted(tmp_path: Path) -> None
     said = set_size(loaded, structure, sites, find_parameters(structure, sites), [TermId("head", 0, 1)])
     assert (said.parameters_removed, said.parameters_zeroed) == (0, None)
     assert "one module" in said.reasons["parameters_zeroed"]
+
+
+@pytest.mark.parametrize("place", ["mlp.up_proj", "self_attn.q_proj"])
+def test_weights_that_are_made_of_others_leave_no_file(place: str) -> None:
+    model = single_model("llama")
+    terms = [TermId("neuron", b, n) for b in range(3) for n in range(5)]
+    weight_norm(model.model.layers[0].get_submodule(place))
+    loaded = given(model)
+    structure = discover(loaded.model)
+    sites = find_sites(structure)
+    parameters = find_parameters(structure, sites)
+    assert parameters[structure.calls[0]].each["neuron"][0] > 0
+    with pytest.raises(UnsupportedModelError, match=f"{place}.weight is made of other parameters by a parametr"):
+        set_size(loaded, structure, sites, parameters, terms)
