@@ -25,7 +25,7 @@ from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.plan.task import Task
 from duat_cli.api.asking import Asked, File, Texts
 from duat_cli.api.ground import heard, undisturbed
-from duat_cli.api.settings import at_least
+from duat_cli.api.settings import at_least, whole_numbers
 from duat_cli.checks.nearest import suggestion
 from duat_cli.checks.paths import asks_for, flatten, is_known, known_paths, matches
 from duat_cli.checks.verdict.conclude import plan
@@ -84,13 +84,15 @@ class DuatCallback(TrainerCallback):
         last one took, is left out and 'duat/skipped' counts it. The first look shows what one takes.
         tokenizer: default is the trainer's processing_class.
         """
-        if every is not None:
-            at_least("every", every, 1)
+        if not isinstance(trainer, Trainer):
+            raise InputError(f"trainer: expected a transformers Trainer, got {type(trainer).__name__}")
+        whole_numbers(1, every=every)
         if every is None and not at_save:
             raise InputError("every missing: without at_save there is no step to look at")
         at_least("share", share, 0)
-        if isinstance(metrics, str) or isinstance(select, str):
-            raise InputError("metrics and select: expected a list, such as ['summary.*']")
+        for name, given in (("metrics", metrics), ("select", select)):
+            if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(o, str) for o in given):
+                raise InputError(f"{name} {one_line(repr(given), 60)}: expected a list of texts, such as ['summary.*']")
         for pattern in metrics:
             _refuse_unknown(pattern)
         self._plan = plan(None if policy is None else str(policy), list(select), None, False, False, "float32")
@@ -100,6 +102,7 @@ class DuatCallback(TrainerCallback):
             raise InputError("tokenizer missing: the trainer has no processing_class; give one")
         self._asked = Asked(trainer.model, self._tokenizer, prompts, prompts_file, max_tokens, chat=chat)
         self._texts: list[PromptText] = self._asked.texts.read(heard(None))
+        self._asked.refuse_unfit(self._texts)
         self._metrics, self._stop, self._share = tuple(metrics), stop, share
         self._began: float | None = None
         self._last: int | None = None

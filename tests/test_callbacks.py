@@ -335,7 +335,17 @@ def test_what_cannot_be_told_does_not_end_a_training(
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "every": ({"every": 0}, "expected a number of at least 1"),
+    "every": ({"every": 0}, "every 0: expected a whole number of at least 1"),
+    "half a step": ({"every": 1.5}, "every 1.5: expected a whole number"),
+    "every, a text": ({"every": "2"}, "every '2': expected a whole number"),
+    "no metrics": ({"metrics": None}, "metrics None: expected a list of texts"),
+    "a number": ({"metrics": [3]}, r"metrics \[3\]: expected a list of texts"),
+    "rules": ({"select": 3}, "select 3: expected a list of texts"),
+    "share, a text": ({"share": "a"}, "share 'a': expected a number of at least 0"),
+    "half a token": ({"prompts": TEXTS, "max_tokens": 2.5}, "max_tokens 2.5: expected a whole number of at least 1"),
+    "no template": ({"prompts": TEXTS, "chat": True}, "the checkpoint has no chat template"),
+    "a foreign id": ({"prompts": [[5, 6, 5000]]}, r"prompts\[0\]: token id 5000 is out of the vocabulary"),
+    "too long": ({"prompts": [[5] * 65]}, r"prompts\[0\]: too long, 65 tokens"),
     "never": ({"at_save": False}, "there is no step to look at"),
     "a metric": ({"metrics": ["summary.linear_shar"]}, "linear_share"),
     "a behaviour": ({"metrics": ["behaviour.los"]}, "no report has such a number"),
@@ -351,6 +361,12 @@ def test_what_is_wrong_is_said_before_training(name: str, tokenizer: Any, tmp_pa
     given, words = WRONG[name]
     with pytest.raises(InputError, match=words):
         DuatCallback(trainer_of(tiny(), tokenizer, tmp_path), **given)
+
+
+@pytest.mark.parametrize("trainer", [None, "model"])
+def test_what_is_no_trainer(trainer: Any) -> None:
+    with pytest.raises(InputError, match=f"trainer: expected a transformers Trainer, got {type(trainer).__name__}"):
+        DuatCallback(trainer)
 
 
 def test_a_trainer_without_a_tokenizer(tmp_path: Path) -> None:

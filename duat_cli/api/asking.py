@@ -19,9 +19,9 @@ from duat_cli.analysis.opening import (
     open_with_calibration,
     tokens_of,
 )
-from duat_cli.api.settings import one_of, whole
+from duat_cli.api.settings import one_of, whole, whole_numbers
 from duat_cli.checks.nearest import suggestion
-from duat_cli.errors import InputError
+from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.inputs.request import EVERY, InputFiles, StackName
 from duat_cli.loading.texts import PromptText, conversation, numbered
 
@@ -145,8 +145,7 @@ class Asked:
         file = None if self.file is None else os.fspath(self.file)
         if file == "-":
             raise InputError("prompts_file '-': expected a file; standard input is the command line's")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise InputError(f"max_tokens {self.max_tokens}: expected at least 1")
+        whole_numbers(1, max_tokens=self.max_tokens)
         return PromptRequest(given, file, self.max_tokens, self.files, self.made_up, chat=self.chat)
 
     def request(self, task: Task | None = None, *, own_code: bool = True) -> ModelRequest:
@@ -214,6 +213,21 @@ class Asked:
         others = replace(self.texts, file=self.texts.file if bundled else holdout)
         loaded, held_out = tokens_of(loaded, tokenizer, others, apart)
         return loaded, prompts, held_out
+
+    def refuse_unfit(self, read: list[PromptText]) -> None:
+        """InputError for a prompt of the caller's that the model in memory cannot read, before it is run. Of a model
+        that is no transformers one, or whose weights are elsewhere, nothing is known."""
+        from transformers import PreTrainedModel
+
+        from duat_cli.loading.prompts import encode, limits
+
+        own = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        if not self.texts.own or not isinstance(own, PreTrainedModel) or not (room := limits(own)).vocab_size:
+            return
+        try:
+            encode(self._own_tokenizer(), read, self.max_tokens, room.max_positions, room.vocab_size)
+        except CheckpointError as fault:  # such as of a chat template that is missing
+            raise InputError(str(fault)) from fault
 
     def load(self, progress: Progress) -> LoadedModel:
         """The model alone."""
@@ -288,7 +302,8 @@ def _prompt(given: Any, number: int) -> str | PromptText:
         raise InputError(f"prompts[{number}]: expected a text or token ids, got {type(given).__name__}")
     found = tuple(one for one in ids if one is not None)
     if not found or len(found) < len(ids):
-        raise InputError(f"prompts[{number}]: expected token ids, whole numbers, and one at least")
+        kind = type(given).__name__ + "".join(f" of {type(one).__name__}" for one in (entries or ())[:1])
+        raise InputError(f"prompts[{number}]: expected a text, or token ids, one whole number at least; got {kind}")
     return PromptText(numbered(found), f"prompts[{number}]", number + 1, found)
 
 

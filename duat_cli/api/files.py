@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from duat_cli.analysis.plan.task import PruneOptions, Task
@@ -20,7 +20,7 @@ from duat_cli.api.asking import (
 )
 from duat_cli.api.ground import heard, load_libraries, undisturbed
 from duat_cli.api.results import CheckResult, LoraResult, PlanResult
-from duat_cli.api.settings import one_of
+from duat_cli.api.settings import one_of, whole_numbers
 from duat_cli.api.target import FileTarget, refuse_overwriting
 from duat_cli.errors import InputError
 
@@ -179,6 +179,11 @@ def plan(
         one_of("command", command, get_args(Planned))
         one_of("null", null, ("all", "uniform"))
         one_of("position", position, (None, "all"))
+        whole_numbers(0, steps=steps)
+        if tokens is not None and not isinstance(tokens, Iterable):
+            raise InputError(f"tokens: expected numbers of tokens, such as [512], got {type(tokens).__name__}")
+        for number, count in enumerate([] if tokens is None else tokens):
+            whole_numbers(1, **{f"tokens[{number}]": count})
         asked, clock = Asked(model, None, prompts, prompts_file, max_tokens, loading, chat=chat), Clock()
         wanted = asked.request(own_code=False)
         task = Task(

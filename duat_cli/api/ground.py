@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 
 from duat_cli.analysis.progress import Progress
+from duat_cli.errors import InputError
 
 _ONE_AT_A_TIME = threading.RLock()
 _LOGGERS = ("transformers", "huggingface_hub")
@@ -20,7 +21,9 @@ def silent(done: int, total: int, what: str) -> None:
 
 
 def heard(progress: Progress | None) -> Progress:
-    """The caller's progress, or none."""
+    """The caller's progress, or none; InputError for what cannot be called."""
+    if progress is not None and not callable(progress):
+        raise InputError(f"progress: expected a function of (done, total, what is done), got {type(progress).__name__}")
     return progress or silent
 
 

@@ -36,11 +36,13 @@ from duat_cli.api.settings import (
     blocks_of,
     kinds_of,
     no_decoder,
+    numbers,
     one_input,
     one_of,
     one_question,
     texts_only,
     whole,
+    whole_numbers,
 )
 from duat_cli.api.target import operator_file, refuse_overwriting, tensor_target
 from duat_cli.errors import InputError
@@ -106,7 +108,8 @@ def inspect(
 
         one_of("null", null, ("all", "uniform"))
         at_least("--threshold", threshold, 0)
-        at_least("conv_width", conv_width, 1)
+        whole_numbers(1, conv_width=conv_width)
+        whole_numbers(0, maps=maps)
         blocks, saved = blocks_of(layers), saved_of(save, save_to)
         options = InspectOptions(
             layers=blocks,
@@ -199,6 +202,7 @@ def matrix(
             raise InputError("dense: writes W' to a file; give output as well")
         files = input_files(image, audio, inputs, no_decoder(stack))
         texts_only(prompt=prompt)
+        whole_numbers(layer=layer)
         text = PAPER_PROMPT if prompt is None else prompt
         asked = Asked(model, tokenizer, [text], None, max_tokens, loading, files, prompt is None, chat=chat)
         opened = asked.open(Task("matrix"), heard(progress))
@@ -252,9 +256,8 @@ def attribute(
         one_question(target, against, position, steps, continuation, target_field)
         if target_field is not None and (prompts is not None or prompts_file is None or target is not None):
             raise InputError("target_field: is of a file of JSON lines: give prompts_file, no prompts and no target")
-        at_least("top", top, 1)
-        at_least("steps", steps, 0)
-        at_least("measure", measure, 0)
+        whole_numbers(1, top=top)
+        whole_numbers(0, steps=steps, measure=measure)
         wished = Target(target, against, "all" if position == "all" else whole(position), first_token)
         one_of("stack", stack, (None, "decoder"))
         files = input_files(image, audio, inputs, stack, decoder_prompt)
@@ -310,11 +313,12 @@ def prune_bound(
         one_of("ablate", ablate, ("zero", "mean"))
         one_of("effort", effort, ("quick", "default", "thorough"))
         probes, measure = effort_of(effort, probes, measure)
-        at_least("probes", probes, 2)
-        at_least("measure", measure, 0)
+        whole_numbers(2, probes=probes)
+        whole_numbers(0, measure=measure)
+        numbers(budget=budget, confidence=confidence, exceed=exceed, remove=remove)
         kinds = kinds_of(granularity)
         one_of("remove_of", remove_of, ("blocks", "all"))
-        at_least("rounds", rounds, 1)
+        whole_numbers(1, rounds=rounds)
         options = PruneOptions(
             kinds, metric, probes, measure, budget, confidence, exceed, ablate == "mean", uniform, joint=apart(kinds),
             remove=remove, of_all=remove_of == "all", rounds=rounds, effort=effort,

@@ -10,6 +10,7 @@ from torch import Tensor
 from duat_cli.analysis.matrix.case import capture
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.session import Session
+from duat_cli.api.settings import whole_numbers
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.models.value_path.operator import whole_rows
 
@@ -58,6 +59,7 @@ class Operator:
 
 def operator_of(asked: Asked, fingerprint: str, prompt: int, block: int, progress: Progress) -> Operator:
     """Of the model that a report with this fingerprint is of."""
+    whole_numbers(prompt=prompt, block=block)
     opened = asked.open(Task("matrix"), progress)
     if not 0 <= prompt < len(opened.prompts):
         raise InputError(f"prompt {prompt}: no such prompt; there are prompts 0 to {len(opened.prompts) - 1}")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from typing import SupportsIndex, TypeVar, cast
+from typing import SupportsFloat, SupportsIndex, TypeVar, cast
 
 from duat_cli.errors import InputError
 from duat_cli.kinds import KINDS, Kind
 from duat_cli.loading.inputs.request import READS, InputFiles
-from duat_cli.text import PAPER_PROMPT, clean
+from duat_cli.text import PAPER_PROMPT, clean, one_line
 
 Prompted = TypeVar("Prompted")
 LAYERS_LIMIT = 10_000  # no model has more blocks; a larger range would only fill the memory
@@ -22,9 +22,40 @@ def one_of(name: str, value: object, choices: Sequence[object]) -> None:
         raise InputError(f"{name} {value!r}: expected {', '.join(map(str, choices))}")
 
 
-def at_least(name: str, value: float, low: float) -> None:
-    if isinstance(value, bool) or not math.isfinite(value) or value < low:
-        raise InputError(f"{name} {value}: expected a number of at least {low:g}")
+def at_least(name: str, value: object, low: float) -> None:
+    """InputError for a smaller number, and for what is none."""
+    if not low <= _number(value) < math.inf:
+        raise InputError(f"{name} {_given(value)}: expected a number of at least {low:g}")
+
+
+def numbers(**given: object) -> None:
+    """InputError names what is given and is no number; which ones can be meant is said later."""
+    for name, value in given.items():
+        if value is not None and math.isnan(_number(value)) and not isinstance(value, float):
+            raise InputError(f"{name} {_given(value)}: expected a number")
+
+
+def whole_numbers(low: int | None = None, **given: object) -> None:
+    """InputError names what is given and is no whole number, or is below `low`."""
+    for name, value in given.items():
+        number = whole(value)
+        if value is not None and (number is None or (low is not None and number < low)):
+            least = "" if low is None else f" of at least {low}"
+            raise InputError(f"{name} {_given(value)}: expected a whole number{least}")
+
+
+def _number(value: object) -> float:
+    """As a float; not a number for what is none."""
+    if isinstance(value, (bool, str)) or not isinstance(value, (SupportsFloat, SupportsIndex)):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of several
+        return math.nan
+
+
+def _given(value: object) -> str:
+    return one_line(repr(value), 60)
 
 
 def kinds_of(names: str | Iterable[str] | None) -> tuple[Kind, ...]:

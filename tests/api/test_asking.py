@@ -221,8 +221,11 @@ def test_token_ids_are_those_of_their_texts() -> None:
     [
         (lambda m: duat.verify(m, prompts=[[1, 99999]]), r"prompts\[0\]: token id 99999 is out of the vocabulary"),
         (lambda m: duat.verify(m, prompts=[[1], [-1]]), r"prompts\[1\]: token id -1 is out of the vocabulary"),
-        (lambda m: duat.verify(m, prompts=[[]]), r"prompts\[0\]: expected token ids, whole numbers, and one at least"),
-        (lambda m: duat.verify(m, prompts=[[1.5]]), "whole numbers"),
+        (
+            lambda m: duat.verify(m, prompts=[[]]),
+            r"prompts\[0\]: expected a text, or token ids, one whole number at least; got list",
+        ),
+        (lambda m: duat.verify(m, prompts=[[1.5]]), "one whole number at least; got list of float"),
         (lambda m: duat.verify(m, prompts=torch.tensor([1, 2])), "a text or token ids, got Tensor"),
         (lambda m: duat.verify(m, prompts=[b"ab"]), "a text or token ids, got bytes"),
         (lambda m: duat.verify(m, prompts=["a", [1]]), "texts and token ids; give all of them in one way"),

@@ -29,6 +29,13 @@ def test_it_is_shown_by_its_shapes() -> None:
         assert f" {name} {tuple(getattr(operator, name).shape)}" in shown
 
 
+@pytest.mark.parametrize("place", [{"prompt": "0"}, {"block": 1.0}, {"block": True}])
+def test_a_place_is_a_whole_number(place: Any) -> None:
+    [(name, value)] = place.items()
+    with pytest.raises(duat.InputError, match=f"{name} {value!r}: expected a whole number"):
+        duat.verify(prompts=TEXTS[0]).operator(**place)
+
+
 def attention_of(model: Any, block: int, ids: torch.Tensor) -> torch.Tensor:
     """What the model's own attention puts out there, seen by a hook; the demo has no biases."""
     seen: list[torch.Tensor] = []
