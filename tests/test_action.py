@@ -189,6 +189,19 @@ def test_a_wrong_input_is_said_and_undecided(inputs: dict[str, str], tmp_path: P
     assert f"::error title=duat::input {list(inputs)[-1]}: " in ran.log
 
 
+def test_a_step_that_never_fails_does_not_for_a_wrong_input(tmp_path: Path) -> None:
+    for inputs in ({"model": ""}, {"model": "m", "chat": "yes"}):
+        ran = play(tmp_path, inputs | {"fail-on": "never"})
+        assert (ran.code, ran.outputs["result"]) == (0, "undecided")
+        assert "::error title=duat::input " in ran.log
+
+
+def test_prompts_that_would_not_run_are_refused(models: Path, tmp_path: Path) -> None:
+    ran = play(tmp_path, {"model": str(models / "good"), "prompts": "my.txt", **PLAIN})
+    assert (ran.code, ran.outputs["result"]) == (2, "undecided")
+    assert "--weights-only and --prompts contradict each other" in ran.log
+
+
 def test_prompts_are_what_a_user_says(tmp_path: Path) -> None:
     folder = with_chat_template(tmp_path / "model")
     (tmp_path / "my.txt").write_text("Hello\n", encoding="utf-8")

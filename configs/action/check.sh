@@ -6,6 +6,7 @@ set -uo pipefail
 undecided() {
   echo "::error title=duat::$1"
   echo "result=undecided" >> "$GITHUB_OUTPUT"
+  [ "$DUAT_FAIL_ON" != never ] || exit 0
   exit 2
 }
 
