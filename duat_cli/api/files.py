@@ -117,7 +117,9 @@ def check(
         settled = planned(folder(policy), select, folder(baseline), update_baseline, weights_only, dtype)
         if asked.in_memory:
             from duat_cli.analysis.check.given import check_given
+            from duat_cli.analysis.check.run import refuse_prompts
 
+            refuse_prompts(settled, asked.texts)
             opened = asked.open(Task("check"), heard(progress))
             loaded = opened.loaded
             own = opened.tokenizer if loaded.like is None else None

@@ -327,6 +327,8 @@ def test_an_error_is_the_line_of_the_command(
         (duat.check, "tokenizer missing"),
         (duat.plan, "a LlamaForCausalLM was given: files are read"),
         (lambda model: duat.check(DEMO, select="integrity.*"), "select 'integrity.*': expected a list"),
+        (lambda model: duat.check(DEMO, weights_only=True, prompts="x"), "--weights-only and --prompt contradict"),
+        (lambda model: duat.check(model, weights_only=True, prompts=[[5]]), "--weights-only and --prompt contradict"),
         (lambda model: duat.lora_diff(DEMO, ADAPTER, trust_remote_code=True), "trust_remote_code: this command"),
         (lambda model: duat.plan(DEMO, command="explain"), "command 'explain': expected inspect"),
         (lambda model: duat.support(DEMO, all_types=True), "all_types: stands in place of a model"),

@@ -52,6 +52,11 @@ def test_several_reports_of_one_run(broken: Path, tmp_path: Path, duat: Duat) ->
         (("--report", "json=a", "-o", "a"), ("named twice",)),
         (("--baseline", "b.json", "--update-baseline", "-o", "b.json"), ("named twice",)),
         (("--adapter", "nope"), ("nope", "no such folder")),
+        (("--prompts", "nope.txt"), ("--weights-only and --prompts contradict", "leave one of them out")),
+        (("--prompt", "a"), ("--weights-only and --prompt contradict",)),
+        (("--chat",), ("--weights-only and --chat contradict",)),
+        (("--max-tokens", "3"), ("--weights-only and --max-tokens contradict",)),
+        (("--image", "a.png"), ("--weights-only and --image contradict",)),
     ],
 )
 def test_options_that_cannot_be_meant(

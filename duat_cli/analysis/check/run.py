@@ -82,6 +82,7 @@ def check(plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFa
     """
     if plan.policy.layers[-1].source == "policy adapter" and request.adapter is None and plan.baseline_name is None:
         raise InputError("--policy adapter: nothing to hold it against; give --adapter DIR, or --baseline FILE")
+    refuse_prompts(plan, request.texts)
     read = request.texts.read(progress) if plan.forward else []
     found = request.model.find(progress)
     adapter = _adapter(request, progress)
@@ -107,6 +108,19 @@ def check(plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFa
     if undefined is not None and (plan.update or report.verdict == "passed"):
         raise undefined
     return report, text
+
+
+def refuse_prompts(plan: CheckPlan, texts: PromptRequest) -> None:
+    """InputError for prompts, and for how they are read, where the plan's files alone are looked at."""
+    given = {
+        "--prompt": texts.prompts,
+        "--prompts": texts.file,
+        "--max-tokens": texts.max_tokens,
+        "--chat": texts.chat,
+        (texts.files and texts.files.option) or "": texts.files and texts.files.option,
+    }
+    if plan.weights_only and (option := next((name for name, value in given.items() if value), None)) is not None:
+        raise InputError(f"--weights-only and {option} contradict each other: no prompt runs; leave one of them out")
 
 
 def _without_model(plan: CheckPlan, found: Found, progress: Progress) -> tuple[Evidence, Subject]:
