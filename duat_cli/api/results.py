@@ -138,6 +138,14 @@ class _WithOperators(Shown):
         self._pick = pick
         return self
 
+    def __eq__(self, other: object) -> bool:
+        """By the fields: what operators are asked of is no part of the report."""
+        fields = type(self).model_fields
+        return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in fields)
+
+    def __hash__(self) -> int:
+        return super().__hash__()
+
     def operator(self, prompt: int = 0, block: int = 0) -> Operator:
         """W' of one block under one prompt, by its factors as tensors; both are counted from 0.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import html
 import json
+import pickle
 import re
 import sys
 from typing import Any
@@ -88,6 +90,15 @@ def test_a_report_is_shown_in_a_line(report: InspectResult) -> None:
     for each in [*others, checked, duat.explanation("corr."), duat.compare()]:
         assert re.fullmatch(rf"<{type(each).__name__}[^\n]{{,250}}>", repr(each))
     assert ": passed; tables " in repr(checked)
+
+
+def test_a_copy_is_equal(report: InspectResult) -> None:
+    for one in (report, duat.verify(prompts="The cat"), duat.check(weights_only=True)):
+        for again in (copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+            assert again == one
+            assert again.to_json() == one.to_json()  # type: ignore[attr-defined]
+    assert report != report.model_copy(update={"duat_version": "0"})
+    assert report != InspectReport.model_validate_json(report.to_json())
 
 
 def test_another_name_is_refused(report: InspectResult) -> None:
