@@ -96,8 +96,8 @@ class Folder:
         with _faults(path):
             manifest = _manifest(path)
             keys, leaders = array("Q"), array("I")
-            keys.frombytes((path / KEYS).read_bytes())
-            leaders.frombytes((path / LEADERS).read_bytes())
+            keys.frombytes(_bytes(path / KEYS))
+            leaders.frombytes(_bytes(path / LEADERS))
         if digest_of(keys) != manifest.prompt_set or len(leaders) != len(keys):
             raise InputError(f"{clean(str(path / KEYS))}: is not that of the manifest; run the same command again")
         return cls(path, manifest, keys, leaders)
@@ -122,6 +122,7 @@ class Folder:
         index = Index(paths, array("I", [0]) * count, array("q", [_NOWHERE]) * count, array("I", [0]) * count)
         for number, path in enumerate(paths):
             offset = 0
+            _require_file(path)
             with path.open("rb") as file:
                 for raw in file:
                     line = records.read(self.seal, raw)
@@ -186,6 +187,7 @@ class Folder:
 
     def aside(self, name: str, kind: type[A]) -> A | None:
         """A file of the command's own; None where there is none of this manifest yet."""
+        _require_file(self.path / name)
         with contextlib.suppress(OSError, ValueError):
             found = kind.model_validate_json((self.path / name).read_bytes())
             return found if found.seal == self.seal.hex() else None
@@ -216,7 +218,23 @@ def _create(path: Path, manifest: Manifest) -> None:
         Path(name).unlink()
 
 
+def _bytes(path: Path) -> bytes:
+    _require_file(path)
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise InputError(f"{clean(str(path))}: missing; run the same command again") from error
+
+
+def _require_file(path: Path) -> None:
+    """InputError for another thing of this name; a named pipe would be waited for, for ever."""
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "no regular file"
+        raise InputError(f"{clean(str(path))}: is {what}, expected the file that --out wrote; give another folder")
+
+
 def _manifest(path: Path) -> Manifest:
+    _require_file(path / MANIFEST)
     try:
         raw = (path / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -140,6 +140,21 @@ def test_a_folder_that_cannot_be_read(tmp_path: Path, folder: Path, into: Into, 
         into(tmp_path / "file", prompts=few)
 
 
+@pytest.mark.parametrize("name", [MANIFEST, KEYS, "shard-0-of-1.jsonl"])
+@pytest.mark.parametrize(("make", "what"), [(os.mkfifo, "no regular file"), (os.mkdir, "a folder")])
+def test_a_pipe_is_not_waited_for(make: Callable[[Path], None], what: str, name: str, folder: Path) -> None:
+    (folder / name).unlink()
+    make(folder / name)
+    with pytest.raises(InputError, match=f"{name}: is {what}, expected the file that --out wrote; give another folder"):
+        Folder.read(folder).index()
+
+
+def test_a_file_that_is_gone_is_made_by_the_same_command(folder: Path) -> None:
+    (folder / KEYS).unlink()
+    with pytest.raises(InputError, match=f"{KEYS}: missing; run the same command again"):
+        Folder.read(folder)
+
+
 def test_lines_of_another_manifest_do_not_count(folder: Path, into: Into, few: Path) -> None:
     """Somebody removes the manifest to be let in: the numbers that are there are not taken for the new options'."""
     (folder / MANIFEST).unlink()
