@@ -6,6 +6,7 @@ reads the hidden states.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,9 +15,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from duat_cli.compat.torch import standing_in
+from duat_cli.compat.torch import buffers_of, parameters_of, standing_in
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import equal, random_like, relative_error, rounding, same_storage, wide
+from duat_cli.models.arrays import equal, random_like, relative_error, rounding, same_storage, tolerance_for, wide
 from duat_cli.models.block.norms import NormForm, recognise, scale_invariant
 from duat_cli.models.block.parts import BlockParts, HiddenSlot
 from duat_cli.models.discovery.cross import find_cross, with_projections
@@ -206,14 +207,46 @@ _affine: WeakKeyDictionary[Event, bool] = WeakKeyDictionary()  # of the events t
 
 
 def _adds_up(event: Event) -> bool:
+    """A bias hides nothing: both sides are without f(0). Where the rounding of f(0) may be what moves, or why nothing
+    does, float64 tells."""
     x = event.tensors[0]
+    within = min(rounding(x.dtype), tolerance_for(x.dtype))
     with torch.no_grad():
-        r = random_like(x)
         try:
-            apart = event.again(x) + event.again(r) - event.again(torch.zeros_like(x))
-            return relative_error(apart, event.again(x + r)) <= rounding(x.dtype)
+            zero, apart, at_sum = _moves(event, x)
+            affine = relative_error(apart, at_sum) <= within
+            clear = torch.finfo(x.dtype).eps * zero.norm() <= within * at_sum.norm()
+            if x.dtype == torch.float64 or (affine and clear):
+                return affine
+            if not affine and not relative_error(apart + zero, at_sum + zero) <= within:
+                return False
+            with _in_float64(event) as (again, wider):
+                _, apart, at_sum = _moves(again, wider)
+            return relative_error(apart, at_sum) <= within
         except (RuntimeError, TypeError, ValueError, IndexError):
             return False
+
+
+def _moves(event: Event, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """f(0), and without it f(x) + f(r) and f(x + r)."""
+    r = random_like(x)
+    zero = wide(event.again(torch.zeros_like(x)))
+    at_x, at_r, at_sum = (wide(event.again(z)) - zero for z in (x, r, x + r))
+    return zero, at_x + at_r, at_sum
+
+
+@contextlib.contextmanager
+def _in_float64(event: Event) -> Iterator[tuple[Event, Tensor]]:
+    """The call with its tensors and the module's weights in float64, and its first tensor. No weight is written to."""
+    wider = {id(t): t.double() for t in event.tensors}
+    args = tuple(wider.get(id(a), a) for a in event.args)
+    kwargs = {k: wider.get(id(v), v) for k, v in event.kwargs.items()}
+    with contextlib.ExitStack() as stack:
+        for module in event.module.modules():
+            for name, held in [*parameters_of(module).items(), *buffers_of(module).items()]:
+                if held is not None and held.is_floating_point():
+                    stack.enter_context(standing_in(module, name, held.double()))
+        yield Event(event.module, args, kwargs, event.output), wider[id(event.tensors[0])]
 
 
 def with_linears(parts: BlockParts, written: Trace) -> BlockParts:

@@ -10,6 +10,7 @@ from helpers import single_model
 from torch import nn
 
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import random_signs
 from duat_cli.models.discovery.structure import ModelStructure, discover
 
 PARTS: dict[str, tuple[set[str], set[str], str | None, str]] = {
@@ -90,6 +91,40 @@ def test_the_output_bias_of_an_ffn_is_its_last_layers() -> None:
     structure = discover(model)
     for layer, block in zip(model.transformer.h, structure.blocks, strict=True):
         assert torch.equal(block.parts.unit_biases[layer.mlp], layer.mlp.c_proj.bias)
+
+
+LARGE_BIASES = [
+    (torch.bfloat16, 30.0),
+    (torch.float16, 300.0),
+    (torch.float32, 1e3),
+    (torch.float32, 1e5),
+    (torch.float64, 1e5),
+]
+
+
+@pytest.mark.parametrize(("dtype", "bias"), LARGE_BIASES)
+def test_an_ffn_is_a_unit_however_large_its_output_bias_is(dtype: torch.dtype, bias: float) -> None:
+    model = single_model("gpt2").to(dtype)
+    with torch.no_grad():
+        for layer in model.transformer.h:
+            layer.mlp.c_proj.bias += (bias * random_signs(layer.mlp.c_proj.bias.float(), seed=0)).to(dtype)
+    for names, parts in named(discover(model)):
+        assert {names[unit] for unit in parts.units} == {"mlp"}
+        assert [names[parts.first_linears[unit]] for unit in parts.units] == ["mlp.c_fc"]
+        assert [names[unit] for unit in parts.unit_biases] == ["mlp"]
+
+
+@pytest.mark.parametrize(("dtype", "bias"), LARGE_BIASES)
+def test_an_affine_module_is_no_unit_however_large_its_bias_is(dtype: torch.dtype, bias: float) -> None:
+    model = single_model("gpt2").to(dtype)
+    with torch.no_grad():
+        for layer in model.transformer.h:
+            layer.mlp.act = nn.Identity()
+            layer.mlp.c_proj.bias += (bias * random_signs(layer.mlp.c_proj.bias.float(), seed=0)).to(dtype)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for _, parts in named(discover(model)):
+        assert parts.units == ()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_experts_beside_their_router_are_a_unit_and_the_router_is_none() -> None:
