@@ -12,7 +12,7 @@ from duat_cli.cache.tensors import TensorCache
 from duat_cli.models.arrays import relative_error, rounding
 from duat_cli.models.value_path.factors import BlockFactors
 from duat_cli.operators.gated.sums import ChannelGram
-from duat_cli.operators.kronecker import HeadFactors, gram, gram_root, gram_row
+from duat_cli.operators.kronecker import HeadFactors, gram, gram_root, gram_row, told_apart
 from duat_cli.operators.pattern import EntryPattern
 from duat_cli.operators.sampling import sample_entries
 
@@ -35,6 +35,7 @@ class Geometry:
     entries: Tensor  # (ENTRY_SAMPLES, heads); a head after the other in memory, as what a W' holds at drawn pairs
     pattern: EntryPattern  # which entries of V O can be nonzero
     factors: HeadFactors
+    cancels: bool  # whether a W' may be much smaller than its terms
     _channels: list[ChannelGram] = field(default_factory=list)
     _maps: list[Tensor] = field(default_factory=list)
     _total: list[Tensor] = field(default_factory=list)
@@ -42,7 +43,8 @@ class Geometry:
     @classmethod
     def of(cls, factors: HeadFactors, gram: Tensor, entries: Tensor) -> Geometry:
         """With what follows from these."""
-        return cls(gram, gram_root(gram), entries.T.contiguous().T, EntryPattern(factors), factors)
+        cancels = not told_apart(gram)
+        return cls(gram, gram_root(gram), entries.T.contiguous().T, EntryPattern(factors), factors, cancels)
 
     def channels(self) -> ChannelGram:
         """The Gram matrix of single channels, for gated attention; kept where it is small."""

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from duat_cli.compat.transformers import experts_implementation
 
-FORMAT = "3"  # raise it when what is stored, or how it is computed, changes
+FORMAT = "4"  # raise it when what is stored, or how it is computed, changes
 
 
 def identity(model: PreTrainedModel) -> dict[str, Any]:

@@ -97,10 +97,11 @@ class OperatorSums:
     Of several W' of as many tokens an axis stands in front of every tensor.
     """
 
-    def __init__(self, root: Tensor, several: int | None = None) -> None:
-        """root: R with R R = G, (heads, heads), float64; several: how many W', None for one without an axis."""
+    def __init__(self, root: Tensor, several: int | None = None, *, cancels: bool = False) -> None:
+        """root: R with R R = G, (heads, heads), float64; several: how many W', None for one without an axis; cancels:
+        whether W' may be much smaller than its terms, so that sums of theirs are made in float64."""
         lead = () if several is None else (several,)
-        self._root = root
+        self._root, self._cancels = root, cancels
         writes = root.diagonal() > 0  # a head that writes nothing would make the others seem small
         self._writes = None if bool(writes.all()) else writes[:, None]
         self.head_products = torch.zeros(*lead, *root.shape, dtype=torch.float64, device=root.device)  # K
@@ -110,7 +111,7 @@ class OperatorSums:
     def add(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """rows: some rows of Ĥ, (heads, n, N). Returns their C² and which of their blocks are not zero, (n, N) each."""
         shape = rows.shape[-2:]
-        flat, heads = rows.flatten(-2), len(self._root)
+        flat, heads = rows.double().flatten(-2) if self._cancels else rows.flatten(-2), len(self._root)
         flat = flat if self._writes is None else torch.where(self._writes, flat, 0.0)
         seen = without_tiny(flat, heads)
         self.head_products += seen @ seen.mT
@@ -121,7 +122,8 @@ class OperatorSums:
         alive = squares > 0
         self._directions += (vectors / (squares + ~alive)) @ vectors.mT
         self.nonzero_blocks += torch.count_nonzero(alive) if alive.ndim == 2 else alive.sum(dim=(-2, -1))
-        return (squares * size.square()).squeeze(-2).unflatten(-1, shape), alive.squeeze(-2).unflatten(-1, shape)
+        whole = (squares * size.square()).to(rows.dtype)
+        return whole.squeeze(-2).unflatten(-1, shape), alive.squeeze(-2).unflatten(-1, shape)
 
     def block_correlations(self) -> list[float | None]:
         """Root mean square cosine over all pairs of nonzero blocks = ‖mean of û ûᵀ‖_F, of each W'; None for W' = 0."""

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from duat_cli.errors import InputError
 
+APART = 1e-2  # what float32 loses of a sum of maps is 1e-7 of its terms
+
 
 @dataclass(frozen=True)
 class HeadFactors:
@@ -65,6 +67,10 @@ class HeadFactors:
             .unflatten(1, (len(self.value), -1))
             .transpose(0, 1)
         )
+
+    def in_float64(self) -> HeadFactors:
+        """V and O alone."""
+        return HeadFactors(self.value.double(), self.output.double())
 
     def without_values(self) -> HeadFactors:
         """The shapes alone, on `meta`."""
@@ -138,7 +144,28 @@ class KroneckerSum:
 
 
 def gram(factors: HeadFactors) -> Tensor:
-    """G[h, k] = ⟨V_h O_h, V_k O_k⟩_F = Σ (V_hᵀ V_k) ∘ (O_h O_kᵀ), (heads, heads) in float64."""
+    """G[h, k] = ⟨V_h O_h, V_k O_k⟩_F = Σ (V_hᵀ V_k) ∘ (O_h O_kᵀ), (heads, heads) in float64.
+
+    Its products are in the factors' dtype; in float64 where maps nearly cancel each other.
+    """
+    quick = quick_gram(factors)
+    narrow = factors.value.dtype != torch.float64
+    return quick_gram(factors.in_float64()) if narrow and not told_apart(quick) else quick
+
+
+def told_apart(G: Tensor) -> bool:
+    """Whether no sum of these maps is much smaller than its terms: their cosines have no eigenvalue below `APART`."""
+    size = G.diagonal()
+    if torch.equal(torch.count_nonzero(G), torch.count_nonzero(size)):  # of heads that read different channels
+        return True
+    scale = torch.where(size > 0, size, torch.inf).rsqrt()
+    cosines = scale[:, None] * G * scale
+    cosines.diagonal().fill_(1 - APART)
+    return int(torch.linalg.cholesky_ex(cosines).info) == 0
+
+
+def quick_gram(factors: HeadFactors) -> Tensor:
+    """`gram` with products in the factors' dtype, whatever they lose."""
     kv_heads, width, rank = factors.value.shape
     heads, groups = factors.heads, factors.groups
     columns = factors.value.permute(0, 2, 1).reshape(kv_heads * rank, width)

@@ -49,7 +49,9 @@ class MatrixCheck(WithReasons):
     relative_error: Annotated[Finite | None, Meaning("relative", "measured", source="Eq. 5-10")] = Field(
         description="|left - right| / |right|"
     )
-    tolerance: Annotated[Finite, Meaning("relative", "given")] = Field(description="the largest error that passes")
+    tolerance: Annotated[Finite, Meaning("relative", "given")] = Field(
+        description="the largest error that passes: where the heads nearly cancel each other, their rounding"
+    )
     holds: bool | None = Field(description="relative_error <= tolerance")
 
 

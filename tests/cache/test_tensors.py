@@ -53,7 +53,7 @@ def test_another_key_knows_nothing(folder: Path) -> None:
 def test_it_is_one_file_a_key_and_no_leftovers(folder: Path) -> None:
     filled("one")
     filled("two")
-    assert sorted(f.name for f in folder.iterdir()) == ["gram-3-one.safetensors", "gram-3-two.safetensors"]
+    assert sorted(f.name for f in folder.iterdir()) == ["gram-4-one.safetensors", "gram-4-two.safetensors"]
 
 
 def test_a_second_save_adds(folder: Path) -> None:

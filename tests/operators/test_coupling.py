@@ -301,3 +301,15 @@ def test_several_operators_at_once_are_each_alone() -> None:
         assert (correlation or 0.0) == pytest.approx(expected or 0.0, rel=1e-12)
         assert (correlation is None) == (expected is None) == (k == 1)
         assert far(weighted[k], ValueSquares(values[k], known.output).of(rows[k])) < 1e-13
+
+
+def test_block_norms_of_heads_that_nearly_cancel_keep_their_digits_in_float32() -> None:
+    known = factors(2, 1, 16, 4)
+    known = HeadFactors(known.value, torch.stack([known.output[0], 1e-5 * known.output[1] - known.output[0]]))
+    H = attention(1, 6).expand(2, -1, -1).float()
+    root = gram_root(gram(known))
+    expected = coupling_of(kron_sum(H.double(), known.maps()), 6).square()
+    precise, quick = (OperatorSums(root, cancels=cancels).add(H)[0] for cancels in (True, False))
+    assert precise.dtype == torch.float32
+    assert far(precise, expected) <= 1e-6
+    assert far(quick, expected) > 1e-6

@@ -29,6 +29,8 @@ from duat_cli.operators.kronecker import (
     gram_root,
     gram_row,
     kronecker_spectrum,
+    quick_gram,
+    told_apart,
 )
 
 
@@ -306,3 +308,36 @@ def test_values_of_a_stream_that_is_narrower_than_the_weights() -> None:
     x = normal(5, 6, seed=3).float()
     assert torch.equal(factors.values_of(x), factors.values_of(x.double()))
     assert factors.values_of(x).dtype == torch.float64
+
+
+def _cancelling(left_over: float, seed: int = 0) -> HeadFactors:
+    """Two heads of one V in float32, whose O are each other's negative up to that."""
+    value, output, rest = (normal(1, *shape, seed=seed + k) for k, shape in enumerate([(16, 4), (4, 16), (4, 16)]))
+    return HeadFactors(value.float(), torch.cat([output, -output + left_over * rest]).float())
+
+
+@pytest.mark.parametrize("left_over", [1e-1, 1e-2, 1e-3, 1e-4, 1e-5])
+def test_the_norm_of_a_sum_that_nearly_cancels_keeps_its_digits_in_float32(left_over: float) -> None:
+    factors = _cancelling(left_over)
+    K = torch.ones(2, 2, dtype=torch.float64)
+    expected = float(factors.in_float64().maps().sum(0).norm())
+    assert frobenius_norm(K, gram(factors)) == pytest.approx(expected, rel=1e-5)
+    if left_over <= 1e-3:
+        assert frobenius_norm(K, quick_gram(factors)) != pytest.approx(expected, rel=1e-5)
+
+
+def test_maps_are_told_apart_unless_some_sum_of_them_is_small() -> None:
+    apart = gram(make(4, 2, 3, 16, 4).factors)
+    assert told_apart(apart)
+    assert told_apart(torch.diag(torch.tensor([1.0, 0.0, 1e-30], dtype=torch.float64)))
+    apart[1] = apart[:, 1] = 0  # a head that writes nothing
+    assert told_apart(apart)
+    assert told_apart(gram(_cancelling(1.0)))
+    assert not told_apart(gram(_cancelling(1e-2)))
+    assert not told_apart(gram(_twins().factors))
+
+
+def test_products_of_maps_that_are_told_apart_stay_in_their_dtype() -> None:
+    factors = make(4, 2, 3, 16, 4).factors
+    narrow = HeadFactors(factors.value.float(), factors.output.float())
+    assert torch.equal(gram(narrow), quick_gram(narrow))

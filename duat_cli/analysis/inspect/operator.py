@@ -47,7 +47,8 @@ class _Sums:
         self._prompts = self._several or 1
         self._geometry, self._scale, self._matrix = geometry, source_scale, matrix
         self._brought = ValueSquares(values, geometry.factors.output)
-        self._sums, self._coupling = OperatorSums(geometry.root, self._several), CouplingSums(2 * self._prompts)
+        self._sums = OperatorSums(geometry.root, self._several, cancels=geometry.cancels)
+        self._coupling = CouplingSums(2 * self._prompts)
         self._pairs: list[Pairs] = []  # one where the nonzero blocks of all are the same
         self._squares: list[Tensor] = []
         self._seen: list[Tensor] = []

@@ -29,8 +29,8 @@ from duat_cli.models.discovery.causality import head_logits
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.lockstep import Pass, Riders, Weights, in_step, one_by_one
 from duat_cli.models.terms.branches import Branches, ffn_terms
-from duat_cli.operators.kronecker import KroneckerSum, gram
-from duat_cli.operators.operator_change import maps_and_changes, split
+from duat_cli.operators.kronecker import KroneckerSum
+from duat_cli.operators.operator_change import gram_of_changes, split
 from duat_cli.results.lora import AnswerChange, BlockChange, OperatorChange, PromptChange, TermsChange, TokenChange
 from duat_cli.statistics.divergence import kl, mean_loss
 from duat_cli.statistics.ranking import largest
@@ -38,9 +38,7 @@ from duat_cli.statistics.ranking import largest
 KEPT_BYTES = 4 << 30  # of one prompt's base run
 MOVED_TOKENS = 5
 _SPLIT = ("routing", "weights", "interaction")
-SCALE_OPEN = (
-    "V and O were found with unit vectors, which leave their scale open: routing and weights cannot be told apart"
-)
+SCALE_OPEN = "V and O were found with unit vectors: their scale is open, routing and weights cannot be told apart"
 ZERO = "the base's is zero"
 OTHER_SHAPE = "it has another shape in the tuned model"
 ONE_TOKEN = "needs a second token"
@@ -291,7 +289,7 @@ def _operator(index: int, before: Kept, after: Kept, grams: dict[int, Tensor]) -
     if a.left.shape != b.left.shape or a.factors.value.shape != b.factors.value.shape:
         return OperatorChange.absent("the two operators have other shapes")
     if index not in grams:  # it depends on the weights alone
-        grams[index] = gram(maps_and_changes(a.factors, b.factors))
+        grams[index] = gram_of_changes(a.factors, b.factors)
     norms = split(a.left, b.left, grams[index])
     if norms.base == 0.0:
         return OperatorChange.absent(ZERO)

@@ -288,3 +288,23 @@ def test_the_convolutions_coupling_is_that_of_its_matrix(monkeypatch: pytest.Mon
     small = {form.name: form for form in matrices(loaded("llama"), dense=False).report.matrices}
     assert not small["W'_conv"].built
     assert small["W'_conv"].density == pytest.approx(paper.density(kept[0]))
+
+
+@pytest.mark.parametrize("left_over", [0.0, 1e-4])
+def test_heads_that_cancel_each_other_fail_no_check(left_over: float) -> None:
+    model = loaded("llama")
+    attention = model.model.model.layers[1].self_attn
+    width, heads = attention.head_dim, attention.config.num_attention_heads
+    with torch.no_grad():
+        for layer, count in ((attention.q_proj, heads), (attention.k_proj, 2), (attention.v_proj, 2)):
+            layer.weight.copy_(layer.weight[:width].repeat(count, 1))
+        signs = torch.tensor([1.0, -1.0]).repeat(heads // 2).repeat_interleave(width)
+        output = attention.o_proj.weight
+        rest = torch.randn(output.shape, generator=torch.Generator().manual_seed(0))
+        output.copy_(output[:, :width].repeat(1, heads) * signs + left_over * rest)
+    report = matrices(model).report
+    found = verdicts(report)
+    assert found["heads"]
+    assert not [name for name, holds in found.items() if holds is False]
+    assert found["coupling"] is (True if left_over else None)
+    assert all(check.tolerance < 1e-2 for check in report.checks)

@@ -120,7 +120,7 @@ def _measured(operator: AttentionOperator, known: Geometry, brought: ValueSquare
 
     brought: of the values.
     """
-    sums, filled = OperatorSums(known.root), 0.0
+    sums, filled = OperatorSums(known.root, cancels=known.cancels), 0.0
     spread = (_Spread(), _Spread())
     for _, attention in row_pieces(operator, operator.factors.heads):
         scaled = attention * operator.source_scale[:, None, :]
