@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from duat_cli.compat.torch import parameters_of, standing_in
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import gaussian, relative_error, rounding, tolerance_for, wide
 
@@ -79,7 +81,7 @@ def _confirmed(
     for axis, matrix in ((1, weight.T), (0, weight)):
         vector = gaussian((1, 2, len(matrix)), matrix, SEED)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), _without_bias(layer):
                 answer = applied(layer, vector) - applied(layer, torch.zeros_like(vector))
         except RuntimeError:
             continue
@@ -91,7 +93,7 @@ def _confirmed(
 
 def _probed(layer: nn.Module, width: int) -> Tensor:
     parts = []
-    with torch.no_grad():
+    with torch.no_grad(), _without_bias(layer):
         at_zero = applied(layer, _zeros(layer, 1, width))
         for first in range(0, width, PROBE_ROWS):
             count = min(PROBE_ROWS, width - first)
@@ -99,6 +101,12 @@ def _probed(layer: nn.Module, width: int) -> Tensor:
             unit[0, torch.arange(count), first + torch.arange(count)] = 1.0
             parts.append((applied(layer, unit) - at_zero)[0])
     return torch.cat(parts)
+
+
+def _without_bias(layer: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """While active its own bias is zero: beside a large one what the matrix gives is lost in rounding."""
+    bias = parameters_of(layer).get("bias")
+    return contextlib.nullcontext() if bias is None else standing_in(layer, "bias", torch.zeros_like(bias))
 
 
 def _zeros(layer: nn.Module, tokens: int, width: int) -> Tensor:

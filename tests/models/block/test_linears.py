@@ -40,6 +40,23 @@ def test_both_ways_to_store_a_matrix_are_told_apart(width: int, out: int, dtype:
         assert torch.equal(bias, layer.bias.to(bias.dtype))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_large_bias_hides_no_matrix(dtype: torch.dtype) -> None:
+    for layer, axis in layers(6, 5, dtype):
+        nn.init.constant_(layer.bias, 6e4)  # type: ignore[arg-type]
+        matrix = (layer.weight.mT if axis else layer.weight).to(torch.promote_types(dtype, torch.float32))
+        before = layer.bias
+        assert applied_axis(layer) == axis
+        assert torch.equal(stored_matrix(layer, dtype), matrix)
+        assert torch.equal(matrix_of(layer, 6), matrix)
+        assert layer.bias is before
+    doubled = Doubled(6, 4).to(dtype)
+    nn.init.constant_(doubled.bias, 3e4)
+    with pytest.raises(UnsupportedModelError, match="Doubled's weight is not the matrix"):
+        stored_matrix(doubled, dtype)
+    assert far(matrix_of(doubled, 6), 2 * doubled.weight.T) <= 1e-6
+
+
 class Doubled(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x)
