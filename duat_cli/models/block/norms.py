@@ -7,16 +7,17 @@ Recognition is by behaviour, not by name. A norm is a module for which a gain g,
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import relative_error, rounding, wide
+from duat_cli.models.arrays import random_like, relative_error, rounding, wide
 from duat_cli.models.block.linears import applied
 
+SIZES = (4.0, 4.0 * 2**10, 4.0 * 2**20)  # of probes: an eps is outgrown by one of them
 CLOSEST = 14  # of a vector of ones, 16 to the power of minus as many is as close to zero as is looked
 
 
@@ -89,34 +90,43 @@ def recognise(module: nn.Module, x: Tensor, y: Tensor) -> NormForm | None:
     """
     if x.shape != y.shape or x.shape[-1] < 2 or not x.is_floating_point() or type(module) is nn.Linear:
         return None
-    found = _scaled_away(module, x)
+    found = _scaled_away(module, x, SIZES)
     if found is None:
         return None
-    u, bias, at_u = found
-    shifted = applied(module, 4 * u + 4) - bias
+    size, u, bias, at_u = found
+    shifted = applied(module, size * (u + 1)) - bias
     centered = relative_error(shifted, at_u) <= _invariance(x)
     form = NormForm(centered, _per_feature(at_u / u), _per_feature(bias) if bool(bias.any()) else None)
-    frozen = freeze(form, x, y)
-    return form if relative_error(frozen(x), y) <= rounding(x.dtype) else None
+    large = size * random_like(u)  # what saturates, and is all but linear at a small x, is told there
+    fits = all(
+        relative_error(freeze(form, at, given)(at), given) <= rounding(x.dtype)
+        for at, given in ((x, y), (large, applied(module, large)))
+    )
+    return form if fits else None
 
 
 def scale_invariant(module: nn.Module, x: Tensor) -> bool:
     """Whether the module gives the same (not only its value at zero) at 4 u and 16 u, u shaped as `x`."""
-    return _scaled_away(module, x) is not None
+    return _scaled_away(module, x, SIZES[:1]) is not None
 
 
-def _scaled_away(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-    """u, what the module gives at zero, and what it gives beyond that at 4 u, where it gives the same at 16 u."""
+def _scaled_away(module: nn.Module, x: Tensor, sizes: Sequence[float]) -> tuple[float, Tensor, Tensor, Tensor] | None:
+    """A size a, u, what the module gives at zero, and what it gives beyond that at a u, where it gives the same at
+    4 a u; the first size where it does."""
     if not x.numel():
         return None
     u = _mean_free(x)
     try:
         bias = applied(module, torch.zeros_like(x))
-        near, far = applied(module, 4 * u) - bias, applied(module, 16 * u) - bias
+        for size in sizes:
+            near, far = applied(module, size * u) - bias, applied(module, 4 * size * u) - bias
+            if not bool(near.any()) or relative_error(far, 4 * near) <= rounding(x.dtype):
+                return None  # linear, or nothing at all
+            if relative_error(far, near) <= _invariance(x):
+                return size, u, bias, near
     except (RuntimeError, TypeError, ValueError, LookupError):  # it takes more than one tensor
-        return None
-    invariant = bool(near.abs().max() > 0) and relative_error(far, near) <= _invariance(x)
-    return (u, bias, near) if invariant else None
+        pass
+    return None
 
 
 def _invariance(x: Tensor) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -61,6 +62,10 @@ NORMS: dict[str, tuple[Callable[[int], nn.Module], bool]] = {  # name -> (made o
     "LayerNorm without bias": (lambda w: nn.LayerNorm(w, bias=False), True),
     "LayerNorm without gain": (lambda w: nn.LayerNorm(w, elementwise_affine=False), True),
     "LayerNorm with large eps": (lambda w: nn.LayerNorm(w, eps=1e-3), True),
+    "LayerNorm with eps 0.1": (lambda w: nn.LayerNorm(w, eps=0.1), True),
+    "LayerNorm with eps 100": (lambda w: nn.LayerNorm(w, eps=100.0), True),
+    "RMSNorm with eps 0.1": (lambda w: nn.RMSNorm(w, eps=0.1), False),
+    "RMSNorm with eps 1e5": (lambda w: nn.RMSNorm(w, eps=1e5), False),
     "RMSNorm": (lambda w: nn.RMSNorm(w, eps=1e-6), False),
     "RMSNorm by hand": (lambda w: Plain(lambda x: rms(x, 1e-6)), False),
     "L2": (lambda w: Plain(lambda x: x / x.norm(dim=-1, keepdim=True).clamp_min(1e-12)), False),
@@ -163,6 +168,10 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "SiLU": nn.SiLU,
     "ReLU": nn.ReLU,
     "Tanh": nn.Tanh,
+    "Softsign": nn.Softsign,
+    "Sigmoid": nn.Sigmoid,
+    "erf": lambda: Plain(torch.erf),
+    "arctan": lambda: Plain(torch.arctan),
     "Identity": nn.Identity,
     "Linear": lambda: nn.Linear(8, 8),
     "Linear without bias": lambda: nn.Linear(8, 8, bias=False),
@@ -188,6 +197,26 @@ def test_what_is_no_norm_is_refused(name: str) -> None:
     module, x = randomised(OTHERS[name]()), normal(1, 5, 8)
     y = normal(1, 5, 8, seed=2) if name == "two inputs" else module(x)
     assert recognise(module, x, y) is None
+
+
+@pytest.mark.parametrize("name", ["Tanh", "Softsign", "Sigmoid", "erf", "arctan"])
+def test_what_saturates_is_no_norm_where_it_is_all_but_linear(name: str) -> None:
+    module, x = OTHERS[name](), 1e-4 * normal(1, 5, 8)
+    assert recognise(module, x, module(x)) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("eps", [1e-6, 0.1, 100.0])
+@pytest.mark.parametrize("cls", [nn.LayerNorm, nn.RMSNorm])
+def test_a_norm_is_frozen_as_it_is_however_large_its_eps(cls: Any, eps: float, dtype: torch.dtype) -> None:
+    module, x = randomised(cls(8, eps=eps)).to(dtype), normal(1, 5, 8).to(dtype)
+    form = recognise(module, x, module(x))
+    assert form is not None
+    assert form.centered == (cls is nn.LayerNorm)
+    scale = (centred(x).double() if form.centered else x.double()).square().mean(-1, keepdim=True).add(eps).rsqrt()
+    expected = scale * module.weight.double()
+    got = freeze(form, x, module(x)).scale.double() * form.gain.double()
+    assert far(got, expected) <= 10 * torch.finfo(dtype).eps
 
 
 GATED = {"mamba2": lambda: MambaRMSNormGated(8, group_size=4), "qwen3_next": lambda: Qwen3NextRMSNormGated(8)}
