@@ -46,6 +46,7 @@ from duat_cli.models.value_path.probed import (
     missed,
     probe_output,
     probe_value,
+    refuse_cancelled,
     tokens_mixed,
     values_of,
 )
@@ -53,6 +54,8 @@ from duat_cli.models.value_path.projections import projects_to_zero
 from duat_cli.operators.kronecker import HeadFactors
 
 NO_MIXING = "it has no token mixer, so no token reaches another"
+THROUGH_UNIT = "what its attention adds reaches the stream only through a nonlinear unit"
+SMALL = "what its attention adds to the stream is so small that rounding hides where it arrives"
 MERGES = "it has no attention: a held affine map makes other tokens of the stream, of another number or width"
 
 
@@ -180,11 +183,14 @@ def checked(operator: AttentionOperator, run: BlockRun, tap: Tap) -> AttentionOp
     whole = wide(run.attention[0].output[0]).transpose(0, 1)
     if operator.gate is not None:
         whole = whole * operator.gate[: len(whole)]
-    whole = torch.einsum("hnd,hdm->nm", whole, operator.factors.output[: len(whole)])
     if operator.token_scale.numel() > 1:
         whole = whole * operator.token_scale[:, None]
-    rounded = 4 * torch.finfo(run.input.dtype).eps * float(whole.norm())
-    error = missed(operator.image(), wide(own_contribution(run, tap)[1]), rounded)
+    output = operator.factors.output[: len(whole)]
+    rounded = 4 * torch.finfo(run.input.dtype).eps * float(torch.einsum("hnd,hdm->nm", whole, output).norm())
+    image, own = operator.image(), wide(own_contribution(run, tap)[1])
+    error = missed(image, own, rounded)
+    if error > tolerance_for(run.input.dtype):
+        refuse_cancelled(image, own, whole, output, run.input.dtype)
     accept(error, run.input.dtype)
     return replace(operator, error=max(operator.error, error))
 
@@ -315,7 +321,8 @@ def _find_tap(run: BlockRun, given: list[Tensor]) -> Tap:
     found = meeting(run, replay, stream)
     if found is None:
         if not projects_to_zero(run.parts):
-            raise UnsupportedModelError("what its attention adds reaches the stream only through a nonlinear unit")
+            small = bool((replay.end[2] != replay.end[0]).any()) and not moved(replay.end, 2)
+            raise UnsupportedModelError(SMALL if small else THROUGH_UNIT)
         return Tap(None, branch_norms=False, on_stream=True)  # attention adds nothing at all
     return found
 

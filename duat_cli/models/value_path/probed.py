@@ -14,6 +14,7 @@ from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun
 
 SEED = 7
+FAR = {"float32": float("inf"), "float64": 1e-2}  # a residual that no rounding of a narrower dtype leaves
 SEVERAL = "its values are made of several tokens (a shift or a convolution): V is no map of one token's stream"
 BEHIND = "what its attention gives is mixed among tokens on its way to the stream (a convolution)"
 
@@ -24,13 +25,35 @@ def accept(error: float, dtype: torch.dtype) -> None:
         raise UnsupportedModelError(
             "its attention is no sum of Kronecker products: factors "
             + (f"leave a relative residual of {error:.1e}" if error < float("inf") else "do not fit it")
-            + ("; --dtype float32 tells whether it is rounding" if dtype in (torch.bfloat16, torch.float16) else "")
+            + wider_hint(error, dtype)
         )
+
+
+def wider_hint(error: float, dtype: torch.dtype) -> str:
+    """What tells whether a residual is rounding; nothing where no dtype does."""
+    wider = "float32" if dtype in (torch.bfloat16, torch.float16) else "float64"
+    return f"; --dtype {wider} tells whether it is rounding" if error < FAR[wider] and dtype != torch.float64 else ""
 
 
 def missed(image: Tensor, own: Tensor, rounded: float) -> float:
     """How far an image of W' is from what the model's own code adds, of which `rounded` may be rounding."""
     return relative_error(image, own) if float((image - own).norm()) > rounded else 0.0
+
+
+def refuse_cancelled(image: Tensor, own: Tensor, heads: Tensor, output: Tensor, dtype: torch.dtype) -> None:
+    """Refuses an image of W', and what the model's own code adds, that differ by what rounding leaves of heads which
+    cancel each other. heads: what O of each is multiplied by, (heads, N, d)."""
+    squares = sum(float((each @ to).square().sum()) for each, to in zip(heads, output, strict=True))
+    rounded = 4 * torch.finfo(dtype).eps * squares**0.5
+    if float((image - own).norm()) > rounded:
+        return
+    if float(own.norm()) <= rounded:
+        raise UnsupportedModelError("W' is zero but for rounding: its heads cancel each other")
+    error = relative_error(image, own)
+    raise UnsupportedModelError(
+        "its heads all but cancel each other, and rounding hides what is left: relative residual "
+        f"{error:.1e}{wider_hint(0.0, dtype)}"
+    )
 
 
 def values_of(run: BlockRun, z: Tensor) -> Tensor:

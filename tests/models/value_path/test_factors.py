@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from duat_cli.models.instrument.rig import zero_given
 from duat_cli.models.value_path import factors as factors_module
 from duat_cli.models.value_path.factors import checked, find_factors, operator_of
 from duat_cli.models.value_path.operator import AttentionOperator
+from duat_cli.operators.kronecker import HeadFactors
 
 
 def operators(model: Any, ids: Tensor, row_budget: int | None = None) -> list[tuple[Tensor, AttentionOperator]]:
@@ -260,6 +262,53 @@ def test_a_scale_by_token_is_made_anew_for_each_input() -> None:
         assert all(torch.equal(a, b) == fixed for a, b in zip(*scales, strict=True))
         if fixed:
             assert far(scales[0][0], torch.tensor([WIRINGS[model_type].factor])) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("left_over", "reason"),
+    [
+        (0.0, "W' is zero but for rounding: its heads cancel each other"),
+        (1e-6, "all but cancel each other.*--dtype float64 tells"),
+        (1.0, None),
+    ],
+)
+def test_what_rounding_leaves_of_heads_that_cancel_is_no_operator(left_over: float, reason: str | None) -> None:
+    model = single_model("llama")
+    attention = model.model.layers[1].self_attn
+    width, heads, output = attention.head_dim, attention.config.num_attention_heads, attention.o_proj.weight
+    rest = torch.randn(output.shape, generator=torch.Generator().manual_seed(0))
+    signs = torch.tensor([1.0, -1.0]).repeat(heads // 2).repeat_interleave(width)
+    with torch.no_grad():
+        for layer in (attention.q_proj, attention.k_proj, attention.v_proj):
+            layer.weight.copy_(layer.weight[:width].repeat(len(layer.weight) // width, 1))
+        output.copy_(output[:, :width].repeat(1, heads) * signs + left_over * rest)
+    reasons: list[str | None] = []
+
+    def listen(run: Any, step: Any, block: Any) -> None:
+        operator = operator_of(run, block.factors, step)
+        try:
+            checked(operator, run, block.factors.tap)
+            reasons.append(None)
+        except UnsupportedModelError as error:
+            reasons.append(str(error))
+        wrong = replace(operator, factors=HeadFactors(operator.factors.value, 1.01 * operator.factors.output))
+        with pytest.raises(UnsupportedModelError, match="cancel" if reasons[-1] else "no sum of Kronecker products"):
+            checked(wrong, run, block.factors.tap)
+
+    sweep(model, token_ids(model), listen)
+    assert reasons[0] is None
+    assert reasons[2] is None
+    assert reasons[1] is None if reason is None else re.search(reason, str(reasons[1]))
+
+
+def test_what_attention_adds_may_be_too_small_to_be_told_where_it_arrives() -> None:
+    model = single_model("llama")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.o_proj.weight *= 1e-12
+    reasons: list[str | None] = []
+    sweep(model, token_ids(model), lambda run, step, block: reasons.append(block.factors_reason))
+    assert reasons[0] is reasons[2] is None
+    assert "so small that rounding hides" in str(reasons[1])
 
 
 def test_find_factors_says_why_there_are_none() -> None:
