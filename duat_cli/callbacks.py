@@ -6,17 +6,13 @@ trainer.add_callback(DuatCallback(trainer, every=500, stop=True))
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from accelerate.utils import broadcast_object_list
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -162,8 +158,7 @@ class DuatCallback(TrainerCallback):
             self._tell({"skipped": float(self.skipped)})
             return False
         try:
-            with _random_states():
-                numbers, failed = self._numbers(step)
+            numbers, failed = self._numbers(step)
         except Exception as fault:  # days of training do not end because a number cannot be had
             reason = str(fault) if isinstance(fault, DuatError) else f"{type(fault).__name__}: {fault}"
             _log.warning("duat: step %d: could not tell: %s", step, one_line(reason))
@@ -210,16 +205,3 @@ def _refuse_unknown(pattern: str) -> None:
     if not is_known(pattern) and not any(matches(pattern, field) for field in fields):
         known = [path.replace("#", "*") for path in known_paths()]
         raise InputError(f"metrics '{pattern}': no report has such a number{suggestion(pattern, [*known, *fields])}")
-
-
-@contextlib.contextmanager
-def _random_states() -> Iterator[None]:
-    """Afterwards those of Python, numpy and torch are as before, whatever the model's own code draws."""
-    python, own = random.getstate(), np.random.get_state()
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import sys
 import threading
 import warnings
@@ -38,8 +39,8 @@ def undisturbed() -> Iterator[None]:
     """Other libraries' warnings and logs stay away, gradients can be taken, and numbers are of the dtype and on the
     device that the model has, whatever mode the caller is in.
 
-    Afterwards filters, levels and modes are as they were. They belong to the process, so that calls of several threads
-    wait for each other.
+    Afterwards filters, levels, modes and random states, which a model's own code may draw from, are as they were. They
+    belong to the process, so that calls of several threads wait for each other.
     """
     with _ONE_AT_A_TIME, contextlib.ExitStack() as undo:
         undo.enter_context(warnings.catch_warnings())
@@ -47,11 +48,16 @@ def undisturbed() -> Iterator[None]:
         for logger in map(logging.getLogger, _LOGGERS):
             undo.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.ERROR)
+        undo.callback(random.setstate, random.getstate())
+        if (numpy := sys.modules.get("numpy")) is not None:
+            undo.callback(numpy.random.set_state, numpy.random.get_state())
         torch = sys.modules.get("torch")
         undo.callback(_convolutions, torch is None or torch.backends.cudnn.allow_tf32)
         if torch is not None:
             undo.enter_context(torch.inference_mode(False))
             undo.enter_context(torch.enable_grad())
+            devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+            undo.enter_context(torch.random.fork_rng(devices))
             undo.callback(torch.set_default_dtype, torch.get_default_dtype())
             torch.set_default_dtype(torch.float32)  # of random probes too, which would be other numbers
             for kind in ("cpu", "cuda"):

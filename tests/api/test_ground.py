@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import random
 import sys
 import threading
 import time
 import warnings
 
+import numpy
 import pytest
 import torch
 
@@ -82,3 +84,12 @@ def test_convolutions_of_the_caller_stay_as_they_were(short: bool, monkeypatch: 
         full_precision()
         assert not torch.backends.cudnn.allow_tf32
     assert torch.backends.cudnn.allow_tf32 is short
+
+
+def test_random_numbers_that_are_drawn_inside_are_not_missed_outside() -> None:
+    states = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    with undisturbed():
+        random.random()
+        numpy.random.rand()
+        torch.rand(1)
+    assert (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
