@@ -4,6 +4,7 @@ nothing, or each time something else."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from duat_cli.loading.quiet import described
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.modality import Given, placed, stack_of
 from duat_cli.models.discovery.structure import ModelStructure, probe_inputs, run_stack
+from duat_cli.models.instrument.foreign import raised_by_duat
 from duat_cli.models.instrument.plain import PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.alone import has_own_code, require_alone
@@ -54,6 +56,19 @@ def own_fault(loaded: LoadedModel, prompts: Iterable[Given] = ()) -> ForwardErro
                 )
             )
     return None
+
+
+def run_prompt(stack: Any, given: Given) -> Any:
+    """As `run_stack`; ForwardError where the model's own code fails on a prompt, though it ran on the probes."""
+    try:
+        return run_stack(stack, given)
+    except (RuntimeError, ValueError, TypeError, LookupError) as fault:
+        if is_out_of_memory(fault) or raised_by_duat(fault) or not isinstance(given, Tensor):
+            raise
+        raise ForwardError(
+            f"{type(stack).__name__}: its own forward pass fails on a prompt of {given.shape[-1]} tokens: "
+            f"{described(fault)}; if it has no so many positions, --max-tokens cuts prompts"
+        ) from fault
 
 
 def require_map(

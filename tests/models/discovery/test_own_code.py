@@ -252,3 +252,22 @@ def test_what_code_has_to_be_like_is_said() -> None:
         UnsupportedModelError, match=r"is not affine .*; no module is to blame: its own forward may call"
     ):
         duat.verify(own(Functional), prompts=PROMPTS)
+
+
+class Short(OwnStack):
+    """Has places for 32 tokens, of which its config says nothing."""
+
+    def __init__(self, config: OwnConfig, block: type[nn.Module] = Block) -> None:
+        super().__init__(config, block)
+        self.places = nn.Embedding(32, WIDTH)
+
+    def through(self, x: Tensor) -> Tensor:
+        return super().through(x + self.places(torch.arange(x.shape[1])))
+
+
+def test_a_prompt_that_is_too_long_for_unstated_positions_is_said_to_be() -> None:
+    model = own(stack=Short)
+    assert duat.verify(model, prompts=PROMPTS).certificate.exact
+    for verb in (duat.inspect, duat.verify, duat.compare, duat.check):
+        with pytest.raises(ForwardError, match=r"on a prompt of 40 tokens: IndexError: .*; if it has no so many posit"):
+            verb(model, prompts=[PROMPTS[0], PROMPTS[0] * 5])
