@@ -117,6 +117,23 @@ def test_nothing_is_wider_than_the_window(seen: Seen) -> None:
     assert opened(seen).evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+OFF = """[...document.querySelectorAll('table, svg, canvas')].filter((one) => one.getBoundingClientRect().right >
+    1 + Math.min(innerWidth, one.closest('figure')?.getBoundingClientRect().right ?? innerWidth)).length"""
+
+
+def test_nothing_runs_off_a_printed_page(seen: Seen) -> None:
+    """A4 with the browser's margins."""
+    page, size = opened(seen), seen.page.viewport_size
+    page.set_viewport_size({"width": 718, "height": 1047})
+    page.emulate_media(media="print")
+    try:
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert page.evaluate(OFF) == 0
+    finally:
+        page.emulate_media(media="screen")
+        page.set_viewport_size(size)
+
+
 def test_words_on_pictures_are_whole_and_apart(seen: Seen) -> None:
     assert seen.page.evaluate(OUTSIDE) == []
     assert seen.page.evaluate(TOUCHING) == []
