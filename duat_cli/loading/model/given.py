@@ -84,7 +84,7 @@ def given(model: Any) -> LoadedModel:
 
 
 def _device(model: PreTrainedModel) -> torch.device:
-    """Where all of it is; refuses what is spread, quantised or not there."""
+    """Where all of it is; refuses what is spread, quantised, computed before every pass or not there."""
     name = type(model).__name__
     devices = sorted({str(p.device) for p in model.parameters()})
     if "meta" in devices:
@@ -97,6 +97,14 @@ def _device(model: PreTrainedModel) -> torch.device:
             raise UnsupportedModelError(
                 f"{name}: {clean(parameter)} is a {kind.__name__} of {value.dtype}; duat runs plain tensors "
                 "of float32, float64, bfloat16 and float16"
+            )
+    for place, module in model.named_modules():
+        if type(module).__module__.startswith("torch.ao.nn.quantized"):
+            raise UnsupportedModelError(f"{name}: {clean(place)} is quantised; give the model as it was before")
+        for own in (own for own, value in vars(module).items() if isinstance(value, Tensor) and not value.is_leaf):
+            raise UnsupportedModelError(
+                f"{name}: {clean(f'{place}.{own}')} is computed before every pass; torch.nn.utils.prune.remove, "
+                "remove_weight_norm or remove_spectral_norm makes it a weight of its own"
             )
     return next(model.parameters()).device
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from duat_cli.checks.weights import facts_of
 from duat_cli.errors import InputError, UnsupportedModelError
@@ -182,6 +183,17 @@ def in_float8() -> Any:
     return model
 
 
+def normed_before_every_pass(by: Callable[[nn.Module, str], Any]) -> Any:
+    model = tiny.tiny_model("llama")
+    by(model.model.layers[0].mlp.up_proj, "weight")
+    return model
+
+
+def quantised() -> Any:
+    return torch.ao.quantization.quantize_dynamic(tiny.tiny_model("llama"), {nn.Linear}, dtype=torch.qint8)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("make", "kind", "said"),
     [
@@ -190,8 +202,19 @@ def in_float8() -> Any:
         (lambda: tiny.tiny_model("llama").to("meta"), UnsupportedModelError, "not in memory"),
         (in_float8, UnsupportedModelError, "up_proj.weight is a Tensor of torch.float8_e4m3fn"),
         (prompt_tuned, UnsupportedModelError, "PROMPT_TUNING: puts vectors in front of the tokens"),
+        (
+            lambda: normed_before_every_pass(nn.utils.weight_norm),
+            UnsupportedModelError,
+            r"layers\.0\.mlp\.up_proj\.weight is computed before every pass; .* makes it a weight of its own",
+        ),
+        (
+            lambda: normed_before_every_pass(prune.identity),
+            UnsupportedModelError,
+            r"up_proj\.weight is computed before every pass; torch\.nn\.utils\.prune\.remove",
+        ),
+        (quantised, UnsupportedModelError, r"q_proj is quantised; give the model as it was before"),
     ],
-    ids=["a layer", "a number", "on meta", "float8", "prompt tuning"],
+    ids=["a layer", "a number", "on meta", "float8", "prompt tuning", "weight norm", "pruned", "quantised"],
 )
 def test_what_cannot_be_taken_is_one_line(make: Callable[[], Any], kind: type[Exception], said: str) -> None:
     with pytest.raises(kind, match=said) as caught:
