@@ -204,4 +204,6 @@ def _refuse_unknown(pattern: str) -> None:
     fields = [f"{_BEHAVIOUR}{name}" for name in Behaviour.model_fields]
     if not is_known(pattern) and not any(matches(pattern, field) for field in fields):
         known = [path.replace("#", "*") for path in known_paths()]
-        raise InputError(f"metrics '{pattern}': no report has such a number{suggestion(pattern, [*known, *fields])}")
+        groups = dict.fromkeys(f"{path.partition('.')[0]}.*" for path in known)
+        nearest = suggestion(pattern, [*known, *fields, *groups])
+        raise InputError(f"metrics '{pattern}': no report has such a number{nearest}")

@@ -348,6 +348,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "too long": ({"prompts": [[5] * 65]}, r"prompts\[0\]: too long, 65 tokens"),
     "never": ({"at_save": False}, "there is no step to look at"),
     "a metric": ({"metrics": ["summary.linear_shar"]}, "linear_share"),
+    "a group": ({"metrics": ["sumary.*"]}, r"the nearest known is 'summary\.\*'"),
     "a behaviour": ({"metrics": ["behaviour.los"]}, "no report has such a number"),
     "a text": ({"metrics": "summary.*"}, "expected a list"),
     "a policy": ({"policy": "./nope.toml"}, "no such file"),
