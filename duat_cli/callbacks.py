@@ -86,9 +86,9 @@ class DuatCallback(TrainerCallback):
         if every is None and not at_save:
             raise InputError("every missing: without at_save there is no step to look at")
         at_least("share", share, 0)
-        for name, given in (("metrics", metrics), ("select", select)):
+        for name, given, one in (("metrics", metrics, "summary.*"), ("select", select, "integrity.*")):
             if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(o, str) for o in given):
-                raise InputError(f"{name} {one_line(repr(given), 60)}: expected a list of texts, such as ['summary.*']")
+                raise InputError(f"{name} {one_line(repr(given), 60)}: expected a list of texts, such as ['{one}']")
         for pattern in metrics:
             _refuse_unknown(pattern)
         self._plan = plan(None if policy is None else str(policy), list(select), None, False, False, "float32")

@@ -344,6 +344,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "share, a text": ({"share": "a"}, "share 'a': expected a number of at least 0"),
     "half a token": ({"prompts": TEXTS, "max_tokens": 2.5}, "max_tokens 2.5: expected a whole number of at least 1"),
     "no template": ({"prompts": TEXTS, "chat": True}, "the checkpoint has no chat template"),
+    "no template for the bundled ones": ({"chat": True}, "the checkpoint has no chat template"),
     "a foreign id": ({"prompts": [[5, 6, 5000]]}, r"prompts\[0\]: token id 5000 is out of the vocabulary"),
     "too long": ({"prompts": [[5] * 65]}, r"prompts\[0\]: too long, 65 tokens"),
     "never": ({"at_save": False}, "there is no step to look at"),

@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -219,11 +220,13 @@ class Asked:
         that is no transformers one, or whose weights are elsewhere, nothing is known."""
         from transformers import PreTrainedModel
 
-        from duat_cli.loading.prompts import encode, limits
+        from duat_cli.loading.prompts import Limits, encode, limits
 
         own = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        if not self.texts.own or not isinstance(own, PreTrainedModel) or not (room := limits(own)).vocab_size:
+        if not isinstance(own, PreTrainedModel) or not (room := limits(own)).vocab_size:
             return
+        if not self.texts.own:  # a bundled text that does not fit is left out; that it can be written at all is asked
+            read, room = read[:1], Limits(sys.maxsize, None)
         try:
             encode(self._own_tokenizer(), read, self.max_tokens, room.max_positions, room.vocab_size)
         except CheckpointError as fault:  # such as of a chat template that is missing
