@@ -101,6 +101,11 @@ def find_ending(model: Any, behind: Behind) -> EndingForm:
             f"{type(model).__name__}: every hidden state behind its last block is zero, so there is nothing that its "
             "output could be made of; are the weights zero?"
         )
+    if not bool(behind.recorded.output.any()):
+        raise NoSignalError(
+            f"{type(model).__name__}: its output is zero, and so is every part of it; is the weight of its last layer "
+            "zero?"
+        )
     norms, activations = _parts(model, behind)
     layer = _last_layer(model)
     error = 0.0
@@ -111,6 +116,11 @@ def find_ending(model: Any, behind: Behind) -> EndingForm:
                 error = _distance(Ending(behind, form))
                 if error <= tolerance_for(behind.hidden.dtype):
                     return form
+    if behind.hidden.dtype == torch.float16 and not bool(Ending(behind, form)(_far(behind.hidden)).isfinite().all()):
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: what stands between its last block and its output is tried out on {FAR:.0f} "
+            "times its hidden states, which leave the range of float16; use --dtype float32"
+        )
     raise UnsupportedModelError(
         f"{type(model).__name__}: what stands between its last block and its output is not affine, even with norms and "
         f"activations held (relative error {error:.1e}), so its output has no exact parts"
@@ -124,11 +134,15 @@ def _last_layer(model: Any) -> nn.Module | None:
 
 def _distance(ending: Ending) -> float:
     """How far the map is from affine and from what it stands for, relative; infinity where no stream passes."""
-    x, far = ending.hidden, FAR * random_like(ending.hidden)
+    x, far = ending.hidden, _far(ending.hidden)
     at_0, at_x, at_far, at_sum = (ending(z) for z in (torch.zeros_like(x), x, far, x + far))
     if not bool((at_far - at_0).abs().max() > 1e-6 * at_0.abs().max()):
         return float("inf")
     return max(relative_error(at_x + at_far - at_0, at_sum), relative_error(at_x, ending.output))
+
+
+def _far(x: Tensor) -> Tensor:
+    return FAR * random_like(x)
 
 
 def _parts(model: Any, behind: Behind) -> tuple[dict[nn.Module, NormForm], frozenset[nn.Module]]:

@@ -9,7 +9,7 @@ import torch
 from helpers import far, single_model, token_ids
 from torch import Tensor
 
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import NoSignalError, UnsupportedModelError
 from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.sweep.ending import Ending, EndingForm, find_ending
 from duat_cli.models.sweep.passes import Behind, record
@@ -74,3 +74,20 @@ def test_an_end_that_is_not_affine_is_refused() -> None:
     model.lm_head.forward = lambda x: plain(x.exp())
     with pytest.raises(UnsupportedModelError, match="between its last block and its output is not affine"):
         found(model)
+
+
+def test_an_output_of_zero_is_said_to_be() -> None:
+    model = single_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    with pytest.raises(NoSignalError, match="its output is zero"):
+        found(model)
+
+
+def test_a_range_that_is_too_small_to_try_the_end_out_is_said_to_be() -> None:
+    model = single_model("llama").half()
+    with torch.no_grad():
+        model.model.layers[-1].mlp.down_proj.weight.mul_(1e4)
+    with pytest.raises(UnsupportedModelError, match="leave the range of float16; use --dtype float32"):
+        found(model)
+    assert found(model.float())[1].norms
