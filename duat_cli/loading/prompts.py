@@ -290,7 +290,9 @@ def limits(model: PreTrainedModel) -> Limits:
 def _max_positions(model: PreTrainedModel) -> int | None:
     """`max_position_embeddings`, less the rows that no token can have.
 
-    roberta and its kin count positions from padding_idx + 1, so 514 rows hold 512 tokens.
+    roberta and its kin count positions from padding_idx + 1, so 514 rows hold 512 tokens. Beside linearly scaled rotary
+    positions the number of before the scaling is stated. Dynamic ones take more than is stated too, but keep the
+    frequencies of the longest prompt so far: past it numbers would depend on what ran before.
     """
     from torch import nn
 
@@ -301,4 +303,6 @@ def _max_positions(model: PreTrainedModel) -> int | None:
         tabled = isinstance(module, nn.Embedding) and module.num_embeddings == most and "position" in name
         if tabled and module.padding_idx is not None:
             return most - module.padding_idx - 1
-    return most
+    rope = stated(model.config, "rope_parameters")
+    scaled = isinstance(rope, Mapping) and rope.get("rope_type") == "linear"
+    return int(most * max(float(rope.get("factor") or 1.0), 1.0)) if scaled else most

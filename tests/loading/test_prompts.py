@@ -294,6 +294,32 @@ def test_the_longest_prompt_runs_and_a_longer_one_cannot(name: str, fields: dict
         model(ids)
 
 
+@pytest.mark.parametrize(
+    ("scaling", "tokens"),
+    [
+        ({"rope_type": "default"}, 20),
+        ({"rope_type": "linear", "factor": 4.0}, 80),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 10}, 20),
+        ({"rope_type": "dynamic", "factor": 4.0}, 20),
+    ],
+)
+def test_positions_that_are_scaled_linearly_are_more_than_are_stated(scaling: dict[str, Any], tokens: int) -> None:
+    model = tiny("Llama", max_position_embeddings=20, rope_parameters={"rope_theta": 1e4, **scaling})
+    assert limits(model).max_positions == tokens
+    assert torch.isfinite(model(torch.full((1, tokens), 7)).last_hidden_state).all()
+
+
+def test_dynamic_positions_past_what_is_stated_depend_on_what_ran_before() -> None:
+    scaling = {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 4.0}
+    model = tiny("Llama", max_position_embeddings=20, rope_parameters=scaling)
+    ids = torch.arange(30)[None]
+    model(ids)
+    alone = model.rotary_emb.inv_freq.clone()
+    model(torch.full((1, 40), 7))
+    model(ids)
+    assert not torch.allclose(model.rotary_emb.inv_freq, alone, rtol=1e-2)
+
+
 def test_a_model_without_positions_has_no_limit() -> None:
     model = tiny("Bloom", n_head=2, n_layer=1)
     assert limits(model).max_positions is None
