@@ -14,6 +14,7 @@ from duat_cli.compat.torch import hooked_modules
 from duat_cli.errors import ForwardError, NoSignalError, UnsupportedModelError, is_out_of_memory
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.quiet import described
+from duat_cli.loading.texts import numbered
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.modality import Given, placed, stack_of
 from duat_cli.models.discovery.structure import ModelStructure, probe_inputs, run_stack
@@ -109,10 +110,15 @@ def require_repeatable(
         )
 
 
-def require_signal(run: BlockRun) -> None:
-    """Refuses a block that puts out zeros alone: |x - rebuilt| / |x| is 0 / 0 there, and so is every share of x."""
-    if not all(low or high for low, high in run.extent):
-        raise NoSignalError(
-            f"every hidden state behind block {run.index} ({run.parts.name}) is zero, so the certificate, an error "
-            "relative to the hidden states, is undefined; are the weights zero?"
-        )
+def require_signal(run: BlockRun, given: Given | None = None) -> None:
+    """Refuses a block that puts out zeros alone: |x - rebuilt| / |x| is 0 / 0 there, and so is every share of x. given:
+    what the model was run on, of which the first prompt that gives zeros is named."""
+    zero = [number for number, (low, high) in enumerate(run.extent) if not (low or high)]
+    if not zero:
+        return
+    ids = given[zero[0]].tolist() if isinstance(given, Tensor) and not given.is_floating_point() else []
+    read = numbered(ids[:_TOKENS]) + (" …" if len(ids) > _TOKENS else "")
+    raise NoSignalError(
+        f"every hidden state behind block {run.index} ({run.parts.name}) is zero, so the certificate, an error "
+        f"relative to the hidden states, is undefined; {f'the prompt was {read}: ' if ids else ''}are the weights zero?"
+    )

@@ -289,7 +289,7 @@ class Session:
             if not all(math.isfinite(bound) for bounds in run.extent for bound in bounds):
                 why = f"block {run.index} puts out values that are not finite in {self.loaded.dtype}"
                 raise self._blamed(UnsupportedModelError(why))
-            require_signal(run)
+            require_signal(run, given)
             self.count_heads(run)
             self._checks = checks
             listener(run)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from duat_cli.results.meaning import Meaning
 
@@ -17,8 +17,9 @@ SCHEMA_VERSION = "2"
 COMMAND = Field(description="the command that wrote the report")
 Warnings = Annotated[list[str], Field(description="what a user should know, one line each")]
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Share = Annotated[float, Field(allow_inf_nan=False, ge=0.0, le=1.0)]
+_positive = AfterValidator(lambda value: value + 0.0)  # of -0.0, which reads like a small negative number, 0.0
+Finite = Annotated[float, Field(allow_inf_nan=False), _positive]
+Share = Annotated[float, Field(allow_inf_nan=False, ge=0.0, le=1.0), _positive]
 
 
 class Result(BaseModel):

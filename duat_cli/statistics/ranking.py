@@ -60,7 +60,8 @@ def spearman(x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
     w = _ones(x) if weights is None else weights.double()
     both = [ranks(v, w) for v in (x, y)]
     a, b = (r - (w * r).sum(dim=-1, keepdim=True) / w.sum(dim=-1, keepdim=True) for r in both)
-    return (w * a * b).sum(dim=-1) / ((w * a.square()).sum(dim=-1) * (w * b.square()).sum(dim=-1)).sqrt()
+    found = (w * a * b).sum(dim=-1) / ((w * a.square()).sum(dim=-1) * (w * b.square()).sum(dim=-1)).sqrt()
+    return found.clamp(-1.0, 1.0)  # rounding may leave the range
 
 
 def kendall(x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -69,7 +70,7 @@ def kendall(x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
     pair = w[..., :, None] * w[..., None, :]
     a, b = (torch.sign(v[..., :, None] - v[..., None, :]) for v in (x.double(), y.double()))
     x_pairs, y_pairs = ((pair * v.square()).sum(dim=(-1, -2)) for v in (a, b))
-    return (pair * a * b).sum(dim=(-1, -2)) / (x_pairs * y_pairs).sqrt()
+    return ((pair * a * b).sum(dim=(-1, -2)) / (x_pairs * y_pairs).sqrt()).clamp(-1.0, 1.0)
 
 
 def median_ratio(x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -8,10 +8,13 @@ from pathlib import Path
 import bad_checkpoints
 import pytest
 import torch
+from helpers import single_model
 from transformers import AutoModelForCausalLM
 
+import duat_cli
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
+from duat_cli.errors import NoSignalError
 
 LINE = "duat: error: every hidden state behind block 0 (layers.0) is zero"
 
@@ -42,6 +45,16 @@ def test_the_certificate_is_undefined(command: str, zeros: str, capsys: pytest.C
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith(LINE)
     assert "undefined" in err
+
+
+def test_the_prompt_whose_hidden_states_are_zero_is_named() -> None:
+    model = single_model("llama")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[7] = 0.0
+    with pytest.raises(NoSignalError, match="undefined; the prompt was #7 #7 #7: are the weights zero"):
+        duat_cli.verify(model, prompts=[[5, 6, 7], [7, 7, 7]])
+    with pytest.raises(NoSignalError, match="the prompt was #7 #7 #7 #7 #7 #7 #7 #7 …: "):
+        duat_cli.verify(model, prompts=[[7] * 9])
 
 
 def test_there_is_nothing_to_attribute(zeros: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from pydantic import ValidationError
 
-from duat_cli.results.base import WithReasons
+from duat_cli.results.base import Finite, Result, Share, WithReasons
+
+
+class Sized(Result):
+    """A number, alone and in lists."""
+
+    size: Finite
+    sizes: list[Finite | None]
+    share: Share
+
+
+def test_zero_has_no_sign() -> None:
+    found = Sized(size=-0.0, sizes=[-0.0, None, -1.0], share=-0.0)
+    assert found.model_dump_json() == '{"size":0.0,"sizes":[0.0,null,-1.0],"share":0.0}'
+    assert "function" not in json.dumps(Sized.model_json_schema())
 
 
 class Measured(WithReasons):

@@ -31,6 +31,15 @@ def test_ranks_of_ties_are_their_mean(x: list[int]) -> None:
     assert ranks(torch.tensor(x)).tolist() == naive_ranks(x)
 
 
+@given(st.integers(2, 40), st.integers(0, 200))
+def test_no_correlation_is_larger_than_one(count: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, w = torch.randn(count, generator=generator), 1 + 9 * torch.rand(count, generator=generator)
+    for statistic in (spearman, kendall):
+        assert 1 - 1e-12 <= float(statistic(x, x, w)) <= 1
+        assert -1 <= float(statistic(x, -x, w)) <= 1e-12 - 1
+
+
 @given(numbers, st.randoms())
 def test_correlations_are_their_definitions(x: list[int], random) -> None:  # type: ignore[no-untyped-def]
     y = [v + random.randint(-3, 3) for v in x]
