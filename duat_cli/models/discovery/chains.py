@@ -113,11 +113,20 @@ def _instead(given: Tensor, taken: Tensor) -> str:
     return "not"
 
 
-def inner_lists(stack: nn.Module, name: str) -> list[str]:
-    """The lists within that list, by name, where it has no other elements."""
+def inner_lists(stack: nn.Module, name: str, attending: Collection[nn.Module]) -> list[str]:
+    """The lists within that list, by name, where it has no other elements, and each of theirs may be a block."""
     found = stack.get_submodule(name)
     inner = all(isinstance(child, nn.ModuleList) for child in found.children())
-    return [f"{name}.{own}" for own, child in found.named_children() if any(child.children())] if inner else []
+    if not inner or in_pieces(found, attending):
+        return []
+    return [f"{name}.{own}" for own, child in found.named_children() if any(child.children())]
+
+
+def in_pieces(blocks: nn.Module, attending: Collection[nn.Module]) -> bool:
+    """Whether attention stands beside other modules in lists within this one: what makes up a block has no module."""
+    inner = [child for child in blocks.children() if isinstance(child, nn.ModuleList)]
+    holds = [{any(m in attending for m in piece.modules()) for piece in found.children()} for found in inner]
+    return {True, False} in holds
 
 
 def named(names: Sequence[str], wanted: str) -> str | None:

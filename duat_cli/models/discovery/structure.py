@@ -327,9 +327,9 @@ class Discovery:
         if not self._calls[home]:
             raise UnsupportedModelError(f"{name} never calls the blocks that hold its attention")
         if home in self._unchained:
-            if len(inner := inner_lists(self.stack, home)) > 1:
+            if len(inner := inner_lists(self.stack, home, self.tracer.attention)) > 1:
                 raise SeveralStacksError(inner)
-            if (why := why_unchained(home, self._calls, self.tracer.attention)) is not None:
+            if (why := why_unchained(self.stack, home, self._calls, self.tracer.attention)) is not None:
                 raise UnsupportedModelError(why)
             fault = self._unchained[home]
             if isinstance(fault, ChangedStreamError):
@@ -346,8 +346,8 @@ class Discovery:
             outside = {type(m).__name__ for m in seen if not any(m in set(b.modules()) for b in self.list_of)}
             raise UnsupportedModelError(f"attention runs outside any list of blocks: {', '.join(sorted(outside))}")
         if len(homes) > 1:
-            split = {home: inner_lists(self.stack, home) if home in self._unchained else [] for home in map(str, homes)}
-            raise SeveralStacksError([name for home, inner in split.items() for name in inner or [home]])
+            inner = {o: inner_lists(self.stack, o, seen) for o in map(str, homes) if o in self._unchained}
+            raise SeveralStacksError([name for home in map(str, homes) for name in inner.get(home) or [home]])
         return str(homes[0])
 
     def parts_of(self, module: nn.Module) -> BlockParts:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.chains import in_pieces
 from duat_cli.models.discovery.modality import is_pair
 from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.tracing import Event
@@ -64,14 +65,17 @@ def why_unseen(found: Collection[BlockParts | Exception]) -> str:
     return f": what {', '.join(kinds)} makes of its values is no kernel over tokens with gates of channels behind it"
 
 
-def why_unchained(home: str, calls: Mapping[str, Sequence[Event]], attending: Collection[nn.Module]) -> str | None:
+def why_unchained(
+    stack: nn.Module, home: str, calls: Mapping[str, Sequence[Event]], attending: Collection[nn.Module]
+) -> str | None:
     """Why no block takes what the one in front of it gives, where that shows. calls: by list of modules; home: the one
     that holds attention, whose modules are `attending`."""
     beside = [name for name, found in calls.items() if name != home and len(found) == len(calls[home]) > 1]
-    if beside and calls[home][0].module in attending:
+    pieces = in_pieces(stack.get_submodule(home), attending)
+    if pieces or (beside and calls[home][0].module in attending):
         return (
             "what makes up a block stands in lists of its own, with no module around it that could be run again: "
-            f"{', '.join(sorted([home, *beside]))}"
+            f"{', '.join(sorted([home, *([] if pieces else beside)]))}"
         )
     first = calls[home][0]
     taken = [t for t in first.tensors if t.ndim == 3]

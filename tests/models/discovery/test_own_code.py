@@ -271,3 +271,22 @@ def test_a_prompt_that_is_too_long_for_unstated_positions_is_said_to_be() -> Non
     for verb in (duat.inspect, duat.verify, duat.compare, duat.check):
         with pytest.raises(ForwardError, match=r"on a prompt of 40 tokens: IndexError: .*; if it has no so many posit"):
             verb(model, prompts=[PROMPTS[0], PROMPTS[0] * 5])
+
+
+class InPieces(OwnStack):
+    """Attention and FFN of a layer in a list, with no module around them."""
+
+    def __init__(self, config: OwnConfig, block: type[nn.Module] = Block) -> None:
+        super().__init__(config, block)
+        self.layers = nn.ModuleList(nn.ModuleList([one.attention, one.ffn]) for one in self.layers)
+
+    def through(self, x: Tensor) -> Tensor:
+        for attention, ffn in self.layers:
+            x = x + attention(x)
+            x = x + ffn(x)
+        return x
+
+
+def test_blocks_in_pieces_are_said_to_be() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"stands in lists of its own, with no module around .*: layers"):
+        duat.verify(own(stack=InPieces), prompts=PROMPTS)
