@@ -41,7 +41,7 @@ def checked(
     steps = list[str]()
     request = CheckRequest(
         ModelRequest(None if model is None else str(model), None, None, None, False, "float32", "cpu"),
-        PromptRequest(["abc"], None, None),
+        PromptRequest([] if weights_only else ["abc"], None, None),
         adapter,
     )
     settled = plan(policy, select, None, False, weights_only, "float32")
