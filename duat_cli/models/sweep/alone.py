@@ -6,11 +6,9 @@ is no map of one stream, and its replay would hold still what it reads. transfor
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
@@ -19,9 +17,9 @@ from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.modality import Given
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs, run_stack
 from duat_cli.models.instrument.calls import hidden_of
-from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.rig import OTHER_BLOCKS
 from duat_cli.models.sweep.lockstep import Pass
+from duat_cli.models.sweep.passes import BlockPass, Original
 
 _LIBRARIES = {"torch", "transformers", "peft"}
 
@@ -52,36 +50,30 @@ def require_alone(
     run([*disturbed, _Disturbed(first, other.roll(1, -1) if isinstance(other, Tensor) else other, ())])
 
 
-class _Undisturbed:
+class _Undisturbed(BlockPass):
     """A pass, with what every block call took and gave."""
 
     def __init__(self, structure: ModelStructure, given: Given) -> None:
-        self.structure, self._given = structure, given
+        super().__init__(structure, lambda: run_stack(structure.stack, given), self._call)
+        self.structure = structure
         self.taken: list[Tensor] = []
         self.made: list[Tensor] = []
 
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """What `run` needs around it."""
-        blocks = dict.fromkeys(self.structure.calls)
-        with torch.no_grad(), hooked(blocks, before=self._before, after=self._after):
-            yield
-
-    def run(self) -> None:
-        run_stack(self.structure.stack, self._given)
-
-    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]] | None:
-        self.taken.append(self._parts(module, len(self.taken)).hidden.get(args, kwargs).clone())
-        return None
-
-    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self.made.append(hidden_of(output, self.taken[len(self.made)]).clone())
-
-    def _parts(self, module: nn.Module, number: int) -> BlockParts:
+    def _call(
+        self, number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
         calls = self.structure.calls
-        if number >= len(calls) or calls[number] is not module:
+        if number >= len(calls) or calls[number] is not parts.module:
             raise UnsupportedModelError(OTHER_BLOCKS)
-        return self.structure.block(number).parts
+        self.taken.append(self._stream(number, parts.hidden.get(args, kwargs)))
+        args, kwargs = parts.hidden.put(args, kwargs, self.taken[-1].clone())  # blocks may write to it
+        output = original(*args, **kwargs)
+        self.made.append(hidden_of(output, self.taken[-1]).clone())
+        return output
+
+    def _stream(self, number: int, given: Tensor) -> Tensor:
+        """What the block takes."""
+        return given.clone()
 
 
 class _Disturbed(_Undisturbed):
@@ -92,20 +84,18 @@ class _Disturbed(_Undisturbed):
         super().__init__(like.structure, given)
         self._like, self._noisy = like, noisy
 
-    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        number = len(self.taken)
-        parts = self._parts(module, number)
-        x = self._like.taken[number].clone()
-        self.taken.append(x)
-        return parts.hidden.put(args, kwargs, x + random_like(x) if number in self._noisy else x)
+    def _stream(self, number: int, given: Tensor) -> Tensor:
+        x = self._like.taken[number]
+        return x + random_like(x) if number in self._noisy else x
 
-    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        number = len(self.made)
-        super()._after(module, args, kwargs, output)
+    def _call(
+        self, number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        output = super()._call(number, parts, original, args, kwargs)
         made, expected = self.made[number], self._like.made[number]
         if number not in self._noisy and not relative_error(made, expected) <= tolerance_for(made.dtype):
             raise UnsupportedModelError(
-                f"{self._parts(module, number).name} reads more of what is in front of it than the hidden states that "
-                "it takes (other tensors, or what blocks left in a dictionary or on a module): it is no map of one "
-                "stream"
+                f"{parts.name} reads more of what is in front of it than the hidden states that it takes (other "
+                "tensors, or what blocks left in a dictionary or on a module): it is no map of one stream"
             )
+        return output

@@ -4,16 +4,20 @@ may be taken for a map of its stream."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from own_code import PROMPTS, Block, OwnStack, own
+from paging import in_parts, saved
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2Model
 
 import duat_cli as duat
+from duat_cli.analysis.session import Session
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.sweep import alone as module
 from duat_cli.models.sweep.alone import has_own_code
 
 
@@ -130,3 +134,18 @@ def test_the_code_of_libraries_is_known() -> None:
 class Doubling(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.add(x, x)
+
+
+@pytest.mark.parametrize(("model_type", "alone"), [("llama", True), ("gemma4_text", False)])
+def test_weights_that_are_read_block_by_block(
+    model_type: str, alone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if they were of code of one's own; Gemma 4's layers read embeddings of their own."""
+    monkeypatch.setattr(module, "has_own_code", lambda stack: True)
+    with in_parts(saved(model_type, tmp_path)) as loaded:
+        session = Session(loaded, lambda *_: None, cache=False)
+        if alone:
+            assert len(session.structure.calls) > 1
+            return
+        with pytest.raises(UnsupportedModelError, match="reads more of what is in front of it"):
+            _ = session.structure
