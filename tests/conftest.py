@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Iterator
 
@@ -33,6 +34,13 @@ def small_heap() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def heard() -> None:
+    """A command that ran in this process has silenced the libraries, and a test that comes after may listen to them."""
+    for name in ("transformers", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 @pytest.fixture

@@ -77,4 +77,4 @@ def build(name: str) -> Any:
         for parameter in model.parameters():
             if parameter.ndim == 1 or not parameter.any():
                 parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
+    return model.eval()

@@ -127,8 +127,10 @@ def refuse_overwriting(writes: Iterable[tuple[str, object]], reads: Iterable[tup
     Each is an option and the name it was given, a path; what is no path, or names nothing, is passed over. A file
     within a folder counts where it is named as a checkpoint's, an adapter's or a kept result's files are.
     """
-    given = [(option, Path(name).expanduser()) for option, name in reads if isinstance(name, (str, os.PathLike))]
-    seen: dict[Path, str] = {}
+    given, seen = list[tuple[str, Path]](), dict[Path, str]()
+    for option, name in reads:
+        with contextlib.suppress(RuntimeError):  # nobody's home is refused where it is read
+            given += [(option, Path(name).expanduser())] if isinstance(name, (str, os.PathLike)) else []
     for option, name in writes:
         if not isinstance(name, (str, os.PathLike)) or name == STANDARD_OUTPUT:
             continue

@@ -32,6 +32,7 @@ from duat_cli.models.value_path.factors import Base, BlockFactors, find_factors
 from duat_cli.models.value_path.projections import projects_to_zero
 from duat_cli.models.value_path.second import find_second_factors
 
+OUT_OF_RANGE = "numbers leave the range of"
 AFFINE = "with its dynamic parameters frozen it is not affine"
 UNLIKE = RuntimeError, ValueError, TypeError, LookupError
 """What a replay raises in which items that share it, or projections alone, do not fit."""
@@ -169,7 +170,9 @@ def _culprit(run: BlockRun, fault: str) -> str:
     x, r = run.input, random_like(run.input)
     items = (torch.zeros_like(x), x, r, x + r)
     found = not_affine_in(run.parts.module, run.parts.attending, [partial(run.replay, one) for one in items])
-    return found or "; no module is to blame: its own forward may call a function (silu, rms_norm), which is not held"
+    if found or OUT_OF_RANGE in fault:
+        return found
+    return "; no module is to blame: its own forward may call a function (silu, rms_norm), which is not held"
 
 
 def not_affine_in(block: nn.Module, attending: tuple[nn.Module, ...], outputs: list[Callable[[], Any]]) -> str:
@@ -339,7 +342,7 @@ def _said(says: str, error: float, dtype: torch.dtype) -> str:
     may be that the model's own code converts what is held elsewhere."""
     name, beside = str(dtype).removeprefix("torch."), ""
     if not math.isfinite(error):
-        beside = f"; numbers leave the range of {name} on the way: is a weight far too large?"
+        beside = f"; {OUT_OF_RANGE} {name} on the way: is a weight far too large?"
     elif dtype.itemsize < 4:
         beside = f"; that is in {name}, and --dtype float32 may show otherwise"
     return says.format(error) + beside

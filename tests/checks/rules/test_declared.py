@@ -247,8 +247,8 @@ def test_a_baseline_of_weights_only_names_a_field_too(demo: Path, tmp_path: Path
     assert duat("check", demo, "--weights-only", "-q", "--baseline", file, "--update-baseline").code == 0
     assert duat("check", demo, *QUICK, "--baseline", file).code == 0
     config(rms_norm_eps=1e-3)(demo)
-    for option in ((), ("--weights-only",)):
-        done = duat("check", demo, *QUICK, *option, "--baseline", file, "--json")
+    for options in (QUICK, ("--weights-only", "-q")):
+        done = duat("check", demo, *options, "--baseline", file, "--json")
         assert done.rules() == {"drift.config"}
 
 
@@ -256,8 +256,8 @@ def test_a_field_that_a_baseline_without_a_load_did_not_state_warns(demo: Path, 
     file = tmp_path / "b.json"
     assert duat("check", demo, "--weights-only", "-q", "--baseline", file, "--update-baseline").code == 0
     config(("rms_norm_eps",), rope_scaling={"type": "linear", "factor": 2.0})(demo)
-    for option in ((), ("--weights-only",)):
-        done = duat("check", demo, *QUICK, *option, "--baseline", file, "--json")
+    for options in (QUICK, ("--weights-only", "-q")):
+        done = duat("check", demo, *options, "--baseline", file, "--json")
         [found] = [o for o in done.findings("warned") if o["rule"] == "drift.config"]
         assert done.code == 0
         assert "rope_scaling.factor none → 2" in found["message"]
@@ -300,8 +300,8 @@ def test_settings_of_generation_in_the_config(demo: Path, tmp_path: Path, duat: 
     file = tmp_path / "b.json"
     assert duat("check", demo, *QUICK, "--baseline", file, "--update-baseline").code == 0
     config(begin_suppress_tokens=[3])(demo)
-    for option in ((), ("--weights-only",)):
-        done = duat("check", demo, *QUICK, *option, "--baseline", file, "--json")
+    for options in (QUICK, ("--weights-only", "-q")):
+        done = duat("check", demo, *options, "--baseline", file, "--json")
         assert [one["message"] for one in done.findings()] == ["config.json: begin_suppress_tokens none → [3]"]
     assert duat("check", demo, *QUICK, "--baseline", file, "--update-baseline").code == 0
     config(begin_suppress_tokens=[4])(demo)

@@ -53,7 +53,7 @@ def test_a_user_s_own_way_to_take_a_gpu_s_memory_stays(name: str, monkeypatch: p
 def test_a_library_that_is_loaded_already_is_silenced_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {})
     logger = logging.getLogger("transformers")
-    monkeypatch.setattr(logger, "level", logging.WARNING)
+    logger.setLevel(logging.WARNING)
     calm(Talk(verbose=True))
     assert logger.level == logging.WARNING
     with warnings.catch_warnings():

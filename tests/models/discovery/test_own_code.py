@@ -147,7 +147,7 @@ def test_a_class_that_holds_blocks_and_head_predicts_tokens() -> None:
     one, two = (duat.prune_bound(m, prompts=PROMPTS, granularity="block", effort="quick") for m in models)
     assert two.protocol.metric == "kl"
     assert [b.block_measured for b in two.blocks] == pytest.approx([b.block_measured for b in one.blocks], rel=1e-5)
-    with pytest.raises(UnsupportedModelError, match="gives logits and no hidden states"):
+    with pytest.raises(UnsupportedModelError, match="gives no hidden states of tokens"):
         duat.prune_bound(models[1], prompts=PROMPTS, metric="hidden", effort="quick")
     one, two = (duat.check(m, prompts=PROMPTS).behaviour for m in models)
     assert (two.predicts, two.loss_per_token) == ("next token", pytest.approx(one.loss_per_token, rel=1e-6))

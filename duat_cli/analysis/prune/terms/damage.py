@@ -233,11 +233,7 @@ def hidden_states(output: Any) -> Tensor:
     if isinstance(hidden, Tensor) and hidden.ndim == 2:  # of a part that takes patches without a batch
         return hidden[None]
     hidden = hidden if isinstance(hidden, Tensor) else output[0]
-    if hidden is getattr(output, "logits", None):
-        raise UnsupportedModelError(
-            "its forward pass gives logits and no hidden states, whose change could be measured"
-        )
-    if not isinstance(hidden, Tensor) or hidden.ndim != 3:
+    if not isinstance(hidden, Tensor) or hidden.ndim != 3 or hidden is getattr(output, "logits", None):
         raise UnsupportedModelError("its forward pass gives no hidden states of tokens, whose change could be measured")
     return hidden
 
