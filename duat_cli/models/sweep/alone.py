@@ -1,7 +1,8 @@
 """Whether each block computes from the hidden states that it takes, and from nothing else of the model's input.
 
 A block that reads what blocks in front of it left beside the stream (in a dictionary, on a module), or the embeddings,
-is no map of one stream, and its replay would hold still what it reads. transformers' own types are known to pass.
+is no map of one stream, and its replay would hold still what it reads. transformers' own types are known: what few of
+them hand on so acts through what a replay holds anyway.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, tolerance_for
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.modality import Given
+from duat_cli.models.discovery.modality import STATES, Given
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs, run_stack
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.rig import OTHER_BLOCKS
@@ -44,10 +45,14 @@ def require_alone(
         return
     count = len(structure.calls)
     given, other = (probe_inputs(structure.stack, like, DISCOVERY_TOKENS, device, seed) for seed in (0, 1))
+    if isinstance(other, Tensor):
+        other = other.roll(1, -1)
+    elif STATES in other and not isinstance(given, Tensor):  # those of an encoder, which cross-attention reads
+        other = {**other, STATES: given[STATES]}
     first = _Undisturbed(structure, given)
     run([first])
     disturbed = [_Disturbed(first, given, numbers) for numbers in ({0}, range(0, count, 2), range(1, count, 2))]
-    run([*disturbed, _Disturbed(first, other.roll(1, -1) if isinstance(other, Tensor) else other, ())])
+    run([*disturbed, _Disturbed(first, other, ())])
 
 
 class _Undisturbed(BlockPass):

@@ -12,7 +12,8 @@ import torch
 from own_code import PROMPTS, Block, OwnStack, own
 from paging import in_parts, saved
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2Model
+from transformers import GPT2Config, GPT2Model, T5Config, T5ForConditionalGeneration
+from transformers.models.t5.modeling_t5 import T5Block
 
 import duat_cli as duat
 from duat_cli.analysis.session import Session
@@ -149,3 +150,17 @@ def test_weights_that_are_read_block_by_block(
             return
         with pytest.raises(UnsupportedModelError, match="reads more of what is in front of it"):
             _ = session.structure
+
+
+class OwnT5Block(T5Block):
+    """As code of its own has it."""
+
+
+def test_a_decoder_may_read_its_encoder() -> None:
+    shape = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4}
+    model = T5ForConditionalGeneration(T5Config(vocab_size=40, decoder_start_token_id=0, **shape)).eval()
+    for block in (*model.encoder.block, *model.decoder.block):
+        block.__class__ = OwnT5Block
+    assert has_own_code(model)
+    for stack in ("decoder", "encoder"):
+        assert duat.verify(model, prompts=[[5, 9, 12, 33]], stack=stack).certificate.exact
