@@ -31,7 +31,9 @@ from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.value_path.factors import Base, BlockFactors, find_factors
 from duat_cli.models.value_path.projections import projects_to_zero
 from duat_cli.models.value_path.second import find_second_factors
+from duat_cli.text import listed
 
+IN_UNITS = "in what its units give"
 OUT_OF_RANGE = "numbers leave the range of"
 AFFINE = "with its dynamic parameters frozen it is not affine"
 UNLIKE = RuntimeError, ValueError, TypeError, LookupError
@@ -170,7 +172,12 @@ def _culprit(run: BlockRun, fault: str) -> str:
     x, r = run.input, random_like(run.input)
     items = (torch.zeros_like(x), x, r, x + r)
     found = not_affine_in(run.parts.module, run.parts.attending, [partial(run.replay, one) for one in items])
-    if found or OUT_OF_RANGE in fault:
+    if OUT_OF_RANGE in fault:
+        return found
+    if IN_UNITS in fault and not any(any(unit.children()) for unit in run.parts.units):
+        names = listed(sorted({type(unit).__name__ for unit in run.parts.units}))
+        return f"; its own forward joins what {names} gives with more of the stream: a gated FFN needs its own module"
+    if found:
         return found
     return "; no module is to blame: its own forward may call a function (silu, rms_norm), which is not held"
 
@@ -326,7 +333,7 @@ def _fault_of(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
     ).end.split(1)
     found = [
         (relative_error(at_x + at_r - at_0, at_sum), f"{AFFINE} (relative error {{:.1e}})"),
-        (relative_error(at_one + at_two - at_0, at_both), f"{AFFINE} in what its units give ({{:.1e}})"),
+        (relative_error(at_one + at_two - at_0, at_both), f"{AFFINE} {IN_UNITS} ({{:.1e}})"),
         (relative_error(whole, run.output), "its replay does not give its own output (relative error {:.1e})"),
     ]
     fault = next((_said(says, error, x.dtype) for error, says in found if not error <= tolerance_for(x.dtype)), None)

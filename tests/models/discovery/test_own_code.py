@@ -245,7 +245,16 @@ class Functional(Block):
         return super().forward(x) + x.sin()
 
 
+class GatedInline(InlineFeedForward):
+    """As LLaDA's."""
+
+    def feed(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.up(x)) * x.repeat(1, 1, 2)[..., :40])  # type: ignore[no-any-return]
+
+
 def test_what_code_has_to_be_like_is_said() -> None:
+    with pytest.raises(UnsupportedModelError, match="joins what 'GELU' gives with more of the stream: a gated FFN nee"):
+        duat.verify(own(GatedInline), prompts=PROMPTS)
     with pytest.raises(UnsupportedModelError, match="its forward pass takes `idx`; name the argument for token ids"):
         duat.verify(filled(Renamed(OwnConfig())), prompts=PROMPTS)
     with pytest.raises(
