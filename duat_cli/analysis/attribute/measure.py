@@ -122,7 +122,15 @@ class Measurer:
                 Skipped(what=f"{kind} of {indices('block', blocks)}", why=why)
                 for (kind, why), blocks in self._skipped(parts.blocks).items()
             ]
-            + [Skipped(what="tokens", why=_others(parts.tokens.shape[1], self._ids.shape[1])) for _ in range(other)],
+            + [
+                Skipped(what=what, why=why)
+                for what, why in (
+                    ("tokens", _others(parts.tokens.shape[1], self._ids.shape[1]) if other else ""),
+                    ("attention to a token", "" if other else no_cut),
+                    ("the embedding of a token", "" if other else no_embedding),
+                )
+                if why
+            ],
         )
 
     def _why_no_heads(self, block: BlockParts) -> str | None:

@@ -213,6 +213,10 @@ def test_tokens_are_not_taken_out_where_that_would_be_of_others_or_of_none() -> 
                 "the blocks have 10 tokens for the 8 of the prompt: which of them stands for which is not known"
             ]
             continue
+        assert [(s.what, s.why) for s in found.skipped] == [
+            ("attention to a token", UNMASKED),
+            ("the embedding of a token", UNEMBEDDED),
+        ]
         assert len(found.tokens) == 3
         for token in found.tokens:
             assert (token.cut, token.replaced, token.cut_kl, token.replaced_kl) == (None, None, None, None)

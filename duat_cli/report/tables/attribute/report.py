@@ -254,7 +254,8 @@ def _measured(one: Attribution, page: Page) -> list[RenderableType]:
         tables += [_rows(("head", "moved", "direct", *rest), heads, page), BLANK]
     if neurons:
         tables += [_rows(("neuron", "part", *rest), neurons, page), BLANK]
-    tables.append(_rows(("token", "part", "cut", "KL", "replaced", "KL"), tokens, page))
+    if tokens:
+        tables.append(_rows(("token", "part", "cut", "KL", "replaced", "KL"), tokens, page))
     agreement = [f"{a.what} {a.rank_correlation:.2f}" for a in found.agreement if a.rank_correlation is not None]
     words = f"lost: {lost(one)}; cut: attention to the token; replaced: its embedding by the mean one."
     order = f" Rank correlation with the parts: {'; '.join(agreement)}." if agreement else ""
