@@ -3,8 +3,8 @@ nothing, or each time something else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from duat_cli.loading.texts import numbered
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.modality import Given, placed, stack_of
 from duat_cli.models.discovery.structure import ModelStructure, probe_inputs, run_stack
-from duat_cli.models.instrument.foreign import raised_by_duat
 from duat_cli.models.instrument.plain import PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.alone import has_own_code, require_alone
@@ -59,16 +58,17 @@ def own_fault(loaded: LoadedModel, prompts: Iterable[Given] = ()) -> ForwardErro
     return None
 
 
-def run_prompt(stack: Any, given: Given) -> Any:
-    """As `run_stack`; ForwardError where the model's own code fails on a prompt, though it ran on the probes."""
+@contextlib.contextmanager
+def blaming(loaded: LoadedModel, prompt: Given) -> Iterator[None]:
+    """Around the passes of a prompt: ForwardError where the model fails on it without any part of duat as well."""
     try:
-        return run_stack(stack, given)
+        yield
     except (RuntimeError, ValueError, TypeError, LookupError) as fault:
-        if is_out_of_memory(fault) or raised_by_duat(fault) or not isinstance(given, Tensor):
+        if is_out_of_memory(fault) or own_fault(loaded, [prompt]) is None or not isinstance(prompt, Tensor):
             raise
         raise ForwardError(
-            f"{type(stack).__name__}: its own forward pass fails on a prompt of {given.shape[-1]} tokens: "
-            f"{described(fault)}; if it has no so many positions, --max-tokens cuts prompts"
+            f"{loaded.name}: its own forward pass fails on a prompt of {prompt.shape[-1]} tokens: {described(fault)}; "
+            "if it has no so many positions, --max-tokens cuts prompts"
         ) from fault
 
 

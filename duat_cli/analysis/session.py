@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.geometry import Geometry, bare, geometry, known_or
-from duat_cli.analysis.own_fault import own_fault, require_map, require_signal, run_prompt
+from duat_cli.analysis.own_fault import blaming, own_fault, require_map, require_signal
 from duat_cli.analysis.plan.shape import shape_of
 from duat_cli.analysis.plan.waves import prompt_waves
 from duat_cli.analysis.prepared import stack_read
@@ -30,7 +30,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.growing import BEGIN_ANEW, Growing, Known, blocks_expected
 from duat_cli.models.discovery.modality import Given, placed, stack_of
-from duat_cli.models.discovery.structure import ENCODER_ALONE, ModelStructure, discover
+from duat_cli.models.discovery.structure import ENCODER_ALONE, ModelStructure, discover, run_stack
 from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.sweep.lockstep import Guest, Pass, Weights, forwards, one_by_one, side_by_side, together
@@ -157,10 +157,10 @@ class Session:
         for number, prompt in enumerate(prompts):
             rig = structure.rig(whole=self.whole)
             sweep = self._prepared(prompt.given, listener_of(number), rig, structure.calls)
-            one_by_one(sweep.passes)
+            with blaming(self.loaded, prompt.given):
+                one_by_one(sweep.passes)
             ended(number, sweep.seen.returned)
-            self.plain_error = max(self.plain_error, sweep.plain_error())
-            self._swept = True
+            self.plain_error, self._swept = max(self.plain_error, sweep.plain_error()), True
 
     def waves(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Prompt]]:
         """Prompts that go side by side, whose hidden states fit into a wave; one empty wave for none."""
@@ -294,7 +294,7 @@ class Session:
             self._checks = checks
             listener(run)
 
-        forward = functools.partial(run_prompt, stack, given)
+        forward = functools.partial(run_stack, stack, given)
         seen = InstrumentedPass(rig, forward, _ignore if listener is _ignore else listen)
         return _Sweep(seen, PlainPass(blocks, forward) if checks else None)
 

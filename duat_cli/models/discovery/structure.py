@@ -40,6 +40,7 @@ from duat_cli.models.discovery.modality import (
     noise_like,
     part_within,
     placed,
+    require_own_values,
     require_token_ids,
     stack_of,
     without_decoder,
@@ -230,6 +231,7 @@ class Discovery:
             require_token_ids(model)
         self.model = model
         self.stack, self._uncovered = _stack_of(model)
+        require_own_values(self.stack)
         self.probe = probe_inputs(self.stack, like, DISCOVERY_TOKENS, device)
         self._names = {module: name for name, module in self.stack.named_modules()}
         within = part_within(self.stack, like)

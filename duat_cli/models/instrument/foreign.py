@@ -20,7 +20,7 @@ def model_code(name: str) -> Iterator[None]:
     try:
         yield
     except _KINDS as fault:
-        if is_out_of_memory(fault) or raised_by_duat(fault):
+        if is_out_of_memory(fault) or _raised_by_duat(fault):
             raise
         first_line = (str(fault).splitlines() or [""])[0]
         raise UnsupportedModelError(
@@ -28,7 +28,7 @@ def model_code(name: str) -> Iterator[None]:
         ) from fault
 
 
-def raised_by_duat(fault: BaseException) -> bool:
+def _raised_by_duat(fault: BaseException) -> bool:
     """Whether the innermost frame outside torch is one of this package."""
     for frame, _ in reversed(list(traceback.walk_tb(fault.__traceback__))):
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
