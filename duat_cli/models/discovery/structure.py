@@ -231,7 +231,6 @@ class Discovery:
             require_token_ids(model)
         self.model = model
         self.stack, self._uncovered = _stack_of(model)
-        require_own_values(self.stack)
         self.probe = probe_inputs(self.stack, like, DISCOVERY_TOKENS, device)
         self._names = {module: name for name, module in self.stack.named_modules()}
         within = part_within(self.stack, like)
@@ -356,6 +355,7 @@ class Discovery:
         parts = self.parts[module]
         if isinstance(parts, Exception):
             raise parts
+        require_own_values(self.stack)
         return parts
 
     def learn(self, event: Event, written: Trace) -> None:
