@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from duat_cli.compat.transformers import stopped_clock
@@ -23,31 +24,39 @@ def written(by: Any, text: PromptText, pictures: int = 0) -> str:
     front of the user's first message, unless messages name their own. Some templates take contents as texts, some as
     lists of parts: the form is taken in which what the user says is written.
     """
-    return _as_written(by, text, pictures)[0]
+    return as_written(by, text, pictures).text
 
 
-def answered(by: Any, text: PromptText) -> list[tuple[int, int]] | None:
-    """Where in the text that `written` gives stands what the model itself says, in characters, from and to: contents of
-    assistant messages, without what the template puts around them. None where the template does not let it be seen."""
-    found, form, render = _as_written(by, text)
-    spans = []
-    for place, message in enumerate(form):
-        if message["role"] != ANSWER or not message.get("content"):
-            continue
-        own: Any = _PLACE if isinstance(message["content"], str) else [{"type": "text", "text": _PLACE}]
-        try:
-            shown = render([*form[:place], {**message, "content": own}, *form[place + 1 :]])
-        except CheckpointError:
-            return None
-        if shown == found:  # the template leaves it out, as some do with what was said before
-            continue
-        if shown.count(_PLACE) != 1:
-            return None
-        before, after = shown.split(_PLACE)
-        start, end = _common(found, before), len(found) - _common(found[::-1], after[::-1])
-        if start < end:
-            spans.append((start, end))
-    return spans
+@dataclass(frozen=True)
+class Written:
+    """A conversation as it was written out; a text."""
+
+    text: str
+    _form: list[Message]
+    """The messages, in the form in which the user is heard; none of a text."""
+    _render: Callable[[Sequence[Message]], str]
+
+    def answered(self) -> list[tuple[int, int]] | None:
+        """Where in the text stands what the model itself says, in characters, from and to: contents of assistant
+        messages, without what the template puts around them. None where the template does not let it be seen."""
+        form, found, spans = self._form, self.text, []
+        for place, message in enumerate(form):
+            if message["role"] != ANSWER or not message.get("content"):
+                continue
+            own: Any = _PLACE if isinstance(message["content"], str) else [{"type": "text", "text": _PLACE}]
+            try:
+                shown = self._render([*form[:place], {**message, "content": own}, *form[place + 1 :]])
+            except CheckpointError:
+                return None
+            if shown == found:  # the template leaves it out, as some do with what was said before
+                continue
+            if shown.count(_PLACE) != 1:
+                return None
+            before, after = shown.split(_PLACE)
+            start, end = _common(found, before), len(found) - _common(found[::-1], after[::-1])
+            if start < end:
+                spans.append((start, end))
+        return spans
 
 
 def _common(a: str, b: str) -> int:
@@ -55,12 +64,10 @@ def _common(a: str, b: str) -> int:
     return next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _as_written(
-    by: Any, text: PromptText, pictures: int = 0
-) -> tuple[str, list[Message], Callable[[Sequence[Message]], str]]:
-    """What is written, the form of the messages in which the user is heard, and what writes such out."""
+def as_written(by: Any, text: PromptText, pictures: int = 0) -> Written:
+    """As of `written`, with where the model's own messages stand."""
     if not text.conversation:
-        return text.text, [], lambda _: text.text
+        return Written(text.text, [], lambda _: text.text)
     if not getattr(by, "chat_template", None):
         raise CheckpointError(
             f"{text.where}: the checkpoint has no chat template (chat_template.jinja), so it says nowhere how a "
@@ -83,7 +90,7 @@ def _as_written(
             fault = fault or error
             continue
         if _hears(render, form, found):
-            return found, form, render
+            return Written(found, form, render)
         fault = CheckpointError(f"{text.where}: the chat template leaves out what the user says; give a text")
     assert fault is not None
     raise fault

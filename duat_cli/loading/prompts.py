@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from duat_cli.compat.transformers import stated
 from duat_cli.errors import InputError
-from duat_cli.loading.chat import answered, written
+from duat_cli.loading.chat import as_written
 from duat_cli.loading.pieces import piece_text
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, silenced
 from duat_cli.loading.texts import (
@@ -222,7 +222,8 @@ def _encode(
 ) -> Prompt:
     import torch
 
-    text = prompt.text if tokenizer is None else written(tokenizer, prompt)
+    made = None if tokenizer is None else as_written(tokenizer, prompt)
+    text = prompt.text if made is None else made.text
     ids, spans = _token_ids(tokenizer, replace(prompt, text=text), max_tokens)
     if not ids:
         raise InputError(f"{prompt.where}: the tokenizer makes no tokens of it; expected one at least")
@@ -239,8 +240,7 @@ def _encode(
         )
     sha256 = hashlib.sha256(prompt.text.encode("utf-8")).hexdigest()
     messages = prompt.text if prompt.conversation else None
-    found = answered(tokenizer, prompt) if prompt.conversation else []
-    places = _places(found, spans)
+    places = _places([] if made is None else made.answered(), spans)
     tokens = torch.tensor([ids], dtype=torch.long)
     return Prompt(text, sha256, tokens, prompt.line, spans, messages=messages, answered=places)
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 import duat_cli
 from duat_cli.errors import CheckpointError, InputError
-from duat_cli.loading.chat import answered, written
+from duat_cli.loading.chat import as_written, written
 from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.loading.inputs.within import with_pictures
 from duat_cli.loading.model.lengths import token_counter
@@ -148,7 +148,7 @@ TEMPLATES = {  # name -> what stands for a message's content, and what the model
 def test_what_the_model_itself_says_is_found(name: str, tmp_path: Path) -> None:
     said, expected = TEMPLATES[name]
     tokenizer = load_tokenizer(with_chat_template(tmp_path / "model", CHATML.replace("SAID", said)))
-    spans = answered(tokenizer, talk(*TALK))
+    spans = as_written(tokenizer, talk(*TALK)).answered()
     assert spans is not None
     text = written(tokenizer, talk(*TALK))
     assert [text[slice(*span)] for span in spans] == expected
@@ -165,7 +165,7 @@ def test_thoughts_that_a_template_keeps_are_said_by_the_model(tmp_path: Path) ->
     template = CHATML.replace("{{ SAID }}", keeps + "{{ parts[-1] }}")
     tokenizer = load_tokenizer(with_chat_template(tmp_path / "model", template))
     said = talk(USER, {"role": "assistant", "content": "<think>Hm.</think>There."})
-    [span] = answered(tokenizer, said) or []
+    [span] = as_written(tokenizer, said).answered() or []
     assert written(tokenizer, said)[slice(*span)] == "<think>Hm.</think>\nThere."
 
 
@@ -174,15 +174,15 @@ def test_what_the_model_says_is_not_guessed(tmp_path: Path) -> None:
         tokenizer = load_tokenizer(with_chat_template(tmp_path / str(number), CHATML.replace("SAID", said)))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("duat_cli.loading.chat._hears", lambda *_: True)
-            assert answered(tokenizer, talk(*TALK)) is None
+            assert as_written(tokenizer, talk(*TALK)).answered() is None
             [prompt] = encode(tokenizer, [talk(*TALK)], None, None, 1 << 20)
         assert prompt.answered is None
     parts = [{"type": "text", "text": "There."}]
     assert json.loads(written(Parts(str), talk(USER, {"role": "assistant", "content": "There."})))[1] == parts
-    [span] = answered(Parts(str), talk(USER, {"role": "assistant", "content": "There."})) or []
+    [span] = as_written(Parts(str), talk(USER, {"role": "assistant", "content": "There."})).answered() or []
     assert written(Parts(str), talk(USER, {"role": "assistant", "content": "There."}))[slice(*span)] == "There."
-    assert answered(Parts(), talk(USER)) == []
-    assert answered(Parts(), talk(USER, {"role": "assistant", "content": ""})) == []
+    assert as_written(Parts(), talk(USER)).answered() == []
+    assert as_written(Parts(), talk(USER, {"role": "assistant", "content": ""})).answered() == []
     [plain] = encode(load_tokenizer(demo_path()), [PromptText("a text", "here", 1)], None, None, 1 << 20)
     assert plain.answered == ()
 
