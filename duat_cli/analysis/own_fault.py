@@ -59,13 +59,16 @@ def own_fault(loaded: LoadedModel, prompts: Iterable[Given] = ()) -> ForwardErro
 
 
 @contextlib.contextmanager
-def blaming(loaded: LoadedModel, prompt: Given) -> Iterator[None]:
-    """Around the passes of a prompt: ForwardError where the model fails on it without any part of duat as well."""
+def blaming(loaded: LoadedModel, prompt: Given | None = None) -> Iterator[None]:
+    """Around passes of a prompt, or of probes: ForwardError where the model fails on it without any part of duat as
+    well."""
     try:
         yield
     except (RuntimeError, ValueError, TypeError, LookupError) as fault:
-        if is_out_of_memory(fault) or own_fault(loaded, [prompt]) is None or not isinstance(prompt, Tensor):
+        if is_out_of_memory(fault) or (own := own_fault(loaded, [] if prompt is None else [prompt])) is None:
             raise
+        if not isinstance(prompt, Tensor):
+            raise own from fault
         raise ForwardError(
             f"{loaded.name}: its own forward pass fails on a prompt of {prompt.shape[-1]} tokens: {described(fault)}; "
             "if it has no so many positions, --max-tokens cuts prompts"

@@ -98,13 +98,10 @@ class Session:
         self.fingerprint = fingerprint(loaded.model)
         progress(0, 1, "discovery of the model's structure")
         try:
-            self._structure = discover(loaded.model, loaded.like, chain=loaded.chain, factors=factors)
+            with blaming(loaded):
+                self._structure = discover(loaded.model, loaded.like, chain=loaded.chain, factors=factors)
         except UnsupportedModelError as fault:
             raise own_fault(loaded) or self._blamed(fault) from fault
-        except (RuntimeError, ValueError, TypeError, LookupError) as fault:
-            if is_out_of_memory(fault) or (own := own_fault(loaded)) is None:
-                raise
-            raise own from fault
         self.plain_error = self._structure.plain_error
         require_map(self._structure, one_by_one, loaded.like)
         self._cache = TensorCache(gram_key(self.fingerprint, loaded.model), enabled=cache)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from duat_cli.compat.transformers import encoder_output, stated
 from duat_cli.models.arrays import relative_error, wide
-from duat_cli.models.discovery.modality import STATES, is_pair
+from duat_cli.models.discovery.modality import STATES, is_pair, of_libraries
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.hooks import patched
@@ -86,7 +86,7 @@ def _may_have_head(model: Any, stack: Any) -> bool:
     if getattr(model.config, "is_encoder_decoder", False):
         return False
     if model is stack:  # a class of one's own may hold blocks and head; transformers' have a model for the blocks
-        return type(model).__module__.partition(".")[0] != "transformers"
+        return not of_libraries(model)
     return hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is not None
 
 

@@ -16,6 +16,7 @@ from duat_cli.models.instrument.calls import taken_by
 Given = Tensor | Mapping[str, Tensor]
 """What a stack is run on: token ids (1, N), or prepared inputs by the names that its forward pass has for them."""
 
+_LIBRARIES = {"torch", "transformers", "peft"}
 STATES = "encoder_hidden_states"
 """What every decoder calls the encoder's states."""
 
@@ -26,6 +27,11 @@ of each picture."""
 DECODER = ", and duat attribute the decoder: --stack decoder"
 
 KINDS = {"pixel_values": "images", "input_features": "sound", "input_values": "sound"}
+
+
+def of_libraries(module: nn.Module) -> bool:
+    """Whether a module's class is known code, and not that of a checkpoint or of a caller."""
+    return type(module).__module__.partition(".")[0] in _LIBRARIES
 
 
 def stack_of(model: Any) -> Any:
@@ -119,7 +125,7 @@ def require_token_ids(model: Any) -> None:
     name = input_name(model)
     if name != "input_ids":
         read = kind_read(model)
-        if read is None and type(model).__module__.partition(".")[0] != "transformers":
+        if read is None and not of_libraries(model):
             raise UnsupportedModelError(
                 f"{type(model).__name__}: its forward pass takes `{name}`; name the argument for token ids input_ids, "
                 "as transformers' models do"

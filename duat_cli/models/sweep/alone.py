@@ -15,19 +15,16 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, tolerance_for
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.modality import STATES, Given
+from duat_cli.models.discovery.modality import STATES, Given, of_libraries
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs, run_stack
 from duat_cli.models.instrument.calls import hidden_of
-from duat_cli.models.instrument.rig import OTHER_BLOCKS
 from duat_cli.models.sweep.lockstep import Pass
 from duat_cli.models.sweep.passes import BlockPass, Original
-
-_LIBRARIES = {"torch", "transformers", "peft"}
 
 
 def has_own_code(stack: nn.Module) -> bool:
     """Whether any module's class is from elsewhere than the libraries."""
-    return not {type(module).__module__.partition(".")[0] for module in stack.modules()} <= _LIBRARIES
+    return not all(map(of_libraries, stack.modules()))
 
 
 def require_alone(
@@ -67,9 +64,6 @@ class _Undisturbed(BlockPass):
     def _call(
         self, number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        calls = self.structure.calls
-        if number >= len(calls) or calls[number] is not parts.module:
-            raise UnsupportedModelError(OTHER_BLOCKS)
         self.taken.append(self._stream(number, parts.hidden.get(args, kwargs)))
         args, kwargs = parts.hidden.put(args, kwargs, self.taken[-1].clone())  # blocks may write to it
         output = original(*args, **kwargs)

@@ -134,6 +134,7 @@ class BlockPass:
     ) -> None:
         self._blocks, self._forward, self._handle, self._gradient = blocks, forward, handle, gradient
         self._weights, self._start, self._number = weights, start, 0
+        self._order = blocks.calls if isinstance(blocks, ModelStructure) else None  # where all blocks are known
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -148,11 +149,15 @@ class BlockPass:
             yield
 
     def run(self) -> None:
-        """The pass; leaves its `output`."""
+        """The pass; leaves its `output`. UnsupportedModelError where other blocks run in it, or in another order."""
         self.output = self._forward()
+        if self._order is not None and self._number < len(self._order):
+            raise UnsupportedModelError(OTHER_BLOCKS)
 
     def _numbered(self, module: nn.Module, original: Original, args: Any, kwargs: Any) -> Any:
         number, self._number = self._number, self._number + 1
+        if self._order is not None and self._order[number : number + 1] != (module,):
+            raise UnsupportedModelError(OTHER_BLOCKS)
         return self._handle(number, self._blocks.parts_of(module), original, args, kwargs)
 
     @contextlib.contextmanager
@@ -192,12 +197,6 @@ class RecordingPass(BlockPass):
         """`see(block call, site, tensor)` is shown every site. gone: what the model is to be without."""
         self.calls: list[BlockCall] = []
         super().__init__(blocks, forward, _keeping(self.calls, sites, see, gone))
-
-    def run(self) -> None:
-        """The pass. UnsupportedModelError where not all blocks run in it."""
-        super().run()
-        if isinstance(self._blocks, ModelStructure) and self._number != len(self._blocks.calls):
-            raise UnsupportedModelError(OTHER_BLOCKS)
 
     @property
     def recorded(self) -> Recorded:
