@@ -43,13 +43,12 @@ class Clock:
 
         started = self._started.isoformat(timespec="seconds")
         seconds = round(time.perf_counter() - self._tick, 3)
-        peak = peak_memory()
         return Run.explained(
             not_planned,
-            {"peak_memory_bytes": "the system does not say", "gpu_memory_bytes": NO_GPU},
+            {"gpu_memory_bytes": NO_GPU},
             started=started,
             seconds=seconds,
-            peak_memory_bytes=None if peak is None else max(peak, shared),
+            peak_memory_bytes=max(peak_memory(), shared),
             gpu_memory_bytes=peak_gpu_memory(device),
             planned_memory_bytes=planned_memory,
         )

@@ -47,7 +47,7 @@ class Loading(TypedDict, total=False):
     dtype: str
     """float32 (default), float64, bfloat16, float16, or auto: as stored."""
     device: str
-    """cpu, cuda, cuda:1, mps, or auto (default): an accelerator if there is one."""
+    """cpu, cuda, cuda:1, or auto (default): a GPU if there is one."""
     device_map: str | None
     """auto, balanced, sequential or a JSON file: what keeps weights that are read block by block."""
     memory: int | None

@@ -154,7 +154,7 @@ class Run(WithReasons):
     started: str = Field(description="UTC, ISO 8601")
     seconds: Annotated[Finite, Meaning("seconds", "measured")] = Field(description="how long it took")
     peak_memory_bytes: Annotated[int | None, Meaning("bytes", "measured")] = Field(
-        description="the most memory that this process had; null where the system does not say"
+        description="the most memory that this process had; null in reports of old versions, on Windows"
     )
     gpu_memory_bytes: Annotated[int | None, Meaning("bytes", "measured")] = Field(
         default=None, description="the most that this process had of the GPU's memory, the driver's share apart"

@@ -94,8 +94,8 @@ class PlanReport(Report):
             checked=False,
         ),
     ] = Field(description="of the passes through the blocks; statistics of W' come on top")
-    limit_bytes: Annotated[int | None, Meaning("bytes", "given", checked=False)] = Field(
-        description="what the process may take: --memory, or what the system leaves; null where the system says nothing"
+    limit_bytes: Annotated[int, Meaning("bytes", "given", checked=False)] = Field(
+        description="what the process may take: --memory, or what the system leaves"
     )
     ways: list[Way] = Field(description="resident and streamed")
     chosen: Residence | None = Field(description="the first way that fits, which the command takes; null: it refuses")

@@ -119,7 +119,7 @@ FAKES = {
         module(
             "duat_cli.loading.model.memory",
             fits=lambda *_: True,
-            peak_memory=lambda: None,
+            peak_memory=lambda: 0,
         ),
         module("duat_cli.loading.model.templated", templated_tokenizer=lambda *a, **k: None),
         module("duat_cli.loading.model.lengths", token_counter=lambda *a, **k: lambda texts: [1]),

@@ -666,7 +666,7 @@ def verify_report(exact: bool = True) -> VerifyReport:
     )
 
 
-def plan_report(limit: int | None = 8 << 30) -> PlanReport:
+def plan_report(limit: int = 8 << 30) -> PlanReport:
     """limit: bytes; below 2 GiB nothing fits."""
 
     def way(weights: Literal["resident", "streamed"], reads: float, /, **terms: int) -> Way:

@@ -22,7 +22,7 @@ SAMPLES: dict[str, Result] = {
     "lora-diff": sample.lora_report(prompts_too=True, two=True),
     "matrix": sample.matrix_report(),
     "matrix --network": sample.network_report(),
-    "plan": sample.plan_report(limit=None),
+    "plan": sample.plan_report(),
     "prune-bound": sample.prune_report(),
     "verify": sample.verify_report(),
     "support": sample.support_report(),

@@ -293,7 +293,7 @@ def _require_memory(model: transformers.PreTrainedModel, memory: int | None) -> 
     needed, left = SPARE * bytes_of(model), available_memory()  # it is built in the machine's memory, then moved
     gpu = model.device.type == "cuda"
     if memory is not None:
-        taken = torch.cuda.memory_allocated(model.device) if gpu else resident_memory() or 0
+        taken = torch.cuda.memory_allocated(model.device) if gpu else resident_memory()
         left = min(left, memory - taken)
     if gpu:
         left = min(left, torch.cuda.mem_get_info(model.device)[0])

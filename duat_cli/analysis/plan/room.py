@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from duat_cli.analysis.plan.shape import shape_of
@@ -33,8 +31,7 @@ def room_of(device: torch.device, way: Way, page: int, memory: int | None) -> di
     """Bytes, by device. device: the one that computes; way: what that takes; page: bytes of the largest block, as
     stored; memory: as of `ModelRequest`."""
     gpu = device.type == "cuda"
-    limit = memory_limit() if memory is None or gpu else memory
-    whole = math.inf if limit is None else float(limit)
+    whole = memory_limit() if memory is None or gpu else memory
     if not gpu:
         return {"cpu": whole - way.peak_memory_bytes}
     found: dict[str, float] = {}

@@ -35,7 +35,7 @@ class Plan:
 
     files: CheckpointFiles
     shape: Shape
-    limit: int | None
+    limit: int
     """Bytes; None where the system says nothing."""
     ways: tuple[Way, ...]
     operations: float
@@ -58,7 +58,7 @@ class Plan:
         if block is not None:
             size = _size(block.elements * self.shape.element)
             said += f"; the largest block, {clean(block.name)}, takes {size} as {self.shape.dtype}"
-        needed, left = _size(least.peak_memory_bytes, math.ceil), _size(self.limit or 0, math.floor)
+        needed, left = _size(least.peak_memory_bytes, math.ceil), _size(self.limit, math.floor)
         return f"{least.weights}, it needs {needed} of memory ({said}), has {left}"
 
     def may_be_long(self, way: Way) -> bool:
@@ -119,7 +119,7 @@ def plan(
         terms = peak(shape, asked, weights, tuned)
         total = sum(term.bytes for term in terms)
         beside, second = list[MemoryTerm](), task.reinitialised and weights == "resident"
-        if second and (limit is None or total + SPARE * shape.weights <= limit):
+        if second and total + SPARE * shape.weights <= limit:
             size = shape.weights + kernel_factors(shape)
             beside = [term("the re-initialised model, unless its statistics are cached", size)]
         processes = _processes(shape, task, limit, beside, tuned) if weights == "resident" else 1
@@ -135,30 +135,30 @@ def plan(
                 weight_reads=weight_reads(shape, asked, weights),
                 processes=processes,
                 waiting_bytes=asked.waiting if weights == "streamed" and task.pruning is not None else 0,
-                fits=limit is None or total <= limit,
+                fits=total <= limit,
             )
         )
     return Plan(files, shape, limit, tuple(ways), operations(shape, task), task)
 
 
-def _processes(shape: Shape, task: Task, limit: int | None, beside: list[MemoryTerm], tuned: Shape | None) -> int:
+def _processes(shape: Shape, task: Task, limit: int, beside: list[MemoryTerm], tuned: Shape | None) -> int:
     """How many share the prompts: all that may, or as many as have a prompt and room.
 
     Threads are better at large layers, where there are not enough prompts for all processes. beside: also in memory.
     """
     apart = task.command != "prune-bound"  # the first prompt runs before the others
     most = min(task.processes, len(task.tokens) - apart)
-    while most > 1 and limit is not None and size_of([*shared(shape, task, most, tuned), *beside]) > limit:
+    while most > 1 and size_of([*shared(shape, task, most, tuned), *beside]) > limit:
         most -= 1
     block = _largest_block(shape)
     small = block is not None and block.elements * shape.element <= SMALL_BLOCK
     return max(1, most) if small or most == task.processes else 1
 
 
-def _with_room(shape: Shape, task: Task, limit: int | None) -> Task:
+def _with_room(shape: Shape, task: Task, limit: int) -> Task:
     """The same over weights that are read block by block, with more passes side by side where half of what is left has
     room for them: those that do not fit read the weights again."""
-    if task.pruning is None or limit is None:
+    if task.pruning is None:
         return task
     needed = max(ablation_bytes(shape, task))
     left = limit - size_of(peak(shape, task, "streamed"))

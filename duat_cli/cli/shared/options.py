@@ -193,9 +193,7 @@ DtypeOption = Annotated[
 ]
 Device = Annotated[
     str,
-    loading_option(
-        "--device", metavar="DEVICE", help="cpu, cuda, cuda:1, mps, or auto: an accelerator if there is one."
-    ),
+    loading_option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, or auto: a GPU if there is one."),
 ]
 DeviceMap = Annotated[
     str | None,

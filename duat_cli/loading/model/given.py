@@ -23,6 +23,7 @@ from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.stored import STORED
 from duat_cli.loading.checkpoint.stream import LONGEST_ROW, PIECE, Piece, Streamed
 from duat_cli.loading.model.adapters import merged, rest
+from duat_cli.loading.model.gpu import NO_FLOAT64, lacks_float64
 from duat_cli.loading.model.load import DTYPES, LoadedModel, settle
 from duat_cli.loading.model.notes import weight_notes
 from duat_cli.loading.model.own_forward import settle_forwards
@@ -106,7 +107,10 @@ def _device(model: PreTrainedModel) -> torch.device:
                 f"{name}: {clean(f'{place}.{own}')} is computed before every pass; torch.nn.utils.prune.remove, "
                 "remove_weight_norm or remove_spectral_norm makes it a weight of its own"
             )
-    return next(model.parameters()).device
+    device = next(model.parameters()).device
+    if lacks_float64(device):
+        raise UnsupportedModelError(f"{name}: {device} {NO_FLOAT64}; give the model on the CPU: model.to('cpu')")
+    return device
 
 
 def _memo(model: nn.Module) -> dict[int, Any]:

@@ -6,6 +6,8 @@ from typing import Any
 
 from duat_cli.loading.importing import uncollected
 
+NO_FLOAT64 = "has no float64, which sums and certificates take"
+
 
 def use_gpu(number: int) -> None:
     """What 'cuda' means from now on. More processes than GPUs share them."""
@@ -35,6 +37,15 @@ def sees_accelerator() -> bool:
     """Whether torch has a device beside the CPU. Gradients start a thread for it even where they are the CPU's, and
     torch computes none in a process that is forked behind them."""
     return bool(_torch().accelerator.is_available())
+
+
+def lacks_float64(device: Any) -> bool:
+    """Whether the device, a `torch.device`, computes no float64, as Apple's GPUs do not."""
+    try:
+        _torch().empty(1, dtype=_torch().float64, device=device)
+    except TypeError:
+        return True
+    return False
 
 
 def _torch() -> Any:

@@ -27,7 +27,7 @@ from duat_cli.loading.inputs.request import StackName
 from duat_cli.loading.model.blame import blamed
 from duat_cli.loading.model.device_map import Placed
 from duat_cli.loading.model.fingerprint import combined, digest, saved
-from duat_cli.loading.model.gpu import full_precision, give_back_gpu_memory
+from duat_cli.loading.model.gpu import NO_FLOAT64, full_precision, give_back_gpu_memory, lacks_float64
 from duat_cli.loading.model.memory import require_memory
 from duat_cli.loading.model.model_class import Fit, cannot, check_fit, check_model_type, model_class
 from duat_cli.loading.model.notes import weight_notes
@@ -250,9 +250,6 @@ def class_of(files: CheckpointFiles, trust_remote_code: bool) -> type[PreTrained
         return model_class(_read_config(files, trust_remote_code), files, trust_remote_code)[0]
 
 
-# --- options ----------------------------------------------------------------------------------------
-
-
 def parse_dtype(name: str) -> torch.dtype | None:
     """A torch dtype; None for 'auto', which is the stored one."""
     if name == "auto":
@@ -268,12 +265,14 @@ def parse_device(name: str) -> torch.device:
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
     except RuntimeError as error:
-        raise InputError(f"--device {shown(name)}: expected auto, cpu, cuda, cuda:1 or mps") from error
+        raise InputError(f"--device {shown(name)}: expected auto, cpu, cuda or cuda:1") from error
     try:
         torch.ones(1, device=device).item()  # 'meta' fails as well: it holds no values
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = one_line(str(error).partition("\n")[0], 160)
         raise InputError(f"--device {shown(name)}: not usable here ({reason}); use --device cpu") from error
+    if lacks_float64(device):
+        raise InputError(f"--device {shown(name)}: {NO_FLOAT64}; use --device cpu")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device

@@ -8,6 +8,8 @@ import math
 import sys
 from pathlib import Path
 
+import psutil
+
 from duat_cli.loading.checkpoint.dtypes import SHORT, SIZES, auto_dtype
 from duat_cli.loading.checkpoint.files import fail
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
@@ -38,16 +40,14 @@ def require_memory(files: CheckpointFiles, dtype: str) -> None:
     )
 
 
-def memory_limit() -> int | None:
-    """Bytes that this process may have in all, as far as the system says; None where it says nothing."""
-    left = available_memory()
-    return None if math.isinf(left) else int(left) + (resident_memory() or 0)
+def memory_limit() -> int:
+    """Bytes that this process may have in all."""
+    return int(available_memory()) + resident_memory()
 
 
-def resident_memory() -> int | None:
-    """Resident memory of this process now, bytes; None where the system does not say."""
-    now = _fields(Path("/proc/self/status")).get("VmRSS")
-    return None if now is None else 1024 * now
+def resident_memory() -> int:
+    """Resident memory of this process now, bytes."""
+    return psutil.Process().memory_info().rss
 
 
 def own_memory() -> int:
@@ -59,12 +59,12 @@ def own_memory() -> int:
 
 
 def available_memory() -> float:
-    """Bytes that this process can still have, as far as the system says; infinite where it says nothing."""
-    return min(_of_system(), _of_limit(), _of_container())
+    """Bytes that this process can still have: what the system, `ulimit -v` and the container leave, the least."""
+    return min(psutil.virtual_memory().available + psutil.swap_memory().free, _of_limit(), _of_container())
 
 
-def peak_memory() -> int | None:
-    """Peak resident memory of this process, bytes; None where the system does not say (Windows).
+def peak_memory() -> int:
+    """Peak resident memory of this process, bytes.
 
     ru_maxrss, where there is nothing better, counts the process that started this one, too: Linux carries the parent's
     peak through fork and exec.
@@ -72,19 +72,12 @@ def peak_memory() -> int | None:
     peak = _fields(Path("/proc/self/status")).get("VmHWM")
     if peak is not None:
         return 1024 * peak
-    try:
-        import resource
-    except ImportError:
-        return None
+    if sys.platform == "win32":
+        return psutil.Process().memory_info().peak_wset
+    import resource
+
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else used * 1024  # the one in bytes, the others in KiB
-
-
-def _of_system() -> float:
-    fields = _fields(Path("/proc/meminfo"))
-    if "MemAvailable" not in fields:
-        return math.inf
-    return 1024 * (fields["MemAvailable"] + fields.get("SwapFree", 0))
 
 
 def _of_limit() -> float:

@@ -129,7 +129,7 @@ class Processes:
                 idle.append(pipe)
                 failed |= said.kind == "fault"
                 memory[pipe] = max(said.memory, memory.get(pipe, 0))
-            self.memory = max(self.memory, (resident_memory() or 0) + sum(memory.values()))
+            self.memory = max(self.memory, resident_memory() + sum(memory.values()))
             while first in found:
                 said = found.pop(first)
                 if said.kind == "fault":

@@ -38,7 +38,7 @@ def _work(report: PlanReport) -> str:
 
 def _title(way: Way, report: PlanReport) -> str:
     reads = f"the weights read {numbers.plain(way.weight_reads)} times"
-    room = "" if way.fits else f", more than {numbers.size(report.limit_bytes or 0)}"
+    room = "" if way.fits else f", more than {numbers.size(report.limit_bytes)}"
     time = "" if way.seconds is None else f"; {about(way.seconds)}"
     among = f" in {way.processes} processes" if way.processes > 1 else ""
     return f"{way.weights}{among}: {numbers.size(way.peak_memory_bytes)} at its peak{room}; {reads}{time}"
@@ -56,5 +56,5 @@ def _terms(way: Way) -> Table:
 def _verdict(report: PlanReport) -> Text:
     if report.chosen is None:
         return line(f"cannot run: {report.reason}", "bold red")
-    there = "" if report.limit_bytes is None else f"; {numbers.size(report.limit_bytes)} may be taken"
-    return line(f"{report.planned_command} runs {report.chosen}{there}", "green")
+    there = numbers.size(report.limit_bytes)
+    return line(f"{report.planned_command} runs {report.chosen}; {there} may be taken", "green")

@@ -56,9 +56,6 @@ def test_without_an_option_the_system_is_asked(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "memory_limit", lambda: 7)
     assert demo().limit == 7
     assert demo().chosen is None
-    monkeypatch.setattr(module, "memory_limit", lambda: None)
-    assert demo().limit is None
-    assert way_of(demo()).weights == "resident"
 
 
 def test_a_second_model_is_planned_where_it_fits() -> None:

@@ -160,6 +160,6 @@ def test_progress_is_passed_on_and_does_not_go_back() -> None:
 
 
 def test_memory_of_the_others_is_counted_with_this_one_s() -> None:
-    shared, before = processes()[0], resident_memory() or 0
+    shared, before = processes()[0], resident_memory()
     list(shared.each(lambda _: float(torch.ones(1 << 24).sum()), range(2)))  # 64 MiB each
     assert shared.memory > before + (64 << 20)

@@ -91,7 +91,7 @@ REPORTS: dict[str, Callable[[], list[Result]]] = {
     ],
     "matrix --network": lambda: [sample.network_report().model_copy(update={"deviations": [EVIL]})],
     "plan": lambda: [sample.plan_report().model_copy(update={"name": EVIL, "warnings": [EVIL]})],
-    "plans that do not fit, and without a limit": lambda: [sample.plan_report(1 << 30), sample.plan_report(None)],
+    "plans of which one does not fit": lambda: [sample.plan_report(1 << 30), sample.plan_report()],
     "prune-bound": lambda: [sample.prune_report(repaired=True).model_copy(update={"warnings": [EVIL]})],
     "two of inspect": lambda: [inspect_page(), inspect_page(full=False)],
 }

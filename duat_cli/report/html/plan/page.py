@@ -58,8 +58,8 @@ def _facts(report: PlanReport) -> list[str]:
 def _verdict(report: PlanReport) -> Verdict:
     if report.chosen is None:
         return Verdict("bad", "cannot run", report.reason or "")
-    limit = "" if report.limit_bytes is None else f"; {numbers.size(report.limit_bytes)} may be taken"
-    return Verdict("good", "fits", f"{report.planned_command} runs {report.chosen}{limit}")
+    limit = numbers.size(report.limit_bytes)
+    return Verdict("good", "fits", f"{report.planned_command} runs {report.chosen}; {limit} may be taken")
 
 
 def _tiles(report: PlanReport) -> list[Tile]:
@@ -67,9 +67,11 @@ def _tiles(report: PlanReport) -> list[Tile]:
         _tile(f"peak, {way.weights}", way.peak_memory_bytes, f"ways.{number}.peak_memory_bytes")
         for number, way in enumerate(report.ways)
     ]
-    if report.limit_bytes is not None:
-        found.append(_tile("limit", report.limit_bytes, "limit_bytes"))
-    return [*found, _tile("weights in the files", report.weights.stored_bytes, "weights.stored_bytes")]
+    return [
+        *found,
+        _tile("limit", report.limit_bytes, "limit_bytes"),
+        _tile("weights in the files", report.weights.stored_bytes, "weights.stored_bytes"),
+    ]
 
 
 def _tile(name: str, size: int, path: str) -> Tile:
@@ -80,7 +82,7 @@ def _tile(name: str, size: int, path: str) -> Tile:
 def _peaks(report: PlanReport, beside: Sequence[PlanReport], unit: str) -> Figure:
     """A bar for each way, of the terms of its peak, against the limit."""
     highest = max(way.peak_memory_bytes for one in beside for way in one.ways)
-    limits = [one.limit_bytes for one in beside if one.limit_bytes is not None and one.limit_bytes <= _ROOM * highest]
+    limits = [one.limit_bytes for one in beside if one.limit_bytes <= _ROOM * highest]
     plot = Plot(
         Axis("where the weights are", Band([way.weights for way in report.ways])),
         Axis(f"memory at the peak ({unit})", Linear.over([_in(unit, size) for size in (highest, *limits)])),
@@ -105,10 +107,10 @@ def _peaks(report: PlanReport, beside: Sequence[PlanReport], unit: str) -> Figur
     if any(term.what not in series for way in report.ways for term in way.terms):
         entries.append(("bar", other, "all other terms"))
     notes, limit = [], report.limit_bytes
-    if limit is not None and limit in limits:
+    if limit in limits:
         drawn.append(level(plot, _in(unit, limit), f"limit: {numbers.size(limit)}"))
         entries.append(("rule", "s1", f"limit, {numbers.size(limit)}"))
-    elif limit is not None:
+    else:
         notes = [f"The limit, {numbers.size(limit)}, lies far above the bars."]
     return Figure(
         key="peaks",
