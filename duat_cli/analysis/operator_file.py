@@ -79,7 +79,7 @@ class OperatorFile:
         """
         try:
             if operator.own:
-                raise UnsupportedModelError("its token mixer reads its own values, which are no vectors of the stream")
+                raise UnsupportedModelError("its W' reads values (a mixer's own, or shared), no vectors of the stream")
             operator = operator.by_channel()
         except UnsupportedModelError as fault:
             self.missing(block, str(fault))

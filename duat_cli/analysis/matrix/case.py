@@ -124,7 +124,8 @@ def _case(session: Session, run: BlockRun, step: Step, error: float) -> tuple[At
     try:
         if block.factors is not None and block.factors.own:
             raise UnsupportedModelError(
-                "its token mixer reads its own values, a UAT term, not the stream; inspect has the numbers of its W'"
+                "its W' reads values that are a UAT term (a mixer's own, or shared), not the stream; "
+                "inspect has its numbers"
             )
         operator = step.operator(run, block)  # its image of x is one of the checks of the report
         gate, operator = operator.gate, operator.by_channel()

@@ -86,6 +86,7 @@ class BlockParts:
     value_projection: Projection | None = None
     output_projection: Projection | None = None
     mixer: MixerForm | None = None  # the one attention module, where it is a token mixer without softmax
+    handed: bool = False  # whether attention reads keys and values that a block in front hands on: one of the units
     beside: tuple[HiddenSlot, ...] = ()  # where the block takes other tensors of the stream's shape
     anew: bool = False  # whether the sum begins anew where the block takes another stream than that of the one in front
     cross: CrossAttention | None = None  # of a decoder: what it gives is held as a unit's output is

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duat_cli.compat.transformers import stated
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.instrument.calls import taken_by
 
@@ -134,16 +133,6 @@ def require_token_ids(model: Any) -> None:
         raise UnsupportedModelError(
             f"{type(model).__name__} ({model.config.model_type}) takes `{name}`{kind}, no token ids; duat inspect, "
             f"verify, matrix and check read such models{DECODER if _writes(model) else ''}"
-        )
-
-
-def require_own_values(stack: Any) -> None:
-    """Refuses layers that attend to keys and values of layers in front of them, as the last ones of small Gemma 4 do:
-    they are no maps of one stream."""
-    if shared := stated(getattr(stack, "config", None), "num_kv_shared_layers"):
-        raise UnsupportedModelError(
-            f"{type(stack).__name__}: its last {shared} layers attend to keys and values of layers in front of them: "
-            "they are no maps of one stream"
         )
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, rounding, tolerance_for
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.beside import reads, take_handed
 from duat_cli.models.discovery.cross import cross_fault, gives_nothing_for_zero
 from duat_cli.models.discovery.parts import nonlinear_units, with_linears
 from duat_cli.models.instrument.hooks import hooked
@@ -121,11 +122,12 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
     if len({call.output.shape for call in run.attention}) > 1:
         calls = f"it calls attention {len(run.attention)} times, each over another number of tokens"
         raise UnsupportedModelError(f"{run.parts.name}: {calls}")
-    if any(run.reads(slot) for slot in run.parts.beside):
+    if any(reads(run, slot) for slot in run.parts.beside):
         raise UnsupportedModelError(
             f"{type(run.parts.module).__name__} reads a second stream beside its own (such as the embeddings): its "
             "output is no affine map of one stream"
         )
+    take_handed(run)
     fault, culprits = _fault(run)
     if fault is not None and not culprits and any(run.recording.gates.values()):
         run.parts = replace(run.parts, gated=True)
@@ -366,7 +368,7 @@ def _economies(run: BlockRun, homogeneous: bool) -> BlockParts:
     stays the same."""
     plain = replace(run.parts, homogeneous=homogeneous)
     whole = plain.value_projection is not None and plain.output_projection is not None
-    if plain.intercepted or plain.mixer is not None or plain.hidden.flat or not whole or plain.clamped:
+    if plain.intercepted or plain.handed or plain.mixer is not None or plain.hidden.flat or not whole or plain.clamped:
         return plain
     items = torch.cat([run.input, random_like(run.input)])
     expected = run.replay(items).end

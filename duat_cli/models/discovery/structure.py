@@ -40,7 +40,6 @@ from duat_cli.models.discovery.modality import (
     noise_like,
     part_within,
     placed,
-    require_own_values,
     require_token_ids,
     stack_of,
     without_decoder,
@@ -355,7 +354,6 @@ class Discovery:
         parts = self.parts[module]
         if isinstance(parts, Exception):
             raise parts
-        require_own_values(self.stack)
         return parts
 
     def learn(self, event: Event, written: Trace) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -66,8 +67,19 @@ def hidden_of(output: Any, like: Tensor) -> Tensor:
 def without_cache(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Arguments as a replay is given them again. A cache holds the keys of the real run already: a replay that saw it
     would attend to them twice."""
+    args, kwargs = apart(args, kwargs)
     caches = {key: None for key, value in kwargs.items() if isinstance(value, Cache)}
     return [None if isinstance(value, Cache) else value for value in args], kwargs | caches
+
+
+def apart(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments with a copy of each mapping: what another call puts into one (keys and values for later blocks) would
+    reach the real run."""
+
+    def own(value: Any) -> Any:
+        return copy.copy(value) if isinstance(value, MutableMapping) else value
+
+    return tuple(map(own, args)), {key: own(value) for key, value in kwargs.items()}
 
 
 def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:

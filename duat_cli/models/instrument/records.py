@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import random_like
 from duat_cli.models.block.norms import FrozenNorm
-from duat_cli.models.block.parts import BlockParts, HiddenSlot
+from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.instrument.activations import Extremes, bounds_of
 from duat_cli.models.instrument.attention import AttentionCall, RowSource, StoredRows, allowed_by, apply_rows
 from duat_cli.models.instrument.calls import hidden_of
@@ -43,6 +42,11 @@ class UnitCall:
 
     def returning(self, tensor: Tensor) -> Any:
         return tensor if self.rest is None else (tensor, *self.rest)
+
+
+def handed_values(call: AttentionCall, x: Tensor) -> UnitCall:
+    """Values that a block in front hands on, as what a unit gives. x: what the attention module reads."""
+    return UnitCall(call.module, x, call.value, None, behind_attention=False)
 
 
 @dataclass(frozen=True)
@@ -198,7 +202,7 @@ class BlockRun:
         prompts: int = 1,
     ) -> None:
         """output: (prompts, N / prompts, M), as the model's code holds it."""
-        self._rig, self._call, self.prompts = rig, call, prompts
+        self._rig, self.call, self.prompts = rig, call, prompts
         self.index, self.parts, self.recording = index, parts, recording
         self.input: Tensor = self._in_one(parts.hidden.get(*call))  # (1, N, M)
         self.output = self._in_one(output)  # (1, N, M)
@@ -332,23 +336,11 @@ class BlockRun:
         attention = None if attention is None else attention.contiguous()  # as attention functions give it
         plan = Substitutes(self, items.shape[0], given, attention, stop, self.attention, self.prompts)
         apart = items if self.prompts == 1 else items.unflatten(1, (self.prompts, -1)).flatten(0, 1)
-        args, kwargs = self.parts.hidden.put(*self._call, apart)
+        args, kwargs = self.parts.hidden.put(*self.call, apart)
         with self._rig.replaying(plan), contextlib.suppress(ReplayStop):
             output = hidden_of(self._rig.call_block(self.parts.module, args, kwargs), apart)
             plan.result.output = output if self.prompts == 1 else output.reshape(items.shape)
         return plan.result
-
-    def reads(self, slot: HiddenSlot) -> bool:
-        """Whether the replayed block depends on what it is given there: its values, what its units read or its output.
-        What queries and keys alone are made of is held in H."""
-        items, own = torch.zeros_like(self.input), self._call
-        given, seen = [u.output[None] for u in self.units], []
-        for value in (slot.get(*own), random_like(slot.get(*own))):
-            self._call = slot.put(*own, value)
-            replay = self.replay(items, given)
-            seen.append([*replay.values, *replay.unit_inputs, *([] if replay.output is None else [replay.output])])
-        self._call = own
-        return not all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
 
     def crossed(self, states: Tensor, *, attention: Tensor | None = None, stop_at_values: bool = False) -> Replay:
         """Cross-attention alone on other states of the encoder, (items, K, width), with its H held.

@@ -41,6 +41,7 @@ from duat_cli.models.instrument.records import (
     ReplayStop,
     Substitutes,
     UnitCall,
+    handed_values,
     zero_given,
 )
 
@@ -128,6 +129,9 @@ class Rig:
         plan = self._plan
         if plan is None:
             return None
+        if plan.run.parts.handed:
+            value = plan.given[plan.unit_calls].flatten(0, 1)
+            plan.unit_calls += 1
         call = plan.calls_of[plan.attention_calls]
         if call.windows is not None and call.windows.sizes is not None:
             return plan.one_window(call.rows, call.windows, value)
@@ -275,9 +279,13 @@ class Rig:
             rest = plan.run.recording.attention_rests[module]
             tensor = self._direct_attention(module, plan.run.parts, x)
             return tensor if rest is None else (tensor, *rest)
+        if plan is not None and plan.run.parts.handed and x is not None:
+            plan.result.unit_inputs.append(plan.by_item(x))
         with self._watched(module):
             output = original(*args, **kwargs)
         if self._recording is not None:
+            if self._block is not None and self._block.handed and x is not None:
+                self._recording.units.append(handed_values(self._recording.attention[-1], x))
             rest = None if isinstance(output, Tensor) else tuple(output[1:])
             self._recording.attention_rests[module] = rest
             self._recording.extremes.see("attention", output)

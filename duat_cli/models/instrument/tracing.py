@@ -24,6 +24,7 @@ from duat_cli.models.instrument.attention import (
     interface_installed,
     watched,
 )
+from duat_cli.models.instrument.calls import apart
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.interception import SoftmaxInterception
 
@@ -183,7 +184,7 @@ class Tracer:
             return
         self._stack.pop()
         self.ran.add(module)
-        event = Event(module, args, kwargs, output)
+        event = Event(module, *apart(args, kwargs), output)
         event = replace(event, versions=tuple(map(writes_to, event.tensors)))
         if self._inside is None:
             if not any(module.children()):

@@ -21,7 +21,7 @@ class Chain:
     """
 
     def __init__(self, blocks: Blocks, forward: Forward) -> None:
-        self._names: list[str] = []
+        self._blocks: list[BlockParts] = []
         self._seen: tuple[list[list[Tensor]], list[list[Tensor]]] = [], []
         self.passes = [
             BlockPass(blocks, forward, self._handler(seen, shift))
@@ -33,7 +33,7 @@ class Chain:
             number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]
         ) -> Any:
             hidden = parts.hidden.get(args, kwargs)
-            self._names[number:] = [parts.name]
+            self._blocks[number:] = [parts]
             seen.append([t.clone() for t in _tensors((list(args), kwargs)) if t is not hidden])
             before = hidden.clone()
             output = original(*args, **kwargs)
@@ -43,11 +43,14 @@ class Chain:
         return handle
 
     def broken(self) -> str | None:
-        """The first block that does, once both passes have run."""
-        for name, before, after in zip(self._names, *self._seen, strict=True):
-            if len(before) != len(after) or not all(map(torch.equal, before, after)):
-                return name
-        return None
+        """The first block that does, once both passes have run; of several rather one whose values are known to be
+        handed on, since a mapping goes through all blocks."""
+        found = [
+            parts
+            for parts, before, after in zip(self._blocks, *self._seen, strict=True)
+            if len(before) != len(after) or not all(map(torch.equal, before, after))
+        ]
+        return next((parts.name for parts in sorted(found, key=lambda parts: not parts.handed)), None)
 
     def require(self) -> None:
         """UnsupportedModelError where a block does, once both passes have run."""

@@ -199,7 +199,8 @@ def _reach(run: BlockRun, known: BlockFactors, gate: Tensor | None, base: Base) 
     """t for this input: add a known vector R to H V and see what arrives: t_i (g_i ∘ R) O. With the residual of each
     prompt."""
     mixed = base.replay.mixed[0][:1]  # (1, N, heads, d)
-    added = random_like(mixed, SEED)
+    # of the size of H V: values of their own are zero in the base, where what is added may drown in the stream
+    added = random_like(run.attention[0].output if known.own else mixed, SEED)
     moved = run.replay(base.items[:1], [g[:1] for g in base.given], attention=mixed + added)
     target = wide(known.tap.read(moved)[0]) - wide(known.tap.read(base.replay)[0])
     reaching = wide(added[0]) if gate is None else wide(added[0]) * gate.transpose(0, 1)

@@ -118,7 +118,8 @@ def _legend(report: InspectReport) -> list[RenderableType]:
     if not report.blocks:
         return []
     density = report.blocks[0].density
-    own = ", of a mixer from its own values," if any(o.rows != o.columns for o in _operators(report)) else ""
+    apart = any(o.rows != o.columns for o in _operators(report))
+    own = ", of a mixer from its own values, of layers that share values from these," if apart else ""
     softmax = report.certificate.capture != "frozen kernel"
     alike = "Softmax rows are positive, so heads look" if softmax else "Heads may look"
     return [

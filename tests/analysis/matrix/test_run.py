@@ -232,7 +232,7 @@ def test_no_such_block() -> None:
 
 def test_a_block_without_factors_is_refused_with_the_reason() -> None:
     model = loaded("jamba")
-    with pytest.raises(UnsupportedModelError, match=r"block 0 \(layers.0\) .*: its token mixer reads its own values"):
+    with pytest.raises(UnsupportedModelError, match=r"block 0 \(layers.0\) .*: its W' reads values that"):
         matrices(model, layer=0)
     assert set(verdicts(matrices(model, layer=1).report).values()) == {True}
 

@@ -173,7 +173,7 @@ def test_a_block_without_factors_is_exit_2(tmp_path: Path, capsys: pytest.Captur
     assert run(["matrix", model, "-q", "-o", str(file)]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert "its token mixer reads its own values" in err
+    assert "its W' reads values that are a UAT term" in err
     assert not file.exists()
 
 

@@ -12,7 +12,7 @@ import torch
 from own_code import PROMPTS, Block, OwnStack, own
 from paging import in_parts, saved
 from torch import Tensor, nn
-from transformers import Gemma4TextConfig, Gemma4TextModel, GPT2Config, GPT2Model, T5Config, T5ForConditionalGeneration
+from transformers import GPT2Config, GPT2Model, T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Block
 
 import duat_cli as duat
@@ -20,7 +20,6 @@ from duat_cli.analysis.session import Session
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.sweep import alone as module
 from duat_cli.models.sweep.alone import has_own_code
-from duat_cli.zoo.tiny import build
 
 
 class Reading(Block):
@@ -165,20 +164,3 @@ def test_a_decoder_may_read_its_encoder() -> None:
     assert has_own_code(model)
     for stack in ("decoder", "encoder"):
         assert duat.verify(model, prompts=[[5, 9, 12, 33]], stack=stack).certificate.exact
-
-
-def test_layers_that_share_keys_and_values_are_refused() -> None:
-    shape = build("gemma4_text").model.config.to_dict() | {
-        "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2,
-    }  # fmt: skip
-    shape.pop("per_layer_config", None)
-    for shared in (0, 2):
-        model = Gemma4TextModel(Gemma4TextConfig(**{**shape, "num_kv_shared_layers": shared})).eval()
-        if not shared:
-            assert duat.verify(model, prompts=[[12, 15, 18, 22]]).certificate.exact
-            continue
-        for verb in (duat.verify, duat.attribute, duat.prune_bound):
-            with pytest.raises(
-                UnsupportedModelError, match="its last 2 layers attend to keys and values of layers in fr"
-            ):
-                verb(model, prompts=[[12, 15, 18, 22]])

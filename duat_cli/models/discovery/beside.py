@@ -1,0 +1,83 @@
+"""What a block reads beside its stream: other tensors that it is given, or values that a block in front hands on."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duat_cli.models.arrays import random_like
+from duat_cli.models.block.parts import HiddenSlot
+from duat_cli.models.instrument.records import handed_values
+from duat_cli.models.instrument.rig import BlockRun
+
+
+def reads(run: BlockRun, slot: HiddenSlot) -> bool:
+    """Whether the replayed block depends on what it is given there: its values, what its units read or its output. What
+    queries and keys alone are made of is held in H."""
+    items, own = torch.zeros_like(run.input), run.call
+    given, seen = [u.output[None] for u in run.units], []
+    for value in (slot.get(*own), random_like(slot.get(*own))):
+        with _called(run, *slot.put(*own, value)):
+            replay = run.replay(items, given)
+        seen.append([*replay.values, *replay.unit_inputs, *([] if replay.output is None else [replay.output])])
+    return not all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
+
+
+def take_handed(run: BlockRun) -> None:
+    """Have the values of attention held as what a unit gives, where a block in front hands them on."""
+    if len(run.attention) != 1 or run.parts.mixer is not None or not _is_handed(run):
+        return
+    (call,), parts = run.attention, run.parts
+    front = [unit.module for unit in run.units if not unit.behind_attention]
+    rest = [module for module in parts.units if module not in front]
+    run.parts = replace(parts, handed=True, units=(*front, call.module, *rest), mixing=parts.mixing | {call.module})
+    run.recording.units.insert(len(front), handed_values(call, run.input))
+
+
+def _is_handed(run: BlockRun) -> bool:
+    """Whether values come of a mapping that the block is given: they are the same for another stream, and others where
+    that holds other tensors."""
+    args, kwargs = run.call
+    if not any(isinstance(value, MutableMapping) for value in (*args, *kwargs.values())):
+        return False
+    zero = torch.zeros_like(run.input)
+    before, at_other = (_values(run, z) for z in (zero, random_like(zero)))
+    if not all(map(torch.equal, before, at_other)):
+        return False
+    with _called(run, [_exchanged(value) for value in args], {key: _exchanged(one) for key, one in kwargs.items()}):
+        return not all(map(torch.equal, before, _values(run, zero)))
+
+
+def _values(run: BlockRun, items: Tensor) -> list[Tensor]:
+    return run.replay(items, stop_at_values=True).values
+
+
+def _exchanged(value: Any) -> Any:
+    """A mapping with random numbers in its tensors, by themselves or in tuples; anything else as it is."""
+    if not isinstance(value, MutableMapping):
+        return value
+    other = copy.copy(value)
+    other.update({key: _of_others(inner) for key, inner in value.items()})
+    return other
+
+
+def _of_others(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_of_others, value))
+    return random_like(value) if isinstance(value, Tensor) and value.is_floating_point() else _exchanged(value)
+
+
+@contextlib.contextmanager
+def _called(run: BlockRun, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[None]:
+    """While active, the block is replayed with these arguments."""
+    own, run.call = run.call, (args, kwargs)
+    try:
+        yield
+    finally:
+        run.call = own

@@ -1,0 +1,135 @@
+"""Values that a block in front hands on: W' reads them, and what a replay puts into the mapping goes no further."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import single_model
+from torch import Tensor
+from transformers import Gemma4TextConfig, Gemma4TextModel, MistralLarge4TextConfig, MistralLarge4TextModel
+
+import duat_cli as duat
+from duat_cli.analysis.decomposition import Decomposition
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
+from duat_cli.models.instrument.rig import BlockRun
+
+IDS = torch.tensor([[12, 15, 18, 22, 31, 15, 19]])
+FIRST = 2
+"""The first block that shares; block 0 hands on to 2, block 1 to 3."""
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """Small Gemma 4: its last two layers have neither keys nor values of their own; in float64, with gains."""
+    shape = single_model("gemma4_text").config.to_dict() | {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+    }
+    shape.pop("per_layer_config", None)
+    generator = torch.Generator().manual_seed(3)
+    made = Gemma4TextModel(Gemma4TextConfig(**shape)).eval().double()
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.add_(0.3 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype))
+    made.set_attn_implementation("eager")
+    return made
+
+
+@pytest.fixture(scope="module")
+def structure(model: Any) -> ModelStructure:
+    return discover(model)
+
+
+def runs_of(structure: ModelStructure) -> list[tuple[BlockRun, Any]]:
+    """Every block with its W'."""
+    found, decomposition = [], Decomposition()
+
+    def listen(run: BlockRun) -> None:
+        found.append((run, decomposition.advance(run).operator(run, structure.block(run.index))))
+
+    with structure.rig().active() as rig:
+        rig.run(lambda: run_stack(structure.stack, IDS), listen)
+    return found
+
+
+def test_they_are_found_where_they_are_handed_on(structure: ModelStructure) -> None:
+    assert [block.parts.handed for block in structure.blocks] == [False, False, True, True]
+    for block in structure.blocks[FIRST:]:
+        assert block.factors is not None
+        assert block.factors.own
+        assert block.parts.attention[0] in block.parts.units
+        assert block.parts.attention[0] in block.parts.mixing
+    assert not any(block.parts.handed for block in discover(single_model("gemma4_text")).blocks)
+
+
+def test_a_replay_hands_nothing_on(structure: ModelStructure) -> None:
+    with torch.no_grad():
+        plain = run_stack(structure.stack, IDS)[0]
+    with structure.rig().active() as rig:
+        seen = rig.run(lambda: run_stack(structure.stack, IDS), lambda run: run.replay(torch.ones_like(run.input)))
+    assert torch.equal(seen[0], plain)
+
+
+def test_their_operator_is_that_of_values_of_the_block_in_front(model: Any, structure: ModelStructure) -> None:
+    """W' against H (x) O built dense, with H of the model's own eager attention and its own norm behind O."""
+    values: dict[int, Tensor] = {}
+    hooks = [
+        layer.self_attn.v_norm.register_forward_hook(lambda _m, _a, out, n=n: values.__setitem__(n, out[0]))
+        for n, layer in enumerate(model.layers[:FIRST])
+    ]
+    with torch.no_grad():
+        weights = model(IDS, output_attentions=True, use_cache=False).attentions
+    for hook in hooks:
+        hook.remove()
+    for (run, operator), H, layer in list(zip(runs_of(structure), weights, model.layers, strict=True))[FIRST:]:
+        handed = values[run.index - FIRST]  # (N, kv_heads, d)
+        tokens, kv, d = handed.shape
+        heads = H.shape[1]
+        out = layer.self_attn.o_proj.weight.detach().T.reshape(heads, d, -1)
+        group = heads // kv
+        summed = sum(H[0, h] @ handed[:, h // group] @ out[h] for h in range(heads))
+        norm = layer.post_attention_layernorm
+        scale = (summed.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+        expected = torch.zeros(tokens, out.shape[-1], tokens, kv, d, dtype=out.dtype)
+        for h in range(heads):
+            reaching = out[h] * norm.weight.detach()
+            expected[:, :, :, h // group] += torch.einsum("ij,dm->imjd", H[0, h] * scale, reaching)
+        dense = operator.matrix().dense(limit=8192)
+        assert dense.shape == (tokens * out.shape[-1], tokens * kv * d)
+        torch.testing.assert_close(dense, expected.reshape(dense.shape), rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(operator.image(), norm(summed).detach(), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_sum_is_exact_and_parts_add_up(model: Any, dtype: torch.dtype) -> None:
+    prompts = [IDS[0].tolist(), [9, 8, 7]]
+    single = model.float() if dtype == torch.float32 else model
+    try:
+        assert duat.verify(single, prompts=prompts).certificate.exact
+        report = duat.attribute(single, prompts=prompts, target="3")
+        assert report.certificate.exact
+        assert ["values of a block in front of it" in one.why for one in report.skipped] == [True]
+        mixing = {unit.block for unit in report.attribution[0].parts.units if unit.mixes}
+        assert mixing == {FIRST, FIRST + 1}
+    finally:
+        model.double()
+
+
+def test_what_is_taken_out_in_front_would_change_them(model: Any) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"^layers\.2 reads more of the blocks in front of it"):
+        duat.prune_bound(model, prompts=[IDS[0].tolist()])
+
+
+def test_values_made_of_a_latent_that_is_handed_on() -> None:
+    """Mistral Large 4 hands on what keys and values are made of, and is read by its softmax."""
+    given = single_model("mistral_large4_text").config.to_dict()
+    shared = {"kv_source_layers": [0, 0, 0], "no_rope_layers": [1, 1, 1]}
+    model = MistralLarge4TextModel(MistralLarge4TextConfig(**given | shared)).eval()
+    assert [block.parts.handed for block in discover(model).blocks] == [False, True, True]
+    report = duat.verify(model, prompts=[IDS[0].tolist()])
+    assert report.certificate.exact
+    assert all(block.operator_error is not None and block.operator_error < 1e-5 for block in report.blocks)
