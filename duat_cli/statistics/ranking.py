@@ -86,10 +86,9 @@ def median_ratio(x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
     return (ratio.gather(-1, lower) + ratio.gather(-1, upper))[..., 0] / 2
 
 
-def worst_ratio(x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The ratio x / y farthest from one, as a factor of at least one; of those that are there, whatever they weigh."""
-    logs = (x / y).log().abs()
-    return torch.where(logs.isnan(), -1.0, logs).amax(dim=-1).exp()
+def worst_ratio(x: Tensor, y: Tensor) -> Tensor:
+    """The ratio x / y, both above zero, that is farthest from one, as a factor of at least one."""
+    return (x / y).log().abs().amax(dim=-1).exp()
 
 
 def bootstrap(

@@ -83,7 +83,7 @@ def _cell(column: Mapping[str, Estimated], name: str) -> str:
 
 def _worst(report: PruneReport) -> float:
     """The largest factor between predicted and measured damage of whole parts."""
-    return max(one.worst_ratio.value for one in report.prediction if one.granularity in WHOLE and one.worst_ratio)
+    return max(one.worst_ratio for one in report.prediction if one.granularity in WHOLE and one.worst_ratio)
 
 
 def _name(name: str) -> str:

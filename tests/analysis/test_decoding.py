@@ -15,7 +15,7 @@ from attributing import WORDS
 from decoders import IDS, OWN, attentions, given_to, through
 from helpers import as_loaded, prompt_of, single_model
 from torch import Tensor, nn
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import T5Config, T5ForConditionalGeneration, T5ForSequenceClassification
 
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
@@ -182,6 +182,23 @@ def test_a_decoder_is_attributed_and_says_so(folder: Path, capsys: pytest.Captur
         code, out, err = answered([*words, *more], capsys)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert said in err
+
+
+def test_a_head_that_reads_the_encoders_tokens_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A class is read where the text ends, which its own forward looks for among the encoder's tokens."""
+    shape = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 259}
+    torch.manual_seed(3)
+    T5ForSequenceClassification(T5Config(vocab_size=264, pad_token_id=259, eos_token_id=257, **shape)).save_pretrained(
+        tmp_path
+    )
+    bad_checkpoints.tokenizer(tmp_path)
+    words = [str(tmp_path), "--stack", "decoder", "--prompt", "abc"]
+    code, out, _ = answered(["check", *words, "--json"], capsys)
+    assert code in (0, 1)
+    assert json.loads(out)["behaviour"]["loss_per_token"] is None
+    code, out, err = answered(["attribute", *words], capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "its head takes more than its encoder's states and its decoder's tokens" in err
 
 
 @pytest.fixture(scope="module")

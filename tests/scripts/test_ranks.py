@@ -14,7 +14,7 @@ def one(value: float) -> Any:
 
 def prediction(kind: str, own: float, others: dict[str, Any], ratio: float = 1.0, worst: float = 1.0) -> Any:
     return SimpleNamespace(
-        granularity=kind, n=9, spearman=one(own), criteria=others, median_ratio=one(ratio), worst_ratio=one(worst)
+        granularity=kind, n=9, spearman=one(own), criteria=others, median_ratio=one(ratio), worst_ratio=worst
     )
 
 

@@ -294,7 +294,7 @@ class Prediction:
                 return found
         hidden = getattr(output, "last_hidden_state", None)
         if not isinstance(hidden, Tensor):
-            raise UnsupportedModelError(f"{type(self._model).__name__} puts out neither logits nor hidden states")
+            raise UnsupportedModelError(f"{type(self._model).__name__} puts out neither `logits` nor hidden states")
         self.headless = True
         return hidden.mean(dim=1)
 

@@ -24,13 +24,12 @@ from duat_cli.results.prune.terms import Estimated, HeadSummary, NeuronSummary, 
 from duat_cli.statistics.ranking import Estimate, bootstrap, kendall, median_ratio, spearman, worst_ratio
 from duat_cli.statistics.survey import mean_of
 
-FEWEST = 3  # terms that can be ranked
+FEWEST = 5  # terms that can be ranked: of three, resampled, an interval may be a point
 DRAWN = 8  # the same of those that stand for others: of four, resampled, one interval in seven is [1, 1]
 _STATISTICS = {  # field of the report -> statistic of predicted and measured damages, and whether it divides them
     "spearman": (spearman, False),
     "kendall": (kendall, False),
     "median_ratio": (median_ratio, True),
-    "worst_ratio": (worst_ratio, True),
 }
 NEGLIGIBLE = 0.01  # of the budget
 FACTOR = 2.0  # that a prediction may be off by and still be valid
@@ -229,7 +228,7 @@ def prediction_of(
     weights = 1 / chance
     fewest = FEWEST if len(truth) == len(every) else DRAWN
     enough = len(truth) >= fewest
-    within, names = None, (*_STATISTICS, "valid_to")
+    within, worst, names = None, None, (*_STATISTICS, "worst_ratio", "valid_to")
     reasons = {} if enough else dict.fromkeys(names, f"{len(truth)} ablated terms are too few to be ranked")
     values: dict[str, Estimated | None] = dict.fromkeys(_STATISTICS)
     criteria: dict[str, Estimated | None] = {}
@@ -243,10 +242,12 @@ def prediction_of(
             values[name] = _estimated(ranked)
             if values[name] is None:
                 reasons[name] = "one side is constant" if len(x) >= fewest else "too few damages above zero"
-        within = valid_to(guess[both], truth[both]) if len(guess[both]) >= fewest else None
-        if within is None:
-            few = len(guess[both]) < fewest
-            reasons["valid_to"] = "too few damages above zero" if few else "the smallest prediction is further off"
+        if int(both.sum()) >= fewest:
+            within, worst = valid_to(guess[both], truth[both]), float(worst_ratio(guess[both], truth[both]))
+            if within is None:
+                reasons["valid_to"] = "the smallest prediction is further off"
+        else:
+            reasons |= dict.fromkeys(("worst_ratio", "valid_to"), "too few damages above zero")
         for name, score in scores.items():
             if bool(torch.isfinite(score[picked]).all()):
                 criteria[name] = _estimated(bootstrap(spearman, score[picked], truth, confidence, weights=weights))
@@ -262,6 +263,7 @@ def prediction_of(
         mean_measured=_estimated(mean),
         criteria=criteria,
         reasons=reasons,
+        worst_ratio=worst,
         valid_to=within,
         **values,
     )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.compat.transformers import encoder_output, stated
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, wide
 from duat_cli.models.discovery.modality import STATES, is_pair, of_libraries
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
@@ -130,15 +131,26 @@ def decoder_logits(pair: Any, decoder: Any, output: Any, given: Mapping[str, Ten
 
     output: what `decoder` gave for `given`, its tokens (1, N) and the encoder's states.
     """
-    with patched(decoder, lambda *_call: output), torch.no_grad():
-        logits = getattr(run_pair(pair, given), "logits", None)
+    try:
+        with patched(decoder, lambda *_call: output), torch.no_grad():
+            logits = getattr(run_pair(pair, given), "logits", None)
+    except UnsupportedModelError:
+        return None
     return logits[0] if isinstance(logits, Tensor) and logits.shape[:-1] == given["input_ids"].shape else None
 
 
 def run_pair(pair: Any, given: Mapping[str, Tensor]) -> Any:
-    """The output of an encoder-decoder on its encoder's states and its decoder's tokens."""
+    """The output of an encoder-decoder on its encoder's states and its decoder's tokens; UnsupportedModelError where
+    its head takes more, such as the encoder's tokens, of which a classifier looks for the last."""
     states = encoder_output(given[STATES])
-    return pair(encoder_outputs=states, decoder_input_ids=given["input_ids"], use_cache=False)
+    try:
+        return pair(encoder_outputs=states, decoder_input_ids=given["input_ids"], use_cache=False)
+    except (AttributeError, TypeError, ValueError) as fault:
+        name = type(pair).__name__
+        raise UnsupportedModelError(
+            f"{name}: its head takes more than its encoder's states and its decoder's tokens; duat inspect and verify "
+            "read its blocks"
+        ) from fault
 
 
 def _tokens_at_once(model: Any, tokens: int) -> int:

@@ -244,8 +244,13 @@ class Prediction(WithReasons):
         description="median of predicted / measured"
     )
     worst_ratio: Annotated[
-        Estimated | None,
-        replace(_RATIO, formula="the ratio linearised / measured that is farthest from 1, as a factor of at least 1"),
+        Finite | None,
+        Meaning(
+            "factor",
+            "measured",
+            how="of the terms that were ablated: others may be further off",
+            formula="the ratio linearised / measured that is farthest from 1, as a factor of at least 1",
+        ),
     ] = Field(description="largest factor between predicted and measured")
     valid_to: Annotated[
         Finite | None,

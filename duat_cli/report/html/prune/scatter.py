@@ -22,10 +22,10 @@ _QUALITY = (
             ("Spearman", "spearman", "-1 to 1"),
             ("Kendall", "kendall", "-1 to 1"),
             ("median predicted / measured", "median_ratio", "factor"),
-            ("worst", "worst_ratio", "factor"),
         )
         for end, part in (("", "value"), (", from", "low"), (", to", "high"))
     ),
+    Column(("worst of the ablated", "factor"), "worst_ratio", numbers.plain),
 )
 
 
