@@ -3,8 +3,8 @@
 It carries click's classes privately. What is overridden or read of them: `format_options`, `get_help_option`,
 `make_parser`, `parse_args`, `invoke`, `params` and `commands` of commands; `multiple`, `is_flag`, `name`, `opts`,
 `metavar`, `get_help_record`, `param_type_name` and `rich_help_panel` of parameters; `section` and `write_dl` of the
-formatter; `get_command`, which an app that is called calls every time. Without one of these, help pages fail with an
-error or fall back to one flat list.
+formatter; `get_command`, which an app that is called calls every time; `OptionInfo`, which `typer.Option` gives, and
+its `default`. Without one of these, help pages fail with an error or fall back to one flat list.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
+from typer.models import OptionInfo
 
-__all__ = ["TyperCommand", "TyperGroup", "TyperOption", "get_command", "usage_error"]
+__all__ = ["OptionInfo", "TyperCommand", "TyperGroup", "TyperOption", "get_command", "usage_error"]
 
 
 def usage_error(error: BaseException) -> tuple[str, str | None] | None:

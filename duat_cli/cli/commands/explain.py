@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from duat_cli.cli.shared import options
+from duat_cli.cli.shared.grouped import grouped
 from duat_cli.errors import EXIT_SOUND
 
-Name = Annotated[
-    list[str] | None,
-    typer.Argument(
+
+@grouped
+def explain(
+    name: list[str] | None = typer.Argument(
+        None,
         metavar="NAME",
         show_default=False,
         help="A column, a JSON field or its path, a rule, a word, or a topic. Without it: the list of all.",
     ),
-]
-
-
-def explain(
-    name: Name = None,
-    form: options.FormatOption = None,
-    json: options.Json = False,
-    output: options.Output = None,
-    quiet: options.Quiet = False,
-    no_color: options.NoColor = False,
+    *,
+    shown: options.Plain,
+    quiet: bool = options.Voice.quiet,
+    no_color: bool = options.Voice.no_color,
 ) -> int:
     """What a name in duat's output means: definition, formula, unit, source, and how exact; or a page on a topic.
 
@@ -33,8 +28,8 @@ def explain(
     """
     from duat_cli.cli.shared.presentation import Presentation, talk_of
 
-    talk = talk_of(quiet, False, no_color)
-    presentation = Presentation.of(output, form, json, no_color)
+    talk = talk_of(options.Voice(quiet=quiet, no_color=no_color))
+    presentation = Presentation.of(shown.output, shown.form, shown.json, no_color)
     from duat_cli.explain.find import explain as look_up
     from duat_cli.report.explain import render_explain
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from duat_cli.cli.shared import options
+from duat_cli.cli.shared.grouped import Options, grouped
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 from duat_cli.loading.inputs.request import EVERY
 
@@ -24,226 +24,184 @@ if TYPE_CHECKING:
     from duat_cli.loading.prompt_set import PromptSet
     from duat_cli.results.inspect import InspectReport
 
-Threshold = Annotated[
-    float,
-    options.compute_option(
+
+class Asked(Options):
+    """What is computed and written."""
+
+    layers: str | None = options.LAYERS
+    threshold: float = options.compute_option(
+        0.01,
         "--threshold",
         metavar="X",
         help="An entry of W' counts for the density above X times the root mean square entry.",
-    ),
-]
-ConvWidth = Annotated[
-    int,
-    options.compute_option(
-        "--conv-width", metavar="K", min=1, help="Width of the 1-D convolution that the density is compared with."
-    ),
-]
-Spectrum = Annotated[
-    bool, options.compute_option("--spectrum", metavar="", help="Also the spectral norm and stable rank of W'.")
-]
-Terms = Annotated[
-    bool, options.compute_option("--terms", metavar="", help="Also every UAT term's share of the last output.")
-]
-EndToEnd = Annotated[
-    bool,
-    options.compute_option(
+    )
+    conv_width: int = options.compute_option(
+        3, "--conv-width", metavar="K", min=1, help="Width of the 1-D convolution that the density is compared with."
+    )
+    spectrum: bool = options.compute_option(False, "--spectrum", help="Also the spectral norm and stable rank of W'.")
+    terms: bool = options.compute_option(False, "--terms", help="Also every UAT term's share of the last output.")
+    end_to_end: bool = options.compute_option(
+        False,
         "--end-to-end",
-        metavar="",
         help="Also how tokens of the first block's input reach the last output through all blocks; beside "
         "uniform attention; as much work as two more passes a token.",
-    ),
-]
-RoutingOption = Annotated[
-    bool,
-    options.compute_option(
+    )
+    routing: bool = options.compute_option(
+        False,
         "--routing",
-        metavar="",
         help="Also where attention weights come from: W_QK of every head, and what scores are explained by.",
-    ),
-]
-HeadsOption = Annotated[
-    bool,
-    options.compute_option(
+    )
+    heads: bool = options.compute_option(
+        False,
         "--heads",
-        metavar="",
         help="Also what each attention head reads: the first, the previous, an equal or the token behind an equal one "
         "(induction), how many tokens and how far away; beside uniform attention.",
-    ),
-]
-PerPrompt = Annotated[
-    bool, options.compute_option("--per-prompt", metavar="", help="Also the values and spreads over the prompts.")
-]
-Matrices = Annotated[
-    str | None,
-    options.compute_option(
+    )
+    per_prompt: bool = options.compute_option(
+        False, "--per-prompt", help="Also the values and spreads over the prompts."
+    )
+    matrices: str | None = options.compute_option(
+        None,
         "--matrices",
         metavar="FILE",
         help="Write every block's W' by its factors (H, V, O, scales), C, inputs and tokens to a .safetensors file, "
         "block by block; heads x N x N x 4 bytes a block and prompt of N tokens. To rebuild W': "
         "duat explain operator-file.",
-    ),
-]
-MapsOption = Annotated[
-    int | None,
-    options.compute_option(
+    )
+    maps: int | None = options.compute_option(
+        None,
         "--maps",
         metavar="K",
         min=0,
         help="Also C of the first K prompts, token by token, up to 64 tokens. Default: 0, with --format html 1.",
-    ),
-]
-Save = Annotated[
-    str | None,
-    options.compute_option(
+    )
+    save: str | None = options.compute_option(
+        None,
         "--save",
         metavar="WHAT",
         help="Write what the input sets in every block, one .safetensors file a prompt, block by block: H (attention "
         "weights), S (norm scales), bias (b'_{j,2} and b'_{j,3}), separated by commas; needs --save-to. More: "
         "duat explain network.",
-    ),
-]
-SaveTo = Annotated[
-    str | None,
-    options.compute_option(
-        "--save-to", metavar="DIR", help="The folder of --save: a new one, or one without such files."
-    ),
-]
-Null = Annotated[
-    Literal["all", "uniform"],
-    options.compute_option(
+    )
+    save_to: str | None = options.compute_option(
+        None, "--save-to", metavar="DIR", help="The folder of --save: a new one, or one without such files."
+    )
+    null: Literal["all", "uniform"] = options.compute_option(
+        "all",
         "--null",
         metavar="WHICH",
         help="What to compare the statistics of W' with: uniform attention, or all: also the same architecture "
         "re-initialised, which takes a second model's memory, or a second block's where weights are read in parts.",
-    ),
-]
-NoCache = Annotated[
-    bool,
-    options.compute_option(
-        "--no-cache", metavar="", help="Neither read nor write the cache of Gram matrices and nulls."
-    ),
-]
+    )
+    out: str | None = options.OUT
+    no_cache: bool = options.compute_option(
+        False, "--no-cache", help="Neither read nor write the cache of Gram matrices and nulls."
+    )
+
+    def settings(self) -> InspectOptions:
+        """InputError for --layers and --threshold that cannot be meant."""
+        from duat_cli.analysis.inspect.options import InspectOptions
+        from duat_cli.api.settings import at_least, blocks_of
+
+        layers = blocks_of(self.layers)
+        at_least("--threshold", self.threshold, 0)
+        return InspectOptions(
+            layers=layers,
+            threshold=self.threshold,
+            conv_width=self.conv_width,
+            spectrum=self.spectrum,
+            terms=self.terms,
+            end_to_end=self.end_to_end,
+            routing=self.routing,
+            heads=self.heads,
+            per_prompt=self.per_prompt,
+            null=self.null,
+            cache=not self.no_cache,
+        )
 
 
+class Card(Options):
+    """Where the report goes, and in which form."""
+
+    form: options.CardFormat | None = options.output_option(
+        None,
+        "--format",
+        metavar="FORMAT",
+        show_default=False,
+        help="table, json, html (a page with pictures) or model-card (a section for a model's README). Default: table, "
+        "or what the output file's name ends in.",
+    )
+    json: bool = options.Page.json
+    output: str | None = options.Page.output
+
+
+@grouped
 def inspect(
-    model: options.Model = None,
-    prompt: options.Prompts = None,
-    prompts: options.PromptsFile = None,
-    max_tokens: options.MaxTokens = None,
-    chat: options.Chat = False,
-    image: options.Images = None,
-    audio: options.Sounds = None,
-    tensors: options.InputTensors = None,
-    stack: options.Stacks = None,
-    decoder_prompt: options.DecoderPrompts = None,
-    layers: options.Layers = None,
-    threshold: Threshold = 0.01,
-    conv_width: ConvWidth = 3,
-    spectrum: Spectrum = False,
-    terms: Terms = False,
-    end_to_end: EndToEnd = False,
-    routing: RoutingOption = False,
-    heads: HeadsOption = False,
-    per_prompt: PerPrompt = False,
-    matrices: Matrices = None,
-    maps: MapsOption = None,
-    save: Save = None,
-    save_to: SaveTo = None,
-    null: Null = "all",
-    out: options.Out = None,
-    no_cache: NoCache = False,
-    device: options.Device = "auto",
-    device_map: options.DeviceMap = None,
-    dtype: options.DtypeOption = "float32",
-    memory: options.Memory = None,
-    revision: options.Revision = None,
-    token: options.Token = None,
-    cache_dir: options.CacheDir = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    form: options.CardFormatOption = None,
-    json: options.Json = False,
-    output: options.Output = None,
-    wide: options.Wide = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    no_color: options.NoColor = False,
+    model: str | None = options.MODEL,
+    *,
+    texts: options.Texts,
+    files: options.Files,
+    asked: Asked,
+    loading: options.Loading,
+    shown: Card,
+    wide: bool = options.WIDE,
+    voice: options.Voice,
 ) -> int:
     """What each block's attention operator does, exactly, and how the network splits into the paper's terms.
 
     Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell.
     """
     from duat_cli.analysis.inspect.save.asked import saved_of
-    from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.analysis.plan.task import Task
-    from duat_cli.api.settings import at_least, blocks_of
     from duat_cli.api.target import tensor_target
     from duat_cli.cli.shared.many import into_folder, processes
     from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
 
-    limit = options.parse_memory(memory)
-    files = matrices is not None or save is not None or (maps or 0) > 1  # made by one process, as the prompts run
-    shared = 1 if out is not None or files else processes()
-    task = Task("inspect", reinitialised=null == "all", processes=shared)
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map)
-    given = options.input_files(image, audio, tensors, stack, decoder_prompt)
-    texts = PromptRequest(prompt, prompts, max_tokens, given, chat=chat)
-    talk = talk_of(quiet, verbose, no_color)
-    chosen = blocks_of(layers)
-    at_least("--threshold", threshold, 0)
-    presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
-    if stack == EVERY and presentation.form == "model-card":
+    alone = asked.matrices is not None or asked.save is not None or (asked.maps or 0) > 1  # as the prompts run
+    shared = 1 if asked.out is not None or alone else processes()
+    task = Task("inspect", reinitialised=asked.null == "all", processes=shared)
+    wanted = loading.request(model, task)
+    read = texts.request(files.given())
+    talk = talk_of(voice)
+    settings = asked.settings()
+    presentation = Presentation.of_page(shown.output, shown.form, shown.json, voice.no_color, wide=wide)
+    every = files.stack == EVERY
+    if every and presentation.form == "model-card":
         raise InputError("--stack all and --format model-card contradict each other: a section is of one stack")
-    matrix_file = tensor_target("--matrices", matrices)
-    saved = saved_of(save, save_to)
+    matrix_file = tensor_target("--matrices", asked.matrices)
+    saved = saved_of(asked.save, asked.save_to)
 
-    def settings() -> InspectOptions:
-        from duat_cli.analysis.inspect.options import InspectOptions
-
-        return InspectOptions(
-            layers=chosen,
-            threshold=threshold,
-            conv_width=conv_width,
-            spectrum=spectrum,
-            terms=terms,
-            end_to_end=end_to_end,
-            routing=routing,
-            heads=heads,
-            per_prompt=per_prompt,
-            null=null,
-            cache=not no_cache,
-        )
-
-    if out is not None:
+    if asked.out is not None:
         if matrix_file is not None:
             raise InputError("--out and --matrices contradict each other: matrices are written by one process")
-        if maps:
+        if asked.maps:
             raise InputError("--out and --maps contradict each other: maps are drawn by one process")
         if saved is not None:
             raise InputError("--out and --save contradict each other: what --save writes is written by one process")
-        options.refuse_stack(texts.files)
-        found = into_folder(wanted, texts, functools.partial(_into, Path(out), settings, max_tokens), talk)
+        options.refuse_stack(read.files)
+        found = into_folder(wanted, read, functools.partial(_into, Path(asked.out), settings, texts.max_tokens), talk)
         if found is None:
             return EXIT_SOUND  # the first rank has the report
         reports = [found]
     else:
-        if stack == EVERY and (matrix_file is not None or saved is not None):
+        if every and (matrix_file is not None or saved is not None):
             name = "--matrices" if matrix_file is not None else "--save"
             raise InputError(f"--stack all and {name} contradict each other: files are of one stack")
         announce(model, talk)
-        mapped = int(presentation.form == "html") if maps is None else maps
-        reports = _alone(wanted, texts, settings, matrix_file, mapped, saved, talk)
+        mapped = int(presentation.form == "html") if asked.maps is None else asked.maps
+        reports = _alone(wanted, read, settings, matrix_file, mapped, saved, talk)
 
     from duat_cli.report.tables.inspect import render_inspect
     from duat_cli.results.inspect import InspectStacks
 
-    several = InspectStacks(duat_version=reports[0].duat_version, stacks=reports) if stack == EVERY else None
+    several = InspectStacks(duat_version=reports[0].duat_version, stacks=reports) if every else None
     presentation.emit_stacks(reports, several, render_inspect, talk)
     return EXIT_SOUND if all(report.certificate.exact for report in reports) else EXIT_FINDINGS
 
 
 def _into(
     out: Path,
-    settings: Callable[[], InspectOptions],
+    settings: InspectOptions,
     max_tokens: int | None,
     loaded: LoadedModel,
     prompts: PromptSet,
@@ -255,13 +213,13 @@ def _into(
 
     if loaded.paged is None:
         settle()
-    return inspect_into(out, loaded, prompts, settings(), max_tokens, ranks, progress)
+    return inspect_into(out, loaded, prompts, settings, max_tokens, ranks, progress)
 
 
 def _alone(
     wanted: ModelRequest,
     texts: PromptRequest,
-    settings: Callable[[], InspectOptions],
+    settings: InspectOptions,
     matrix_file: FileTarget | None,
     mapped: int,
     saved: Saved | None,
@@ -289,7 +247,7 @@ def _alone(
 
                     kinds, folder = saved
                     states = stack.enter_context(saving(folder, kinds, decode))
-                reports.append(compute(loaded, inputs, settings(), progress, file, maps=maps, states=states))
+                reports.append(compute(loaded, inputs, settings, progress, file, maps=maps, states=states))
     if matrix_file is not None:
         talk.note(f"wrote {matrix_file.path}")
     if saved is not None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from duat_cli.cli.shared import options
+from duat_cli.cli.shared.grouped import Options, grouped
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 
 if TYPE_CHECKING:
@@ -20,94 +21,69 @@ if TYPE_CHECKING:
     from duat_cli.analysis.shards.ranks import Ranks
     from duat_cli.results.lora import LoraReport
 
-Base = Annotated[
-    str | None,
-    typer.Argument(
+
+class Asked(Options):
+    """What is compared."""
+
+    prompt: list[str] | None = options.input_option(
+        None,
+        "--prompt",
+        metavar="TEXT",
+        help="Also run this text through both models; repeatable; - reads standard input.",
+    )
+    prompts: str | None = options.Texts.prompts
+    default_prompts: bool = options.input_option(
+        False, "--default-prompts", help="Also run the bundled texts through both models."
+    )
+    max_tokens: int | None = options.Texts.max_tokens
+    chat: bool = options.Texts.chat
+    lint: bool = options.compute_option(
+        False, "--lint", help="Only check the adapter for what goes wrong in practice; exit 1 on an error."
+    )
+    no_base: bool = options.compute_option(
+        False, "--no-base", help="Read no tensor of the base: the adapter's own numbers only, in seconds."
+    )
+    directions: bool = options.compute_option(
+        False,
+        "--directions",
+        help="Also what takes long for matrices over 1024 wide: intruders and alignment (seconds each), and all "
+        "singular values of dense differences (a minute each).",
+    )
+    no_cache: bool = options.compute_option(
+        False, "--no-cache", help="Neither read nor write directions of base weights in the cache."
+    )
+    out: str | None = options.OUT
+
+
+class Loading(options.Loading):
+    """Code that comes with a checkpoint is not run."""
+
+    trust_remote_code: Literal[False] = False
+
+
+@grouped
+def lora_diff(
+    base: str | None = typer.Argument(
+        None,
         metavar="BASE",
         show_default=False,
         help="The base checkpoint: a folder or a hub id. Without any: the bundled demo and its adapter.",
     ),
-]
-Tuned = Annotated[
-    str | None,
-    typer.Argument(
+    tuned: str | None = typer.Argument(
+        None,
         metavar="TUNED",
         show_default=False,
         help="A PEFT adapter, or a fully tuned checkpoint: a folder, or a hub id (org/name@revision).",
     ),
-]
-Other = Annotated[
-    str | None,
-    typer.Argument(metavar="OTHER", show_default=False, help="A second adapter, to compare with the first."),
-]
-Lint = Annotated[
-    bool,
-    options.compute_option(
-        "--lint", metavar="", help="Only check the adapter for what goes wrong in practice; exit 1 on an error."
+    other: str | None = typer.Argument(
+        None, metavar="OTHER", show_default=False, help="A second adapter, to compare with the first."
     ),
-]
-NoBase = Annotated[
-    bool,
-    options.compute_option(
-        "--no-base", metavar="", help="Read no tensor of the base: the adapter's own numbers only, in seconds."
-    ),
-]
-
-
-Prompts = Annotated[
-    list[str] | None,
-    options.input_option(
-        "--prompt", metavar="TEXT", help="Also run this text through both models; repeatable; - reads standard input."
-    ),
-]
-DefaultPrompts = Annotated[
-    bool, options.input_option("--default-prompts", metavar="", help="Also run the bundled texts through both models.")
-]
-LargeDirections = Annotated[
-    bool,
-    options.compute_option(
-        "--directions",
-        metavar="",
-        help="Also what takes long for matrices over 1024 wide: intruders and alignment (seconds each), and all "
-        "singular values of dense differences (a minute each).",
-    ),
-]
-NoCache = Annotated[
-    bool,
-    options.compute_option(
-        "--no-cache", metavar="", help="Neither read nor write directions of base weights in the cache."
-    ),
-]
-
-
-def lora_diff(
-    base: Base = None,
-    tuned: Tuned = None,
-    other: Other = None,
-    prompt: Prompts = None,
-    prompts: options.PromptsFile = None,
-    default_prompts: DefaultPrompts = False,
-    max_tokens: options.MaxTokens = None,
-    chat: options.Chat = False,
-    lint: Lint = False,
-    no_base: NoBase = False,
-    directions: LargeDirections = False,
-    no_cache: NoCache = False,
-    out: options.Out = None,
-    device: options.Device = "auto",
-    device_map: options.DeviceMap = None,
-    dtype: options.DtypeOption = "float32",
-    memory: options.Memory = None,
-    revision: options.Revision = None,
-    token: options.Token = None,
-    cache_dir: options.CacheDir = None,
-    form: options.PageFormatOption = None,
-    json: options.Json = False,
-    output: options.Output = None,
-    wide: options.Wide = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    no_color: options.NoColor = False,
+    *,
+    asked: Asked,
+    loading: Loading,
+    shown: options.Page,
+    wide: bool = options.WIDE,
+    voice: options.Voice,
 ) -> int:
     """What an adapter, or a full fine-tune, really changed: in the weights, and with prompts in every block.
 
@@ -116,36 +92,43 @@ def lora_diff(
     from duat_cli.analysis.clock import Clock
     from duat_cli.analysis.lora.run import LoraRequest, texts_to_run
     from duat_cli.analysis.lora.run import lora_diff as compute
-    from duat_cli.analysis.opening import ModelRequest, PromptRequest
+    from duat_cli.analysis.opening import PromptRequest
     from duat_cli.cli.shared.many import as_rank, processes
     from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
     clock = Clock()
-    talk = talk_of(quiet, verbose, no_color)
-    presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
-    texts = texts_to_run(PromptRequest(prompt, prompts, max_tokens, chat=chat), default_prompts=default_prompts)
-    limit = options.parse_memory(memory)
-    wanted = ModelRequest(base, revision, token, cache_dir, False, dtype, device, limit, device_map=device_map)
-    shared = 1 if out is not None else processes()
-    request = LoraRequest(wanted, tuned, other, texts, lint, no_base, directions, not no_cache, shared)
-    if out is not None:
-        found = as_rank(base, _kept(request), functools.partial(_into, request, Path(out), clock), talk)
+    talk = talk_of(voice)
+    presentation = Presentation.of_page(shown.output, shown.form, shown.json, voice.no_color, wide=wide)
+    read = PromptRequest(asked.prompt, asked.prompts, asked.max_tokens, chat=asked.chat)
+    texts = texts_to_run(read, default_prompts=asked.default_prompts)
+    request = LoraRequest(
+        loading.request(base),
+        tuned,
+        other,
+        texts,
+        asked.lint,
+        asked.no_base,
+        asked.directions,
+        cache=not asked.no_cache,
+        processes=1 if asked.out is not None else processes(),
+    )
+    if asked.out is not None:
+        report = as_rank(base, _kept(request), functools.partial(_into, request, Path(asked.out), clock), talk)
     else:
         if base is None and texts is None:
             talk.note("no BASE given: using the bundled demo model and its adapter")
         else:
             announce(base, talk)
         with Progress(talk) as progress:
-            found = compute(request, progress, clock.run)
-    if found is None:
-        return EXIT_SOUND  # the first rank has the report
-    report = found
+            report = compute(request, progress, clock.run)
+    if report is None:
+        return EXIT_SOUND  # the first rank has it
 
     from duat_cli.report.tables.lora import render_lora
 
     presentation.emit(report, render_lora, talk)
-    return EXIT_SOUND if is_sound(report, lint) else EXIT_FINDINGS
+    return EXIT_SOUND if is_sound(report, asked.lint) else EXIT_FINDINGS
 
 
 def _kept(request: LoraRequest) -> PromptRequest:

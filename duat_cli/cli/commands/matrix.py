@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from duat_cli.cli.shared import options
+from duat_cli.cli.shared.grouped import Options, grouped
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 from duat_cli.text import PAPER_PROMPT
 
@@ -21,31 +20,49 @@ if TYPE_CHECKING:
     from duat_cli.loading.model.load import LoadedModel
     from duat_cli.loading.prompts import Prompt
 
-Layer = Annotated[
-    int | None, options.input_option("--layer", metavar="I", min=0, help="The block, counted from 0. Without it: 0.")
-]
-Network = Annotated[
-    bool,
-    options.input_option(
+
+class Asked(Options):
+    """The block, or all of them, and the prompt."""
+
+    layer: int | None = options.input_option(
+        None, "--layer", metavar="I", min=0, help="The block, counted from 0. Without it: 0."
+    )
+    network: bool = options.input_option(
+        False,
         "--network",
-        metavar="",
         help="All blocks, in place of one: the paper's W'_{j,1}, W'_{j,2}, W'_{j,3}, b'_{j,2}, b'_{j,3}, and Eq. 21, "
         "23 and 33 evaluated with them beside the model; tokens times width may be 4096.",
-    ),
-]
-OnePrompt = Annotated[
-    list[str] | None,
-    options.input_option(
-        "--prompt", metavar="TEXT", help="The text to run; - reads standard input. Without it: the paper's own."
-    ),
-]
-MaxTokens = Annotated[
-    int | None,
-    options.input_option("--max-tokens", "--tokens", metavar="N", min=1, help="Cut the prompt after N tokens."),
-]
-MatrixFile = Annotated[
-    str | None,
-    options.output_option(
+    )
+    prompt: list[str] | None = options.input_option(
+        None, "--prompt", metavar="TEXT", help="The text to run; - reads standard input. Without it: the paper's own."
+    )
+    max_tokens: int | None = options.input_option(
+        None, "--max-tokens", "--tokens", metavar="N", min=1, help="Cut the prompt after N tokens."
+    )
+    chat: bool = options.Texts.chat
+
+
+class Files(options.OneStack):
+    """Without a decoder."""
+
+    decoder_prompt: None = None
+
+
+class Places(Options):
+    """Where the report goes, and where the matrices."""
+
+    # unlike other commands', whose FILE holds the report in every form
+    form: options.PageFormat | None = options.output_option(
+        None,
+        "--format",
+        metavar="FORMAT",
+        show_default=False,
+        help="table or json: the report, on standard output; html: a page with pictures, with -o FILE.html. Default: "
+        "table, or html when FILE ends in .html.",
+    )
+    json: bool = options.Page.json
+    output: str | None = options.output_option(
+        None,
         "--output",
         "-o",
         metavar="FILE",
@@ -53,55 +70,21 @@ MatrixFile = Annotated[
         "report, W' by its factors (H, V, O, scales), C, the input, what attention adds and the tokens, as "
         "duat inspect --matrices does. To rebuild W': duat explain operator-file. With "
         "--network all its matrices, H and scales: duat explain network.",
-    ),
-]
-DenseToo = Annotated[
-    bool,
-    options.output_option(
-        "--dense",
-        metavar="",
-        help="With -o FILE.safetensors: also W'_HVO, W'_HV and W'_O written out, up to sides of 4096.",
-    ),
-]
-Form = Annotated[  # unlike other commands', whose FILE holds the report in every form
-    options.PageFormat | None,
-    typer.Option(
-        "--format",
-        metavar="FORMAT",
-        show_default=False,
-        rich_help_panel=options.PANEL_OUTPUT,
-        help="table or json: the report, on standard output; html: a page with pictures, with -o FILE.html. Default: "
-        "table, or html when FILE ends in .html.",
-    ),
-]
+    )
+    dense: bool = options.output_option(
+        False, "--dense", help="With -o FILE.safetensors: also W'_HVO, W'_HV and W'_O written out, up to sides of 4096."
+    )
 
 
+@grouped
 def matrix(
-    model: options.Model = None,
-    layer: Layer = None,
-    network: Network = False,
-    prompt: OnePrompt = None,
-    max_tokens: MaxTokens = None,
-    chat: options.Chat = False,
-    image: options.Images = None,
-    audio: options.Sounds = None,
-    tensors: options.InputTensors = None,
-    stack: options.Stack = None,
-    device: options.Device = "auto",
-    device_map: options.DeviceMap = None,
-    dtype: options.DtypeOption = "float32",
-    memory: options.Memory = None,
-    revision: options.Revision = None,
-    token: options.Token = None,
-    cache_dir: options.CacheDir = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    form: Form = None,
-    json: options.Json = False,
-    output: MatrixFile = None,
-    dense: DenseToo = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    no_color: options.NoColor = False,
+    model: str | None = options.MODEL,
+    *,
+    asked: Asked,
+    files: Files,
+    loading: options.Loading,
+    places: Places,
+    voice: options.Voice,
 ) -> int:
     """The paper's explicit matrices of one block and one prompt, each step checked against the model.
 
@@ -109,31 +92,31 @@ def matrix(
 
     Exit code: 0 every check holds, 1 a check fails, 2 could not tell.
     """
-    from duat_cli.analysis.opening import ModelRequest, PromptRequest
+    from duat_cli.analysis.opening import PromptRequest
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import no_decoder, one_prompt
     from duat_cli.api.target import tensor_target
     from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
 
-    limit = options.parse_memory(memory)
-    task = Task("matrix")
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map)
-    files = options.input_files(image, audio, tensors, no_decoder(stack))
-    texts = PromptRequest([one_prompt(prompt)], None, max_tokens, files, made_up=not prompt, chat=chat)
-    talk = talk_of(quiet, verbose, no_color)
-    paged = not json and _is_page(output, form)
-    presentation = Presentation.of_page(output if paged else None, form, json, no_color)
-    target = tensor_target("--output", None if paged else output)
-    if network:
-        _refuse(("--layer", layer is not None), ("--dense", dense))
-    if dense and target is None:
+    wanted = loading.request(model, Task("matrix"))
+    no_decoder(files.stack)
+    prompt, given = asked.prompt, files.given()
+    texts = PromptRequest([one_prompt(prompt)], None, asked.max_tokens, given, made_up=not prompt, chat=asked.chat)
+    talk = talk_of(voice)
+    paged = not places.json and _is_page(places.output, places.form)
+    report = places.output if paged else None
+    presentation = Presentation.of_page(report, places.form, places.json, voice.no_color)
+    target = tensor_target("--output", None if paged else places.output)
+    if asked.network:
+        _refuse(("--layer", asked.layer is not None), ("--dense", places.dense))
+    if places.dense and target is None:
         raise InputError("--dense: writes W' to a file; give -o FILE.safetensors as well")
     announce(model, talk)
-    if not prompt and files.option is None:
+    if not prompt and given.option is None:
         talk.note(f"no --prompt given: using the paper's '{PAPER_PROMPT}' where the model reads text")
-    if network:
+    if asked.network:
         return _all_blocks(wanted, texts, target, presentation, talk)
-    return _one_block(wanted, texts, layer or 0, target, dense, presentation, talk)
+    return _one_block(wanted, texts, asked.layer or 0, target, places.dense, presentation, talk)
 
 
 def _one_block(

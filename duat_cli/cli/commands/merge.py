@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from duat_cli.cli.shared import options
+from duat_cli.cli.shared.grouped import grouped
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND
 
 if TYPE_CHECKING:
     from duat_cli.analysis.shards.merge import Report
 
-Directory = Annotated[
-    str,
-    typer.Argument(
+
+@grouped
+def merge(
+    directory: str = typer.Argument(
         metavar="DIR",
         show_default=False,
         callback=options.named("DIR", "DIR"),
         help="The folder that --out wrote.",
     ),
-]
-
-
-def merge(
-    directory: Directory,
-    form: options.PageFormatOption = None,
-    json: options.Json = False,
-    output: options.Output = None,
-    wide: options.Wide = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    no_color: options.NoColor = False,
+    *,
+    shown: options.Page,
+    wide: bool = options.WIDE,
+    voice: options.Voice,
 ) -> int:
     """The report of all prompts whose results lie in a folder, whoever computed them.
 
@@ -41,8 +35,8 @@ def merge(
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
-    talk = talk_of(quiet, verbose, no_color)
-    presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
+    talk = talk_of(voice)
+    presentation = Presentation.of_page(shown.output, shown.form, shown.json, voice.no_color, wide=wide)
     with Progress(talk) as progress:
         from duat_cli.analysis.clock import Clock
 
@@ -55,8 +49,8 @@ def merge(
 
     from duat_cli.api.words import MERGED
 
-    shown = MERGED[report.command].of(report)
-    presentation.emit(shown, lambda one, page: one.render(page), talk)
+    result = MERGED[report.command].of(report)
+    presentation.emit(result, lambda one, page: one.render(page), talk)
     return EXIT_SOUND if _is_sound(report) else EXIT_FINDINGS
 
 

@@ -3,109 +3,98 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import Literal
 
-from duat_cli.cli.commands.lora_diff import DefaultPrompts
-from duat_cli.cli.commands.prune_bound import Granularity, Holdout, Measure, MetricOption, Probes, parse_kinds
-from duat_cli.cli.shared import options, pruning
+from duat_cli.cli.commands import lora_diff
+from duat_cli.cli.shared import options
+from duat_cli.cli.shared.grouped import Options, grouped
+from duat_cli.cli.shared.pruning import Pruning, parse_kinds, require_repair
 from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, InputError
-from duat_cli.kinds import apart
+from duat_cli.kinds import Effort, MetricName, apart
 
 TOKENS_LIMIT = 1_000_000  # prompts; more would only fill the memory
 
-For = Annotated[
-    Literal["inspect", "verify", "matrix", "prune-bound", "lora-diff", "check", "attribute", "compare"],
-    options.compute_option(
-        "--for", metavar="COMMAND", help="inspect, verify, matrix, prune-bound, lora-diff, check, attribute or compare."
-    ),
-]
-Time = Annotated[
-    bool,
-    options.compute_option(
-        "--time",
-        metavar="",
-        help="Also about how long it takes, from one matrix product and one read that are timed here.",
-    ),
-]
-Tuned = Annotated[
-    str | None,
-    options.input_option(
+
+class Asked(Options):
+    """What is planned."""
+
+    tokens: str | None = options.input_option(
+        None,
+        "--tokens",
+        metavar="LIST",
+        help="In place of texts, their numbers of tokens, such as 512 or 100x32,2048; no tokenizer is read.",
+    )
+    null: Literal["all", "uniform"] = options.compute_option(
+        "all", "--null", metavar="WHICH", help="As of duat inspect."
+    )
+    tuned: str | None = options.input_option(
+        None,
         "--tuned",
         metavar="TUNED",
         show_default=False,
         help="For lora-diff: the adapter or the tuned checkpoint. Default: the bundled adapter.",
-    ),
-]
-Policy = Annotated[
-    str | None, options.compute_option("--policy", metavar="POLICY", help="For check: as of duat check.")
-]
-Select = Annotated[
-    list[str] | None, options.compute_option("--select", metavar="RULE", help="For check: as of duat check.")
-]
-Position = Annotated[
-    Literal["all"] | None,
-    options.compute_option("--position", metavar="all", help="For attribute: a target for each token."),
-]
-Steps = Annotated[
-    int, options.compute_option("--steps", metavar="N", min=0, help="For attribute: as of duat attribute.")
-]
-Fixed = Annotated[bool, options.compute_option("--fixed", metavar="", help="For compare: as of duat compare.")]
-Null = Annotated[
-    Literal["all", "uniform"], options.compute_option("--null", metavar="WHICH", help="As of duat inspect.")
-]
-Device = Annotated[
-    str,
-    options.loading_option(
-        "--device", metavar="DEVICE", help="cpu, or cuda: of a GPU's memory; with --memory it need not be there."
-    ),
-]
-Tokens = Annotated[
-    str | None,
-    options.input_option(
-        "--tokens",
-        metavar="LIST",
-        help="In place of texts, their numbers of tokens, such as 512 or 100x32,2048; no tokenizer is read.",
-    ),
-]
+    )
+    default_prompts: bool = lora_diff.Asked.default_prompts
+    holdout: str | None = Pruning.holdout
+    granularity: str | None = Pruning.granularity
+    metric: MetricName | None = Pruning.metric
+    effort: Effort = Pruning.effort
+    probes: int | None = Pruning.probes
+    measure: int | None = Pruning.measure
+    repair: bool = Pruning.repair
+    calibration: str | None = Pruning.calibration
+    policy: str | None = options.compute_option(None, "--policy", metavar="POLICY", help="For check: as of duat check.")
+    select: list[str] | None = options.compute_option(
+        None, "--select", metavar="RULE", help="For check: as of duat check."
+    )
+    position: Literal["all"] | None = options.compute_option(
+        None, "--position", metavar="all", help="For attribute: a target for each token."
+    )
+    steps: int = options.compute_option(0, "--steps", metavar="N", min=0, help="For attribute: as of duat attribute.")
+    fixed: bool = options.compute_option(False, "--fixed", help="For compare: as of duat compare.")
+    time: bool = options.compute_option(
+        False, "--time", help="Also about how long it takes, from one matrix product and one read that are timed here."
+    )
 
 
+class Loading(options.Loading):
+    """No weights are loaded."""
+
+    device: str = options.loading_option(
+        "cpu", "--device", metavar="DEVICE", help="cpu, or cuda: of a GPU's memory; with --memory it need not be there."
+    )
+    device_map: None = None
+    trust_remote_code: Literal[False] = False
+
+
+OPTIONS_OF = {  # command -> options that are about it alone
+    "inspect": ["null"],
+    "compare": ["fixed"],
+    "attribute": ["position", "steps"],
+    "check": ["policy", "select"],
+    "lora-diff": ["tuned", "default_prompts"],
+    "prune-bound": ["granularity", "metric", "effort", "probes", "measure", "repair", "calibration", "holdout"],
+}
+
+
+@grouped
 def plan(
-    model: options.Model = None,
-    command: For = "inspect",
-    prompt: options.Prompts = None,
-    prompts: options.PromptsFile = None,
-    max_tokens: options.MaxTokens = None,
-    chat: options.Chat = False,
-    tokens: Tokens = None,
-    null: Null = "all",
-    tuned: Tuned = None,
-    default_prompts: DefaultPrompts = False,
-    holdout: Holdout = None,
-    granularity: Granularity = None,
-    metric: MetricOption = None,
-    effort: pruning.EffortOption = "default",
-    probes: Probes = None,
-    measure: Measure = None,
-    repair: pruning.Repair = False,
-    calibration: pruning.Calibration = None,
-    policy: Policy = None,
-    select: Select = None,
-    position: Position = None,
-    steps: Steps = 0,
-    fixed: Fixed = False,
-    time: Time = False,
-    device: Device = "cpu",
-    dtype: options.DtypeOption = "float32",
-    memory: options.Memory = None,
-    revision: options.Revision = None,
-    token: options.Token = None,
-    cache_dir: options.CacheDir = None,
-    form: options.PageFormatOption = None,
-    json: options.Json = False,
-    output: options.Output = None,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    no_color: options.NoColor = False,
+    model: str | None = options.MODEL,
+    *,
+    command: Literal[
+        "inspect", "verify", "matrix", "prune-bound", "lora-diff", "check", "attribute", "compare"
+    ] = options.compute_option(
+        "inspect",
+        "--for",
+        metavar="COMMAND",
+        help="inspect, verify, matrix, prune-bound, lora-diff, check, attribute or compare.",
+    ),
+    texts: options.Texts,
+    asked: Asked,
+    loading: Loading,
+    shown: options.Page,
+    voice: options.Voice,
 ) -> int:
     """How much memory a command will take, and whether its weights fit or are read block by block.
 
@@ -113,7 +102,6 @@ def plan(
     run, 2 it cannot.
     """
     from duat_cli.analysis.clock import Clock
-    from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.analysis.plan.task import PruneOptions, Task, effort_of
     from duat_cli.api.planning import PlanRequest, plan_report, task_of
     from duat_cli.api.settings import one_question
@@ -121,53 +109,40 @@ def plan(
     from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
-    for of, option, given in (
-        ("inspect", "--null", null != "all"),
-        ("compare", "--fixed", fixed),
-        ("attribute", "--position", position),
-        ("attribute", "--steps", steps),
-        ("check", "--policy", policy),
-        ("check", "--select", select),
-        ("lora-diff", "--tuned", tuned),
-        ("lora-diff", "--default-prompts", default_prompts),
-        ("prune-bound", "--granularity", granularity),
-        ("prune-bound", "--metric", metric),
-        ("prune-bound", "--effort", effort != "default"),
-        ("prune-bound", "--probes", probes is not None),
-        ("prune-bound", "--measure", measure is not None),
-        ("prune-bound", "--repair", repair),
-        ("prune-bound", "--calibration", calibration),
-        ("prune-bound", "--holdout", holdout),
-    ):
-        if given and of != command:
-            raise InputError(f"{option}: is of --for {of}, not of {command}")
-    one_question(None, None, position, steps, None)
-    pruning.require_repair(calibration, repair)
-    limit, kinds = options.parse_memory(memory), parse_kinds(granularity)
-    probes, measure = effort_of(effort, probes, measure)
+    for of, names in OPTIONS_OF.items():
+        for name in names:
+            value = getattr(asked, name)
+            if of != command and value not in (getattr(Asked, name).default, "", []):  # "", []: as if not given
+                raise InputError(f"--{name.replace('_', '-')}: is of --for {of}, not of {command}")
+    one_question(None, None, asked.position, asked.steps, None)
+    require_repair(asked.calibration, asked.repair)
+    wanted, kinds = loading.request(model), parse_kinds(asked.granularity)
+    probes, measure = effort_of(asked.effort, asked.probes, asked.measure)
     task = Task(
         command,
         processes=processes(),
-        reinitialised=null == "all",
-        pruning=PruneOptions(kinds, metric, probes, measure, repair=repair, joint=apart(kinds), effort=effort),
-        every_position=position is not None,
-        steps=steps,
-        fixed=fixed,
+        reinitialised=asked.null == "all",
+        pruning=PruneOptions(
+            kinds, asked.metric, probes, measure, repair=asked.repair, joint=apart(kinds), effort=asked.effort
+        ),
+        every_position=asked.position is not None,
+        steps=asked.steps,
+        fixed=asked.fixed,
     )
     request = PlanRequest(
-        model=ModelRequest(model, revision, token, cache_dir, False, dtype, "cpu", limit),
-        texts=PromptRequest(prompt, prompts, max_tokens, chat=chat),
-        tokens=_parse_tokens(tokens),
-        task=task_of(task, policy, select or [], dtype),
-        tuned=tuned,
-        default_prompts=default_prompts,
-        holdout=holdout,
-        calibration=calibration,
-        time=time,
-        device=device,
+        model=replace(wanted, device="cpu"),
+        texts=texts.request(),
+        tokens=_parse_tokens(asked.tokens),
+        task=task_of(task, asked.policy, asked.select or [], loading.dtype),
+        tuned=asked.tuned,
+        default_prompts=asked.default_prompts,
+        holdout=asked.holdout,
+        calibration=asked.calibration,
+        time=asked.time,
+        device=loading.device,
     )
-    talk = talk_of(quiet, verbose, no_color)
-    presentation = Presentation.of_page(output, form, json, no_color)
+    talk = talk_of(voice)
+    presentation = Presentation.of_page(shown.output, shown.form, shown.json, voice.no_color)
     clock = Clock()
 
     announce(model, talk)

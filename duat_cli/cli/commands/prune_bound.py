@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
-from duat_cli.cli.shared import options, pruning
+from duat_cli.cli.shared import options
+from duat_cli.cli.shared.grouped import Options, grouped
+from duat_cli.cli.shared.pruning import Pruning
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
-from duat_cli.kinds import KINDS, Kind, apart, names_of
+from duat_cli.kinds import apart, names_of
 from duat_cli.text import plural
 
 if TYPE_CHECKING:
+    from duat_cli.analysis.plan.task import PruneOptions
     from duat_cli.analysis.progress import Progress as Heard
     from duat_cli.analysis.prune.run import PruneOutcome
     from duat_cli.analysis.shards.ranks import Ranks
@@ -26,149 +28,44 @@ if TYPE_CHECKING:
 
 EXPORT_SUFFIXES = (".json", ".yaml", ".yml")
 
-Granularity = Annotated[
-    str | None,
-    options.compute_option(
-        "--granularity",
-        metavar="LIST",
-        show_default=False,
-        help="What may go: neuron, head, expert, ffn, attention, block. Several with commas, such as neuron,head, go "
-        "into one set, ordered by damage a parameter, if none is a part of another. Default: whatever the model has, a "
-        "set of each kind.",
-    ),
-]
-MetricOption = Annotated[
-    Literal["hidden", "kl", "nll"] | None,
-    options.compute_option(
-        "--metric",
-        metavar="METRIC",
-        show_default=False,
-        help="Damage: hidden (relative change of the final hidden states), kl (nats a token, of the next-token "
-        "distribution), or nll (change of the loss). Default: kl where there is an LM head, else hidden.",
-    ),
-]
-Probes = Annotated[
-    int | None,
-    options.compute_option(
-        "--probes",
-        metavar="K",
-        min=2,
-        show_default=False,
-        help="Random directions of the output that are carried back, for every prompt. Default: 32.",
-    ),
-]
-Measure = Annotated[
-    int | None,
-    options.compute_option(
-        "--measure",
-        metavar="N",
-        min=0,
-        show_default=False,
-        help="Terms of every kind to ablate for real: all if there are no more, else a random sample; of whole parts "
-        "four times as many. Default: 16.",
-    ),
-]
-Budget = Annotated[
-    float, options.compute_option("--budget", metavar="X", help="Largest damage allowed, in the metric's unit.")
-]
-Ablate = Annotated[
-    Literal["zero", "mean"],
-    options.compute_option(
-        "--ablate",
-        metavar="HOW",
-        help="What stands in for a removed term: zero, or the mean of its activations over the prompts.",
-    ),
-]
-Confidence = Annotated[
-    float, options.compute_option("--confidence", metavar="P", help="Of every interval and of the guarantee.")
-]
-Exceed = Annotated[
-    float,
-    options.compute_option(
-        "--exceed", metavar="SHARE", help="The guarantee: at most this share of prompts has a damage above the budget."
-    ),
-]
-Holdout = Annotated[
-    str | None,
-    options.input_option(
-        "--holdout",
-        metavar="FILE|SHARE",
-        show_default=False,
-        help="Prompts that test the chosen sets and play no part in choosing: a file, or a share of the prompts "
-        "such as 0.5. Default: a bundled set, if the prompts are the bundled ones too.",
-    ),
-]
 
-Export = Annotated[
-    str | None,
-    options.output_option(
+class ChosenSet(Options):
+    """Which set is written, and where."""
+
+    export: str | None = options.output_option(
+        None,
         "--export",
         metavar="FILE",
         help="Write the chosen set of the one --granularity: .json with module names; .yaml, for blocks, as mergekit "
         "slices.",
-    ),
-]
-Apply = Annotated[
-    str | None,
-    options.output_option(
+    )
+    apply: str | None = options.output_option(
+        None,
         "--apply",
         metavar="DIR",
         help="Write a checkpoint without the chosen set to a new folder; read back and compared with the ablation.",
-    ),
-]
-ChosenSet = Annotated[
-    str | None,
-    options.output_option(
+    )
+    which: str | None = options.output_option(
+        None,
         "--set",
         metavar="guaranteed|largest|N",
         show_default=False,
         help="The set of --export and --apply: the largest that is guaranteed on held-out prompts, the largest within "
         "the budget on the prompts that chose it, or the N least damaging terms. Default: guaranteed, where prompts "
         "are held out.",
-    ),
-]
+    )
 
 
+@grouped
 def prune_bound(
-    model: options.Model = None,
-    prompt: options.Prompts = None,
-    prompts: options.PromptsFile = None,
-    holdout: Holdout = None,
-    max_tokens: options.MaxTokens = None,
-    chat: options.Chat = False,
-    granularity: Granularity = None,
-    metric: MetricOption = None,
-    effort: pruning.EffortOption = "default",
-    probes: Probes = None,
-    measure: Measure = None,
-    budget: Budget = 0.1,
-    ablate: Ablate = "zero",
-    remove: pruning.Remove = None,
-    rounds: pruning.Rounds = 1,
-    uniform: pruning.Uniform = False,
-    repair: pruning.Repair = False,
-    calibration: pruning.Calibration = None,
-    confidence: Confidence = 0.95,
-    exceed: Exceed = 0.1,
-    out: options.Out = None,
-    device: options.Device = "auto",
-    device_map: options.DeviceMap = None,
-    dtype: options.DtypeOption = "float32",
-    memory: options.Memory = None,
-    revision: options.Revision = None,
-    token: options.Token = None,
-    cache_dir: options.CacheDir = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    form: options.PageFormatOption = None,
-    json: options.Json = False,
-    output: options.Output = None,
-    wide: options.Wide = False,
-    export: Export = None,
-    apply: Apply = None,
-    chosen_set: ChosenSet = None,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    no_color: options.NoColor = False,
+    model: str | None = options.MODEL,
+    *,
+    asked: Pruning,
+    loading: options.Loading,
+    shown: options.Page,
+    wide: bool = options.WIDE,
+    chosen_set: ChosenSet,
+    voice: options.Voice,
 ) -> int:
     """What can be removed, how far the output moves, and with what guarantee.
 
@@ -176,43 +73,37 @@ def prune_bound(
     output, ablates a sample of them for real, and says how good the prediction was. Exit code: 0 done, 1 the
     certificate is not exact, 2 could not tell.
     """
-    from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_with_calibration
-    from duat_cli.analysis.plan.task import PruneOptions, Task, effort_of
+    from duat_cli.analysis.opening import PromptRequest, open_with_calibration
+    from duat_cli.analysis.plan.task import Task
     from duat_cli.cli.shared.many import as_rank, processes
     from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
     from duat_cli.cli.terminal.progress import Progress
     from duat_cli.compat.libc import keep_freed_memory
     from duat_cli.loading.model.gpu import use_gpu
 
-    limit = options.parse_memory(memory)
-    texts = PromptRequest(prompt, prompts, max_tokens, chat=chat)
-    talk = talk_of(quiet, verbose, no_color)
-    kinds = parse_kinds(granularity)
-    pruning.require_repair(calibration, repair)
-    share, of_all = pruning.parse_remove(remove)
-    settings = PruneOptions(
-        kinds, metric, *effort_of(effort, probes, measure), budget, confidence, exceed, ablate == "mean", uniform,
-        repair=repair, joint=apart(kinds), remove=share, of_all=of_all, rounds=rounds, effort=effort,
-        whole=out is not None,
-    )  # fmt: skip
+    wanted = loading.request(model)
+    texts = PromptRequest(asked.prompt, asked.prompts, asked.max_tokens, chat=asked.chat)
+    talk, settings, out = talk_of(voice), asked.settings(), asked.out
     task = Task("prune-bound", pruning=settings, processes=1 if out is not None else processes())
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map)
-    presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
-    chosen = _Chosen.of(export, apply, chosen_set, kinds, ablate)
+    wanted = replace(wanted, task=task)
+    presentation = Presentation.of_page(shown.output, shown.form, shown.json, voice.no_color, wide=wide)
+    chosen = _Chosen.of(chosen_set, settings)
 
     def opened(ranks: Ranks | None, progress: Heard) -> PruneOutcome | None:
         if ranks is not None:
             use_gpu(ranks.local)
-        loaded, inputs, held_out, fitting = open_with_calibration(wanted, texts, holdout, calibration, progress)
-        if apply is not None and loaded.paged is not None:
+        loaded, inputs, held_out, fitting = open_with_calibration(
+            wanted, texts, asked.holdout, asked.calibration, progress
+        )
+        if chosen.apply is not None and loaded.paged is not None:
             raise InputError(
                 "--apply: a checkpoint is written from weights that are all in memory, and these are read block by "
                 "block; use --export FILE, or run it where the model fits"
             )
-        if apply is not None and ablate == "mean":
+        if chosen.apply is not None and settings.ablate_mean:
             from duat_cli.analysis.prune.repair.standing import require_biases
 
-            require_biases(loaded.model, kinds)
+            require_biases(loaded.model, settings.kinds)
         if loaded.paged is None:  # weights that are read block by block leave by being given back
             keep_freed_memory()
         if ranks is None or out is None:
@@ -223,7 +114,7 @@ def prune_bound(
         from duat_cli.analysis.shards.prune import prune_into
 
         begun = begin(loaded, inputs, held_out, settings, progress, fitting, in_parts=True)
-        return prune_into(Path(out), begun, max_tokens, ranks, progress)
+        return prune_into(Path(out), begun, asked.max_tokens, ranks, progress)
 
     if out is not None:
         outcome = as_rank(model, texts, opened, talk)
@@ -261,15 +152,9 @@ class _Chosen:
     which: str | None
 
     @classmethod
-    def of(
-        cls,
-        export: str | None,
-        apply: str | None,
-        which: str | None,
-        kinds: Sequence[Kind],
-        ablate: Ablate,
-    ) -> _Chosen:
+    def of(cls, asked: ChosenSet, settings: PruneOptions) -> _Chosen:
         """Checked before anything is computed."""
+        export, apply, which, kinds = asked.export, asked.apply, asked.which, settings.kinds
         if which is not None:
             if which not in ("guaranteed", "largest") and not (which.isdecimal() and int(which) > 0):
                 raise InputError(f"--set '{which}': expected guaranteed, largest or a number of terms")
@@ -278,12 +163,12 @@ class _Chosen:
         for name, value in (("--export", export), ("--apply", apply)):
             if value is not None and len(kinds) != 1 and not apart(kinds):
                 raise InputError(f"{name}: sets of different kinds overlap; choose one, such as --granularity head")
-        if ablate != "zero" and export is not None:
+        if settings.ablate_mean and export is not None:
             raise InputError(
                 "--export: others would set the terms to zero, and the damage of --ablate mean is another; use "
                 "--ablate zero"
             )
-        if ablate != "zero" and apply is not None and not {"neuron", "head"} >= set(kinds):
+        if settings.ablate_mean and apply is not None and not {"neuron", "head"} >= set(kinds):
             raise InputError(
                 "--apply: the means of neurons and heads can stand in biases; of other kinds, use --ablate zero"
             )
@@ -320,18 +205,6 @@ class _Chosen:
             if written.damage is None or written.damage > plan.budget:
                 notes.append(f"warning: its damage is above the budget of {plan.budget:g}, see Written")
         return written, notes
-
-
-def parse_kinds(text: str | None) -> tuple[Kind, ...]:
-    if text is None:
-        return KINDS
-    found: list[Kind] = []
-    for part in text.split(","):
-        name = part.strip().lower()
-        if name not in KINDS:
-            raise InputError(f"--granularity '{text}': '{part.strip()}' is none of {', '.join(KINDS)}")
-        found.append(name)
-    return tuple(dict.fromkeys(found))
 
 
 def _set_line(plan: Plan, removed: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -19,26 +19,18 @@ if TYPE_CHECKING:
 MOST_BYTES = 64 << 20  # of a file: what takes a minute and gigabytes to read is no report to look at
 _OWN = ("schema_version", "command")
 
-Files = Annotated[
-    list[str],
-    typer.Argument(metavar="FILE", show_default=False, help="Reports that a command wrote as JSON."),
-]
-FormOption = Annotated[
-    Literal["html", "model-card"],
-    options.output_option(
+
+def report(
+    files: list[str] = typer.Argument(metavar="FILE", show_default=False, help="Reports that a command wrote as JSON."),
+    form: Literal["html", "model-card"] = options.output_option(
+        "html",
         "--format",
         metavar="FORMAT",
         help="html, or model-card: a section for a model's README, of one report of inspect or check.",
     ),
-]
-
-
-def report(
-    files: Files,
-    form: FormOption = "html",
-    output: options.Output = None,
-    quiet: options.Quiet = False,
-    no_color: options.NoColor = False,
+    output: str | None = options.Page.output,
+    quiet: bool = options.Voice.quiet,
+    no_color: bool = options.Voice.no_color,
 ) -> int:
     """Saved JSON reports as one HTML page with pictures; several of one command stand side by side. Or one as a section
     of a model card.
@@ -48,7 +40,7 @@ def report(
     from duat_cli.api.pages import page_of
     from duat_cli.cli.shared.presentation import Presentation, talk_of
 
-    talk = talk_of(quiet, False, no_color)
+    talk = talk_of(options.Voice(quiet=quiet, no_color=no_color))
     presentation = Presentation.of(output, form, False, no_color)
     if form == "model-card":
         from duat_cli.report.forms.model_card import COMMANDS, model_card

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
 from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_SOUND
 
-Report = Annotated[
-    Literal[
-        "attribute",
-        "check",
-        "compare",
-        "explain",
+Report = Literal[
+    "attribute",
+    "check",
+    "compare",
+    "explain",
+    "inspect",
+    "lora-diff",
+    "matrix",
+    "matrix --network",
+    "plan",
+    "prune-bound",
+    "support",
+    "verify",
+]
+
+
+def schema(
+    report: Report = typer.Argument(
         "inspect",
-        "lora-diff",
-        "matrix",
-        "matrix --network",
-        "plan",
-        "prune-bound",
-        "support",
-        "verify",
-    ],
-    typer.Argument(
         metavar="REPORT",
         help="The command it is of: attribute, check, compare, explain, inspect, lora-diff, matrix, "
         "'matrix --network', plan, prune-bound, support or verify.",
     ),
-]
-
-
-def schema(report: Report = "inspect", output: options.Output = None) -> int:
+    output: str | None = options.Page.output,
+) -> int:
     """The JSON Schema of a report: every field with its meaning and unit."""
     from duat_cli.cli.terminal.output import Target
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from duat_cli.cli.shared import options
+from duat_cli.cli.shared.grouped import grouped
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, EXIT_UNDECIDED, InputError
 
 if TYPE_CHECKING:
@@ -13,43 +14,40 @@ if TYPE_CHECKING:
     from duat_cli.cli.terminal.talk import Talk
     from duat_cli.results.support import SupportEntry
 
-All = Annotated[
-    bool,
-    options.compute_option("--all", metavar="", help="Every model type that transformers has, on tiny random models."),
-]
 _EXIT_CODES = {"exact": EXIT_SOUND, "partly": EXIT_FINDINGS, "refused": EXIT_UNDECIDED}
 
 
+class Loading(options.Loading):
+    """Without a plan of the memory."""
+
+    device_map: None = None
+    memory: None = None
+
+
+@grouped
 def support(
-    model: options.Model = None,
-    all_types: All = False,
-    device: options.Device = "auto",
-    dtype: options.DtypeOption = "float32",
-    revision: options.Revision = None,
-    token: options.Token = None,
-    cache_dir: options.CacheDir = None,
-    trust_remote_code: options.TrustRemoteCode = False,
-    form: options.FormatOption = None,
-    json: options.Json = False,
-    output: options.Output = None,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    no_color: options.NoColor = False,
+    model: str | None = options.MODEL,
+    *,
+    all_types: bool = options.compute_option(
+        False, "--all", help="Every model type that transformers has, on tiny random models."
+    ),
+    loading: Loading,
+    shown: options.Plain,
+    voice: options.Voice,
 ) -> int:
     """How far duat understands a model: exact, partly (which parts), or refused, with the reason.
 
     Exit code for one model: 0 exact, 1 partly, 2 refused. With --all: 0.
     """
     from duat_cli.analysis.clock import Clock
-    from duat_cli.analysis.opening import ModelRequest
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
     if all_types and model is not None:
         raise InputError(f"MODEL '{model}' and --all exclude each other")
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device)
-    talk = talk_of(quiet, verbose, no_color)
-    presentation = Presentation.of(output, form, json, no_color)
+    wanted = loading.request(model)
+    talk = talk_of(voice)
+    presentation = Presentation.of(shown.output, shown.form, shown.json, voice.no_color)
     clock = Clock()
 
     with Progress(talk) as progress:

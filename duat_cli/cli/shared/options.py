@@ -1,4 +1,7 @@
-"""Every option that more than one command takes, declared once."""
+"""Every option that more than one command takes, declared once.
+
+A command's own group has one of them by the attribute of its class, such as `Texts.chat`.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,19 @@ import functools
 import os
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from duat_cli.cli.shared.grouped import Options
 from duat_cli.cli.terminal.talk import hide
 from duat_cli.errors import InputError
 from duat_cli.loading.inputs.request import InputFiles, StackName
 from duat_cli.text import clean
+
+if TYPE_CHECKING:
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest
+    from duat_cli.analysis.plan.task import Task
 
 PANEL_INPUT = "Input"
 PANEL_COMPUTE = "What to compute"
@@ -37,11 +45,11 @@ def named(option: str, metavar: str) -> Callable[[Any], Any]:
     return filled
 
 
-def option(*names: str, panel: str, **given: Any) -> Any:
+def option(default: Any, *names: str, panel: str, **given: Any) -> Any:
     """An option of a panel of the help."""
     if (metavar := given.get("metavar")) in PLACES:
         given.setdefault("callback", named(names[0], metavar))
-    return typer.Option(*names, rich_help_panel=panel, **given)
+    return typer.Option(default, *names, rich_help_panel=panel, **given)
 
 
 input_option = functools.partial(option, panel=PANEL_INPUT)
@@ -72,87 +80,71 @@ PageFormat = Literal["table", "json", "html"]
 CardFormat = Literal["table", "json", "html", "model-card"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16", "fp32", "fp64", "bf16", "fp16", "auto"]
 
-Model = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL",
-        show_default=False,
-        help="Folder of a checkpoint, or a hub id such as org/name. Without it: the bundled demo model.",
-    ),
-]
-Prompts = Annotated[
-    list[str] | None,
-    input_option(
+MODEL = typer.Argument(
+    None,
+    metavar="MODEL",
+    show_default=False,
+    help="Folder of a checkpoint, or a hub id such as org/name. Without it: the bundled demo model.",
+)
+LAYERS = input_option(None, "--layers", metavar="LIST", help="Report these blocks only, such as 0-3,7.")
+OUT = compute_option(
+    None,
+    "--out",
+    metavar="DIR",
+    help="Keep the result of every prompt in a folder: a run that was interrupted goes on there, and processes "
+    "started by torchrun, accelerate launch or srun share the prompts. More: duat explain many-prompts.",
+)
+WIDE = output_option(False, "--wide", help="Tables with all their columns, however narrow the terminal.")
+
+
+class Texts(Options):
+    """What a model is to read."""
+
+    prompt: list[str] | None = input_option(
+        None,
         "--prompt",
         metavar="TEXT",
         help="A text to run; repeatable; - reads standard input. Without any: a bundled set.",
-    ),
-]
-PromptsFile = Annotated[
-    str | None,
-    input_option(
+    )
+    prompts: str | None = input_option(
+        None,
         "--prompts",
         metavar="FILE",
         help='Texts, one a line; a name that ends in .jsonl holds JSON lines with a "text" field, in .parquet a '
         'column "text" or "prompt"; with .gz behind it, lines are compressed. '
         "- reads standard input, one text a line.",
-    ),
-]
-Chat = Annotated[
-    bool,
-    input_option(
+    )
+    max_tokens: int | None = input_option(
+        None, "--max-tokens", metavar="N", min=1, help="Cut every prompt after N tokens."
+    )
+    chat: bool = input_option(
+        False,
         "--chat",
         help="Put every text into the checkpoint's chat template, as what a user says, with what opens the answer. "
         'Lines of a .jsonl file may hold "messages" in the place of "text".',
-    ),
-]
-MaxTokens = Annotated[
-    int | None, input_option("--max-tokens", metavar="N", min=1, help="Cut every prompt after N tokens.")
-]
-Images = Annotated[
-    list[str] | None,
-    input_option(
-        "--image",
-        metavar="FILE",
-        help="A picture for a model that reads pictures; repeatable; needs Pillow, the extra vision.",
-    ),
-]
-Sounds = Annotated[
-    list[str] | None,
-    input_option("--audio", metavar="FILE", help="A PCM .wav file for a model that reads sound; repeatable."),
-]
-InputTensors = Annotated[
-    list[str] | None,
-    input_option(
-        "--inputs",
-        metavar="FILE",
-        help="A .safetensors file of prepared tensors, named as the arguments of the model's forward pass; repeatable.",
-    ),
-]
-Stack = Annotated[
-    StackName | None,
-    input_option(
+    )
+
+    def request(self, files: InputFiles | None = None) -> PromptRequest:
+        """files: of a command that knows models which read no text."""
+        from duat_cli.analysis.opening import PromptRequest
+
+        return PromptRequest(self.prompt, self.prompts, self.max_tokens, files, chat=self.chat)
+
+
+def _stack(more: str = "") -> Any:
+    return input_option(
+        None,
         "--stack",
         metavar="PART",
         show_default=False,
-        help="vision, audio or text: that part of a model of several alone. encoder or decoder: of an encoder-decoder.",
-    ),
-]
-Stacks = Annotated[
-    str | None,
-    input_option(
-        "--stack",
-        metavar="PART",
-        show_default=False,
-        help="vision, audio or text: that part of a model of several alone. encoder or decoder: of an encoder-decoder. "
-        "A name: of a model that runs several lists of blocks, the blocks of that list. all: every stack in turn, a "
-        "report each.",
-    ),
-]
+        help="vision, audio or text: that part of a model of several alone. encoder or decoder: of an encoder-decoder."
+        + more,
+    )
 
 
 def _decoder_prompt(stacks: str) -> Any:
     return input_option(
+        None,
         "--decoder-prompt",
         metavar="TEXT",
         show_default=False,
@@ -161,132 +153,151 @@ def _decoder_prompt(stacks: str) -> Any:
     )
 
 
-DecoderPrompt = Annotated[str | None, _decoder_prompt("decoder")]
-DecoderPrompts = Annotated[str | None, _decoder_prompt("decoder or all")]
-Layers = Annotated[
-    str | None, input_option("--layers", metavar="LIST", help="Report these blocks only, such as 0-3,7.")
-]
-Revision = Annotated[
-    str | None, loading_option("--revision", metavar="REV", help="Branch, tag or commit of a hub checkpoint.")
-]
-Token = Annotated[
-    str | None,
-    loading_option(
-        "--token",
-        metavar="TOKEN",
-        callback=_hidden,
-        help="Hub access token, never printed. Default: HF_TOKEN, or the one of 'hf auth login'.",
-    ),
-]
-CacheDir = Annotated[
-    str | None,
-    loading_option("--cache-dir", metavar="DIR", help="Where hub files are kept. Default: the hub's own cache."),
-]
-DtypeOption = Annotated[
-    Dtype,
-    loading_option(
-        "--dtype",
-        metavar="DTYPE",
-        help="float32, float64, bfloat16, float16, or auto: as stored. "
-        "float32 because the certificate is only as sharp as the arithmetic.",
-    ),
-]
-Device = Annotated[
-    str,
-    loading_option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, or auto: a GPU if there is one."),
-]
-DeviceMap = Annotated[
-    str | None,
-    loading_option(
+class Files(Options):
+    """What a model of images or sound is to read, and which stacks of a model of several."""
+
+    image: list[str] | None = input_option(
+        None,
+        "--image",
+        metavar="FILE",
+        help="A picture for a model that reads pictures; repeatable; needs Pillow, the extra vision.",
+    )
+    audio: list[str] | None = input_option(
+        None, "--audio", metavar="FILE", help="A PCM .wav file for a model that reads sound; repeatable."
+    )
+    tensors: list[str] | None = input_option(
+        None,
+        "--inputs",
+        metavar="FILE",
+        help="A .safetensors file of prepared tensors, named as the arguments of the model's forward pass; repeatable.",
+    )
+    stack: str | None = _stack(
+        " A name: of a model that runs several lists of blocks, the blocks of that list. all: every stack in turn, a "
+        "report each."
+    )
+    decoder_prompt: str | None = _decoder_prompt("decoder or all")
+
+    def given(self) -> InputFiles:
+        """InputError where they contradict each other."""
+        image, audio, tensors = tuple(self.image or ()), tuple(self.audio or ()), tuple(self.tensors or ())
+        return InputFiles(image, audio, tensors, self.stack, self.decoder_prompt).asked()
+
+
+class OneStack(Files):
+    """The same of a command that reads one stack."""
+
+    stack: StackName | None = _stack()
+    decoder_prompt: str | None = _decoder_prompt("decoder")
+
+
+class Loading(Options):
+    """How a checkpoint is loaded."""
+
+    device: str = loading_option(
+        "auto",
+        "--device",
+        metavar="DEVICE",
+        help="cpu, cuda, cuda:1, or auto: a GPU if there is one.",
+    )
+    device_map: str | None = loading_option(
+        None,
         "--device-map",
         metavar="MAP",
         help="Read weights block by block, and keep on the devices what fits there: auto, balanced, sequential, or a "
         "JSON file of modules and devices (cpu, disk, cuda:1). --device computes. More: duat explain size.",
-    ),
-]
-Memory = Annotated[
-    str | None,
-    loading_option(
+    )
+    dtype: Dtype = loading_option(
+        "float32",
+        "--dtype",
+        metavar="DTYPE",
+        help="float32, float64, bfloat16, float16, or auto: as stored. "
+        "float32 because the certificate is only as sharp as the arithmetic.",
+    )
+    memory: str | None = loading_option(
+        None,
         "--memory",
         metavar="SIZE",
         help="What the process may take, such as 8GB, of a GPU where one computes. Weights that do not fit are read "
         "block by block. Without it: what the system leaves.",
-    ),
-]
-TrustRemoteCode = Annotated[
-    bool,
-    loading_option(
+    )
+    revision: str | None = loading_option(
+        None, "--revision", metavar="REV", help="Branch, tag or commit of a hub checkpoint."
+    )
+    token: str | None = loading_option(
+        None,
+        "--token",
+        metavar="TOKEN",
+        callback=_hidden,
+        help="Hub access token, never printed. Default: HF_TOKEN, or the one of 'hf auth login'.",
+    )
+    cache_dir: str | None = loading_option(
+        None, "--cache-dir", metavar="DIR", help="Where hub files are kept. Default: the hub's own cache."
+    )
+    trust_remote_code: bool = loading_option(
+        False,
         "--trust-remote-code",
-        metavar="",
         help="Run Python code that comes with the checkpoint. Off: such a model is refused, or read as "
         "transformers' own class of its type, with a warning.",
-    ),
-]
-FormatOption = Annotated[
-    Format | None,
-    output_option(
-        "--format",
-        metavar="FORMAT",
-        show_default=False,
-        help="table or json. Default: table, or json when the output file ends in .json.",
-    ),
-]
-PageFormatOption = Annotated[
-    PageFormat | None,
-    output_option(
+    )
+
+    def request(self, model: str | None, task: Task | None = None) -> ModelRequest:
+        """InputError for a --memory that is no size. task: where the command is planned."""
+        from duat_cli.analysis.opening import ModelRequest
+
+        return ModelRequest(
+            model,
+            revision=self.revision,
+            token=self.token,
+            cache_dir=self.cache_dir,
+            trust_remote_code=self.trust_remote_code,
+            dtype=self.dtype,
+            device=self.device,
+            memory=parse_memory(self.memory),
+            task=task,
+            device_map=self.device_map,
+        )
+
+
+class Page(Options):
+    """Where the report of a command goes that has a page with pictures, and in which form."""
+
+    form: PageFormat | None = output_option(
+        None,
         "--format",
         metavar="FORMAT",
         show_default=False,
         help="table, json, or html: a page with pictures. Default: table, or what the output file's name ends in.",
-    ),
-]
-CardFormatOption = Annotated[
-    CardFormat | None,
-    output_option(
+    )
+    json: bool = output_option(False, "--json", help="Short for --format json.")
+    output: str | None = output_option(
+        None,
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write the result to a file, whole or not at all; - is standard output.",
+    )
+
+
+class Plain(Options):
+    """The same of a command without one."""
+
+    form: Format | None = output_option(
+        None,
         "--format",
         metavar="FORMAT",
         show_default=False,
-        help="table, json, html (a page with pictures) or model-card (a section for a model's README). Default: table, "
-        "or what the output file's name ends in.",
-    ),
-]
-Json = Annotated[bool, output_option("--json", metavar="", help="Short for --format json.")]
-Output = Annotated[
-    str | None,
-    output_option(
-        "--output", "-o", metavar="FILE", help="Write the result to a file, whole or not at all; - is standard output."
-    ),
-]
-Wide = Annotated[
-    bool, output_option("--wide", metavar="", help="Tables with all their columns, however narrow the terminal.")
-]
-Quiet = Annotated[bool, output_option("--quiet", "-q", metavar="", help="Only the result and errors.")]
-Verbose = Annotated[
-    bool, output_option("--verbose", "-v", metavar="", help="Also every step, and the libraries' progress.")
-]
-NoColor = Annotated[bool, output_option("--no-color", metavar="", help="No colour; NO_COLOR does the same.")]
+        help="table or json. Default: table, or json when the output file ends in .json.",
+    )
+    json: bool = Page.json
+    output: str | None = Page.output
 
 
-Out = Annotated[
-    str | None,
-    compute_option(
-        "--out",
-        metavar="DIR",
-        help="Keep the result of every prompt in a folder: a run that was interrupted goes on there, and processes "
-        "started by torchrun, accelerate launch or srun share the prompts. More: duat explain many-prompts.",
-    ),
-]
+class Voice(Options):
+    """What is said beside the result."""
 
-
-def input_files(
-    images: list[str] | None,
-    sounds: list[str] | None,
-    tensors: list[str] | None,
-    stack: str | None,
-    decoder_prompt: str | None = None,
-) -> InputFiles:
-    """What a model of images or sound is to read, and which stack of a model of several."""
-    return InputFiles(tuple(images or ()), tuple(sounds or ()), tuple(tensors or ()), stack, decoder_prompt).asked()
+    quiet: bool = output_option(False, "--quiet", "-q", help="Only the result and errors.")
+    verbose: bool = output_option(False, "--verbose", "-v", help="Also every step, and the libraries' progress.")
+    no_color: bool = output_option(False, "--no-color", help="No colour; NO_COLOR does the same.")
 
 
 def require_hub(model: str | None, token: str | None) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from duat_cli.cli.shared.options import CardFormat
+from duat_cli.cli.shared.options import CardFormat, Voice
 from duat_cli.cli.terminal import libraries, streams
 from duat_cli.cli.terminal.output import Target
 from duat_cli.cli.terminal.talk import Talk
@@ -97,11 +97,11 @@ class Presentation:
         return Page(width=width, color=self.color, boxes=boxes, wide=self.wide)
 
 
-def talk_of(quiet: bool, verbose: bool, no_color: bool) -> Talk:
+def talk_of(voice: Voice) -> Talk:
     """How the command speaks on standard error."""
-    if quiet and verbose:
+    if voice.quiet and voice.verbose:
         raise InputError("--quiet and --verbose contradict each other; give one of them")
-    return Talk(quiet=quiet, verbose=verbose, color=_is_colorful(sys.stderr.isatty(), no_color))
+    return Talk(quiet=voice.quiet, verbose=voice.verbose, color=_is_colorful(sys.stderr.isatty(), voice.no_color))
 
 
 def announce(model: str | None, talk: Talk) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from duat_cli.analysis.plan.task import EFFORTS, PruneOptions, Task, ablated, effort_of, longest
-from duat_cli.cli.shared.pruning import EffortOption
+from duat_cli.cli.shared.pruning import Pruning
 from duat_cli.kinds import Kind
 
 
@@ -56,7 +56,7 @@ def test_whole_parts_are_ablated_four_times_as_often(kind: Kind, count: int, exp
 
 def test_the_help_and_the_page_say_what_an_effort_takes() -> None:
     quick, usual, thorough = (EFFORTS[effort] for effort in ("quick", "default", "thorough"))
-    assert f"cut to {quick.tokens} tokens together (by default {usual.tokens})" in EffortOption.__metadata__[0].help
+    assert f"cut to {quick.tokens} tokens together (by default {usual.tokens})" in Pruning.effort.help
     page = " ".join((Path(__file__).parents[3] / "configs" / "docs" / "pruning.md").read_text(encoding="utf-8").split())
     assert f"until all are {usual.tokens} tokens together (none below {usual.shortest}," in page
     taken = f"takes {quick.probes} random directions, ablates {quick.measure} terms of each kind"
