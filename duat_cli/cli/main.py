@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
 import typer
 
@@ -67,14 +67,14 @@ app.command("merge", cls=Command, rich_help_panel=PANEL_DATA)(merge)
 app.command("report", cls=Command, rich_help_panel=PANEL_DATA)(report)
 app.command("schema", cls=Command, rich_help_panel=PANEL_DATA)(schema)
 
-Version = Annotated[
-    bool,
-    typer.Option("--version", metavar="", is_eager=True, help="Print the versions of duat and of what it runs on."),
-]
-
 
 @app.callback(invoke_without_command=True)
-def duat(context: typer.Context, version: Version = False) -> None:
+def duat(
+    context: typer.Context,
+    version: bool = typer.Option(
+        False, "--version", is_eager=True, help="Print the versions of duat and of what it runs on."
+    ),
+) -> None:
     """What a Hugging Face checkpoint really computes: the exact Dynamic Universal Approximation form of any
     transformer, with a certificate.
 

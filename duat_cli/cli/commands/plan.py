@@ -9,9 +9,9 @@ from typing import Literal
 from duat_cli.cli.commands import lora_diff
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import Options, grouped
-from duat_cli.cli.shared.pruning import Pruning, parse_kinds, require_repair
+from duat_cli.cli.shared.pruning import Pruning, require_repair
 from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, InputError
-from duat_cli.kinds import Effort, MetricName, apart
+from duat_cli.kinds import Effort, MetricName
 
 TOKENS_LIMIT = 1_000_000  # prompts; more would only fill the memory
 
@@ -102,7 +102,7 @@ def plan(
     run, 2 it cannot.
     """
     from duat_cli.analysis.clock import Clock
-    from duat_cli.analysis.plan.task import PruneOptions, Task, effort_of
+    from duat_cli.analysis.plan.task import Task
     from duat_cli.api.planning import PlanRequest, plan_report, task_of
     from duat_cli.api.settings import one_question
     from duat_cli.cli.shared.many import processes
@@ -116,15 +116,13 @@ def plan(
                 raise InputError(f"--{name.replace('_', '-')}: is of --for {of}, not of {command}")
     one_question(None, None, asked.position, asked.steps, None)
     require_repair(asked.calibration, asked.repair)
-    wanted, kinds = loading.request(model), parse_kinds(asked.granularity)
-    probes, measure = effort_of(asked.effort, asked.probes, asked.measure)
+    wanted = loading.request(model)
+    pruning = Pruning(**{name: getattr(asked, name) for name in OPTIONS_OF["prune-bound"]})
     task = Task(
         command,
         processes=processes(),
         reinitialised=asked.null == "all",
-        pruning=PruneOptions(
-            kinds, asked.metric, probes, measure, repair=asked.repair, joint=apart(kinds), effort=asked.effort
-        ),
+        pruning=pruning.settings(),
         every_position=asked.position is not None,
         steps=asked.steps,
         fixed=asked.fixed,
