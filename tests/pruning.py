@@ -1,5 +1,5 @@
-"""An ablator whose damage is told, prompts for it, bounds alone, a tiny checkpoint whose words are known, and one that
-sets are taken out of."""
+"""An ablator whose damage is told, prompts for it, bounds, branches and parameters alone, a tiny checkpoint whose words
+are known, and one that sets are taken out of."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from helpers import single_model
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from duat_cli.analysis.prune.sets.apply import Applied, apply_terms
@@ -20,9 +20,19 @@ from duat_cli.analysis.prune.terms.damage import Hidden
 from duat_cli.kinds import KINDS, Kind
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.discovery.structure import ModelStructure, discover
+from duat_cli.models.discovery.structure import (
+    DISCOVERY_TOKENS,
+    ModelStructure,
+    discover,
+    probe_ids,
+    probe_trace,
+    run_stack,
+)
+from duat_cli.models.edits.parameters import BlockParameters, block_parameters
+from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.lockstep import one_by_one
-from duat_cli.models.terms.sites import TermId, find_sites
+from duat_cli.models.terms.branches import Branch, Branches, block_branches
+from duat_cli.models.terms.sites import Site, Sites, TermId, find_sites
 from duat_cli.zoo import tiny
 
 IDS = torch.tensor([[21, 33, 45, 17, 52]])
@@ -61,6 +71,30 @@ def certified_bounds(structure: ModelStructure, kinds: Sequence[Kind] = KINDS) -
     with found.attached():
         one_by_one(found.passes)
     return found.bounds
+
+
+def branches_of(structure: ModelStructure, sites: Sites) -> Branches:
+    """Of every attention and FFN site, from one short run."""
+    found: dict[nn.Module, dict[Site, Branch | str]] = {}
+
+    def listen(run: BlockRun) -> None:
+        module = run.parts.module
+        if module not in found:
+            found[module] = block_branches(run, sites[module])
+
+    ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
+    with structure.rig().active() as rig:
+        rig.run(lambda: run_stack(structure.stack, ids), listen)
+    return found
+
+
+def parameters_of(structure: ModelStructure, sites: Sites) -> dict[nn.Module, BlockParameters]:
+    """Of every distinct block module, from one short run."""
+    written = probe_trace(structure.stack)
+    return {
+        block.parts.module: block_parameters(block.parts, sites[block.parts.module], written)
+        for block in structure.blocks
+    }
 
 
 def prompts(count: int) -> list[Prompt]:

@@ -21,14 +21,13 @@ from duat_cli.analysis.attribute.targets import Chooser, Target, likelihoods
 from duat_cli.analysis.attribute.total import PromptSums
 from duat_cli.analysis.plan.waves import recorded_waves
 from duat_cli.analysis.progress import Progress
-from duat_cli.analysis.session import Session
+from duat_cli.analysis.session import Discovered, Session
 from duat_cli.compat.libc import give_back_free_memory
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.block.parts import BlockParts as BlockModules
 from duat_cli.models.budgets import TARGET_BYTES, target_bytes
 from duat_cli.models.discovery.causality import run_pair
-from duat_cli.models.discovery.growing import Growing
 from duat_cli.models.discovery.modality import STATES, Given, placed, stack_of
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_inputs, run_stack
 from duat_cli.models.instrument.rig import BlockRun
@@ -143,7 +142,7 @@ class Work:
     def _behind(self, prompt: _Prompt) -> Behind:
         return Behind(self._session.structure, prompt.forward, prompt.recorded(), self._session.weights)
 
-    def _guest(self, found: Growing, running: Sequence[_Prompt]) -> _Guest:
+    def _guest(self, found: Discovered, running: Sequence[_Prompt]) -> _Guest:
         self.chain = Chain(found, self._probe.forward)
         return _Guest(found, running, self.sites, self.chain)
 
@@ -255,7 +254,7 @@ class _Guest:
     """The prompts of the first wave, recorded beside the discovery of a model that is read block by block."""
 
     def __init__(
-        self, found: Growing, prompts: Sequence[_Prompt], sites: dict[nn.Module, BlockSites], chain: Chain
+        self, found: Discovered, prompts: Sequence[_Prompt], sites: dict[nn.Module, BlockSites], chain: Chain
     ) -> None:
         self._sites, self._chain = sites, chain
         sites.clear()

@@ -1,7 +1,5 @@
 """What is found of a model before a prompt runs: where its branches meet the stream, the linear layers of its FFNs, and
 whether it predicts the next token.
-
-Where the weights are read block by block, all of it goes through the model beside its discovery: one read.
 """
 
 from __future__ import annotations
@@ -16,10 +14,9 @@ from duat_cli.analysis.session import Session
 from duat_cli.errors import or_reason
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.causality import HeadTest
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, probe_trace, run_stack
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
-from duat_cli.models.sweep.lockstep import Pass, one_by_one
+from duat_cli.models.sweep.lockstep import Pass
 from duat_cli.models.terms.branches import Branch, Branches, block_branches
 from duat_cli.models.terms.feedforward import FeedForward, find_feedforward
 from duat_cli.models.terms.sites import BlockSites, Site, block_sites
@@ -44,20 +41,7 @@ class Ground:
 def ground_of(session: Session, *, layers: bool) -> Ground:
     """layers: whether the FFNs' linear layers are looked for."""
     model, device = session.loaded.model, session.loaded.device
-    if session.weights is not None:
-        guest = session.discover_beside(
-            lambda found: _Guest(model, HeadTest(model, found.stack, device), layers=layers)
-        )
-    else:
-        structure = session.structure
-        guest = _Guest(model, HeadTest(model, structure.stack), layers=layers)
-        ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
-        written = probe_trace(structure.stack, ids)
-        for block in structure.blocks:
-            guest.proved(block.parts, written)
-        with structure.rig().active() as rig:
-            rig.run(lambda: run_stack(structure.stack, ids), guest.probe)
-        one_by_one(guest.passes())
+    guest = session.discover_beside(lambda found: _Guest(model, HeadTest(model, found.stack, device), layers=layers))
     return Ground(session, guest.branches, guest.layers, guest.reasons, guest.head.why_no_next_token())
 
 

@@ -32,7 +32,7 @@ from duat_cli.analysis.prune.terms.ablation import Ablations, Ablator, Effect, T
 from duat_cli.analysis.prune.terms.certified import Certified
 from duat_cli.analysis.prune.terms.criteria import Activations, Scores, WeightScores, block_scores
 from duat_cli.analysis.prune.terms.damage import Interval, Metric
-from duat_cli.analysis.prune.terms.ground import ground_beside, ground_of
+from duat_cli.analysis.prune.terms.ground import ground_of
 from duat_cli.analysis.prune.terms.readings import Reader, Readings
 from duat_cli.analysis.prune.terms.responses import TermList, Without
 from duat_cli.analysis.prune.wanted import Sample, kinds_of, sample_of
@@ -69,12 +69,11 @@ class Work:
         self.session, self.prompts, self.options, self.processes = session, prompts, options, processes
         self.weights, device = session.weights, session.loaded.device
         self._ids = [prompt.input_ids.to(device) for prompt in prompts]
-        if self.weights is None:
-            self._ground = ground_of(session, options.metric)
-        else:
-            beside = [] if in_parts and not options.ablate_mean else self._ids
+        beside = [] if self.weights is None or (in_parts and not options.ablate_mean) else self._ids
+        if self.weights is not None:
             processes(0, 1, f"discovery of the model's structure, {len(beside)} prompts side by side")
-            self._ground = ground_beside(session, options.metric, beside, means=options.ablate_mean)
+        means = options.ablate_mean and self.weights is not None
+        self._ground = ground_of(session, options.metric, beside, means=means)
         self.structure, self.sites, self.branches = session.structure, self._ground.sites, self._ground.branches
         self.metric: Metric = self._ground.metric
         self.embeds = self.metric.name == "hidden" and not self._ground.head.exists
@@ -104,7 +103,7 @@ class Work:
         self._taylor = torch.zeros(len(self.terms.ids), dtype=torch.float64)
         self._scored = 0
         self.losses: list[tuple[float, int]] = []  # a prompt's own loss, nats a token, and the size of the vocabulary
-        self._seen = Activations() if in_parts or self._ground.seen is None else self._ground.seen
+        self._seen = Activations() if in_parts else self._ground.seen
         self._scores = WeightScores(self.structure, self.sites, self.terms, self._seen)
         self.certified = Certified(self.structure, self.sites, device, self.weights, self.kinds)
         waiting = session.loaded.waiting

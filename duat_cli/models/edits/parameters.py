@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from duat_cli.errors import or_reason
 from duat_cli.kinds import Kind
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.structure import ModelStructure, probe_trace
 from duat_cli.models.edits.heads import HeadLayers, head_layers
 from duat_cli.models.edits.neurons import NeuronLayers, neuron_layers
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.terms.feedforward import find_feedforward
-from duat_cli.models.terms.sites import BlockSites, Site, Sites
+from duat_cli.models.terms.sites import BlockSites, Site
 
 
 @dataclass(frozen=True)
@@ -49,15 +48,6 @@ def block_parameters(parts: BlockParts, sites: BlockSites, written: Trace) -> Bl
     found = {kind: torch.tensor(shares, dtype=torch.float64) for kind, shares in each.items()}
     neurons = layers_of(parts.units[0]) if len(parts.units) == 1 else None
     return BlockParameters(found, group, neurons, or_reason(lambda: head_layers(parts, calls)))
-
-
-def find_parameters(structure: ModelStructure, sites: Sites) -> dict[nn.Module, BlockParameters]:
-    """Of every distinct block module, from one short run."""
-    written = probe_trace(structure.stack)
-    return {
-        block.parts.module: block_parameters(block.parts, sites[block.parts.module], written)
-        for block in structure.blocks
-    }
 
 
 def _share(parts: BlockParts, site: Site, layers_of: Callable[[nn.Module], NeuronLayers | None]) -> float:

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError, or_reason
 from duat_cli.models.arrays import gaussian, moved, random_like, relative_error, rounding, tolerance_for, wide
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.instrument.records import Replay, silent_attention
 from duat_cli.models.instrument.rig import BlockRun, zero_given
-from duat_cli.models.terms.sites import BlockSites, Site, Sites, watching
+from duat_cli.models.terms.sites import BlockSites, Site, watching
 
 SEED = 17
 Points = list[tuple[nn.Module | None, Tensor]]  # norms and FFN units with their inputs, (items, N, M); last the output
@@ -81,21 +80,6 @@ def ffn_terms(run: BlockRun, branches: Mapping[Site, Branch | str]) -> Tensor:
     if not found:
         raise UnsupportedModelError("no FFN of the block could be told apart")
     return torch.cat(found)
-
-
-def find_branches(structure: ModelStructure, sites: Sites) -> Branches:
-    """The branch of every attention and FFN site, or why it is not known; from one short run."""
-    found: dict[nn.Module, dict[Site, Branch | str]] = {}
-
-    def listen(run: BlockRun) -> None:
-        module = run.parts.module
-        if module not in found:
-            found[module] = block_branches(run, sites[module])
-
-    ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
-    with structure.rig().active() as rig:
-        rig.run(lambda: run_stack(structure.stack, ids), listen)
-    return found
 
 
 def block_branches(run: BlockRun, sites: BlockSites) -> dict[Site, Branch | str]:

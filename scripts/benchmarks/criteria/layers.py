@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.kinds import Kind
-from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.edits.parameters import find_parameters
+from duat_cli.models.discovery.structure import ModelStructure, probe_trace
+from duat_cli.models.edits.parameters import block_parameters
 from duat_cli.models.terms.sites import TermId, find_sites
 
 KINDS: tuple[Kind, ...] = ("neuron", "head")
@@ -40,13 +40,13 @@ class Layer:
 def layers_of(structure: ModelStructure) -> list[Layer]:
     """Both layers of every block, in order."""
     sites = find_sites(structure)
-    sizes = find_parameters(structure, sites)
-    found = []
+    written, found = probe_trace(structure.stack), []
     for block, module in enumerate(structure.calls):
+        sizes = block_parameters(structure.parts_of(module), sites[module], written)
         for kind in KINDS:
             [site] = sites[module].of(kind)
             assert isinstance(site.module, nn.Linear)
-            each = sizes[module].each[kind]
+            each = sizes.each[kind]
             assert bool((each == each[0]).all())
             found.append(Layer(block, kind, site.module, site.count, float(each[0])))
     return found

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from helpers import single_model
+from pruning import parameters_of
 
 from duat_cli.models.discovery.structure import discover
 from duat_cli.models.edits.heads import HeadLayers
-from duat_cli.models.edits.parameters import find_parameters
 from duat_cli.models.terms.sites import find_sites
 
 
@@ -22,7 +22,7 @@ def test_of_llama() -> None:
     neurons'."""
     model = single_model("llama")
     structure = discover(model)
-    found = find_parameters(structure, find_sites(structure))
+    found = parameters_of(structure, find_sites(structure))
     for layer in model.model.layers:
         each, block = found[layer].each, found[layer]
         config = model.config
@@ -43,7 +43,7 @@ def test_biases_of_the_last_layers_stay(model_type: str) -> None:
     """A neuron has a row, a bias and a column."""
     model = single_model(model_type)
     structure = discover(model)
-    for block in find_parameters(structure, find_sites(structure)).values():
+    for block in parameters_of(structure, find_sites(structure)).values():
         width = structure.hidden_size
         assert set(block.each["neuron"].tolist()) == {2.0 * width + 1}
         assert block.group == 1
@@ -52,6 +52,6 @@ def test_biases_of_the_last_layers_stay(model_type: str) -> None:
 def test_of_routed_experts() -> None:
     model = single_model("mixtral")
     structure = discover(model)
-    found = find_parameters(structure, find_sites(structure))
+    found = parameters_of(structure, find_sites(structure))
     experts = model.model.layers[0].mlp.experts
     assert set(found[model.model.layers[0]].each["expert"].tolist()) == {numbers(experts) / experts.num_experts}

@@ -1,13 +1,9 @@
-"""What is found of a model before any term is removed: its terms' places, its head, and the prompts' own passes.
-
-Where all weights are in memory each thing is found on its own, and prompts are recorded when they are needed. Where the
-weights are read block by block, all of it goes through the model beside its discovery: one read.
-"""
+"""What is found of a model before any term is removed: its terms' places, its head, and the prompts' own passes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,20 +11,19 @@ from torch import Tensor, nn
 from duat_cli.analysis.prune.terms.ablation import MeanSums
 from duat_cli.analysis.prune.terms.criteria import Activations
 from duat_cli.analysis.prune.terms.damage import Metric, hidden_states, metric_for
-from duat_cli.analysis.session import Session
+from duat_cli.analysis.session import Discovered, Session
 from duat_cli.kinds import MetricName
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.causality import HeadTest, LogitsPass, head_of
-from duat_cli.models.discovery.growing import Growing
+from duat_cli.models.discovery.causality import HeadTest, LogitsPass
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, run_stack
-from duat_cli.models.edits.parameters import BlockParameters, block_parameters, find_parameters
+from duat_cli.models.edits.parameters import BlockParameters, block_parameters
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.sweep.chain import Chain
-from duat_cli.models.sweep.lockstep import Pass, one_by_one
+from duat_cli.models.sweep.lockstep import Pass
 from duat_cli.models.sweep.passes import Recorded, RecordingPass
-from duat_cli.models.terms.branches import Branch, Branches, block_branches, find_branches
-from duat_cli.models.terms.sites import BlockSites, Site, Sites, block_sites, find_sites
+from duat_cli.models.terms.branches import Branch, Branches, block_branches
+from duat_cli.models.terms.sites import BlockSites, Site, Sites, block_sites
 
 
 @dataclass(frozen=True)
@@ -40,27 +35,15 @@ class Ground:
     parameters: Mapping[nn.Module, BlockParameters]
     head: HeadTest
     metric: Metric
-    recorded: list[Recorded] = field(default_factory=list)  # the prompts' own passes, if they have run
+    recorded: list[Recorded]  # the prompts' own passes
     # of the prompts, by number, where the metric looks at something else: to be taken out by whoever needs them
-    logits: dict[int, Tensor] = field(default_factory=dict)
-    seen: Activations | None = None  # what its sites held
-    sums: MeanSums | None = None  # the same, if asked for
+    logits: dict[int, Tensor]
+    seen: Activations  # what sites held under them
+    sums: MeanSums | None  # the same, if asked for
 
 
-def ground_of(session: Session, name: MetricName | None) -> Ground:
-    """Of a model with all its weights in memory."""
-    structure, model = session.structure, session.loaded.model
-    stack = structure.stack
-    chain = Chain(structure, lambda: run_stack(stack, probe_ids(stack, DISCOVERY_TOKENS))[0])
-    one_by_one(chain.passes)
-    chain.require()
-    sites, head = find_sites(structure), head_of(model, stack)
-    metric = metric_for(name, model, structure, head)
-    return Ground(sites, find_branches(structure, sites), find_parameters(structure, sites), head, metric)
-
-
-def ground_beside(session: Session, name: MetricName | None, prompts: Sequence[Tensor], *, means: bool) -> Ground:
-    """Of a model whose weights are read block by block, with every prompt (1, N) recorded beside its discovery.
+def ground_of(session: Session, name: MetricName | None, prompts: Sequence[Tensor], *, means: bool) -> Ground:
+    """Of a model, with each of these prompts, (1, N), recorded as of `Session.discover_beside`.
 
     means: whether means are asked for. Which output the metric looks at is only known at the end: where it is not the
     one that the model's class promises, the prompts are recorded once more.
@@ -85,15 +68,16 @@ class _Guest:
     """Everything that goes through the model beside one attempt at its discovery."""
 
     def __init__(
-        self, session: Session, found: Growing, prompts: Sequence[Tensor], *, hidden: bool, means: bool
+        self, session: Session, found: Discovered, prompts: Sequence[Tensor], *, hidden: bool, means: bool
     ) -> None:
-        model = session.loaded.model
+        model, device = session.loaded.model, session.loaded.device
         self.sites: dict[nn.Module, BlockSites] = {}
         self.branches: dict[nn.Module, dict[Site, Branch | str]] = {}
         self.parameters: dict[nn.Module, BlockParameters] = {}
-        self.head = HeadTest(model, found.stack, session.loaded.device)
+        self.head = HeadTest(model, found.stack, device)
         self.logits = bool(self.head.passes) and not hidden
-        self.chain = Chain(found, lambda: found.forward()[0])
+        probe = probe_ids(found.stack, DISCOVERY_TOKENS, device)
+        self.chain = Chain(found, lambda: run_stack(found.stack, probe)[0])
         self.seen, self.sums, self._means = Activations(), MeanSums(), means
         self.records = [
             RecordingPass(found, self._output(model if self.logits else found.stack, ids), self.sites, self._see)

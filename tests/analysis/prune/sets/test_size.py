@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import single_model
+from pruning import parameters_of
 from safetensors.torch import load_file
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -16,7 +17,6 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.model.given import given
 from duat_cli.loading.model.load import load
 from duat_cli.models.discovery.structure import discover
-from duat_cli.models.edits.parameters import find_parameters
 from duat_cli.models.terms.sites import TermId, find_sites
 
 NEURONS = 48  # of an FFN of the small llama
@@ -60,7 +60,7 @@ def test_it_is_what_the_written_file_shows(
     loaded = load(str(tmp_path / "source"))
     structure = discover(loaded.model)
     sites, gone = find_sites(structure), [TermId(kind, block, index) for kind, block, index in terms]  # type: ignore[arg-type]
-    said = set_size(loaded, structure, sites, find_parameters(structure, sites), gone)
+    said = set_size(loaded, structure, sites, parameters_of(structure, sites), gone)
     apply_terms(loaded.model, structure, sites, gone, tmp_path / "out", loaded.files)
     before, after = counts(tmp_path / "source"), counts(tmp_path / "out")
     assert said.terms_removed == removed
@@ -76,7 +76,7 @@ def test_weights_that_serve_other_places_are_not_counted(tmp_path: Path) -> None
     loaded = load(str(tmp_path / "source"))
     structure = discover(loaded.model)
     sites = find_sites(structure)
-    said = set_size(loaded, structure, sites, find_parameters(structure, sites), [TermId("head", 0, 1)])
+    said = set_size(loaded, structure, sites, parameters_of(structure, sites), [TermId("head", 0, 1)])
     assert (said.parameters_removed, said.parameters_zeroed) == (0, None)
     assert "one module" in said.reasons["parameters_zeroed"]
 
@@ -89,7 +89,7 @@ def test_weights_that_are_made_of_others_leave_no_file(place: str) -> None:
     loaded = given(model)
     structure = discover(loaded.model)
     sites = find_sites(structure)
-    parameters = find_parameters(structure, sites)
+    parameters = parameters_of(structure, sites)
     assert parameters[structure.calls[0]].each["neuron"][0] > 0
     with pytest.raises(UnsupportedModelError, match=f"{place}.weight is made of other parameters by a parametr"):
         set_size(loaded, structure, sites, parameters, terms)

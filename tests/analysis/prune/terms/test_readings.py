@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import far, single_model, token_ids
-from pruning import certified_bounds
+from pruning import branches_of, certified_bounds
 from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition
@@ -21,7 +21,7 @@ from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.passes import record
-from duat_cli.models.terms.branches import Branch, ffn_terms, find_branches
+from duat_cli.models.terms.branches import Branch, ffn_terms
 from duat_cli.models.terms.sites import TermId, find_sites
 
 KINDS: tuple[Kind, ...] = ("neuron", "head", "expert", "ffn", "attention", "block")
@@ -48,7 +48,7 @@ def read(model_type: str) -> Read:
     structure = discover(model)
     sites, ids = find_sites(structure), token_ids(structure.stack)
     terms = TermList.of(structure, sites, KINDS).ids
-    reader = Reader(sites, find_branches(structure, sites), terms, set(terms))
+    reader = Reader(sites, branches_of(structure, sites), terms, set(terms))
     decomposition = Decomposition(one_by_one=True)
     outputs: list[Tensor] = []
 
@@ -141,7 +141,7 @@ def test_local_is_what_plain_hooks_see_where_the_branch_meets_the_stream(model_t
 def test_the_place_where_a_branch_meets_the_stream_is_named(model_type: str) -> None:
     here, wired = read(model_type), WIRED[model_type]
     names = {module: name for name, module in here.structure.stack.named_modules()}
-    branches = find_branches(here.structure, here.sites)
+    branches = branches_of(here.structure, here.sites)
     for block in here.structure.calls:
         expected = (
             ("attention", wired.attention_meets, wired.attention_norm),
@@ -161,7 +161,7 @@ def test_the_uat_term_is_what_the_ffn_adds_without_biases(model_type: str) -> No
     here, wired = read(model_type), WIRED[model_type]
     block, seen = here.structure.calls[-1], []
     bias = getattr(block.get_submodule(wired.ffn), "bias", None)
-    found = find_branches(here.structure, here.sites)[block]
+    found = branches_of(here.structure, here.sites)[block]
 
     def listen(run: BlockRun) -> None:
         if run.index == len(here.structure.calls) - 1:
@@ -327,7 +327,7 @@ def test_one_token() -> None:
     structure = discover(model)
     sites, ids = find_sites(structure), token_ids(model)[:, :1]
     terms = TermList.of(structure, sites, KINDS).ids
-    reader = Reader(sites, find_branches(structure, sites), terms, set(terms))
+    reader = Reader(sites, branches_of(structure, sites), terms, set(terms))
     outputs: list[Tensor] = []
 
     def listen(run: BlockRun) -> None:
