@@ -28,20 +28,12 @@ from duat_cli.loading.model.fingerprint import fingerprint
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
-from duat_cli.models.discovery.growing import BEGIN_ANEW, Growing, Known, blocks_expected
+from duat_cli.models.discovery.growing import BEGIN_ANEW, Discovered, Growing, Known, blocks_expected
 from duat_cli.models.discovery.modality import Given, placed, stack_of
-from duat_cli.models.discovery.structure import (
-    DISCOVERY_TOKENS,
-    ENCODER_ALONE,
-    ModelStructure,
-    discover,
-    probe_inputs,
-    probe_trace,
-    run_stack,
-)
+from duat_cli.models.discovery.structure import ENCODER_ALONE, ModelStructure, discover, run_stack
 from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun, Rig
-from duat_cli.models.sweep.lockstep import Guest, Pass, Weights, forwards, one_by_one, side_by_side, together
+from duat_cli.models.sweep.lockstep import Guest, Pass, Weights, forwards, one_by_one, shown, side_by_side, together
 from duat_cli.models.value_path.factors import checked
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
@@ -49,8 +41,6 @@ from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFa
 Listener = Callable[[BlockRun], None]
 """What a sweep does behind every block."""
 Ended = Callable[[int, Any], None]
-Discovered = Growing | ModelStructure
-"""What discovery has found so far, or all of it."""
 G = TypeVar("G", bound=Guest)
 
 
@@ -177,20 +167,11 @@ class Session:
 
     def discover_beside(self, guest_of: Callable[[Discovered], G]) -> G:
         """Show a guest what discovery finds. Where weights are read block by block it goes beside, one for every
-        attempt, of which this is the last; where all are in memory, behind."""
-        if self.weights is not None:
-            guest = self._sweep_paged({}, lambda _number: _ignore, lambda _number, _output: None, guest_of)
-            assert guest is not None
-            return guest
-        structure, guest = self.structure, guest_of(self.structure)
-        given = probe_inputs(structure.stack, self.loaded.like, DISCOVERY_TOKENS)
-        written = probe_trace(structure.stack, given)
-        for block in structure.blocks:
-            guest.proved(block.parts, written)
-        del written  # it holds what every module gave
-        with structure.rig().active() as rig:
-            rig.run(lambda: run_stack(structure.stack, given), guest.probe)
-        one_by_one(guest.passes())
+        attempt, of which this is the last; else behind."""
+        if self.weights is None:
+            return shown(guest_of(self.structure), self.structure, self.loaded.like)
+        guest = self._sweep_paged({}, lambda _number: _ignore, lambda _number, _output: None, guest_of)
+        assert guest is not None
         return guest
 
     def together(self, passes: Sequence[Pass]) -> None:

@@ -21,13 +21,14 @@ from duat_cli.analysis.attribute.targets import Chooser, Target, likelihoods
 from duat_cli.analysis.attribute.total import PromptSums
 from duat_cli.analysis.plan.waves import recorded_waves
 from duat_cli.analysis.progress import Progress
-from duat_cli.analysis.session import Discovered, Session
+from duat_cli.analysis.session import Session
 from duat_cli.compat.libc import give_back_free_memory
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.block.parts import BlockParts as BlockModules
 from duat_cli.models.budgets import TARGET_BYTES, target_bytes
 from duat_cli.models.discovery.causality import run_pair
+from duat_cli.models.discovery.growing import Discovered
 from duat_cli.models.discovery.modality import STATES, Given, placed, stack_of
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_inputs, run_stack
 from duat_cli.models.instrument.rig import BlockRun

@@ -169,3 +169,7 @@ class Growing(Discovery):
         self.on_proved(verdict.parts, self.written.pop(module))
         for rig in self._rigs:
             rig.learn(verdict.parts)
+
+
+Discovered = Growing | ModelStructure
+"""What discovery has found so far, or all of it."""

@@ -12,15 +12,22 @@ taken up, and leaves it whenever it is left.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from greenlet import GreenletExit, getcurrent, greenlet
-from torch import nn
+from torch import Tensor, nn
 
 from duat_cli.compat.libc import give_back_free_pages
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.structure import (
+    DISCOVERY_TOKENS,
+    ModelStructure,
+    probe_inputs,
+    probe_trace,
+    run_stack,
+)
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
 
@@ -111,8 +118,8 @@ class Visit:
 
 
 class Guest(Protocol):
-    """What goes through a model beside its discovery, where its weights are read block by block; anew for every attempt
-    at the discovery."""
+    """What goes through a model beside its discovery, where its weights are read block by block, anew for every attempt
+    at the discovery; else behind it."""
 
     def proved(self, parts: BlockParts, written: Trace) -> None:
         """Called behind the proof of every block, under the proof's instruments, with the block's weights in memory.
@@ -130,6 +137,9 @@ class Guest(Protocol):
         ...
 
 
+G = TypeVar("G", bound=Guest)
+
+
 class Riders:
     """Passes that go along, and ask nothing of discovery."""
 
@@ -144,6 +154,19 @@ class Riders:
 
     def passes(self) -> Sequence[Pass]:
         return self._passes
+
+
+def shown(guest: G, structure: ModelStructure, like: Mapping[str, Tensor] | None) -> G:
+    """A guest that was shown a discovery which is over, all weights being in memory. like: as of `discover`."""
+    given = probe_inputs(structure.stack, like, DISCOVERY_TOKENS)
+    written = probe_trace(structure.stack, given)
+    for block in structure.blocks:
+        guest.proved(block.parts, written)
+    del written  # it holds what every module gave
+    with structure.rig().active() as rig:
+        rig.run(lambda: run_stack(structure.stack, given), guest.probe)
+    one_by_one(guest.passes())
+    return guest
 
 
 def one_by_one(passes: Sequence[Pass]) -> None:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from duat_cli.analysis.prune.terms.ablation import MeanSums
 from duat_cli.analysis.prune.terms.criteria import Activations
 from duat_cli.analysis.prune.terms.damage import Metric, hidden_states, metric_for
-from duat_cli.analysis.session import Discovered, Session
+from duat_cli.analysis.session import Session
 from duat_cli.kinds import MetricName
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.causality import HeadTest, LogitsPass
+from duat_cli.models.discovery.growing import Discovered
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, run_stack
 from duat_cli.models.edits.parameters import BlockParameters, block_parameters
 from duat_cli.models.instrument.rig import BlockRun
