@@ -6,19 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from duat_cli.results.base import (
-    COMMAND,
-    Environment,
-    Finite,
-    ModelFacts,
-    PromptFacts,
-    Report,
-    Result,
-    Run,
-    Skipped,
-    Warnings,
-    WithReasons,
-)
+from duat_cli.results.base import COMMAND, Finite, ModelReport, PromptFacts, Result, Run, Skipped, Warnings, WithReasons
 from duat_cli.results.meaning import Meaning
 
 _TOTAL = Meaning(
@@ -336,12 +324,10 @@ class AttributionCertificate(Result):
     exact: bool = Field(description="residual is at most the tolerance")
 
 
-class AttributeReport(Report, WithReasons):
+class AttributeReport(ModelReport, WithReasons):
     """`duat attribute`: what each prediction is made of."""
 
     command: Annotated[Literal["attribute"], COMMAND] = "attribute"
-    environment: Environment
-    model: ModelFacts
     prompts: list[PromptFacts]
     certificate: AttributionCertificate
     held: list[str] = Field(description="what is held fixed between the last block and the logits")

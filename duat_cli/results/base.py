@@ -105,6 +105,13 @@ class PromptFacts(Result):
     tokens: int = Field(description="number of tokens")
 
 
+class ModelReport(Report):
+    """What a report on one model begins with."""
+
+    environment: Environment
+    model: ModelFacts
+
+
 class Certificate(Result):
     """How far the DUAT form is from the model's own output."""
 
@@ -139,6 +146,11 @@ class Certificate(Result):
     capture: Literal["attention interface", "softmax interception", "frozen kernel"] = Field(
         description="how attention was seen: through transformers' attention interface, or by intercepting its softmax"
     )
+
+    def with_errors(self, error: float, plain_error: float) -> Self:
+        """The same of all prompts, whose largest errors these are."""
+        exact = max(error, plain_error) <= self.tolerance
+        return self.model_copy(update={"relative_error": error, "plain_error": plain_error, "exact": exact})
 
 
 class Skipped(Result):

@@ -9,11 +9,9 @@ from pydantic import Field
 from duat_cli.results.base import (
     COMMAND,
     Certificate,
-    Environment,
     Finite,
-    ModelFacts,
+    ModelReport,
     PromptFacts,
-    Report,
     Result,
     Run,
     Skipped,
@@ -312,12 +310,10 @@ class InContext(Result):
 # -- the report --------------------------------------------------------------------------------
 
 
-class CompareReport(Report):
+class CompareReport(ModelReport):
     """`duat compare`: what moves with the input, block by block (Eq. 4)."""
 
     command: Annotated[Literal["compare"], COMMAND] = "compare"
-    environment: Environment
-    model: ModelFacts
     prompts: list[ComparedPrompt]
     certificate: Certificate
     comparison: InputComparison | None = Field(description="null with --fixed, which lays no prompts side by side")

@@ -12,7 +12,7 @@ from duat_cli.results.base import (
     Certificate,
     Environment,
     Finite,
-    ModelFacts,
+    ModelReport,
     PromptFacts,
     Report,
     Result,
@@ -277,12 +277,11 @@ class CouplingMap(Result):
     blocks: list[BlockMap] = Field(description="blocks whose W' has factors")
 
 
-class InspectReport(Report):
+class InspectReport(ModelReport):
     """`duat inspect`."""
 
     command: Annotated[Literal["inspect"], COMMAND] = "inspect"
     environment: Annotated[Environment, _MACHINE]
-    model: ModelFacts
     prompts: Annotated[list[PromptFacts], WHICH]
     prompt_set: Annotated[PromptSetFacts | None, AS_SET] = None
     certificate: Certificate
@@ -329,12 +328,10 @@ class BlockCertificate(Result):
     )
 
 
-class VerifyReport(Report):
+class VerifyReport(ModelReport):
     """`duat verify`: the certificate alone."""
 
     command: Annotated[Literal["verify"], COMMAND] = "verify"
-    environment: Environment
-    model: ModelFacts
     prompts: list[PromptFacts]
     certificate: Certificate
     blocks: list[BlockCertificate]

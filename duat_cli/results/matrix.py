@@ -9,11 +9,9 @@ from pydantic import Field
 from duat_cli.results.base import (
     COMMAND,
     Certificate,
-    Environment,
     Finite,
-    ModelFacts,
+    ModelReport,
     PromptFacts,
-    Report,
     Result,
     Run,
     Share,
@@ -73,12 +71,10 @@ class Convolution(Result):
     )
 
 
-class MatrixReport(Report):
+class MatrixReport(ModelReport):
     """`duat matrix`: W' of one block under one prompt, as the paper's explicit matrices (Eq. 5-10)."""
 
     command: Annotated[Literal["matrix"], COMMAND] = "matrix"
-    environment: Environment
-    model: ModelFacts
     prompt: PromptFacts
     certificate: Certificate = Field(description="of the blocks up to this one")
     layer: int = Field(description="number of the block, from 0")
@@ -132,12 +128,10 @@ class NetworkLayer(WithReasons):
     )
 
 
-class NetworkReport(Report):
+class NetworkReport(ModelReport):
     """`duat matrix --network`: the whole network of one prompt as explicit matrices (appendix B, Fig. 2)."""
 
     command: Annotated[Literal["matrix --network"], COMMAND] = "matrix --network"
-    environment: Environment
-    model: ModelFacts
     prompt: PromptFacts
     certificate: Certificate = Field(description="its relative_error is the largest of all errors of this report")
     tokens: int = Field(description="N")

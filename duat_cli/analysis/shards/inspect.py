@@ -195,9 +195,7 @@ def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> Inspec
         if known is not None:
             sweep = with_untrained(sweep, prompt.tokens, known)
         total.add(prompt, sweep)
-    exact = max(error, plain_error) <= facts.certificate.tolerance
-    seen = {"relative_error": error, "plain_error": plain_error, "exact": exact}
-    return total.report(facts.head, facts.certificate.model_copy(update=seen), run())
+    return total.report(facts.head, facts.certificate.with_errors(error, plain_error), run())
 
 
 # -- nulls ---------------------------------------------------------------------------------------------------

@@ -6,29 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from duat_cli.results.base import (
-    COMMAND,
-    Certificate,
-    Environment,
-    ModelFacts,
-    PromptFacts,
-    Report,
-    Run,
-    Skipped,
-    Warnings,
-)
+from duat_cli.results.base import COMMAND, Certificate, ModelReport, PromptFacts, Run, Skipped, Warnings
 from duat_cli.results.prune.eq16 import Eq16
 from duat_cli.results.prune.sets import Plan, PooledCosine
 from duat_cli.results.prune.terms import Prediction, Protocol, PruneBlock, PruneTerm
 from duat_cli.results.prune.written import Written
 
 
-class PruneReport(Report):
+class PruneReport(ModelReport):
     """`duat prune-bound`."""
 
     command: Annotated[Literal["prune-bound"], COMMAND] = "prune-bound"
-    environment: Environment
-    model: ModelFacts
     prompts: list[PromptFacts]
     certificate: Certificate = Field(description="of the replay that local and frozen are read from")
     protocol: Protocol
