@@ -10,17 +10,14 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from duat_cli import __version__
-from duat_cli.analysis.lora.change import Change, Read, adapter_tensors, change_of
+from duat_cli.analysis.lora.change import Change, Opened, change_of, opened
 from duat_cli.analysis.lora.comparison import compare
-from duat_cli.analysis.lora.lint import RelativeNorm, lint_changes, lint_plans, lint_values, ratio, sorted_findings
+from duat_cli.analysis.lora.lint import RelativeNorm, findings, ratio
 from duat_cli.analysis.lora.notable import summarise
 from duat_cli.analysis.lora.weight_change import Directions, Numbers, module_change, numbers_of
 from duat_cli.analysis.progress import Progress
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles
-from duat_cli.loading.adapter.keys import Keys, read_keys
-from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
-from duat_cli.loading.adapter.plan import plans
 from duat_cli.operators.lowrank import energy
 from duat_cli.results.base import Run, Skipped
 from duat_cli.results.lora import LintFinding, LoraReport, LoraSummary
@@ -84,27 +81,13 @@ class Collected:
         return numbers
 
 
-@dataclass(frozen=True)
-class Opened:
-    """An adapter with its tensors at hand and its plans made."""
-
-    adapter: AdapterFiles
-    keys: Keys
-    found: list[ParameterPlan | AdapterFault]
-    read: Read
-
-    @property
-    def plans(self) -> list[ParameterPlan]:
-        return [plan for plan in self.found if isinstance(plan, ParameterPlan)]
-
-    def changes(self, base: BaseWeights | None) -> dict[str, Callable[[], Change]]:
-        """Parameter -> what computes its change; one that is saved whole as well counts apart."""
-        tuned = {plan.parameter for plan in self.plans if "saved" not in plan.parts}
-        names = [p.parameter + (" (saved)" if "saved" in p.parts and p.parameter in tuned else "") for p in self.plans]
-        return {
-            name: functools.partial(change_of, plan, self.read, base)
-            for name, plan in zip(names, self.plans, strict=True)
-        }
+def _changes(one: Opened, base: BaseWeights | None) -> dict[str, Callable[[], Change]]:
+    """Parameter -> what computes its change; one that is saved whole as well counts apart."""
+    tuned = {plan.parameter for plan in one.plans if "saved" not in plan.parts}
+    names = [p.parameter + (" (saved)" if "saved" in p.parts and p.parameter in tuned else "") for p in one.plans]
+    return {
+        name: functools.partial(change_of, plan, one.read, base) for name, plan in zip(names, one.plans, strict=True)
+    }
 
 
 def _of(adapter: str, finding: LintFinding) -> LintFinding:
@@ -126,29 +109,26 @@ def adapter_report(
     adapters' findings alone."""
     values = base if read_base else None
     with base, contextlib.ExitStack() as stack:
-        opened = []
+        several = []
         for adapter in adapters:
             progress(0, 1, f"reading {adapter.name}")
-            keys = read_keys(adapter)
-            found = list(plans(adapter, keys, base))
-            opened.append(Opened(adapter, keys, found, stack.enter_context(adapter_tensors(adapter))))
+            several.append(stack.enter_context(opened(adapter, base)))
         lint: list[LintFinding] = []
-        collected = [Collected(directions) for _ in opened]
-        for one, into in zip(opened, collected, strict=True):
+        collected = [Collected(directions) for _ in several]
+        for one, into in zip(several, collected, strict=True):
             norms = None
             if not lint_only:
-                for fault in one.found:  # an adapter with a part that has no meaning is not half reported
-                    if isinstance(fault, AdapterFault):
-                        raise fault
+                for fault in one.faults:  # an adapter with a part that has no meaning is not half reported
+                    raise fault
                 norms = _collect(one, values, into, progress)
-            faults = _lint(one, base, values, norms)
-            lint += faults if len(opened) == 1 else [_of(one.adapter.name, each) for each in faults]
+            faults = findings(one, base, values, norms)
+            lint += faults if len(several) == 1 else [_of(one.adapter.name, each) for each in faults]
         comparison = None
-        if len(opened) > 1 and not lint_only:
+        if len(several) > 1 and not lint_only:
             progress(0, 1, "comparing the adapters")
-            comparison = compare(opened[1].adapter.name, opened[0].changes(values), opened[1].changes(values))
+            comparison = compare(adapters[1].name, *[_changes(one, values) for one in several])
     first = collected[0]
-    mutated = sorted({plan.other_base for one in opened for plan in one.plans if plan.other_base})
+    mutated = sorted({plan.other_base for one in several for plan in one.plans if plan.other_base})
     warnings = [
         *base.files.warnings,
         *(warning for part in collected for warning in (*part.warnings, *part.notes)),
@@ -159,7 +139,7 @@ def adapter_report(
     ]
     return LoraReport(
         duat_version=__version__,
-        mode="adapter" if len(opened) == 1 else "two adapters",
+        mode="adapter" if len(several) == 1 else "two adapters",
         level="lint" if lint_only else "weights",
         base=base.source.name,
         tuned=adapters[0].name,
@@ -179,20 +159,6 @@ def adapter_report(
         skipped=[entry for part in collected for entry in part.skipped],
         warnings=warnings,
         run=run(),
-    )
-
-
-def _lint(
-    one: Opened, base: BaseWeights, values: BaseWeights | None, norms: list[RelativeNorm] | None
-) -> list[LintFinding]:
-    """values: the base, where its tensors may be read. norms: of its changes, where they are collected; else they are
-    found."""
-    return sorted_findings(
-        [
-            *lint_plans(one.adapter, one.keys, one.found, base),
-            *lint_values(one.adapter, one.keys, one.read),
-            *lint_changes(one.found, one.read, values, norms),
-        ]
     )
 
 

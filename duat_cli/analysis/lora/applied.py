@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
 from torch import Tensor
 
-from duat_cli.analysis.lora.change import Change, Read, adapter_tensors, change_of
+from duat_cli.analysis.lora.change import Change, Opened, Read, change_of, opened
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles
-from duat_cli.loading.adapter.keys import read_keys
-from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
-from duat_cli.loading.adapter.plan import plans
+from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.model.load import LoadedModel, load_files
-from duat_cli.models.edits.tuned import TunedPages, Value, tuned_copy
+from duat_cli.models.edits.tuned import TunedPages, tuned_copy
 
 
 def refuse_other_base(adapter: AdapterFiles, known: Iterable[ParameterPlan]) -> None:
@@ -68,19 +66,17 @@ def whole(planned: Sequence[ParameterPlan], read: Read, base: BaseWeights) -> Te
     return first
 
 
-def tied_changes(known: Iterable[ParameterPlan]) -> frozenset[str]:
-    """Parameters whose change acts wherever their tensor is used."""
-    return frozenset(plan.parameter for plan in known if plan.kind == "trainable tokens")
-
-
-def tuned_model(base: LoadedModel, changes: Mapping[str, Value], tied: frozenset[str]) -> LoadedModel:
-    """The base with the changes, its weights read block by block where the base's are."""
-    if base.paged is None:
-        return replace(base, model=tuned_copy(base.model, changes, tied=tied))
-    place = Source(base.files.path, base.name, base.revision)
-    edit = TunedPages(changes, tied)
-    other = load_files(place, base.files, dtype=base.dtype, device=base.device, paged=True, edit=edit)
-    return replace(base, model=other.model, paged=other.paged)
+def tuned_model(loaded: LoadedModel, one: Opened, base: BaseWeights, changed: Iterable[str]) -> LoadedModel:
+    """The loaded base with these parameters changed, its weights read block by block where the base's are. Each change
+    is computed when it is applied."""
+    planned = by_parameter(one.plans)
+    changes = {name: functools.partial(whole, planned[name], one.read, base) for name in changed}
+    tied = frozenset(plan.parameter for plan in one.plans if plan.kind == "trainable tokens")  # wherever they are used
+    if loaded.paged is None:
+        return replace(loaded, model=tuned_copy(loaded.model, changes, tied=tied))
+    place, edit = Source(loaded.files.path, loaded.name, loaded.revision), TunedPages(changes, tied)
+    other = load_files(place, loaded.files, dtype=loaded.dtype, device=loaded.device, paged=True, edit=edit)
+    return replace(loaded, model=other.model, paged=other.paged)
 
 
 @contextlib.contextmanager
@@ -89,24 +85,21 @@ def adapted(loaded: LoadedModel, adapter: AdapterFiles, base: BaseWeights) -> It
 
     UnsupportedModelError names the first change that is not defined, or that makes another model than this base.
     """
-    with base, adapter_tensors(adapter) as read:
-        found = list(plans(adapter, read_keys(adapter), base))
-        known = [plan for plan in found if isinstance(plan, ParameterPlan)]
-        for fault in found:
-            if isinstance(fault, AdapterFault):
-                raise UnsupportedModelError(str(fault)) from fault
-        refuse_other_base(adapter, known)
-        changes: dict[str, Callable[[], Tensor]] = {}
-        for name, planned in by_parameter(known).items():
-            parts = [change_of(plan, read, base) for plan in planned]
+    with base, opened(adapter, base) as one:
+        for fault in one.faults:
+            raise UnsupportedModelError(str(fault)) from fault
+        refuse_other_base(adapter, one.plans)
+        changed: list[str] = []
+        for name, planned in by_parameter(one.plans).items():
+            parts = [change_of(plan, one.read, base) for plan in planned]
             for change in parts:
                 _refuse_undefined(name, change)
                 if change.added_rows and change.plan.place is not None:
                     refuse_resized(adapter.name, name, change.plan.place.shape[0], change.added_rows)
             if not all(change.is_zero for change in parts):
-                changes[name] = functools.partial(whole, planned, read, base)
+                changed.append(name)
             del parts
-        yield tuned_model(loaded, changes, tied_changes(known))
+        yield tuned_model(loaded, one, base, changed)
 
 
 def _refuse_undefined(name: str, change: Change) -> None:

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles
-from duat_cli.loading.adapter.parameter import ParameterPlan
+from duat_cli.loading.adapter.keys import Keys, read_keys
+from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
+from duat_cli.loading.adapter.plan import plans
 from duat_cli.loading.checkpoint.stored import open_tensors
 from duat_cli.operators.lowrank import LowRank, Piece, is_zero, nonfinite, singular, written_out
 
@@ -58,6 +60,35 @@ def adapter_tensors(adapter: AdapterFiles) -> Iterator[Read]:
     """Reads the adapter's tensors by key."""
     with open_tensors(adapter.where, adapter.seal, next(iter(adapter.tensors), None)) as opened:
         yield opened.get_tensor
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An adapter with its tensors at hand and its plans made."""
+
+    adapter: AdapterFiles
+    keys: Keys
+    found: list[ParameterPlan | AdapterFault]
+    read: Read
+
+    @property
+    def plans(self) -> list[ParameterPlan]:
+        """Those that have a meaning."""
+        return [plan for plan in self.found if isinstance(plan, ParameterPlan)]
+
+    @property
+    def faults(self) -> list[AdapterFault]:
+        """Why others have none."""
+        return [fault for fault in self.found if isinstance(fault, AdapterFault)]
+
+
+@contextlib.contextmanager
+def opened(adapter: AdapterFiles, base: BaseWeights | None) -> Iterator[Opened]:
+    """base: as of `plans`."""
+    keys = read_keys(adapter)
+    found = list(plans(adapter, keys, base))
+    with adapter_tensors(adapter) as read:
+        yield Opened(adapter, keys, found, read)
 
 
 def change_of(plan: ParameterPlan, read: Read, base: BaseWeights | None) -> Change:  # noqa: PLR0911 - one way out a kind

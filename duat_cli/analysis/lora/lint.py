@@ -10,14 +10,13 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from duat_cli.analysis.lora.change import Change, Read, adapter_tensors, change_of
+from duat_cli.analysis.lora.change import Change, Opened, Read, change_of, opened
 from duat_cli.checks.rules.adapter import LEVELS
 from duat_cli.compat.peft import MEGATRON, MODULE_FIELDS, OWN_LIBRARIES
 from duat_cli.loading.adapter.base_weights import EMBEDDINGS, HEADS, VOCABULARY, BaseWeights
 from duat_cli.loading.adapter.folder import ADAPTER_CONFIG, AdapterFiles, names, number, patterns
-from duat_cli.loading.adapter.keys import Keys, read_keys
-from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
-from duat_cli.loading.adapter.plan import plans
+from duat_cli.loading.adapter.keys import Keys
+from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.adapter.targets import lost_modules
 from duat_cli.loading.quantised.formula import leaf_of
 from duat_cli.operators.lowrank import energy, inner, is_zero, nonfinite
@@ -31,15 +30,17 @@ RelativeNorm: TypeAlias = "tuple[ParameterPlan, float | None]"
 
 
 def lint_adapter(adapter: AdapterFiles, base: BaseWeights | None = None) -> list[LintFinding]:
-    """All findings, errors first, then by rule and place; reads the adapter's tensors and the base's below them."""
-    keys = read_keys(adapter)
-    found = list(plans(adapter, keys, base))
-    with adapter_tensors(adapter) as read:
-        values = [*lint_values(adapter, keys, read), *lint_changes(found, read, base)]
-        return sorted_findings([*lint_plans(adapter, keys, found, base), *values])
+    """All findings; reads the adapter's tensors and the base's below them."""
+    with opened(adapter, base) as one:
+        return findings(one, base, base)
 
 
-def sorted_findings(found: list[LintFinding]) -> list[LintFinding]:
+def findings(
+    one: Opened, base: BaseWeights | None, values: BaseWeights | None, norms: Iterable[RelativeNorm] | None = None
+) -> list[LintFinding]:
+    """Errors first, then by rule and place. values: the base, where its tensors may be read. norms: of its changes;
+    None where they are not known yet."""
+    found = [*_of_plans(one, base), *_of_values(one), *_of_changes(one, values, norms)]
     order = {"error": 0, "warning": 1, "note": 2}
     return sorted(found, key=lambda f: (order[f.level], f.rule, f.where))
 
@@ -48,14 +49,11 @@ def finding(rule: str, where: str, message: str) -> LintFinding:
     return LintFinding(rule=rule, level=LEVELS[rule], where=where, message=message)  # type: ignore[arg-type]
 
 
-def lint_plans(
-    adapter: AdapterFiles, keys: Keys, found: list[ParameterPlan | AdapterFault], base: BaseWeights | None
-) -> Iterator[LintFinding]:
+def _of_plans(one: Opened, base: BaseWeights | None) -> Iterator[LintFinding]:
     """What headers and config show."""
-    for fault in found:
-        if isinstance(fault, AdapterFault):
-            yield finding(fault.rule, fault.where, fault.text)
-    known = [plan for plan in found if isinstance(plan, ParameterPlan)]
+    adapter, keys, known = one.adapter, one.keys, one.plans
+    for fault in one.faults:
+        yield finding(fault.rule, fault.where, fault.text)
     for dialect in keys.dialects:
         yield finding("key-dialect", adapter.name, f"{dialect}: read, but PEFT may drop them without a word")
     yield from _foreign_code(adapter)
@@ -184,16 +182,11 @@ def _tied(known: list[ParameterPlan], base: BaseWeights | None) -> Iterator[Lint
                       "the change acts there as well; unmerged it does not")  # fmt: skip
 
 
-def lint_changes(
-    found: list[ParameterPlan | AdapterFault],
-    read: Read,
-    base: BaseWeights | None,
-    norms: Iterable[RelativeNorm] | None = None,
-) -> Iterator[LintFinding]:
-    """What the values of adapter and base show together. norms: None where they are not known yet."""
+def _of_changes(one: Opened, base: BaseWeights | None, norms: Iterable[RelativeNorm] | None) -> Iterator[LintFinding]:
+    """What the values of adapter and base show together."""
     if base is None:
         return
-    known = [plan for plan in found if isinstance(plan, ParameterPlan)]
+    known, read = one.plans, one.read
     yield from _magnitude(((p, relative_norm(p, read, base)) for p in known) if norms is None else norms)
     if base.ties_head:
         yield from _saved_heads(known, read)
@@ -250,8 +243,9 @@ def _saved_heads(known: list[ParameterPlan], read: Read) -> Iterator[LintFinding
                   "embedding as well")  # fmt: skip
 
 
-def lint_values(adapter: AdapterFiles, keys: Keys, read: Read) -> Iterator[LintFinding]:
+def _of_values(one: Opened) -> Iterator[LintFinding]:
     """What the values show: NaN, and modules that training never touched."""
+    adapter, keys, read = one.adapter, one.keys, one.read
     bad: dict[str, int] = {}
     untouched = []
     for target in keys.targets:

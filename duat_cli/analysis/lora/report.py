@@ -11,15 +11,8 @@ import torch
 from torch import nn
 
 from duat_cli.analysis.clock import RunFacts
-from duat_cli.analysis.lora.applied import (
-    by_parameter,
-    refuse_other_base,
-    refuse_resized,
-    tied_changes,
-    tuned_model,
-    whole,
-)
-from duat_cli.analysis.lora.change import Change, Read, adapter_tensors, change_of
+from duat_cli.analysis.lora.applied import by_parameter, refuse_other_base, refuse_resized, tuned_model
+from duat_cli.analysis.lora.change import Change, change_of, opened
 from duat_cli.analysis.lora.eq18 import Eq18Test, Stated
 from duat_cli.analysis.lora.findings import Findings
 from duat_cli.analysis.lora.ground import Ground, ground_of
@@ -31,16 +24,14 @@ from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles
-from duat_cli.loading.adapter.keys import read_keys
 from duat_cli.loading.adapter.parameter import ParameterPlan
-from duat_cli.loading.adapter.plan import plans
 from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.edits.tuned import Value, own_names
+from duat_cli.models.edits.tuned import own_names
 from duat_cli.operators.lowrank import Piece, is_zero
-from duat_cli.results.base import Certificate, Run, Skipped
+from duat_cli.results.base import Run, Skipped
 from duat_cli.results.lora import Eq18, LoraReport, LoraSummary
 from duat_cli.results.prompts import Roll, roll_of
 from duat_cli.results.weight_change import ModuleChange
@@ -51,19 +42,17 @@ def adapter_pair(
     report: LoraReport, base: BaseWeights, adapter: AdapterFiles, loaded: LoadedModel, progress: Progress
 ) -> Iterator[Pair]:
     """The base and the base with the adapter. `report` is of the weights alone, and has refused what has no meaning."""
-    with base, adapter_tensors(adapter) as read:
-        known = [p for p in plans(adapter, read_keys(adapter), base) if isinstance(p, ParameterPlan)]
-        refuse_other_base(adapter, known)
+    with base, opened(adapter, base) as one:
+        refuse_other_base(adapter, one.plans)
         progress(0, 1, "applying the adapter")
-        changes = _changes(known, read, base, report)
-        tuned = tuned_model(loaded, changes, tied_changes(known))
-        planned = by_parameter(known)
+        planned = by_parameter(one.plans)
+        tuned = tuned_model(loaded, one, base, _changed(planned, report))
 
         def pieces(name: str) -> Change | None:
-            return change_of(planned[name][0], read, base) if len(planned[name]) == 1 else None
+            return change_of(planned[name][0], one.read, base) if len(planned[name]) == 1 else None
 
         def stated(name: str) -> Piece | None:
-            return _piece([change_of(plan, read, base) for plan in planned.get(name, [])])
+            return _piece([change_of(plan, one.read, base) for plan in planned.get(name, [])])
 
         yield Pair(report, loaded, tuned, stated, pieces, progress)
 
@@ -194,8 +183,8 @@ def whole_report(
             "prompt_set": prompts.facts,
             "blocks": found.blocks,
             "by_prompt": found.changes.order.most,
-            "certificate": _with_errors(head.certificate, found.base_error, plain_errors[0]),
-            "tuned_certificate": _with_errors(head.tuned_certificate, found.tuned_error, plain_errors[1]),
+            "certificate": head.certificate.with_errors(found.base_error, plain_errors[0]),
+            "tuned_certificate": head.tuned_certificate.with_errors(found.tuned_error, plain_errors[1]),
             "eq18": eq18,
             "summary": _summary(head.summary, found),
             "run": run,
@@ -203,13 +192,8 @@ def whole_report(
     )
 
 
-def _with_errors(certificate: Certificate, error: float, plain_error: float) -> Certificate:
-    exact = max(error, plain_error) <= certificate.tolerance
-    return certificate.model_copy(update={"relative_error": error, "plain_error": plain_error, "exact": exact})
-
-
-def _changes(known: list[ParameterPlan], read: Read, base: BaseWeights, report: LoraReport) -> Mapping[str, Value]:
-    """Parameter -> its whole change, computed when it is applied."""
+def _changed(planned: Mapping[str, Sequence[ParameterPlan]], report: LoraReport) -> list[str]:
+    """The parameters that the adapter changes; UnsupportedModelError where a change is not defined."""
     if any(m.frobenius_norm is None for m in report.modules) or report.skipped:
         names = [m.whole_name for m in report.modules if m.frobenius_norm is None]
         what = [*names, *(entry.what for entry in report.skipped)][0]
@@ -219,11 +203,7 @@ def _changes(known: list[ParameterPlan], read: Read, base: BaseWeights, report: 
     for resized in (m for m in report.modules if m.added_rows):
         refuse_resized(report.tuned, resized.whole_name, resized.shape[0], resized.added_rows)
     unchanged = set(report.unchanged)
-    return {
-        name: functools.partial(whole, planned, read, base)
-        for name, planned in by_parameter(known).items()
-        if len(planned) > 1 or name not in unchanged
-    }
+    return [name for name, plans in planned.items() if len(plans) > 1 or name not in unchanged]
 
 
 def _piece(changes: list[Change]) -> Piece | None:
