@@ -58,11 +58,9 @@ class Fake:
         self.runs += 1
         return self.damage_of(ids, removals)
 
-    def damages(self, recorded: None, ids: int, gone: Any, done: Any) -> list[float]:
-        return [self.damage(recorded, ids, one) for one in gone]
-
     def effects(self, recorded: None, ids: int, gone: Any, done: Any) -> list[Effect]:
-        return [Effect(damage, damage / 2) for damage in self.damages(recorded, ids, gone, done)]
+        damages = [self.damage(recorded, ids, one) for one in gone]
+        return [Effect(damage, damage / 2) for damage in damages]
 
 
 def certified_bounds(structure: ModelStructure, kinds: Sequence[Kind] = KINDS) -> list[BlockBounds]:

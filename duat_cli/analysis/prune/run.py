@@ -98,16 +98,8 @@ class PruneOutcome:
             dtype = str(most_stored(loaded.files) or loaded.model.dtype).removeprefix("torch.")
             kinds = kinds_of_blocks(loaded.model, self.session.structure)
             return mergekit_slices(facts.blocks, gone, model=path, dtype=dtype, kinds=kinds)
-        chosen = chosen_set(
-            loaded.model,
-            self.session.structure,
-            self.ablator.sites,
-            terms,
-            name=facts.name,
-            revision=facts.revision,
-            fingerprint=facts.fingerprint,
-            weights=self.session.weights,
-        )
+        structure, weights = self.session.structure, self.session.weights
+        chosen = chosen_set(loaded.model, structure, self.ablator.sites, terms, facts, weights)
         return chosen.model_dump_json(indent=2) + "\n"
 
     def applied(self, terms: Sequence[TermId], directory: Path) -> Written:
@@ -287,7 +279,8 @@ def stored_dtype(loaded: LoadedModel) -> torch.dtype:
 def _protocol(work: Work) -> Protocol:
     options, losses = work.options, work.losses
     why = "the metric looks at no logits" if work.metric.name == "hidden" else "no prompt has a next token to predict"
-    return Protocol(
+    return Protocol.explained(
+        why,
         metric=work.metric.name,
         unit=work.metric.unit,
         meaning=work.metric.meaning,
@@ -298,7 +291,6 @@ def _protocol(work: Work) -> Protocol:
         seed=SEED,
         loss=sum(loss for loss, _ in losses) / len(losses) if losses else None,
         uniform_loss=math.log(losses[0][1]) if losses else None,
-        reasons={} if losses else dict.fromkeys(("loss", "uniform_loss"), why),
     )
 
 

@@ -28,7 +28,7 @@ from duat_cli.analysis.prune.sets.nested import Candidates, Nested, nested_sets
 from duat_cli.analysis.prune.sets.path import Sketch
 from duat_cli.analysis.prune.sets.trial import Trial, trials_of, try_alone, try_together
 from duat_cli.analysis.prune.steps import Steps
-from duat_cli.analysis.prune.terms.ablation import Ablations, Ablator, Effect, Tick, effects_of, mean_values
+from duat_cli.analysis.prune.terms.ablation import Ablations, Ablator, Tick, effects_of, mean_values
 from duat_cli.analysis.prune.terms.certified import Certified
 from duat_cli.analysis.prune.terms.criteria import Activations, Scores, WeightScores, block_scores
 from duat_cli.analysis.prune.terms.damage import Interval, Metric
@@ -125,9 +125,8 @@ class Work:
 
     def run(self) -> None:
         """All prompts, the measured sets, the certified bounds and the scores of weights."""
-        finals = self._finals()
         if self.weights is not None:
-            self._together(self._ground.recorded, finals)
+            self._together(self._ground.recorded)
             self._ground.recorded.clear()
             return
         if self.processes.count > 1:  # the comparison with the model that has no instruments is made in this one
@@ -135,7 +134,7 @@ class Work:
         self.draw()
         for part in self.processes.each(lambda number: self.parts([number])[0], range(len(self._ids))):
             self.add(part)
-        self._choose(finals)
+        self.choose()
 
     def parts(self, numbers: Sequence[int]) -> list[Part]:
         """What some prompts give: one, where all weights are in memory; else they go side by side."""
@@ -192,13 +191,10 @@ class Work:
 
     def choose(self) -> None:
         """The measured sets, the certified bounds and the scores of weights, once every prompt's part is added."""
-        if self.weights is None:
-            self._choose(self._finals())
+        if self.weights is not None:
+            recorded = self._record(range(len(self.prompts)), [Activations() for _ in self.prompts])
+            self._measure_sets(self.groups, recorded, self._finals())
             return
-        recorded = self._record(range(len(self.prompts)), [Activations() for _ in self.prompts])
-        self._measure_sets(self.groups, recorded, self._finals())
-
-    def _choose(self, finals: Sequence[Pass]) -> None:
         chooser, each, found = self._chooser(self.responses), self.processes.each, []
         for kinds in self.groups:
             tick = self._named(f"sets of {names_of(','.join(kinds))}")
@@ -207,10 +203,11 @@ class Work:
         effects = effects_of(self.ablator, self.prompts, sets, tick, each)
         self.nested = nested_sets(found, effects, self.options.budget)
         self.processes(0, 1, "certified bounds" if self.options.spent.certified else "magnitudes of the weights")
-        with self._attached():
+        finals = self._finals()
+        with self._attached(finals):
             self.session.together(finals)
 
-    def _together(self, recorded: Sequence[Recorded], finals: Sequence[Pass]) -> None:
+    def _together(self, recorded: Sequence[Recorded]) -> None:
         """The same for prompts side by side, each of them recorded already."""
         numbers = range(len(self.prompts))
         responded = self._respond(numbers, recorded)
@@ -219,7 +216,7 @@ class Work:
         later = [kinds for kinds in self.groups if by_measure(self._counts(kinds), self.options.measure)]
         wanted = [chooser.candidates(kinds) for kinds in self.groups if kinds not in later]
         readers = {} if later else self.printing.readers(wanted)
-        measured, sets = self._measure(numbers, recorded, wanted, finals, readers)
+        measured, sets = self._measure(numbers, recorded, wanted, self._finals(), readers)
         self.printing.keep(readers)
         for two in zip(responded, measured, strict=True):
             self.add(Part(*two))
@@ -237,7 +234,7 @@ class Work:
         readers = self.printing.readers(wanted, self.nested.values())
 
         def run(passes: Sequence[Pass]) -> None:
-            with self._attached() if tail else contextlib.nullcontext():
+            with self._attached(tail):
                 self.printing.beside(readers, [*passes, *tail])
 
         self._keep(wanted, self.ablator.ablate(lambda: self._sets(wanted, recorded), run, self.session.together))
@@ -294,17 +291,12 @@ class Work:
     # -- readings and ablations --------------------------------------------------------------------------------
 
     def _terms(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Ablations]:
-        """Of the terms in the sample, under each of these prompts, over weights that are read block by block."""
+        """Of the terms in the sample, under each of these prompts."""
         gone, done = [self.ablator.removals([term]) for term in self.ablated], self._steps.ablating(numbers)
         return [
             self.ablator.ablations(one, self._ids[number], gone, done, self.weights)
             for number, one in zip(numbers, recorded, strict=True)
         ]
-
-    def _effects(self, number: int, recorded: Recorded) -> list[Effect]:
-        """The same of one prompt, where all weights are in memory."""
-        gone, done = [self.ablator.removals([term]) for term in self.ablated], self._steps.ablating([number])
-        return self.ablator.effects(recorded, self._ids[number], gone, done)
 
     def _sets(self, wanted: Sequence[Candidates], recorded: Sequence[Recorded]) -> list[Ablations]:
         """Of all candidates, under every prompt; of none where some prompts alone are recorded."""
@@ -344,18 +336,13 @@ class Work:
             return listen
 
         def sweep(passes: Sequence[Pass]) -> None:
-            with self._attached() if finals else contextlib.nullcontext():
+            with self._attached(finals):
                 self.session.sweep_beside([self.prompts[k] for k in numbers], listener, [*passes, *finals])
 
-        sets = list[Ablations]()
-        if self.weights is None:
-            sweep(())
-            effects = [self._effects(number, one) for number, one in zip(numbers, recorded, strict=True)]
-        else:
-            asked = self.ablator.ablate(
-                lambda: [*self._terms(numbers, recorded), *self._sets(wanted, recorded)], sweep, self.session.together
-            )
-            effects, sets = [one.effects for one in asked[: len(numbers)]], asked[len(numbers) :]
+        asked = self.ablator.ablate(
+            lambda: [*self._terms(numbers, recorded), *self._sets(wanted, recorded)], sweep, self.session.together
+        )
+        effects = [one.effects for one in asked[: len(numbers)]]
         measured = [
             Measured(
                 readers[number].finish(outputs[number]),
@@ -365,16 +352,16 @@ class Work:
             )
             for number, row in zip(numbers, effects, strict=True)
         ]
-        return measured, sets
+        return measured, asked[len(numbers) :]
 
     def _finals(self) -> list[Pass]:
         """What is found from the weights alone, but for the activations of all prompts."""
         bounds = self.certified.passes if self.options.spent.certified else []
         return [*bounds, Visit(self.structure.calls, self._scores.look, self.weights)]
 
-    def _attached(self) -> contextlib.AbstractContextManager[None]:
-        """Around those."""
-        return self.certified.attached() if self.options.spent.certified else contextlib.nullcontext()
+    def _attached(self, finals: Sequence[Pass]) -> contextlib.AbstractContextManager[None]:
+        """Around those, if there are any."""
+        return self.certified.attached() if finals and self.options.spent.certified else contextlib.nullcontext()
 
     def _followed(self) -> set[TermId]:
         """The terms carried to the last block: all but neurons where they are few, and everything that is ablated."""

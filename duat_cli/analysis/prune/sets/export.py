@@ -13,6 +13,7 @@ from duat_cli.models.discovery.modality import is_pair
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.terms.sites import Sites, TermId
+from duat_cli.results.base import ModelFacts
 from duat_cli.results.prune.chosen import ChosenSet, ChosenTerm
 
 
@@ -21,10 +22,7 @@ def chosen_set(
     structure: ModelStructure,
     sites: Sites,
     terms: Sequence[TermId],
-    *,
-    name: str,
-    revision: str | None,
-    fingerprint: str,
+    facts: ModelFacts,
     weights: Weights | None = None,
 ) -> ChosenSet:
     """The set with the names that the modules have in `model`, in a fixed order and each term once.
@@ -34,9 +32,9 @@ def chosen_set(
     names = {module: path for path, module in model.named_modules()}
     ordered = sorted(set(terms), key=lambda t: (t.block, t.kind, -1 if t.index is None else t.index))
     return ChosenSet(
-        model=name,
-        revision=revision,
-        fingerprint=fingerprint,
+        model=facts.name,
+        revision=facts.revision,
+        fingerprint=facts.fingerprint,
         blocks=len(structure.calls),
         terms=tuple(_chosen(structure, sites, names, term, weights) for term in ordered),
     )

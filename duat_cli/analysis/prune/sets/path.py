@@ -80,14 +80,12 @@ class Sketch:
         """The predicted mean damage without the first m of `order` as well, for m = 1 … len(order)."""
         total = torch.zeros(len(order), dtype=torch.float64)
         for prompt, one in enumerate(self.responses):
-            total += self._raised(prompt, one[:, order].double().cumsum(dim=1))
+            sums = one[:, order].double().cumsum(dim=1)  # (probes, sets)
+            if self.starts is None:
+                total += self.metric.of_set(sums[None])[0]
+            else:
+                total += self.metric.of_moved(sums, self.starts[prompt]) - self.starts[prompt]
         return self.start + total / len(self.responses)
-
-    def _raised(self, prompt: int, sums: Tensor) -> Tensor:
-        """Of sums of responses, (probes, sets)."""
-        if self.starts is None:
-            return self.metric.of_set(sums[None])[0]
-        return self.metric.of_moved(sums, self.starts[prompt]) - self.starts[prompt]
 
 
 @dataclass(frozen=True)

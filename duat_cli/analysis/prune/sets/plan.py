@@ -133,8 +133,8 @@ def _held_out(trial: Trial, total: int) -> list[HeldOut]:
             prompts=len(damages),
             mean=statistics.fmean(damages),
             percentile_90=float(torch.tensor(damages, dtype=torch.float64).quantile(0.9)),
-            exceeded=trial.exceeded(number),
-            share_exceeded=trial.exceeded(number) / len(damages),
+            exceeded=trial.exceeded[number],
+            share_exceeded=trial.exceeded[number] / len(damages),
             limit=trial.limit(number),
         )
         for number, (size, damages) in enumerate(zip(trial.sizes, trial.damages, strict=True))
@@ -152,7 +152,7 @@ def _guarantee(nested: Nested, budget: float, trial: Trial, holdout: str, size_o
         budget=budget,
         confidence=trial.claim.confidence,
         share_above_limit=trial.claim.share,
-        exceeded=0 if number is None else trial.exceeded(number),
+        exceeded=0 if number is None else trial.exceeded[number],
         may_exceed=allowed(trial.prompts, trial.claim.share, trial.claim.confidence),
         holdout_prompts=trial.prompts,
         holdout_sha256=holdout,
@@ -175,7 +175,8 @@ def _mean_guarantee(nested: Nested, budget: float, trial: Trial, holdout: str) -
     """Of the largest set that passed."""
     number = trial.mean_choice()
     removed = 0 if number is None else trial.sizes[number]
-    return MeanGuarantee(
+    return MeanGuarantee.explained(
+        "the set is empty",
         budget=budget,
         confidence=trial.claim.confidence,
         most=trial.claim.most,
@@ -187,5 +188,4 @@ def _mean_guarantee(nested: Nested, budget: float, trial: Trial, holdout: str) -
         tested=trial.sizes,
         removed=removed,
         share=removed / len(nested.order),
-        reasons={} if removed else {"mean": "the set is empty"},
     )

@@ -56,7 +56,8 @@ class Trial:
         self._most = allowed(prompts, claim.share, claim.confidence) or 0
         self.damages: list[list[float]] = [[] for _ in self.sizes]
         """Of each set, on the prompts that it was run on; see `add`."""
-        self._above = [0 for _ in self.sizes]  # of those, how many are above the budget
+        self.exceeded = [0 for _ in self.sizes]
+        """How many of these prompts are above the budget."""
         self._capped = [0.0 for _ in self.sizes]  # and what they come to in the mean
 
     @property
@@ -69,20 +70,11 @@ class Trial:
         alive = max(self._failed(self._exceeds), self._failed(self._too_much)) + 1
         return sorted({*range(min(alive, len(self.sizes))), len(self.sizes) - 1})
 
-    def count(self, damage: Callable[[int], float]) -> None:
-        """One prompt; damage(number of a set): of those that are run."""
-        for k in self.running:
-            self.add(k, damage(k))
-
     def add(self, number: int, damage: float) -> None:
-        """What a set does to one more prompt."""
+        """What a set that is run does to one more prompt."""
         self.damages[number].append(damage)
-        self._above[number] += damage > self.claim.budget
+        self.exceeded[number] += damage > self.claim.budget
         self._capped[number] += min(damage, self.claim.most)
-
-    def exceeded(self, number: int) -> int:
-        """How many prompts, of those that the set was run on, are above the budget."""
-        return self._above[number]
 
     def limit(self, number: int) -> float | None:
         """What at most the claim's share of prompts exceed, by this set's own damages; None if some were not run.
@@ -94,7 +86,7 @@ class Trial:
 
     def choice(self) -> int | None:
         """Number of the largest set of which few prompts are shown to exceed the budget, once all are counted."""
-        seen = [self.exceeded(k) for k in range(min(self._failed(self._exceeds) + 1, len(self.sizes)))]
+        seen = self.exceeded[: self._failed(self._exceeds) + 1]
         return choose_nested(seen, self.prompts, self.claim.share, self.claim.confidence)
 
     def mean_choice(self) -> int | None:
@@ -113,7 +105,7 @@ class Trial:
         return next((k for k in range(len(self.sizes)) if test(k)), len(self.sizes))
 
     def _exceeds(self, number: int) -> bool:
-        return self.exceeded(number) > self._most
+        return self.exceeded[number] > self._most
 
     def _too_much(self, number: int) -> bool:
         """Whether even prompts without damage could not bring the mean within the budget."""
@@ -152,15 +144,16 @@ def try_alone(
         p, wanted = item
         ids = ablator.place(held_out[p])
         done = counted(tick, p * len(wanted), len(wanted) * len(held_out))
-        damages = ablator.damages(ablator.record(ids), ids, [removals[place][k] for place, k in wanted], done)
-        return dict(zip(wanted, damages, strict=True))
+        effects = ablator.effects(ablator.record(ids), ids, [removals[place][k] for place, k in wanted], done)
+        return {one: effect.damage for one, effect in zip(wanted, effects, strict=True)}
 
     running = (
         (p, [(place, k) for place, trial in enumerate(trials) for k in trial.running]) for p in range(len(held_out))
     )
     for found in each(under, running if trials else ()):
         for place, trial in enumerate(trials):
-            trial.count({k: found[place, k] for k in trial.running}.__getitem__)
+            for k in trial.running:
+                trial.add(k, found[place, k])
 
 
 def try_together(
@@ -194,13 +187,10 @@ def try_together(
         left = left[len(found) :]
         for one in found:
             for place, trial in enumerate(trials):
-                trial.count(_damages(one, place, wanted))
+                for k in trial.running:
+                    trial.add(k, one.damage(wanted.index((place, k))))
 
 
 def _at_end(last: Callable[[], None], done: int, every: int) -> None:
     if done == every:
         last()
-
-
-def _damages(found: Ablations, place: int, wanted: Sequence[tuple[int, int]]) -> Callable[[int], float]:
-    return lambda number: found.damage(wanted.index((place, number)))

@@ -227,12 +227,6 @@ class Ablator:
         """What removing all these terms together does to one prompt."""
         return self.effects(recorded, ids, [removals])[0].damage
 
-    def damages(
-        self, recorded: Recorded, ids: Tensor, gone: Sequence[Removals], done: Callable[[], None] = lambda: None
-    ) -> list[float]:
-        """The damages among `effects`."""
-        return [effect.damage for effect in self.effects(recorded, ids, gone, done)]
-
     def effects(
         self, recorded: Recorded, ids: Tensor, gone: Sequence[Removals], done: Callable[[], None] = lambda: None
     ) -> list[Effect]:

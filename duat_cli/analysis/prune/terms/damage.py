@@ -63,10 +63,13 @@ class Metric(Protocol):
         return None
 
     def predicted(self, responses: Tensor, confidence: float) -> Interval:
-        """Mean over prompts from responses (prompts, probes, …), the change of the output being minus the term."""
+        """Mean over prompts from responses (prompts, probes, …), the change of the output being minus the term; by
+        default of a damage of second order."""
+        return mean_square(responses.square(), confidence)
 
     def of_set(self, responses: Tensor) -> Tensor:
         """The prediction for each prompt, (prompts, …): no interval."""
+        return responses.double().square().mean(dim=1)
 
     def adding(self, damage: Tensor) -> Tensor:
         """What adds up over terms that move the output in different directions: of a length its square."""
@@ -147,12 +150,6 @@ class Divergence(Metric):
     def probes(self, reference: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
         tokens = reference.shape[1]
         return _fisher_noise(reference, noise, count).div_(math.sqrt(2 * tokens))
-
-    def predicted(self, responses: Tensor, confidence: float) -> Interval:
-        return mean_square(responses.square(), confidence)
-
-    def of_set(self, responses: Tensor) -> Tensor:
-        return responses.double().square().mean(dim=1)
 
     def slope(self, reference: Tensor, output: Tensor, ids: Tensor) -> Tensor:
         found = wide(output).softmax(dim=-1) - wide(reference).softmax(dim=-1)

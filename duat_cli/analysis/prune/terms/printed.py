@@ -10,7 +10,6 @@ It is computed a second way: the frozen blocks are run with the whole set taken 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
@@ -211,7 +210,10 @@ class PrintedReader(Generic[Of]):
             index = torch.tensor([k for k in places if 0 <= k < site.count], device=run.input.device)
             if len(index):
                 layer = block.neurons(site, removal)
-                each = functools.partial(_each, layer, index)
+
+                def each(places: Tensor, layer: Neurons = layer, index: Tensor = index) -> Tensor:
+                    return layer.each(index[places])
+
                 found.append(_Terms(layer.sizes[index], layer.together(index), each))
         return found
 
@@ -227,7 +229,3 @@ class PrintedReader(Generic[Of]):
         if one.count == 1 or not bool(sizes.any()):
             return None
         return draw(sizes, drawn_in_block(one.count, len(one.terms)) or len(sizes), one.generator)
-
-
-def _each(layer: Neurons, index: Tensor, places: Tensor) -> Tensor:
-    return layer.each(index[places])

@@ -28,7 +28,7 @@ from duat_cli.models.block.norm_scale import NormScale, norm_scale
 from duat_cli.models.budgets import AT_ONCE, NEURONS_AT_ONCE
 from duat_cli.models.instrument.held import holding_norms, inner_norms
 from duat_cli.models.instrument.records import Replay
-from duat_cli.models.instrument.rig import BlockRun, zero_given
+from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.passes import Removal
 from duat_cli.models.terms.branches import Branch, Branches, branch_at
 from duat_cli.models.terms.sites import BlockSites, Edit, Site, Sites, TermId, by_block, watching
@@ -281,10 +281,10 @@ def move(run: BlockRun, changes: Sequence[Tensor]) -> None:
     changes: (items, N, M) each. Some at once, so that no second copy of all of them is ever there.
     """
     items = [item for change in changes for item in change.split(1)]
-    base = run.replay(torch.zeros_like(run.input), zero_given(run, 1)).end
+    base = run.replay(torch.zeros_like(run.input)).end
     for start in range(0, len(items), AT_ONCE):
         some = items[start : start + AT_ONCE]
-        ends = run.replay(torch.cat(some), zero_given(run, len(some))).end
+        ends = run.replay(torch.cat(some)).end
         for item, end in zip(some, ends, strict=True):
             torch.sub(end, base[0], out=item[0])
 
@@ -316,7 +316,7 @@ def behind_layer(run: BlockRun, sites: BlockSites, site: Site, values: Tensor) -
     # In front of any norm on the branch, which is held as all else is. Attention is not silenced: what such a layer
     # puts out in front of it goes on through its values.
     with watching([Site("ffn", end.module, "output", 1)], put):
-        return run.replay(zero, zero_given(run, len(values)))
+        return run.replay(zero)
 
 
 def given_without(run: BlockRun, sites: Sequence[Site], edit: Edit, *, react: bool = False) -> list[Tensor]:

@@ -88,8 +88,8 @@ def test_the_held_out_test_is_of_the_repaired_sets_and_stops_where_they_fail() -
     assert one.trial.sizes == [10, 20, 30, 40, 50, 60, 70, 80]
     # at most two of 60 may exceed (P(Bin(60, 0.1) <= 2) = 0.053): none of 10, one of 20, four of 30
     assert one.trial.choice() == 1
-    assert one.trial.exceeded(0) == 0
-    assert one.trial.exceeded(1) == 1
+    assert one.trial.exceeded[0] == 0
+    assert one.trial.exceeded[1] == 1
     assert one.trial.exceeded(2) == 4
     runs = {each.removed: each for each in one.report.held_out}
     assert runs[80].prompts == 60

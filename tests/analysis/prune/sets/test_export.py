@@ -14,14 +14,14 @@ from duat_cli.analysis.prune.sets.export import chosen_set, kinds_of_blocks, mer
 from duat_cli.errors import InputError
 from duat_cli.models.discovery.structure import discover
 from duat_cli.models.terms.sites import TermId, find_sites
+from duat_cli.results.base import ModelFacts
 from duat_cli.results.prune.chosen import ChosenSet, ChosenTerm
 
 
 def chosen(model: Any, *terms: TermId) -> ChosenSet:
     structure = discover(model)
-    return chosen_set(
-        model, structure, find_sites(structure), terms, name="org/name", revision="abc", fingerprint="f" * 8
-    )
+    facts = ModelFacts.model_construct(name="org/name", revision="abc", fingerprint="f" * 8)
+    return chosen_set(model, structure, find_sites(structure), terms, facts)
 
 
 def test_names_and_features() -> None:

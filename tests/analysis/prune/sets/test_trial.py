@@ -76,7 +76,7 @@ def test_scipy_counts_the_same_though_sets_that_failed_are_run_no_more(
         passed = [stats.binomtest(k, 90, share, alternative="less").pvalue <= 1 - confidence for k in counts]
         first = next((k for k, one in enumerate(passed) if not one), 8)
         assert trial.choice() == (first - 1 if first else None)
-        assert [trial.exceeded(k) for k in range(min(first + 1, 8))] == counts[: first + 1]
+        assert [trial.exceeded[k] for k in range(min(first + 1, 8))] == counts[: first + 1]
         shown = [mean_is_below(row, budget, CAP * budget, confidence) for row in every]
         first_mean = next((k for k, one in enumerate(shown) if not one), 8)
         assert trial.mean_choice() == (first_mean - 1 if first_mean else None)
@@ -90,7 +90,7 @@ def test_the_counts_are_those_of_the_set_that_is_named() -> None:
     assert trial.sizes == [2, 4, 6, 8, 10, 12, 14, 16]
     assert allowed(100, 0.1, 0.95) == 4
     assert trial.choice() == 6
-    assert trial.exceeded(6) == 4
+    assert trial.exceeded[6] == 4
 
 
 def test_sets_between_the_first_that_failed_and_the_chosen_one_are_run_no_more() -> None:
@@ -158,7 +158,7 @@ def test_rows_that_cannot_be_told_apart_are_tried_again_one_by_one() -> None:
     ablator = Ablator(structure, sites, metric_for("hidden", model, structure))
     held_out = [Prompt("", str(k), token_ids(model, 9, k), k) for k in range(6)]
     heads = [ablator.removals([TermId("head", 0, k)]) for k in range(3)]
-    ablator.damages(ablator.record(held_out[0].input_ids), held_out[0].input_ids, heads)
+    ablator.effects(ablator.record(held_out[0].input_ids), held_out[0].input_ids, heads)
     assert ablator._rows.apart
     sets = Nested(("ffn",), [TermId("ffn", k, 0) for k in range(3)], [], Point(3, 0.0, 0.0))
     both = [Trial(sets, 6, Claim(9.0, 0.5, 0.9)) for _ in range(2)]
