@@ -60,7 +60,7 @@ def test_the_places_of_a_field_are_real() -> None:
 
 
 def test_every_column_is_found_by_its_header_and_says_how_exact_it_is() -> None:
-    titles = [*columns.COLUMNS, *nulls.named(), *columns.for_pre_activation()]
+    titles = [*columns.COLUMNS, *nulls.NAMED, *columns.for_pre_activation()]
     for module in (table, verify_table, lora_table, prune_table):
         titles += [column for group in module.TABLES.values() for column in group]
     assert len(titles) > 70

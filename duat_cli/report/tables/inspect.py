@@ -72,7 +72,7 @@ _BESIDE = (
 
 TABLES = {
     "end_to_end.": _END_COLUMNS,
-    "blocks[].": [*columns.COLUMNS, *nulls.named(), *columns.for_pre_activation(), *_CROSS, *_ROUTING],
+    "blocks[].": [*columns.COLUMNS, *nulls.NAMED, *columns.for_pre_activation(), *_CROSS, *_ROUTING],
     "blocks[].heads.each[].": heads.COLUMNS,
     "terms[].": _TERM_COLUMNS,
 }

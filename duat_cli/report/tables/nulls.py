@@ -25,6 +25,12 @@ _FIELDS = {  # name of the row's field -> its column in the table of the statist
         ("context", "coupling.effective_context"),
     )
 }
+NAMED = [
+    Column((*c.title[:-1], kind, c.title[-1]), f"null.reinitialised.{c.path}", c.form)
+    for c in _FIELDS.values()
+    for kind in ("null", "diff.")
+]
+"""The columns by their headers, each at the null's place in the report; "diff." is no field of it."""
 
 
 class _Beside(WithReasons):
@@ -94,15 +100,6 @@ def _columns(heads: str) -> list[Column]:
         found.append(Column((*title, "null", unit), f"{name}.null", form))
         found.append(Column((*title, "diff.", unit), f"{name}.difference", numbers.signed(form)))
     return found
-
-
-def named() -> list[Column]:
-    """The columns by their headers, each at the null's place in the report; "diff." is no field of it."""
-    return [
-        Column((*c.title[:-1], kind, c.title[-1]), f"null.reinitialised.{c.path}", c.form)
-        for c in _FIELDS.values()
-        for kind in ("null", "diff.")
-    ]
 
 
 def _means(blocks: Sequence[Block], kind: str, heads: str) -> str:

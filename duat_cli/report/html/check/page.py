@@ -18,34 +18,18 @@ from duat_cli.results.check import CheckReport, UndecidedReport
 def check_sheet(report: CheckReport | UndecidedReport, beside: Sequence[CheckReport | UndecidedReport]) -> Sheet:
     """What failed first, then how far. beside: of no matter."""
     if isinstance(report, UndecidedReport):
-        return _undecided(report)
+        return Sheet(report.command, report.model or "demo", Verdict("open", "COULD NOT TELL", report.error.message))
     figures = [*causes(report), drift(report), bounds(report), _changes(report), every(report)]
     word, _, text = verdict(report).partition(": ")
     return Sheet(
         command=report.command,
         name=facts.named(report.model),
-        facts=_facts(report),
+        facts=[*looked_at(report), *([against(report.baseline)] if report.baseline is not None else [])],
         verdict=Verdict("good" if report.verdict == "passed" else "bad", word, text),
         tiles=_tiles(report),
         lists=[("Turned off", [", ".join(report.off)] if report.off else []), ("Warnings", report.warnings)],
         figures=[figure for figure in figures if figure is not None],
     )
-
-
-def _undecided(report: UndecidedReport) -> Sheet:
-    return Sheet(
-        command=report.command,
-        name=report.model or "demo",
-        facts=[],
-        verdict=Verdict("open", "COULD NOT TELL", report.error.message),
-        tiles=[],
-        lists=[],
-        figures=[],
-    )
-
-
-def _facts(report: CheckReport) -> list[str]:
-    return [*looked_at(report), *([against(report.baseline)] if report.baseline is not None else [])]
 
 
 def _tiles(report: CheckReport) -> list[Tile]:

@@ -11,7 +11,6 @@ from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.series import level
-from duat_cli.report.html.drawing.table import Table
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, value_at
 from duat_cli.results.compare import BlockComparison, CompareReport, PairFacts
@@ -93,7 +92,10 @@ def by_pair(report: CompareReport) -> Figure | None:
         title="The change of W' pair by pair",
         says="The pictures above are means over the pairs.",
         picture=plot.svg(drawn, "A line over blocks for each pair."),
-        tables=[_of_pair(number, pair) for number, pair in kept],
+        tables=[
+            table_of_blocks(pair.blocks or [], _BY_PAIR, f"pairs.{number}.blocks[]", label=f"pair {number}, block")
+            for number, pair in kept
+        ],
         terms=["pairs[].blocks"],
         legend=[
             ("line", series, f"pair {number}: {named(report, pair)}")
@@ -101,11 +103,6 @@ def by_pair(report: CompareReport) -> Figure | None:
         ],
         notes=[f"{plural(left, 'more pair')}: in the JSON."] if left > 0 else [],
     )
-
-
-def _of_pair(number: int, pair: PairFacts) -> Table:
-    """A row a block."""
-    return table_of_blocks(pair.blocks or [], _BY_PAIR, f"pairs.{number}.blocks[]", label=f"pair {number}, block")
 
 
 def named(report: CompareReport, pair: PairFacts) -> str:

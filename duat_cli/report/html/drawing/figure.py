@@ -80,9 +80,9 @@ class Sheet:
     command: str
     name: str
     """What it is about: the model."""
-    facts: Sequence[str]
     verdict: Verdict | None
-    tiles: Sequence[Tile]
-    lists: Sequence[tuple[str, Sequence[str]]]
+    facts: Sequence[str] = ()
+    tiles: Sequence[Tile] = ()
+    lists: Sequence[tuple[str, Sequence[str]]] = ()
     """Titled lists of sentences: what is notable, what was skipped, warnings. Empty ones are left out."""
-    figures: Sequence[Figure]
+    figures: Sequence[Figure] = ()

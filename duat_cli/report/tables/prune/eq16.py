@@ -37,8 +37,8 @@ def eq16(report: PruneReport, page: Page) -> list[RenderableType]:
     return [
         BLANK,
         line("Eq. 16 as printed: norms at the last block's output, relative to that output's own", "bold"),
-        *(spaced(sets, _SET, filled(sets, set_columns()), page) if sets else []),
-        *(spaced(parts, BLOCK, filled(parts, _part_columns()), page) if parts else []),
+        *(spaced(sets, _SET, filled(sets, _SET_COLUMNS), page) if sets else []),
+        *(spaced(parts, BLOCK, filled(parts, _PART_COLUMNS), page) if parts else []),
         BLANK,
         line(
             "bound: norm of the sum of the removed terms, each carried there through the frozen blocks; held: change "
@@ -90,24 +90,18 @@ def _by_block(rows: Sequence[Eq16]) -> list[_Parts]:
     ]
 
 
-def set_columns() -> list[Column]:
-    return [
-        Column(("terms", ""), "terms", numbers.whole),
-        Column(("bound", "x output"), "bound", numbers.plain),
-        Column(("held", "x output"), "held", numbers.plain),
-        Column(("measured", "x output"), "measured", numbers.plain),
-        Column(("measured", "/ bound"), "ratio", numbers.plain),
-        Column(("exceeded", "prompts"), "exceeded", numbers.whole),
-        Column(("sum of", "norms"), "triangle", numbers.plain),
-    ]
-
-
-def _part_columns() -> list[Column]:
-    return [
-        Column((name, word, "x output"), f"{kind}.{field}", numbers.plain)
-        for kind, name in (("block", "block"), ("attention", "attention"), ("ffn", "FFN"))
-        for word, field in (("bound", "bound"), ("measured", "measured"))
-    ]
-
-
-TABLES = {"eq16[].": set_columns()}
+_SET_COLUMNS = [
+    Column(("terms", ""), "terms", numbers.whole),
+    Column(("bound", "x output"), "bound", numbers.plain),
+    Column(("held", "x output"), "held", numbers.plain),
+    Column(("measured", "x output"), "measured", numbers.plain),
+    Column(("measured", "/ bound"), "ratio", numbers.plain),
+    Column(("exceeded", "prompts"), "exceeded", numbers.whole),
+    Column(("sum of", "norms"), "triangle", numbers.plain),
+]
+_PART_COLUMNS = [
+    Column((name, field, "x output"), f"{kind}.{field}", numbers.plain)
+    for kind, name in (("block", "block"), ("attention", "attention"), ("ffn", "FFN"))
+    for field in ("bound", "measured")
+]
+TABLES = {"eq16[].": _SET_COLUMNS}

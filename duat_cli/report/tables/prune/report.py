@@ -54,7 +54,7 @@ def _own_loss(report: PruneReport) -> list[RenderableType]:
 
 def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
     """Whole blocks, attentions and FFNs: what is measured beside what was predicted."""
-    columns, optional = _part_columns(sets.UNITS[report.protocol.metric]), _certified_columns()
+    columns, optional = _part_columns(sets.UNITS[report.protocol.metric]), _CERTIFIED
     rows = report.blocks
     shown = filled(rows, columns)
     if not shown:
@@ -85,15 +85,10 @@ def _part_columns(unit: str) -> list[Column]:
     ]
 
 
-def _certified_columns() -> list[Column]:
-    return [
-        Column(("certified", name, "x stream"), f"certified_{field}_relative", numbers.plain)
-        for name, field in _PARTS
-        if field != "block"
-    ]
-
-
 _PARTS = (("block", "block"), ("attention", "attention"), ("FFN", "ffn"))
+_CERTIFIED = [
+    Column(("certified", name, "x stream"), f"certified_{field}_relative", numbers.plain) for name, field in _PARTS[1:]
+]
 FAR_OFF = 2.0  # a factor
 
 
@@ -275,7 +270,7 @@ _PREDICTION_COLUMNS = [
     Column(("worst", "factor"), "worst_ratio", numbers.plain),
 ]
 TABLES = {
-    "blocks[].": [*_part_columns(""), *_certified_columns(), *_head_columns("")],
+    "blocks[].": [*_part_columns(""), *_CERTIFIED, *_head_columns("")],
     **sets.TABLES,
     **repair.TABLES,
     **EQ16_TABLES,
