@@ -38,7 +38,8 @@ def compare(other: str, first: Changes, second: Changes) -> Comparison:
         one += _square(a)
         two += _square(b)
     cosine = dot / (one * two) ** 0.5 if one and two else None
-    return Comparison(
+    return Comparison.explained(
+        "one of the adapters changes nothing",
         other=other,
         modules=modules,
         only_first=only_first,
@@ -46,7 +47,6 @@ def compare(other: str, first: Changes, second: Changes) -> Comparison:
         cosine=None if cosine is None else _clamped(cosine),
         agreeing=[m.whole_name for m in modules if m.cosine is not None and m.cosine > AGREE],
         opposing=[m.whole_name for m in modules if m.cosine is not None and m.cosine < -AGREE],
-        reasons={} if cosine is not None else {"cosine": "one of the adapters changes nothing"},
     )
 
 
@@ -63,7 +63,8 @@ def _module(a: Change, b: Change, product: float) -> ModuleComparison:
     distance = sum(_distance(p, q) ** 2 for p, q in zip(a.pieces, b.pieces, strict=True)) ** 0.5
     rows, columns, why = _angles(a, b)
     output, into = (columns, rows) if a.plan.inputs_first else (rows, columns)
-    return ModuleComparison(
+    return ModuleComparison.explained(
+        why,
         name=a.plan.module,
         parameter=a.plan.parameter.rpartition(".")[2],
         cosine=_clamped(product / (x * y)),
@@ -71,7 +72,6 @@ def _module(a: Change, b: Change, product: float) -> ModuleComparison:
         relative_distance=min(distance / (x + y), 1.0),
         output_cosines=output,
         input_cosines=into,
-        reasons={} if why is None else {"output_cosines": why, "input_cosines": why},
     )
 
 
@@ -83,7 +83,9 @@ def _distance(p: Piece, q: Piece) -> float:
     return float((written_out(p) - written_out(q)).norm())
 
 
-def _angles(a: Change, b: Change) -> tuple[list[float] | None, list[float] | None, str | None]:
+def _angles(a: Change, b: Change) -> tuple[list[float] | None, list[float] | None, str]:
+    """Cosines of the principal angles between what the changes give, and between what they read; or why there are
+    none."""
     if len(a.pieces) > 1:
         return None, None, "a stack of experts has a subspace each"
     known = [numbers_of(change).ranks for change in (a, b)]
@@ -94,7 +96,7 @@ def _angles(a: Change, b: Change) -> tuple[list[float] | None, list[float] | Non
         return None, None, "the leading directions did not converge"
     x, y = found[0], found[1]
     rows, columns = overlap(x.left, y.left), overlap(x.right, y.right)
-    return rows[:SHOWN_ANGLES].tolist(), columns[:SHOWN_ANGLES].tolist(), None
+    return rows[:SHOWN_ANGLES].tolist(), columns[:SHOWN_ANGLES].tolist(), ""
 
 
 def _clamped(cosine: float) -> float:

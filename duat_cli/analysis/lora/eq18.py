@@ -116,7 +116,8 @@ class Eq18Test:
             place = self._sides[module] if module in tested else _where(model, structure, module)
             found[place].append(name)
         none = "no linear layer of an FFN changes, or none could be tested"
-        return Eq18(
+        return Eq18.explained(
+            none,
             statement=STATEMENT,
             relative_error=max((t.relative_error for t in tested.values()), default=None),
             tolerance=tolerance,
@@ -132,7 +133,6 @@ class Eq18Test:
             not_covered=[
                 Skipped(what=name, why=_why(model, places[name][0], self._reasons)) for name in found["block"]
             ],
-            reasons={} if tested else dict.fromkeys(("relative_error", "change_error", "holds"), none),
         )
 
     def _watch(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:

@@ -18,18 +18,14 @@ def summarise(
     modules: Sequence[ModuleChange], energy: float | None, base_energy: float | None, comparison: Comparison | None
 ) -> LoraSummary:
     """energy: Σ‖Δ‖² of all changes, None where one is not known; base_energy: Σ‖W‖² of what changes, the same."""
-    known = energy is not None and bool(modules)
-    relative = (energy / base_energy) ** 0.5 if energy is not None and base_energy else None
-    reasons: dict[str, str] = {}
-    if not known:
-        reasons["frobenius_norm"] = "a change is not known" if energy is None else "nothing changes"
-    if relative is None:
-        unread = "the base's values are not all known, finite and nonzero"
-        reasons["relative_frobenius"] = reasons.get("frobenius_norm", unread)
-    return LoraSummary(
+    why = "the base's values are not all known, finite and nonzero"
+    if energy is None or not modules:
+        why = "a change is not known" if energy is None else "nothing changes"
+    return LoraSummary.explained(
+        why,
         changed=len(modules),
         frobenius_norm=energy**0.5 if energy is not None and modules else None,
-        relative_frobenius=relative,
+        relative_frobenius=(energy / base_energy) ** 0.5 if energy is not None and base_energy else None,
         notable=[
             *_largest(modules),
             *_low_rank(modules),
@@ -37,7 +33,6 @@ def summarise(
             *_rounded(modules),
             *_alike(comparison),
         ][:4],
-        reasons=reasons,
     )
 
 

@@ -37,7 +37,6 @@ from duat_cli.statistics.ranking import largest
 
 KEPT_BYTES = 4 << 30  # of one prompt's base run
 MOVED_TOKENS = 5
-_SPLIT = ("routing", "weights", "interaction")
 SCALE_OPEN = "V and O were found with unit vectors: their scale is open, routing and weights cannot be told apart"
 ZERO = "the base's is zero"
 OTHER_SHAPE = "it has another shape in the tuned model"
@@ -294,12 +293,12 @@ def _operator(index: int, before: Kept, after: Kept, grams: dict[int, Tensor]) -
     if norms.base == 0.0:
         return OperatorChange.absent(ZERO)
     told = before.read and after.read
-    return OperatorChange(
+    return OperatorChange.explained(
+        SCALE_OPEN,
         relative_change=norms.total / norms.base,
         routing=norms.routing / norms.base if told else None,
         weights=norms.weights / norms.base if told else None,
         interaction=norms.interaction / norms.base if told else None,
-        reasons={} if told else dict.fromkeys(_SPLIT, SCALE_OPEN),
     )
 
 

@@ -164,11 +164,11 @@ def rounding(before: Tensor, after: Tensor, difference: Tensor, numbers: Numbers
     floor = rounding_floor(before, after, difference) + off
     above = int((numbers.values > floor).sum())
     open_ended = numbers.partial and above == SHOWN
-    return Rounding(
+    return Rounding.explained(
+        f"{above} at least; {LARGE}",
         dtype=str(after.dtype).removeprefix("torch."),
         floor=floor,
         rank_above_floor=None if open_ended else above,
-        reasons={"rank_above_floor": f"{above} at least; {LARGE}"} if open_ended else {},
     )
 
 

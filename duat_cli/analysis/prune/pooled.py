@@ -46,7 +46,8 @@ def pooled_cosines(
         row = [cosine[k] for cosine in cosines]
         inside, outside = row[: len(work.prompts)], row[len(work.prompts) :]
         found.append(
-            PooledCosine(
+            PooledCosine.explained(
+                NO_HOLDOUT,
                 granularity=kind,
                 removed=removed,
                 pooling=pooling.name,
@@ -54,7 +55,6 @@ def pooled_cosines(
                 lowest=min(inside),
                 held_out_mean=statistics.fmean(outside) if outside else None,
                 held_out_lowest=min(outside, default=None),
-                reasons={} if outside else dict.fromkeys(("held_out_mean", "held_out_lowest"), NO_HOLDOUT),
             )
         )
     return found, []

@@ -190,21 +190,19 @@ def _neurons(neurons: list[PruneTerm], budget: float) -> NeuronSummary | None:
     if not neurons:
         return None
     damage = [t.linearised for t in neurons if t.linearised is not None]
-    certified = _largest([t.certified for t in neurons])
-    relative = _largest([t.certified_relative for t in neurons])
-    reasons = {}
-    for field, value in (("certified", certified), ("certified_relative", relative)):
-        if value is None:
-            name = field.replace("certified", "certified_largest")
-            reasons[name] = next((t.reasons[field] for t in neurons if field in t.reasons), "no bound is proved")
-    return NeuronSummary(
+    reasons = {
+        name: next((t.reasons[field] for t in neurons if field in t.reasons), "no bound is proved")
+        for name, field in (("certified_largest", "certified"), ("certified_largest_relative", "certified_relative"))
+    }
+    return NeuronSummary.explained(
+        "no bound is proved",
+        reasons,
         count=len(neurons),
         median=statistics.median(damage),
         largest=max(damage),
         negligible_share=sum(abs(d) < NEGLIGIBLE * budget for d in damage) / len(damage),
-        certified_largest=certified,
-        certified_largest_relative=relative,
-        reasons=reasons,
+        certified_largest=_largest([t.certified for t in neurons]),
+        certified_largest_relative=_largest([t.certified_relative for t in neurons]),
     )
 
 

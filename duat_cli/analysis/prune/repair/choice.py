@@ -164,7 +164,8 @@ class _Sets:
 
     def _report(self, repaired: Repaired, tested: list[RepairedSet]) -> SetRepair:
         refit, prompts = repaired.refit, self._repairer.calibration
-        return SetRepair(
+        return SetRepair.explained(
+            NOTHING_REPAIRED,
             calibration_prompts=len(prompts),
             calibration_tokens=self._repairer.tokens,
             calibration_sha256=set_of(prompt_facts(prompts)).sha256,
@@ -175,5 +176,4 @@ class _Sets:
             ridge_high=max(refit.ridges.values(), default=None),
             chosen_on=[self._on_prompts[size] for size in sorted(self._on_prompts)],
             held_out=tested,
-            reasons={} if refit.ridges else dict.fromkeys(("ridge_low", "ridge_high"), NOTHING_REPAIRED),
         )

@@ -56,17 +56,13 @@ def set_size(
             count += sum(len(numbers) * proved[k].size for k, numbers in cut.items())
             rest = without_terms(kind, proved, cut, rest)
     removed += sum(p.numel() for k in blocks for p in calls[k].parameters())
-    zeroed, reasons = None, {}
-    try:
-        zeroed = zeroed_parameters(structure, sites, rest)
-    except UnsupportedModelError as fault:
-        reasons["parameters_zeroed"] = one_line(str(fault), 200)
-    return SetSize(
+    zeroed = or_reason(lambda: zeroed_parameters(structure, sites, rest))
+    return SetSize.explained(
+        one_line(zeroed, 200) if isinstance(zeroed, str) else "",
         terms_removed=len(blocks) + count,
         parameters_removed=removed,
-        parameters_zeroed=zeroed,
+        parameters_zeroed=None if isinstance(zeroed, str) else zeroed,
         bytes_removed=removed * (most_stored(loaded.files) or loaded.model.dtype).itemsize,
-        reasons=reasons,
     )
 
 
