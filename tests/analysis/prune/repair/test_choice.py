@@ -90,7 +90,7 @@ def test_the_held_out_test_is_of_the_repaired_sets_and_stops_where_they_fail() -
     assert one.trial.choice() == 1
     assert one.trial.exceeded[0] == 0
     assert one.trial.exceeded[1] == 1
-    assert one.trial.exceeded(2) == 4
+    assert one.trial.exceeded[2] == 4
     runs = {each.removed: each for each in one.report.held_out}
     assert runs[80].prompts == 60
     assert runs[20].share_exceeded_before == runs[20].share_exceeded_after == pytest.approx(1 / 60)
