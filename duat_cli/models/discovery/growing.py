@@ -134,6 +134,10 @@ class Growing(Discovery):
         """The modules that may be blocks, of the list that holds them."""
         return list(self.lists[self.home()])
 
+    def parts_of(self, module: nn.Module) -> BlockParts:
+        """As they were proved, of those that are."""
+        return self.proved[module].parts if module in self.proved else super().parts_of(module)
+
     def so_far(self) -> ModelStructure:
         """What is known of the blocks that were proved."""
         calls = [event for event in self.chained() if event.module in self.proved]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
@@ -21,7 +21,7 @@ class Chain:
     """
 
     def __init__(self, blocks: Blocks, forward: Forward) -> None:
-        self._blocks: list[BlockParts] = []
+        self._blocks, self._called = blocks, list[nn.Module]()
         self._seen: tuple[list[list[Tensor]], list[list[Tensor]]] = [], []
         self.passes = [
             BlockPass(blocks, forward, self._handler(seen, shift))
@@ -33,7 +33,7 @@ class Chain:
             number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]
         ) -> Any:
             hidden = parts.hidden.get(args, kwargs)
-            self._blocks[number:] = [parts]
+            self._called[number:] = [parts.module]
             seen.append([t.clone() for t in _tensors((list(args), kwargs)) if t is not hidden])
             before = hidden.clone()
             output = original(*args, **kwargs)
@@ -46,8 +46,8 @@ class Chain:
         """The first block that does, once both passes have run; of several rather one whose values are known to be
         handed on, since a mapping goes through all blocks."""
         found = [
-            parts
-            for parts, before, after in zip(self._blocks, *self._seen, strict=True)
+            self._blocks.parts_of(module)
+            for module, before, after in zip(self._called, *self._seen, strict=True)
             if len(before) != len(after) or not all(map(torch.equal, before, after))
         ]
         return next((parts.name for parts in sorted(found, key=lambda parts: not parts.handed)), None)
