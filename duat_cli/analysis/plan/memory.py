@@ -29,6 +29,7 @@ from duat_cli.analysis.plan.terms import (
     STREAMS,
     STRUCTURE,
     Moment,
+    heads_of,
     held,
     loading,
     on_gpu,
@@ -38,6 +39,7 @@ from duat_cli.analysis.plan.terms import (
     through_block,
 )
 from duat_cli.analysis.plan.waves import prompt_waves, state_bytes
+from duat_cli.loading.checkpoint.parts import ROWS_BYTES
 from duat_cli.models.budgets import BATCH_BYTES_GPU, IMPULSES, batched_bytes, measured_at_once, most_together
 from duat_cli.results.plan import MemoryTerm, Residence
 
@@ -149,8 +151,9 @@ def _together(shape: Shape, task: Task) -> Moment:
 
 
 def _streamed(shape: Shape, task: Task) -> list[Moment]:
-    """A block stands beside the stored bytes from which it is made, then beside those of the next one. Embeddings and
-    heads are read whole once, for the fingerprint, after the last block, of which V and O are still held."""
+    """A block stands beside the stored bytes from which it is made, then beside those of the next one. Then, V and O of
+    the last block being held, embeddings and heads are looked through in pieces, or are there whole: where they are
+    drawn for the re-initialised model, run for a loss, or not stored as they are used."""
     every = held(shape, "streamed")
     sizes = [state_bytes(count, shape.width, shape.element) for count in task.tokens]
     wave = prompt_waves(task.tokens, shape.width, shape.element)
@@ -164,19 +167,20 @@ def _streamed(shape: Shape, task: Task) -> list[Moment]:
             *_working(shape, task),
         ]
     ]
+    behind = [
+        *every,
+        term("V and O of the last block", 2 * shape.values + shape.outputs + kernel_factors(shape, 1)),
+        _entries(shape, task),
+    ]
     stored = max((block.read for block in shape.parts.blocks), default=0)
+    run = heads_of(shape) if task.command in ("check", "compare") else []
     for layer in shape.parts.layers:
         size = layer.elements * shape.element
         beside = stored if size == layer.read else max(layer.read, stored)
-        found.append(
-            [
-                *every,
-                term(layer.name, size),
-                term(STORED_BESIDE, beside),
-                term("V and O of the last block", 2 * shape.values + shape.outputs + kernel_factors(shape, 1)),
-                _entries(shape, task),
-            ]
-        )
+        if task.reinitialised or layer in run or any(tensor.made for tensor in layer.tensors.values()):
+            found.append([*behind, term(layer.name, size), term(STORED_BESIDE, beside)])
+        else:
+            found.append([*behind, term("a piece of a layer, as stored and as it is used", 3 * ROWS_BYTES)])
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.waves import recorded_bytes
+from duat_cli.loading.checkpoint.parts import Part
 from duat_cli.models.budgets import AT_ONCE
 from duat_cli.results.plan import MemoryTerm, Residence
 
@@ -93,11 +94,17 @@ def page_of(shape: Shape) -> Moment:
 
 
 def layer_of(shape: Shape) -> Moment:
-    """The largest layer outside of the blocks, as it is made; none where it is part of the frame."""
-    layer = max(shape.parts.layers, key=lambda one: one.elements, default=None)
+    """The largest layer outside of the blocks that may be a head, as it is made; none where it is part of the frame."""
+    layer = max(heads_of(shape), key=lambda one: one.elements, default=None)
     if layer is None:
         return []
     return [term(layer.name, layer.elements * shape.element), term(STORED_BESIDE, layer.read)]
+
+
+def heads_of(shape: Shape) -> list[Part]:
+    """Layers outside of the blocks that may be a head, or are tied to one: what has more numbers a row than the stream
+    is a table of something else, of which rows are looked up (the embeddings of all blocks in Gemma 4)."""
+    return [layer for layer in shape.parts.layers if all(t.shape[-1] <= shape.width for t in layer.tensors.values())]
 
 
 def through_block(shape: Shape, tokens: int) -> MemoryTerm:

@@ -13,6 +13,7 @@ from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 
 KEPT_BYTES = 64 << 20  # of a layer outside of blocks: up to here it is part of the frame
+ROWS_BYTES = 16 << 20  # of a matrix that is looked through in pieces
 _NUMBERED = re.compile(r"(?:.*?\.)?\d+(?=\.)")
 
 

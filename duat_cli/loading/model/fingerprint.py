@@ -43,12 +43,33 @@ def digest(name: str, tensor: Tensor) -> bytes:
     """32 bytes of one parameter or buffer; its name is for the message alone."""
     if tensor.is_meta:
         raise UnsupportedModelError(f"{shown(name)} is not in memory (meta tensor): no fingerprint")
-    total = hashlib.sha256(f"{tuple(tensor.shape)}\0{tensor.dtype}\0".encode())
-    rows, rest = _rows(tensor.detach())
-    for part in rows.split(_ROWS if rows.device.type == "cpu" else _ROWS_GPU):
-        total.update(_bytes(row_sums(part)))
-    total.update(_bytes(rest))
-    return total.digest()
+    found: dict[str, bytes] = {}
+    whole = Digest(name, tensor, found)
+    whole.add(tensor.detach())
+    whole.done()
+    return found[name]
+
+
+class Digest:
+    """Of one parameter or buffer whose values come in pieces, in row-major order."""
+
+    def __init__(self, name: str, like: Tensor, into: dict[str, bytes]) -> None:
+        """like: a tensor of its shape and dtype; into: what its digest goes into, by its name."""
+        self._name, self._into = name, into
+        self._total = hashlib.sha256(f"{tuple(like.shape)}\0{like.dtype}\0".encode())
+        self._rest: Tensor | None = None  # the bytes behind the last full row
+
+    def add(self, piece: Tensor) -> None:
+        flat = piece.reshape(-1).contiguous().view(torch.uint8)
+        rows, rest = _rows(flat if self._rest is None else torch.cat([self._rest, flat]))
+        for part in rows.split(_ROWS if rows.device.type == "cpu" else _ROWS_GPU):
+            self._total.update(_bytes(row_sums(part)))
+        self._rest = rest.clone() if len(rest) else None  # its piece goes
+
+    def done(self) -> None:
+        if self._rest is not None:
+            self._total.update(_bytes(self._rest))
+        self._into[self._name] = self._total.digest()
 
 
 def combined(digests: Mapping[str, bytes]) -> str:
@@ -79,9 +100,8 @@ def saved(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield name, buffer
 
 
-def _rows(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The values in row-major order: (rows of words (n, words) int32, the bytes behind them, uint8)."""
-    flat = tensor.reshape(-1).contiguous().view(torch.uint8)
+def _rows(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """Bytes, uint8: (rows of words (n, words) int32, the bytes behind them)."""
     if flat.storage_offset() % _WORD:  # a slice may start between two words
         flat = flat.clone()
     full = flat.numel() // (_WORD * _WORDS) * (_WORD * _WORDS)

@@ -26,14 +26,14 @@ from duat_cli.loading.checkpoint.stored import STORED
 from duat_cli.loading.inputs.request import StackName
 from duat_cli.loading.model.blame import blamed
 from duat_cli.loading.model.device_map import Placed
-from duat_cli.loading.model.fingerprint import combined, digest, saved
+from duat_cli.loading.model.fingerprint import Digest, combined, saved
 from duat_cli.loading.model.gpu import NO_FLOAT64, full_precision, give_back_gpu_memory, lacks_float64
 from duat_cli.loading.model.memory import require_memory
 from duat_cli.loading.model.model_class import Fit, cannot, check_fit, check_model_type, model_class
 from duat_cli.loading.model.notes import weight_notes
-from duat_cli.loading.model.weights_check import Scan, compare_with_files, refuse_integers
+from duat_cli.loading.model.weights_check import Scan, Sight, compare_with_files, refuse_integers
 from duat_cli.loading.paged.layout import layout
-from duat_cli.loading.paged.pager import Pager, fill_buffers
+from duat_cli.loading.paged.pager import Look, Pager, fill_buffers
 from duat_cli.loading.paged.reader import Reader
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, foreign_notes, hushed
 from duat_cli.text import clean, one_line, shown
@@ -278,9 +278,6 @@ def parse_device(name: str) -> torch.device:
     return device
 
 
-# --- config and weights ----------------------------------------------------------------------------
-
-
 def _read_config(files: CheckpointFiles, trust_remote_code: bool) -> PreTrainedConfig:
     where = clean(str(files.path / CONFIG))
     try:
@@ -366,13 +363,11 @@ def _paged(
     matrices = sum(p.ndim > 1 for p in model.parameters())
     covered = {name for name, _ in saved(model)}
 
-    def see(name: str, value: Tensor) -> None:
-        if edit is not None:
-            return
-        if name in covered:
-            digests[name] = digest(name, value)
-        if isinstance(value, torch.nn.Parameter):
-            scan.see(name, value)
+    def see(name: str, value: Tensor) -> list[Look]:
+        if edit is not None or name not in covered:  # of a tied one its first name counts
+            return []
+        found: list[Look] = [Digest(name, value, digests)]
+        return [*found, Sight(name, value, scan)] if isinstance(value, torch.nn.Parameter) else found
 
     stored = [name for name, entry in files.tensors.items() if entry.dtype in STORED]
     with hushed(), foreign_errors(cannot(cls, files)):

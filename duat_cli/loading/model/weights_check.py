@@ -91,6 +91,30 @@ def _unequal(stored: Tensor, loaded: Tensor) -> float:
     return 1.0 - float(((here == there) | (here.isnan() & there.isnan())).double().mean())
 
 
+class Sight:
+    """One parameter, looked at in pieces."""
+
+    def __init__(self, name: str, like: Tensor, scan: Scan) -> None:
+        """like: a tensor of its shape and dtype; scan: what it goes into."""
+        self._name, self._scan, self._nonfinite = name, scan, 0
+        self._number = bool(like.numel()) and like.is_floating_point()
+        self._zero = self._number and like.ndim > 1
+
+    def add(self, piece: Tensor) -> None:
+        if not self._number or not piece.numel():
+            return
+        low, high = (bound.item() for bound in torch.aminmax(piece))  # NaN if any value is
+        if not (abs(low) < float("inf") and abs(high) < float("inf")):
+            self._nonfinite += int((~torch.isfinite(piece)).sum())
+        self._zero = self._zero and low == high == 0
+
+    def done(self) -> None:
+        if self._nonfinite:
+            self._scan.nonfinite[self._name] = self._nonfinite
+        elif self._zero:
+            self._scan.zero.append(self._name)
+
+
 @dataclass
 class Scan:
     """What was found in the values of the parameters seen so far."""
@@ -101,10 +125,6 @@ class Scan:
     """Matrices that are all zero."""
 
     def see(self, name: str, parameter: Tensor) -> None:
-        if not parameter.numel() or not parameter.is_floating_point():
-            return
-        low, high = (bound.item() for bound in torch.aminmax(parameter.detach()))  # NaN if any value is
-        if not (abs(low) < float("inf") and abs(high) < float("inf")):
-            self.nonfinite[name] = int((~torch.isfinite(parameter)).sum())
-        elif low == high == 0 and parameter.ndim > 1:
-            self.zero.append(name)
+        sight = Sight(name, parameter, self)
+        sight.add(parameter.detach())
+        sight.done()

@@ -177,7 +177,7 @@ def untrained_model(cls: type[PreTrainedModel], config: Any, dtype: torch.dtype,
             setattr(module, name, buffer.to(device))
     drawn = Drawn(model, recorded)
     pages = layout(model, {name: (name, True) for name, _ in model.named_parameters()})
-    return model, Pager(model, pages, drawn, dtype=dtype, device=device, see=lambda name, value: None, load=_put)
+    return model, Pager(model, pages, drawn, dtype=dtype, device=device, see=lambda name, value: (), load=_put)
 
 
 def _put(model: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: str) -> None:

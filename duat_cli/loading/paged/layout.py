@@ -23,7 +23,7 @@ class Page:
     doors: tuple[nn.Module, ...]  # modules that cannot run without it: its own, and those that share its weights
     tensors: tuple[str, ...]  # in the files
     block: bool  # an element of a module list
-    by_rows: bool  # an embedding, stored as it is used: its rows can be read one by one
+    by_rows: bool  # one matrix, stored as it is used: some of its rows can be read without the others
 
 
 def layout(model: nn.Module, targets: Mapping[str, tuple[str, bool]], *, kept: int = KEPT_BYTES) -> list[Page]:
@@ -62,7 +62,7 @@ def layout(model: nn.Module, targets: Mapping[str, tuple[str, bool]], *, kept: i
             (modules[name], *(modules[other] for other in layers if other != name and together[other] == name)),
             tuple(tensors),
             name in blocks,
-            isinstance(modules[name], nn.Embedding) and [targets[t][1] for t in tensors] == [False],
+            name not in blocks and [targets[t][1] for t in tensors] == [False],
         )
         for name, tensors in found.items()
         if tensors
@@ -86,8 +86,8 @@ def large_layers(model: nn.Module, kept: int) -> Iterator[str]:
     """Embeddings and heads: plain layers outside of blocks."""
     blocks = dict.fromkeys(block_names(model))
     for name, module in model.named_modules():
-        plain = type(module) in (nn.Embedding, nn.Linear) and not _home(name, blocks)
-        if plain and sum(p.numel() * p.element_size() for p in module.parameters()) > kept:
+        plain = isinstance(module, nn.Embedding) or type(module) is nn.Linear
+        if plain and not _home(name, blocks) and sum(p.numel() * p.element_size() for p in module.parameters()) > kept:
             yield name
 
 

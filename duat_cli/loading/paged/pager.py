@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from duat_cli.compat.torch import buffers_of, unsaved_buffers
 from duat_cli.compat.transformers import eager_model, load_part
 from duat_cli.errors import CheckpointError
+from duat_cli.loading.checkpoint.parts import ROWS_BYTES
 from duat_cli.loading.paged.layout import Page, own_tensors, tied
 from duat_cli.text import listed
 
 Place = tuple[nn.Module, str]  # a module and the name of its parameter or buffer
-See = Callable[[str, Tensor], None]  # parameter or buffer, its value
+See = Callable[[str, Tensor], Sequence["Look"]]  # parameter or buffer, a tensor of its shape and dtype
 Load = Callable[[Any, Mapping[str, Tensor], torch.dtype, str], None]  # puts tensors where they belong in a model
+
+
+class Look(Protocol):
+    """Something that is found out of the values of a parameter or buffer, shown in pieces."""
+
+    def add(self, piece: Tensor) -> None: ...
+
+    def done(self) -> None: ...
 
 
 class Source(Protocol):
@@ -120,19 +130,27 @@ class Pager:
         self._filled, self.held = [], None
         self.freed(self._device)
 
-    def rows(self, page: Page, rows: Tensor) -> Tensor:
-        """Some rows of the weights of an embedding, (rows, width)."""
-        found = self._reader.rows(page.tensors[0], rows.tolist())
-        return found.to(self._device, self._dtype)
+    def rows(self, page: Page, rows: Sequence[int]) -> Tensor:
+        """Some rows of a matrix, (rows, width)."""
+        return self._reader.rows(page.tensors[0], rows).to(self._device, self._dtype)
 
     def complete(self) -> None:
         """Read what no pass has asked for, so that every tensor has been seen; nothing ahead of it, since what follows
         has been read, as a rule."""
         for page in self._order:
-            inside = [self._names[place] for door in page.doors for place in _places(door)]
-            if self._unread & set(inside):
+            unread = {place for door in page.doors for place in _places(door) if self._names[place] in self._unread}
+            if unread and page.by_rows:
+                self._show(unread, self._in_pieces(page, _get(next(iter(unread)))))
+            elif unread:
                 self._turn_to(page)
         self.release()
+
+    def _in_pieces(self, page: Page, like: Tensor) -> Iterator[Tensor]:
+        """All rows of a matrix, some at a time. like: a tensor of its shape."""
+        height, width = like.shape
+        step = max(1, ROWS_BYTES // (width * self._dtype.itemsize))
+        for start in range(0, height, step):
+            yield self.rows(page, range(start, min(start + step, height)))
 
     def within(self, part: nn.Module, found: Mapping[str, bytes]) -> dict[str, bytes]:
         """What is found of parameters and buffers, of those in a part of the model alone and by their names in it. Of
@@ -178,9 +196,19 @@ class Pager:
         for place in filled:
             _get(place).requires_grad_(False)
             if self._names[place] in self._unread:
-                self._unread.discard(self._names[place])
-                self._see(self._names[place], _get(place))
+                self._show({place}, [_get(place)])
         return [(place, value) for place, value in stood if place in filled]
+
+    def _show(self, places: set[Place], pieces: Iterable[Tensor]) -> None:
+        """The values of a parameter or buffer, which may stand in several places."""
+        names = {self._names[place]: _get(place) for place in places}
+        self._unread -= names.keys()
+        looks = [look for name, value in names.items() for look in self._see(name, value)]
+        for piece in pieces if looks else ():
+            for look in looks:
+                look.add(piece)
+        for look in looks:
+            look.done()
 
     def _stand_in(self, page: Page) -> None:
         """In place of an embedding that is not there, something of its shape, dtype and device that is no number:
@@ -247,24 +275,36 @@ def guard(weights: Pager, page: Page, door: nn.Module) -> None:
 
 
 def _guard_rows(weights: Pager, page: Page, door: nn.Embedding) -> None:
-    """Give the embedding the rows that it is asked for, numbered anew, for the time of its call."""
-    before: list[tuple[Any, Any]] = []
+    """Give the embedding the rows that it looks up, for the time of its call."""
+    under_way: list[_Rows] = []
 
-    def narrow(module: nn.Module, args: Any) -> Any:
-        if weights.held is page:
-            return None
+    def begin(module: nn.Module, args: Any) -> None:
+        if weights.held is not page:
+            under_way.append(_Rows(weights, page, door.weight))
+            under_way[-1].__enter__()
+
+    def end(module: nn.Module, args: Any, output: Any) -> None:
+        if under_way:
+            under_way.pop().__exit__(None, None, None)
+
+    door.register_forward_pre_hook(begin)
+    door.register_forward_hook(end, always_call=True)
+
+
+class _Rows(TorchFunctionMode):
+    """While active, what is looked up in a table that is not there is read, row by row. The embedding's own code may
+    stand around that: scales, offsets of positions."""
+
+    def __init__(self, weights: Pager, page: Page, table: Tensor) -> None:
+        super().__init__()
+        self._weights, self._page, self._table = weights, page, table
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not nn.functional.embedding or args[1] is not self._table:
+            return func(*args, **(kwargs or {}))
         rows, numbers = torch.unique(args[0], return_inverse=True)
-        before.append((door.weight, door.padding_idx))
-        door.weight = nn.Parameter(weights.rows(page, rows), requires_grad=False)
-        door.padding_idx = None  # a number among all rows; it matters to gradients alone
-        return (numbers, *args[1:])
-
-    def restore(module: nn.Module, args: Any, output: Any) -> None:
-        if before:
-            door.weight, door.padding_idx = before.pop()
-
-    door.register_forward_pre_hook(narrow)
-    door.register_forward_hook(restore, always_call=True)
+        # without the number of the padding among all rows, which matters to gradients alone
+        return func(numbers, self._weights.rows(self._page, rows.tolist()))
 
 
 # -- what no file holds ------------------------------------------------------------------------------------------------

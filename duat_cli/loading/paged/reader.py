@@ -6,7 +6,7 @@ Quantised weights come as the numbers that their format's formula gives.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,8 +86,8 @@ class Reader:
         found = torch.empty(len(rows), width, dtype=STORED[entry.dtype])
         path, size = self._sealed(entry.shard, name), entry.bytes // height
         with open_file(path) as file:
-            for place, row in enumerate(rows):
-                for piece in _pieces(found[place], entry.offset + row * size, name):
+            for places, row in _runs(rows):
+                for piece in _pieces(found[places], entry.offset + row * size, name):
                     read_into(path, file, piece.offset, piece.view, shown(name))
                     self._count(len(piece.view))
         self._sealed(entry.shard, name)
@@ -138,6 +138,13 @@ def _pieces(found: Tensor, offset: int, name: str) -> list[_Piece]:
     """Of a tensor that begins there in its file; none of an empty one."""
     view = found.reshape(-1).view(torch.uint8).numpy().data
     return [_Piece(offset + start, view[start : start + PIECE], name) for start in range(0, len(view), PIECE)]
+
+
+def _runs(rows: Sequence[int]) -> Iterator[tuple[slice, int]]:
+    """Rows that follow each other: where they stand in the list, and the first of them."""
+    starts = [k for k in range(len(rows)) if not k or rows[k] != rows[k - 1] + 1]
+    for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
+        yield slice(start, stop), rows[start]
 
 
 def _read_pieces(path: Path, pieces: Sequence[_Piece]) -> int:

@@ -12,7 +12,7 @@ from transformers import core_model_loading
 from duat_cli.analysis.plan.memory import BATCHES, IMPULSE_STATES, KERNEL_SQUARES, MOST_PREPARED, peak
 from duat_cli.analysis.plan.shape import LOADERS, Shape, shape_of
 from duat_cli.analysis.plan.task import Task
-from duat_cli.analysis.plan.terms import LIBRARIES, LIBRARIES_GPU, PREPARED, STATES, STRUCTURE
+from duat_cli.analysis.plan.terms import LIBRARIES, LIBRARIES_GPU, PREPARED, STATES, STRUCTURE, size_of
 from duat_cli.analysis.plan.waves import WAVE_BYTES
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
@@ -22,7 +22,7 @@ from duat_cli.results.plan import Planned, Residence
 MIB = 1 << 20
 
 
-def shape(dtype: str = "float32", layers: int = 4, embedding: int = 64 * MIB) -> Shape:
+def shape(dtype: str = "float32", layers: int = 4, embedding: int = 64 * MIB, width: int = 1024) -> Shape:
     """Blocks of 6 Mi elements stored in two bytes, an embedding of `embedding` elements, 2 heads of width 512."""
 
     def entry(*sides: int) -> TensorEntry:
@@ -31,7 +31,7 @@ def shape(dtype: str = "float32", layers: int = 4, embedding: int = 64 * MIB) ->
 
     blocks = {f"layers.{k}.{n}": entry(1024, 3072) for k in range(layers) for n in ("up", "down")}
     tensors = {"embed": entry(embedding // 1024, 1024), **blocks}
-    config = {"hidden_size": 1024, "num_attention_heads": 2, "head_dim": 512, "num_key_value_heads": 1}
+    config = {"hidden_size": width, "num_attention_heads": 2, "head_dim": 512, "num_key_value_heads": 1}
     total = sum(tensor.bytes for tensor in tensors.values())
     return shape_of(CheckpointFiles(Path(), config, (), tensors, (), total, {}), dtype)
 
@@ -52,10 +52,19 @@ def test_resident_weights_are_all_there() -> None:
 
 
 def test_streamed_a_large_embedding_stands_beside_its_stored_bytes() -> None:
-    found = terms(shape(), "verify", [16], "streamed")
+    found = terms(shape(), "check", [16], "streamed")
     assert (found["embed"], found["stored bytes beside it"]) == (256 * MIB, 128 * MIB)
-    found = terms(shape("bfloat16"), "verify", [16], "streamed")
+    found = terms(shape("bfloat16"), "check", [16], "streamed")
     assert (found["embed"], found["stored bytes beside it"]) == (128 * MIB, 12 * MIB)  # the next block, no cast
+
+
+def test_streamed_what_is_neither_run_nor_drawn_is_looked_through_in_pieces() -> None:
+    for of, command in ((shape(), "verify"), (shape(width=512), "check")):  # a row is wider than the stream: no head
+        found = terms(of, command, [16], "streamed")
+        assert "embed" not in found
+        assert size_of(peak(of, Task(command, (16,)), "streamed")) < size_of(
+            peak(of, Task(command, (16,), reinitialised=True), "streamed")
+        )
 
 
 def test_streamed_a_block_stands_beside_the_next_one() -> None:
@@ -66,10 +75,10 @@ def test_streamed_a_block_stands_beside_the_next_one() -> None:
 
 
 def test_of_a_gpu_neither_imports_nor_the_next_block_take_anything() -> None:
-    found = terms(shape(), "verify", [16], "streamed", gpu=True)
+    found = terms(shape(), "check", [16], "streamed", gpu=True)
     assert found["libraries"] == LIBRARIES_GPU
     assert (found["embed"], found["stored bytes beside it"]) == (256 * MIB, 128 * MIB)  # until it is cast there
-    found = terms(shape("bfloat16"), "verify", [16], "streamed", gpu=True)
+    found = terms(shape("bfloat16"), "check", [16], "streamed", gpu=True)
     assert found["embed"] == 128 * MIB
     assert "stored bytes beside it" not in found
     found = terms(shape(embedding=4 * MIB), "verify", [16], "streamed", gpu=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.model.fingerprint import fingerprint
+from duat_cli.loading.paged import pager as module
 from duat_cli.loading.paged.layout import Page
 from duat_cli.loading.paged.pager import guard
 
@@ -149,9 +151,9 @@ class Weights:
         self.at_door = self.asked.append
         self.rows_read: list[int] = []
 
-    def rows(self, page: Page, rows: Tensor) -> Tensor:
-        self.rows_read += rows.tolist()
-        return self.table[rows]
+    def rows(self, page: Page, rows: Sequence[int]) -> Tensor:
+        self.rows_read += rows
+        return self.table[list(rows)]
 
 
 def test_a_layer_asks_once_a_call_as_long_as_its_page_is_missing() -> None:
@@ -181,6 +183,43 @@ def test_an_embedding_reads_the_rows_it_needs_once_each() -> None:
     assert weights.asked == []
     weights.held = page
     assert torch.equal(layer(ids), placeholder[ids])
+
+
+class Shifted(nn.Embedding):
+    """As learned positions are, and as Gemma scales its embeddings."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return 3 * super().forward(ids + 2).to(self.weight.dtype)
+
+
+def test_code_of_its_own_stands_around_the_table() -> None:
+    table = torch.randn(40, 6)
+    layer, weights = Shifted(40, 6), Weights(table)
+    guard(weights, Page("embed", (layer,), ("t",), block=False, by_rows=True), layer)
+    assert torch.equal(layer(torch.tensor([[7, 0, 7]])), 3 * table[torch.tensor([[9, 2, 9]])])
+    assert sorted(weights.rows_read) == [2, 9]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
+def test_what_no_pass_asks_for_is_looked_through_in_pieces(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(model_type, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    [name] = [name for name in tensors if "embed_tokens" in name]
+    tensors[name][[3, 3, 50], [0, 1, 5]] = torch.tensor([torch.inf, torch.nan, -torch.inf])
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    known = whole(tmp_path, "float32")
+    monkeypatch.setattr(module, "ROWS_BYTES", 7 * tensors[name].shape[1] * 4)
+    with in_parts(tmp_path, "float32") as loaded:
+        pager, sizes = pager_of(loaded), []
+        rows = pager.rows
+        monkeypatch.setattr(pager, "rows", lambda page, which: sizes.append(len(which)) or rows(page, which))
+        assert pager_of(loaded).held is None
+        assert loaded.paged is not None
+        assert loaded.paged.fingerprint(loaded.model) == fingerprint(known.model)
+        assert loaded.nonfinite_weights == known.nonfinite_weights == {name: 3}
+        assert max(sizes) == 7
 
 
 def test_the_placeholder_is_back_after_an_error() -> None:
