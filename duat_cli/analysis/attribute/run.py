@@ -30,7 +30,7 @@ from duat_cli.text import indices
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 SHARED = "blocks in front of it made it; it is held, and what it adds counts among biases"
-HANDED = "values of a block in front of it; they are held, and what they add counts among UAT terms"
+HANDED = "values of a block in front, or what they are made of; held, and what they add counts among UAT terms"
 
 
 @dataclass(frozen=True)

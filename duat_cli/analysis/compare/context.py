@@ -52,8 +52,11 @@ class Context:
         self.question, self._ids = question, ids[: texts.runs]
         self.answers = [_answer(ids[run], prompts[number], special) for run, number in enumerate(texts.answered)]
         self._places = {
-            run: _places(ids[run], [ids[end] for end in ends], len(ids[run]) - question, special)
-            for run, ends in texts.demonstrations.items()
+            run: [
+                _place(ids[run], None if front is None else ids[front], ids[end], len(ids[run]) - question, special)
+                for front, end in parts
+            ]
+            for run, parts in texts.demonstrations.items()
         }
         self._reads: dict[tuple[int, int], list[BlockRead]] = {}  # by run and block
 
@@ -126,15 +129,13 @@ def _answer(run: list[int], answered: Prompt, special: frozenset[int]) -> Answer
     return Answer(answered.input_ids, start, stop)
 
 
-def _places(run: list[int], growing: list[list[int]], stop: int, special: frozenset[int]) -> list[Tensor]:
-    """The tokens of each demonstration; growing: the ids of the texts that end with the first, the second, ..."""
+def _place(run: list[int], front: list[int] | None, whole: list[int], stop: int, special: frozenset[int]) -> Tensor:
+    """The tokens of one demonstration. front, whole: the ids of the texts that end in front of it, and with it; stop:
+    where the question begins."""
     first = next((place for place, token in enumerate(run) if token not in special), 0)
-    found = []
-    for ids in growing:
-        last = max(first, min(common_start(ids, run), stop))
-        found.append(torch.arange(first, last))
-        first = last
-    return found
+    if front is not None:
+        first = max(first, common_start(front, run))
+    return torch.arange(first, max(first, min(common_start(whole, run), stop)))
 
 
 def _losses(answers: Sequence[Answer], logits: Sequence[Tensor] | str) -> tuple[list[float | None], list[str]]:

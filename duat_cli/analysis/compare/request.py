@@ -28,8 +28,9 @@ class Texts:
     """The shared text without a context, where the comparison is of its tokens alone."""
     answered: list[int] = field(default_factory=list)
     """Of every run the same text with the answer behind it."""
-    demonstrations: dict[int, list[int]] = field(default_factory=dict)
-    """By run: the texts that end where its first, second, ... context ends."""
+    demonstrations: dict[int, list[tuple[int | None, int]]] = field(default_factory=dict)
+    """By run and context, the first, second, ...: the texts that end where it begins (None: nothing is in front of it),
+    and where it ends."""
 
 
 def texts_of(
@@ -94,13 +95,17 @@ def _answered(alone: PromptText, each: list[PromptText], prefixes: list[str], an
     if len(prefixes) > 1:
         runs.append(PromptText(behind(growing[-1], alone.text), "every --prefix", 1))
     texts = [*runs, *(PromptText(behind(run.text, answer, " "), f"{run.where} with --answer", 1) for run in runs)]
-    ends: dict[int, list[int]] = {}
+    places: dict[int, list[tuple[int | None, int]]] = {}
     for number in range(1, len(runs)):
-        parts = growing if number > len(each) else [prefixes[number - 1]]
-        ends[number] = list(range(len(texts), len(texts) + len(parts)))
-        texts += [PromptText(part, f"--prefix {number}", number) for part in parts]
+        several = number > len(each)
+        places[number] = []
+        for whole, own in zip(growing, prefixes, strict=True) if several else [(prefixes[number - 1],) * 2]:
+            front = whole.removesuffix(own)  # with what stands between two contexts
+            parts = [front, whole] if front else [whole]
+            texts += [PromptText(part, f"--prefix {number}", number) for part in parts]
+            places[number].append((len(texts) - 2 if front else None, len(texts) - 1))
     pairs = [(0, number) for number in range(1, len(runs))]
-    return Texts(texts, len(runs), pairs, 0, list(range(len(runs), 2 * len(runs))), ends)
+    return Texts(texts, len(runs), pairs, 0, list(range(len(runs), 2 * len(runs))), places)
 
 
 def behind(first: str, second: str, between: str = BREAK) -> str:

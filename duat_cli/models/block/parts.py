@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -86,7 +86,9 @@ class BlockParts:
     value_projection: Projection | None = None
     output_projection: Projection | None = None
     mixer: MixerForm | None = None  # the one attention module, where it is a token mixer without softmax
-    handed: bool = False  # whether attention reads keys and values that a block in front hands on: one of the units
+    handed: Literal["", "values", "latent"] = ""
+    """What a block in front hands on to attention: its values, or what they are made of. They are one of the units."""
+    from_latent: Projection | None = None  # where V would be read if it were a latent
     beside: tuple[HiddenSlot, ...] = ()  # where the block takes other tensors of the stream's shape
     anew: bool = False  # whether the sum begins anew where the block takes another stream than that of the one in front
     cross: CrossAttention | None = None  # of a decoder: what it gives is held as a unit's output is

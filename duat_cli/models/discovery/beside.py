@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duat_cli.models.arrays import random_like
+from duat_cli.models.arrays import equal, random_like
 from duat_cli.models.block.parts import HiddenSlot
+from duat_cli.models.instrument.calls import handed
 from duat_cli.models.instrument.records import handed_values
 from duat_cli.models.instrument.rig import BlockRun
 
@@ -36,7 +37,15 @@ def take_handed(run: BlockRun) -> None:
     (call,), parts = run.attention, run.parts
     front = [unit.module for unit in run.units if not unit.behind_attention]
     rest = [module for module in parts.units if module not in front]
-    run.parts = replace(parts, handed=True, units=(*front, call.module, *rest), mixing=parts.mixing | {call.module})
+    given = (t for t in handed(*run.call) if t.numel() == call.value.numel())
+    ready = any(equal(t.reshape(call.value.shape), call.value) for t in given)
+    run.parts = replace(
+        parts,
+        handed="values" if ready else "latent",
+        value_projection=None if ready else parts.from_latent,
+        units=(*front, call.module, *rest),
+        mixing=parts.mixing | {call.module},
+    )
     run.recording.units.insert(len(front), handed_values(call, run.input))
 
 

@@ -21,9 +21,10 @@ from duat_cli.models.arrays import equal, random_like, relative_error, rounding,
 from duat_cli.models.block.norms import NormForm, recognise, scale_invariant
 from duat_cli.models.block.parts import BlockParts, HiddenSlot
 from duat_cli.models.discovery.cross import find_cross, with_projections
+from duat_cli.models.instrument.calls import handed
 from duat_cli.models.instrument.routers import routing_weights
 from duat_cli.models.instrument.tracing import Event, Trace
-from duat_cli.models.value_path.projections import output_projection, value_projection
+from duat_cli.models.value_path.projections import latent_projection, output_projection, value_projection
 
 MOST_GROUPS = 16  # of channels, that a norm may scale apart
 
@@ -57,6 +58,7 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
             parts,
             value_projection=value_projection(hidden.get(event.args, event.kwargs), parts, written, call),
             output_projection=output_projection(parts, written, call),
+            from_latent=latent_projection(handed(event.args, event.kwargs), written, call),
         )
     return with_linears(with_projections(parts, event, written), written)
 

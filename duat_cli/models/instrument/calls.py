@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -80,6 +80,19 @@ def apart(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...],
         return copy.copy(value) if isinstance(value, MutableMapping) else value
 
     return tuple(map(own, args)), {key: own(value) for key, value in kwargs.items()}
+
+
+def handed(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """The tensors of numbers in the mappings among some arguments, by themselves or in tuples."""
+    open_ = [value for value in (*args, *kwargs.values()) if isinstance(value, MutableMapping)]
+    while open_:
+        value = open_.pop()
+        if isinstance(value, Tensor) and value.is_floating_point():
+            yield value
+        elif isinstance(value, MutableMapping):
+            open_ += value.values()
+        elif isinstance(value, (tuple, list)):
+            open_ += value
 
 
 def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:

@@ -256,8 +256,11 @@ def find_factors(run: BlockRun, base: Base) -> BlockFactors:
 
 
 def _own_values(run: BlockRun, base: Base) -> BlockFactors:
-    """Of attention whose values are made by a UAT term, no affine map of the stream: V picks the channels of a head."""
-    return _with_value(run, choice_of_channels(run.attention[0].value), "read", base, own=True)
+    """Of attention whose values are made by a UAT term, no affine map of the stream: V picks the channels of a head, or
+    makes the values of a latent that is handed on."""
+    latent = run.parts.handed == "latent"
+    value = read_value(run) if latent else choice_of_channels(run.attention[0].value)
+    return _with_value(run, value, "read", base, own=True)
 
 
 def _by_offset(run: BlockRun, base: Base) -> BlockFactors:

@@ -8,7 +8,7 @@ those layers apply them, what feeds them, and attention whose rows are averages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,17 @@ def value_projection(hidden: Tensor, parts: BlockParts, written: Trace, call: At
             if made is not None and _same_tokens(read, made) and same_storage(norm_event.tensors[0], hidden):
                 return Projection(event.module, norm, columns)
     return None
+
+
+def latent_projection(handed: Iterable[Tensor], written: Trace, call: AttentionCall) -> Projection | None:
+    """The layer and columns that make the values of one of these tensors, which come to the block beside its stream."""
+    event = _maker(call.module, written, call.value)
+    if event is None or event.result is None or not event.tensors:
+        return None
+    columns = _columns(call.value, event.result)
+    if columns is None or not any(same_storage(event.tensors[0], tensor) for tensor in handed):
+        return None
+    return Projection(event.module, None, columns)
 
 
 def _same_tokens(laid: Tensor, tokens: Tensor) -> bool:

@@ -25,13 +25,13 @@ from duat_cli.errors import InputError
 from duat_cli.loading.texts import PromptText
 from duat_cli.results.compare import InContext
 
-FIRST, SECOND, QUESTION, ANSWER = 3, 2, 2, 2  # tokens
+FIRST, BETWEEN, SECOND, QUESTION, ANSWER = 3, 1, 2, 2, 2  # tokens
 
 
 def parts_of(model: Any) -> list[Tensor]:
-    """A special token, two demonstrations, the question and the answer."""
-    ids = token_ids(model, 1 + FIRST + SECOND + QUESTION + ANSWER, 4)
-    return list(ids.split([1, FIRST, SECOND, QUESTION, ANSWER], dim=1))
+    """A special token, two demonstrations, the second with what stands between them, the question and the answer."""
+    ids = token_ids(model, 1 + FIRST + BETWEEN + SECOND + QUESTION + ANSWER, 4)
+    return list(ids.split([1, FIRST, BETWEEN + SECOND, QUESTION, ANSWER], dim=1))
 
 
 def joined(*parts: Tensor) -> Tensor:
@@ -39,14 +39,22 @@ def joined(*parts: Tensor) -> Tensor:
 
 
 def context_of(model: Any, *, answer: Tensor | None = None) -> InContext:
-    special, one, two, question, given = parts_of(model)
+    special, one, second, question, given = parts_of(model)
+    between, two = second.split([BETWEEN, SECOND], dim=1)
     given = given if answer is None else answer
-    runs = [(), (one,), (two,), (one, two)]
+    runs = [(), (one,), (two,), (one, between, two)]
     ids = [joined(special, *run, question) for run in runs]
     ids += [joined(special, *run, question, given) for run in runs]
-    ids += [joined(special, *part) for part in ((one,), (two,), (one,), (one, two))]
+    ids += [joined(special, *part) for part in ((one,), (two,), (one,), (one, between), (one, between, two))]
     texts = [PromptText("text", f"text {k}", k) for k in range(len(ids))]
-    asked = Texts(texts, 4, [(0, k) for k in (1, 2, 3)], 0, [4, 5, 6, 7], {1: [8], 2: [9], 3: [10, 11]})
+    asked = Texts(
+        texts,
+        4,
+        [(0, k) for k in (1, 2, 3)],
+        0,
+        [4, 5, 6, 7],
+        {1: [(None, 8)], 2: [(None, 9)], 3: [(None, 10), (11, 12)]},
+    )
     words = Vocabulary(str, frozenset(special[0].tolist()))
     report = compare(
         as_loaded(model), asked, [prompt_of(i) for i in ids], CompareOptions(cache=False), words, lambda *_: None
@@ -61,7 +69,7 @@ def test_losses_are_those_of_the_models_own_logits() -> None:
     found = context_of(model)
     assert (found.question_tokens, found.answer_tokens) == (QUESTION, ANSWER)
     losses = []
-    for run, demonstrations in zip(found.runs, [(), (one,), (two,), (one, two)], strict=True):
+    for run, demonstrations in zip(found.runs, [(), (one,), (two[:, BETWEEN:],), (one, two)], strict=True):
         ids = joined(special, *demonstrations, question, answer)
         with torch.no_grad():
             logits = model(input_ids=ids).logits[0].double().log_softmax(-1)
@@ -81,7 +89,7 @@ def test_what_the_question_reads_is_that_of_the_dense_operator(model_type: str) 
     dense = dense_blocks(model, joined(special, one, two, question), WIRINGS[model_type])
     reads = found.runs[3].reads
     assert [(read.demonstration, read.tokens) for read in reads] == [(1, FIRST), (2, SECOND)]
-    columns = slice(1, 1 + FIRST), slice(1 + FIRST, 1 + FIRST + SECOND)
+    columns = slice(1, 1 + FIRST), slice(1 + FIRST + BETWEEN, 1 + FIRST + BETWEEN + SECOND)
     for read, here in zip(reads, columns, strict=True):
         shares = []
         for block, W in zip(read.blocks, dense, strict=True):

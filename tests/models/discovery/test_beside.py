@@ -57,7 +57,7 @@ def runs_of(structure: ModelStructure) -> list[tuple[BlockRun, Any]]:
 
 
 def test_they_are_found_where_they_are_handed_on(structure: ModelStructure) -> None:
-    assert [block.parts.handed for block in structure.blocks] == [False, False, True, True]
+    assert [block.parts.handed for block in structure.blocks] == ["", "", "values", "values"]
     for block in structure.blocks[FIRST:]:
         assert block.factors is not None
         assert block.factors.own
@@ -112,7 +112,7 @@ def test_the_sum_is_exact_and_parts_add_up(model: Any, dtype: torch.dtype) -> No
         assert duat.verify(single, prompts=prompts).certificate.exact
         report = duat.attribute(single, prompts=prompts, target="3")
         assert report.certificate.exact
-        assert ["values of a block in front of it" in one.why for one in report.skipped] == [True]
+        assert ["values of a block in front" in one.why for one in report.skipped] == [True]
         mixing = {unit.block for unit in report.attribution[0].parts.units if unit.mixes}
         assert mixing == {FIRST, FIRST + 1}
     finally:
@@ -129,7 +129,13 @@ def test_values_made_of_a_latent_that_is_handed_on() -> None:
     given = single_model("mistral_large4_text").config.to_dict()
     shared = {"kv_source_layers": [0, 0, 0], "no_rope_layers": [1, 1, 1]}
     model = MistralLarge4TextModel(MistralLarge4TextConfig(**given | shared)).eval()
-    assert [block.parts.handed for block in discover(model).blocks] == [False, True, True]
+    assert [block.parts.handed for block in discover(model).blocks] == ["", "latent", "latent"]
+    config = model.config
+    for block, layer in list(zip(discover(model).blocks, model.layers, strict=True))[1:]:
+        assert block.factors is not None
+        weight = layer.self_attn.kv_b_proj.weight.unflatten(0, (config.num_attention_heads, -1))
+        value = weight[:, -config.v_head_dim :].mT  # (heads, rank of the latent, d)
+        torch.testing.assert_close(block.factors.heads.value, value, rtol=0, atol=0)
     report = duat.verify(model, prompts=[IDS[0].tolist()])
     assert report.certificate.exact
     assert all(block.operator_error is not None and block.operator_error < 1e-5 for block in report.blocks)
