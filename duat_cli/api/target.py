@@ -150,11 +150,19 @@ def _reads(given: Path, final: Path) -> bool:
     if not final.is_file():
         return False
     if not given.is_dir():
-        return given.resolve() == final
+        return _same(given, final)
     from duat_cli.analysis.shards.folder import FILES
     from duat_cli.loading.checkpoint.source import READ_FILES
 
-    return any(file.resolve() == final for pattern in (*READ_FILES, *FILES) for file in given.glob(pattern))
+    return any(_same(file, final) for pattern in (*READ_FILES, *FILES) for file in given.glob(pattern))
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two names are of one file, which letter case may tell apart or not."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
 
 
 def tensor_target(option: str, name: str | os.PathLike[str] | None) -> FileTarget | None:

@@ -25,7 +25,7 @@ Share = Annotated[float, Field(allow_inf_nan=False, ge=0.0, le=1.0), _positive]
 class Result(BaseModel):
     """Base of every result: immutable, strict about names, finite numbers only."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class Report(Result):

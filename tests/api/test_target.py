@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -81,3 +82,10 @@ def test_a_file_of_its_own_is_written_wherever_it_lies(here: Path) -> None:
     with pytest.raises(InputError, match="--export 'x': is named twice, by --output as well"):
         refuse_overwriting([("--output", "./x"), ("--export", "x")], [])
     refuse_overwriting([("-o", "-"), ("--report", "-"), ("a", None), ("b", "/dev/null")], [("--prompts", "/dev/null")])
+
+
+def test_a_file_is_the_same_by_whatever_name(here: Path) -> None:
+    (here / "one.json").write_text("{}")
+    os.link(here / "one.json", here / "two.json")
+    with pytest.raises(InputError, match=r"-o .two\.json.: would overwrite .*, of --report one\.json"):
+        refuse_overwriting([("-o", "two.json")], [("--report", "one.json")])

@@ -206,14 +206,22 @@ def _put(path: Path, raw: bytes) -> None:
 
 
 def _create(path: Path, manifest: Manifest) -> None:
-    """Whole, and only by the first: a link, unlike a rename, takes no other file's place."""
+    """Whole, and only by the first: a link, unlike a rename, takes no other file's place. Where a file system has no
+    links (exFAT, some network shares) the file is written in its place, which only the first can create."""
+    text = manifest.model_dump_json(indent=1)
     descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(manifest.model_dump_json(indent=1))
+            file.write(text)
         Path(name).chmod(plain_mode())
         with contextlib.suppress(FileExistsError):
-            os.link(name, path)
+            try:
+                os.link(name, path)
+            except FileExistsError:
+                raise
+            except OSError:
+                with open(path, "x", encoding="utf-8") as file:
+                    file.write(text)
     finally:
         Path(name).unlink()
 

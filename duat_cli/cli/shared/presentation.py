@@ -119,7 +119,8 @@ def announce(model: str | None, talk: Talk) -> None:
 def _exists(name: str) -> bool:
     """False as well for a name that no file can have."""
     try:
-        return Path(name).expanduser().exists()
+        Path(name).expanduser().stat()
+        return True
     except PermissionError:
         return True  # reading it will say why
     except (OSError, RuntimeError, ValueError):

@@ -11,6 +11,8 @@ from typing import TextIO
 
 from duat_cli.errors import InputError
 
+_READER_GONE = {errno.EPIPE, errno.ESHUTDOWN, *([errno.EINVAL] if sys.platform == "win32" else [])}
+
 
 def prepare() -> None:
     """Give closed descriptors a null device, and let no character raise for lack of an encoding.
@@ -32,9 +34,16 @@ def prepare() -> None:
 
 
 def write_result(text: str) -> None:
-    """Write to standard output. A reader that has gone away changes nothing; a full device is an error."""
+    """Write to standard output. A reader that has gone away changes nothing; a full device is an error.
+
+    A document (HTML, XML) says of itself that it is UTF-8, and is written so whatever the stream's encoding.
+    """
     try:
-        sys.stdout.write(text)
+        if text.startswith("<") and isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.flush()
+            sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
+        else:
+            sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
         discard_output()
@@ -73,7 +82,7 @@ def _discard(stream: TextIO) -> None:
 def is_broken_pipe(error: BaseException | None) -> bool:
     """Whether an error, or what it was raised from, is a reader that closed its end."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.ESHUTDOWN):
+        if isinstance(error, OSError) and error.errno in _READER_GONE:
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
@@ -116,6 +117,8 @@ def _result(first: Outcome, level: str, text: str, identity: str) -> dict[str, A
 def _physical(location: Location) -> dict[str, Any]:
     path = quote(location.file, errors="replace")
     uri = f"file://{path}" if path.startswith("/") else path
+    if PurePath(location.file).drive:  # of Windows
+        uri = PurePath(location.file).as_uri()
     return {"artifactLocation": {"uri": uri}, "region": {"startLine": location.line}}
 
 

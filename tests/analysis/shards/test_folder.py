@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -180,3 +181,14 @@ def test_the_last_run_says_how_many_processes_there_were(folder: Path, into: Int
     os.utime(folder / "shard-0-of-1.jsonl", (0, 0))
     into(folder, Ranks(1, 3), prompts=few)
     assert Folder.read(folder).last_world() == 3
+
+
+def test_a_file_system_without_links(into: Into, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    into(tmp_path / "kept", prompts=few)
+    assert sorted(p.suffix for p in (tmp_path / "kept").iterdir() if p.suffix == ".part") == []
+    assert json.loads((tmp_path / "kept" / MANIFEST).read_text())
+    into(tmp_path / "kept", prompts=few)  # it is taken up

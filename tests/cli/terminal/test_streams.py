@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from children import hear_signals
 from running import Duat, apart, command, environment
 
 from duat_cli.cli.terminal.progress import PATIENCE
+from duat_cli.cli.terminal.streams import write_result
 
 
 def shell(script: str, fake: str = "", **env: str) -> subprocess.CompletedProcess[str]:
@@ -97,6 +100,16 @@ def test_ascii_terminal(arguments: tuple[str, ...]) -> None:
     assert result.stdout.isascii()
     if "mödel" in arguments:
         assert result.stdout.startswith("m\\udcc3\\udcb6del")  # as Python hands over bytes that C cannot read
+
+
+def test_a_document_is_in_the_encoding_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="cp1252", errors="backslashreplace"))
+    for text in ('<?xml version="1.0" encoding="utf-8"?>\n<a>modèle Ω</a>\n', "modèle Ω\n"):
+        write_result(text)
+    document, plain = raw.getvalue().rsplit(b"</a>", 1)
+    assert document.decode("utf-8").endswith("modèle Ω")
+    assert plain.split()[0].decode("cp1252") == "modèle"
 
 
 def test_narrow_and_dumb(duat: Duat) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 from urllib.parse import unquote
 from xml.etree import ElementTree
@@ -16,9 +16,11 @@ from xml.etree import ElementTree
 import pytest
 import sample_reports as sample
 
+from duat_cli.report.check import sarif
 from duat_cli.report.check.words import measured, verdict
 from duat_cli.report.forms.check import render, render_undecided
 from duat_cli.report.tables.page import Page
+from duat_cli.results.check import Location
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FORMS = {"junit": "check.xml", "github": "check_github.txt", "markdown": "check.md", "sarif": "check.sarif"}
@@ -90,6 +92,12 @@ def test_markdown_makes_no_link_and_no_cell() -> None:
     assert "<b>" not in out
     assert r"\[link=https&#58;//evil.example\]" in row
     assert "](" not in out
+
+
+def test_a_file_of_another_drive_is_named_as_windows_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sarif, "PurePath", PureWindowsPath)
+    for file, uri in (("C:/m o/config.json", "file:///C:/m%20o/config.json"), ("m/config.json", "m/config.json")):
+        assert sarif._physical(Location(file=file, line=1))["artifactLocation"]["uri"] == uri
 
 
 def test_sarif_has_a_place_for_every_result() -> None:

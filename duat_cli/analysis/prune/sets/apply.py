@@ -114,6 +114,8 @@ def apply_terms(
             if not error <= tolerance_for(model.dtype):
                 raise UnsupportedModelError(f"it then gives another output than the ablation (relative {error:.1e})")
             _open_to_all(part)
+            if directory.is_dir():  # empty; Windows puts nothing in a folder's place
+                directory.rmdir()
             os.replace(part, directory)
         except DuatError as fault:
             failed.append((plan, fault))
