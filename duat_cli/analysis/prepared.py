@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.inputs.drawn import default_inputs, drawn_patches
-from duat_cli.loading.inputs.files import Home, read_image, read_sound, read_tensors
+from duat_cli.loading.inputs.files import Home, in_tiles, read_image, read_sound, read_tensors
 from duat_cli.loading.inputs.request import READS, InputFiles, StackName, label
 from duat_cli.loading.inputs.within import DEFAULT, placeholder_of, with_pictures
 from duat_cli.loading.model.load import LoadedModel, class_of, skeleton
@@ -372,7 +372,8 @@ def _expected_positions(shell: Any, tensors: Mapping[str, Tensor]) -> int | None
 def _real_positions(loaded: LoadedModel, one: Prepared) -> int:
     stack, pager = stack_of(loaded.model), None if loaded.paged is None else loaded.paged.pager
     held = placed_tensors(one.tensors, loaded.device, stack.dtype)
-    with torch.no_grad(), foreign_errors(f"{one.where}: {type(loaded.model).__name__} cannot read it", InputError):
+    what = f"{one.where}: {type(loaded.model).__name__} cannot read it{in_tiles(one.tensors)}"
+    with torch.no_grad(), foreign_errors(what, InputError):
         [output] = forwards(pager, [lambda: stack(**held)])
     positions = _positions_of(output)
     if positions is None:

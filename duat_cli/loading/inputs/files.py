@@ -40,6 +40,12 @@ def pixels_of(picture: Any, where: str, home: Home, trust_remote_code: bool) -> 
     return _processed(where, lambda: processor(images=picture, return_tensors="pt"))
 
 
+def in_tiles(made: Mapping[str, Tensor]) -> str:
+    """What is said of a picture of which a processor made several, where a model takes none so; else nothing."""
+    counts = [value.shape[1] for value in made.values() if value.ndim == 5 and len(value) == 1]
+    return f", of which its processor made {counts[0]} tiles: give one with --inputs" if counts else ""
+
+
 def open_picture(given: Any, where: str) -> Any:
     """A file of --image as Pillow's picture, or such a picture; RGB. where: what an error calls it."""
     if not isinstance(given, str):

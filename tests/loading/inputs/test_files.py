@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from transformers import ViTImageProcessor, Wav2Vec2FeatureExtractor, WhisperFeatureExtractor
 
 from duat_cli.errors import InputError
-from duat_cli.loading.inputs.files import read_image, read_sound, read_tensors, read_wav
+from duat_cli.loading.inputs.files import in_tiles, read_image, read_sound, read_tensors, read_wav
 
 
 def sound(path: Path, values: Any, *, rate: int = 16_000, width: int = 2, channels: int = 1) -> str:
@@ -172,3 +172,8 @@ def test_tensors_come_back_as_they_are(tmp_path: Path) -> None:
     assert read_tensors(str(tmp_path / "a.safetensors"))["pixel_values"].flatten().tolist() == list(range(12))
     (tmp_path / "b.safetensors").write_bytes(b"nothing")
     assert "no .safetensors file" in refused(read_tensors, str(tmp_path / "b.safetensors"))
+
+
+def test_a_picture_in_tiles_is_told_of() -> None:
+    assert in_tiles({"pixel_values": torch.zeros(1, 3, 9, 9)}) == ""
+    assert in_tiles({"pixel_values": torch.zeros(1, 5, 3, 9, 9)}).startswith(", of which its processor made 5 tiles")
