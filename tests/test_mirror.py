@@ -82,7 +82,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         analysis/attribute/work""",
     "every tiny model: zoo/test_tiny.py": "zoo/randomise",
     "every type of model: models/discovery/test_structure.py": """
-        models/block/mixer models/block/parts models/instrument/records
+        models/block/mixer models/block/parts models/block/slots models/instrument/records
         models/instrument/tracing models/value_path/operator models/value_path/probed""",
     "H and W' by other ways: models/discovery/test_mixers.py": """
         models/discovery/kernels models/instrument/mixer models/instrument/tape

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, tolerance_for
+from duat_cli.models.block.slots import parted
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.records import UnitCall
 from duat_cli.models.instrument.tracing import Event
@@ -69,7 +70,7 @@ def expert_parts(
 
         with watching([held.site], put), hooked([held.site.module], after=see):
             output = _again(held, unit)
-        return output if isinstance(output, Tensor) else output[0]
+        return parted(output)[0]
 
     with torch.enable_grad():
         whole = routed(1.0)

@@ -25,10 +25,11 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.block.slots import taken
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, probe_trace
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.instrument.routers import Routers, routing_slots, taken
+from duat_cli.models.instrument.routers import Routers, routing_slots
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.terms.experts import Experts
 from duat_cli.models.terms.feedforward import FeedForward

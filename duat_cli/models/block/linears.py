@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from duat_cli.compat.torch import parameters_of, standing_in
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import gaussian, relative_error, rounding, tolerance_for, wide
+from duat_cli.models.block.slots import parted
 
 SEED = 5
 PROBE_ROWS = 512
@@ -25,8 +26,7 @@ def has_matrix(module: nn.Module) -> bool:
 
 def applied(module: nn.Module, x: Tensor) -> Tensor:
     """What the module gives for `x`: its output, or the first of a tuple (beside which a scale may stand)."""
-    output = module(x)
-    return output if isinstance(output, Tensor) else output[0]
+    return parted(module(x))[0]
 
 
 def matrix_of(linear: nn.Module, width: int) -> Tensor:

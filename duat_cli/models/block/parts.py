@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
 from duat_cli.models.block.mixer import MixerForm
 from duat_cli.models.block.norms import NormForm
-
-
-@dataclass(frozen=True)
-class HiddenSlot:
-    """Where a module takes hidden states, (batch, N, M): a positional index or a keyword."""
-
-    key: int | str
-    flat: bool = False  # it takes them without a batch, (N, M): one item a call
-    again: tuple[int | str, ...] = ()  # where it takes the same tensor once more (queries, keys and values by name)
-
-    def get(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-        value: Tensor = args[self.key] if isinstance(self.key, int) else kwargs[self.key]
-        return value[None] if self.flat else value
-
-    def put(self, args: Sequence[Any], kwargs: dict[str, Any], value: Tensor) -> tuple[list[Any], dict[str, Any]]:
-        """ValueError where several items are given to a module that takes one."""
-        new_args, new_kwargs = list(args), dict(kwargs)
-        if self.flat:
-            [value] = value
-        for key in (self.key, *self.again):
-            if isinstance(key, int):
-                new_args[key] = value
-            else:
-                new_kwargs[key] = value
-        return new_args, new_kwargs
+from duat_cli.models.block.slots import HiddenSlot
 
 
 @dataclass(frozen=True)

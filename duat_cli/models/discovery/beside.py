@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.models.arrays import equal, random_like
-from duat_cli.models.block.parts import HiddenSlot
+from duat_cli.models.block.slots import HiddenSlot
 from duat_cli.models.instrument.calls import handed
 from duat_cli.models.instrument.records import handed_values
 from duat_cli.models.instrument.rig import BlockRun

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, same_storage, tolerance_for
-from duat_cli.models.block.parts import BlockParts, CrossAttention, HiddenSlot, Projection
+from duat_cli.models.block.parts import BlockParts, CrossAttention, Projection
+from duat_cli.models.block.slots import HiddenSlot
 from duat_cli.models.instrument.attention import AttentionCall
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Event, Trace

@@ -19,7 +19,8 @@ from duat_cli.compat.torch import buffers_of, parameters_of, standing_in
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import equal, random_like, relative_error, rounding, same_storage, tolerance_for, wide
 from duat_cli.models.block.norms import NormForm, recognise, scale_invariant
-from duat_cli.models.block.parts import BlockParts, HiddenSlot
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.block.slots import HiddenSlot
 from duat_cli.models.discovery.cross import find_cross, with_projections
 from duat_cli.models.instrument.calls import handed
 from duat_cli.models.instrument.routers import routing_weights

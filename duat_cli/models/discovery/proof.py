@@ -24,7 +24,7 @@ from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.beside import reads, take_handed
 from duat_cli.models.discovery.cross import cross_fault, gives_nothing_for_zero
 from duat_cli.models.discovery.parts import nonlinear_units, with_linears
-from duat_cli.models.instrument.hooks import hooked
+from duat_cli.models.instrument.hooks import giving, hooked
 from duat_cli.models.instrument.interception import Choices
 from duat_cli.models.instrument.records import Replay, silent_attention
 from duat_cli.models.instrument.rig import BlockRun, Rig, zero_given
@@ -266,11 +266,7 @@ def _values_go_beside(run: BlockRun, items: Tensor, made: Tensor) -> bool:
     values, calls = run.parts.value_projection, run.attention
     if values is None or run.parts.mixer is not None or not calls or any(call.windows is not None for call in calls):
         return False
-
-    def without(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        return torch.zeros_like(output) if isinstance(output, Tensor) else (torch.zeros_like(output[0]), *output[1:])
-
-    with hooked([values.linear], after=without):
+    with giving([values.linear], torch.zeros_like):
         other = run.replay(items, attention=silent_attention(run, len(items))).end
     moved = (made - made[:1]) - (other - other[:1])
     return float(moved.abs().max()) > 1e-4 * float((made - made[:1]).abs().max())

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import Cache
 
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.block.slots import parted, slots_of
 
 _known: WeakKeyDictionary[Callable[..., Any], frozenset[str]] = WeakKeyDictionary()
 
@@ -96,15 +97,12 @@ def handed(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:
 
 
 def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            return value
-    return None
+    return next((value for _, value in slots_of(args, kwargs)), None)
 
 
 def only_tensor(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
     """What a norm reads. UnsupportedModelError if it is given a second tensor, which a frozen norm would drop."""
-    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    tensors = [value for _, value in slots_of(args, kwargs)]
     if len(tensors) != 1:
         raise UnsupportedModelError(f"{type(module).__name__} is held as a norm, but takes {len(tensors)} tensors")
     return tensors[0]
@@ -115,7 +113,6 @@ def on_another(forward: Callable[..., Any], args: Sequence[Any], kwargs: dict[st
 
     def called(z: Tensor) -> Tensor:
         named = {key: z if isinstance(value, Tensor) else value for key, value in kwargs.items()}
-        output = forward(*(z if isinstance(value, Tensor) else value for value in args), **named)
-        return output if isinstance(output, Tensor) else output[0]
+        return parted(forward(*(z if isinstance(value, Tensor) else value for value in args), **named))[0]
 
     return called

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from duat_cli.models.block.norms import FrozenNorm
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.block.slots import joined
 from duat_cli.models.instrument.attention import RowSource, mixed_by
 from duat_cli.models.instrument.calls import only_tensor
 from duat_cli.models.instrument.hooks import Forward, Instead, patched
@@ -53,7 +54,7 @@ def holding_norms(run: BlockRun, unit: nn.Module, call: int) -> Iterator[None]:
             ) -> Any:  # fmt: skip
                 place = next(places)
                 output = recorded[place](only_tensor(module, args, kwargs))
-                return output if rests is None else (output, *rests[place])
+                return joined(output, None if rests is None else rests[place])
 
             stack.enter_context(patched(norm, held))
         yield

@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+
+from duat_cli.models.block.slots import joined, parted
 
 Before = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Any, dict[str, Any]] | None]
 After = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
@@ -28,6 +30,16 @@ def hooked(modules: Iterable[nn.Module], before: Before | None = None, after: Af
             if after is not None:
                 stack.callback(module.register_forward_hook(_Hook(after), with_kwargs=True).remove)
         yield
+
+
+def giving(modules: Iterable[nn.Module], made: Callable[[Tensor], Tensor]) -> contextlib.AbstractContextManager[None]:
+    """While active, these modules give what `made` makes of what they give, or of the first of a tuple."""
+
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        tensor, rest = parted(output)
+        return joined(made(tensor), rest)
+
+    return hooked(modules, after=after)
 
 
 class _Hook:

@@ -17,6 +17,7 @@ from torch import Tensor
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_signs, relative_error, tolerance_for, wide
 from duat_cli.models.block.mixer import MixerForm
+from duat_cli.models.block.slots import joined, parted
 from duat_cli.models.budgets import IMPULSES
 from duat_cli.models.instrument.attention import AttentionCall, RowSource, apply_rows, unwatched
 from duat_cli.models.instrument.calls import first_tensor
@@ -91,7 +92,7 @@ class MixerCode:
                 reached.kept = tensors
                 raise
         if layer is None:
-            arrived.append(output if isinstance(output, Tensor) else output[0])
+            arrived.append(parted(output)[0])
         return Ran(tensors, constants, arrived[0] if len(arrived) == 1 else None, output, tape.count)
 
 
@@ -205,13 +206,11 @@ class MixerCall:
 
     def returning(self, mixed: Tensor) -> Any:
         """The mixer's output where its kernel gives `mixed`, (items, N, heads, d)."""
-        scaled, plain = mixed.flatten(2) * self.gate, isinstance(self.output, Tensor)
+        scaled, (own, rest) = mixed.flatten(2) * self.gate, parted(self.output)
         if self.form.output is None:
-            tensor = scaled.to(self.output.dtype if plain else self.output[0].dtype)
-        else:
-            parameter = next(p for p in self.form.output.parameters() if p.is_floating_point())
-            tensor = self.form.output(scaled.to(parameter.dtype))
-        return tensor if plain else (tensor, *self.output[1:])
+            return joined(scaled.to(own.dtype), rest)
+        parameter = next(p for p in self.form.output.parameters() if p.is_floating_point())
+        return joined(self.form.output(scaled.to(parameter.dtype)), rest)
 
     def attention(self) -> AttentionCall:
         """The same as a call of attention, whose H is made when it is asked for."""

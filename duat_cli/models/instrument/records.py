@@ -40,9 +40,6 @@ class UnitCall:
     rest: tuple[Any, ...] | None
     behind_attention: bool  # whether attention had run before it
 
-    def returning(self, tensor: Tensor) -> Any:
-        return tensor if self.rest is None else (tensor, *self.rest)
-
 
 def handed_values(call: AttentionCall, x: Tensor) -> UnitCall:
     """Values that a block in front hands on, as what a unit gives. x: what the attention module reads."""
@@ -125,6 +122,21 @@ class Substitutes:
         if self.attention_calls or not self.run.attention:
             self.result.points.append((module, self.by_item(x)))
 
+    def next_given(self) -> Tensor:
+        """What the next unit call gives, as the model's code holds it."""
+        self.unit_calls += 1
+        return self.given[self.unit_calls - 1].flatten(0, 1)
+
+    def next_mixed(self, values: Tensor, mix: Callable[[], Tensor]) -> Tensor:
+        """What the next attention call gives by token, (items, N, heads, d): `mix()`, H V of these values."""
+        self.attention_calls += 1
+        self.result.values.append(values)
+        if self.stop_at_values:
+            raise ReplayStop
+        mixed = mix() if self.attention is None else self.attention.clone()
+        self.result.mixed.append(mixed)
+        return mixed
+
     def next_call(self, module: nn.Module) -> int:
         self.calls[module] += 1
         return self.calls[module] - 1
@@ -165,11 +177,7 @@ class Substitutes:
         self.windows.append((value[0], mixed[0]))
         if len(self.windows) == windows.count:
             values, together = zip(*self.windows, strict=True)
-            self.attention_calls += 1
-            self.result.values.append(windows.inward(laid(values)))
-            if self.stop_at_values:
-                raise ReplayStop
-            self.result.mixed.append(windows.inward_mixed(laid(together)))
+            self.next_mixed(windows.inward(laid(values)), lambda: windows.inward_mixed(laid(together)))
         return mixed
 
 

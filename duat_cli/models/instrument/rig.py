@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.linears import applied
 from duat_cli.models.block.mixer import MixerForm
-from duat_cli.models.block.norms import FrozenNorm, NormForm, freeze, freeze_whole, with_zeros
+from duat_cli.models.block.norms import freeze, freeze_whole, with_zeros
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.block.slots import joined, parted
 from duat_cli.models.instrument.activations import Extremes
 from duat_cli.models.instrument.attention import (
     AttentionCall,
@@ -38,7 +39,6 @@ from duat_cli.models.instrument.records import (
     BlockRun,
     CrossCall,
     Recording,
-    ReplayStop,
     Substitutes,
     UnitCall,
     handed_values,
@@ -130,18 +130,13 @@ class Rig:
         if plan is None:
             return None
         if plan.run.parts.handed:
-            value = plan.given[plan.unit_calls].flatten(0, 1)
-            plan.unit_calls += 1
+            value = plan.next_given()
         call = plan.calls_of[plan.attention_calls]
         if call.windows is not None and call.windows.sizes is not None:
             return plan.one_window(call.rows, call.windows, value)
-        plan.attention_calls += 1
         windows = call.windows
-        plan.result.values.append(value if windows is None else windows.inward(value))
-        if plan.stop_at_values:
-            raise ReplayStop
-        mixed = mixed_by(call.rows, value, windows) if plan.attention is None else plan.attention.clone()
-        plan.result.mixed.append(mixed)
+        by_token = value if windows is None else windows.inward(value)
+        mixed = plan.next_mixed(by_token, lambda: mixed_by(call.rows, value, windows))
         return mixed if windows is None else windows.outward(mixed)
 
     # -- instrumentation -----------------------------------------------------------------------------------
@@ -167,9 +162,7 @@ class Rig:
 
     def call_cross(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
         with self._watched(module):
-            output = self._originals[module](*args, **kwargs)
-        tensor: Tensor = output if isinstance(output, Tensor) else output[0]
-        return tensor
+            return parted(self._originals[module](*args, **kwargs))[0]
 
     def _patches(self, parts: BlockParts) -> Iterator[tuple[nn.Module, Instead]]:
         """What every instrumented module of a block runs in place of its own forward."""
@@ -211,19 +204,16 @@ class Rig:
             plan.passed(module, x)
             recorded, call = plan.run.recording, plan.next_call(module)
             held, rests = plan.held(recorded.norms[module][call], x), recorded.norm_rests.get(module)
-            return held if rests is None else (held, *rests[call])
+            return joined(held, None if rests is None else rests[call])
         output = original(*args, **kwargs)
         if self._recording is not None and self._block is not None:
-            y = output if isinstance(output, Tensor) else output[0]
-            frozen = self._frozen(self._block.norms[module], x, y)
+            y, rest = parted(output)
+            frozen = (freeze_whole if self._whole else freeze)(self._block.norms[module], x, y)
             self._recording.norms[module].append(with_zeros(frozen, x, on_another(original, args, kwargs)))
-            if y is not output:
-                self._recording.norm_rests.setdefault(module, []).append(tuple(output[1:]))
+            if rest is not None:
+                self._recording.norm_rests.setdefault(module, []).append(rest)
             self._recording.extremes.see("norm", y)
         return output
-
-    def _frozen(self, form: NormForm, x: Tensor, y: Tensor) -> FrozenNorm:
-        return freeze_whole(form, x, y) if self._whole else freeze(form, x, y)
 
     def _unit_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
         x = first_tensor(args, kwargs)
@@ -242,19 +232,16 @@ class Rig:
         """What a replay returns in place of a unit's output."""
         plan.passed(module, x)
         plan.result.unit_inputs.append(plan.by_item(x))
-        call, given = plan.run.units[plan.unit_calls], plan.given[plan.unit_calls]
-        plan.unit_calls += 1
+        rest = plan.run.units[plan.unit_calls].rest
         # A copy, because some blocks add the residual to it in place.
-        return call.returning(given.flatten(0, 1).clone())
+        return joined(plan.next_given().clone(), rest)
 
     def _record_unit(self, module: nn.Module, x: Tensor, output: Any) -> None:
         if self._recording is None:
             return
-        plain = isinstance(output, Tensor)
+        tensor, rest = parted(output)
         # A copy, because some blocks add the residual to it in place.
-        tensor = (output if plain else output[0]).clone()
-        rest = None if plain else tuple(output[1:])
-        self._recording.units.append(UnitCall(module, x, tensor, rest, bool(self._recording.attention)))
+        self._recording.units.append(UnitCall(module, x, tensor.clone(), rest, bool(self._recording.attention)))
 
     def _cross_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
         """Cross-attention is held in a replay as a unit is: it reads the stream for its queries alone."""
@@ -276,9 +263,8 @@ class Rig:
         plan, x = self._plan, first_tensor(args, kwargs)
         # attention by its projections alone has no queries and keys
         if plan is not None and plan.run.parts.direct and x is not None and self.watch.asked is None:
-            rest = plan.run.recording.attention_rests[module]
             tensor = self._direct_attention(module, plan.run.parts, x)
-            return tensor if rest is None else (tensor, *rest)
+            return joined(tensor, plan.run.recording.attention_rests[module])
         if plan is not None and plan.run.parts.handed and x is not None:
             plan.result.unit_inputs.append(plan.by_item(x))
         with self._watched(module):
@@ -286,8 +272,7 @@ class Rig:
         if self._recording is not None:
             if self._block is not None and self._block.handed and x is not None:
                 self._recording.units.append(handed_values(self._recording.attention[-1], x))
-            rest = None if isinstance(output, Tensor) else tuple(output[1:])
-            self._recording.attention_rests[module] = rest
+            self._recording.attention_rests[module] = parted(output)[1]
             self._recording.extremes.see("attention", output)
         return output
 
@@ -316,24 +301,20 @@ class Rig:
                 value = call.values_at(x)
         else:
             plan.result.unit_inputs.append(plan.by_item(x))
-            value = plan.given[plan.unit_calls].flatten(0, 1)
-            plan.unit_calls += 1
+            value = plan.next_given()
         rows = plan.calls_of[plan.attention_calls].rows
-        plan.attention_calls += 1
         values = call.by_head(value).transpose(1, 2)  # (items, heads, N, d)
-        plan.result.values.append(values)
-        if plan.stop_at_values:
-            raise ReplayStop
-        mixed = None if plan.attention is None else plan.attention.clone()
-        if mixed is None and isinstance(rows, KernelRows):
-            with self.suspended():
-                mixed = call.by_head(call.mix(value))
-            if torch.is_grad_enabled() and value.requires_grad and not mixed.requires_grad:
-                mixed = None  # its kernel stands inside a function with a gradient of its own, which records no graph
-        if mixed is None:  # or another H is held
-            mixed = apply_rows(rows, values)
-        plan.result.mixed.append(mixed)
-        return call.returning(mixed)
+
+        def mix() -> Tensor:
+            if isinstance(rows, KernelRows):  # else another H is held
+                with self.suspended():
+                    mixed = call.by_head(call.mix(value))
+                if mixed.requires_grad or not (torch.is_grad_enabled() and value.requires_grad):
+                    return mixed
+                # its kernel stands inside a function with a gradient of its own, which records no graph
+            return apply_rows(rows, values)
+
+        return call.returning(plan.next_mixed(values, mix))
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
@@ -365,8 +346,8 @@ class Rig:
         """O(H V(x)) by the layers that V and O are read from; H V(x) where O stands outside the module."""
         assert parts.value_projection is not None
         assert parts.output_projection is not None
-        once = self._once_each if not parts.arrives else lambda linear, z: linear(z)  # else all items differ
-        value = once(functools.partial(applied, parts.value_projection.linear), x)
+        linear = functools.partial(applied, parts.value_projection.linear)
+        value = linear(x) if parts.arrives else self._once_each(linear, x)  # all items differ where units arrive
         columns = parts.value_projection.columns
         assert columns is not None
         if not torch.equal(columns.flatten(), torch.arange(value.shape[-1])):

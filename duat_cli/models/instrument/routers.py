@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from duat_cli.models.block.slots import Key, put, slots_of, taken
 from duat_cli.models.instrument.hooks import hooked
 
 
@@ -21,8 +22,8 @@ from duat_cli.models.instrument.hooks import hooked
 class Routing:
     """Where an experts module takes its routing: positions or names of its arguments."""
 
-    index: int | str  # of the chosen experts
-    weights: int | str  # of their weights
+    index: Key  # of the chosen experts
+    weights: Key  # of their weights
 
 
 @dataclass(frozen=True)
@@ -79,24 +80,17 @@ def mean_routed(calls: list[Routed]) -> Routed:
     return Routed(every.to(calls[0].experts.dtype).contiguous(), dense, calls[0].count)
 
 
-def with_routing(args: tuple[Any, ...], kwargs: dict[str, Any], held: Routed) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def with_routing(args: Sequence[Any], kwargs: dict[str, Any], held: Routed) -> tuple[Sequence[Any], dict[str, Any]]:
     """The arguments of an experts module with what its router gave replaced."""
     slots = routing_slots(args, kwargs)
     if slots is None:
         return args, kwargs
-    changed, named = list(args), dict(kwargs)
-    for slot, value in zip((slots.index, slots.weights), (held.experts, held.weights), strict=True):
-        if isinstance(slot, int):
-            changed[slot] = value
-        else:
-            named[slot] = value
-    return tuple(changed), named
+    return put(args, kwargs, {slots.index: held.experts, slots.weights: held.weights})
 
 
-def routing_slots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Routing | None:
+def routing_slots(args: Sequence[Any], kwargs: dict[str, Any]) -> Routing | None:
     """Where a call has integers (N, k) and numbers of that shape; None where it has not."""
-    slots: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-    tensors = [(key, value) for key, value in slots if isinstance(value, Tensor) and value.ndim == 2]
+    tensors = [(key, value) for key, value in slots_of(args, kwargs) if value.ndim == 2]
     for index_key, index in tensors:
         if index.is_floating_point() or index.dtype == torch.bool:
             continue
@@ -110,9 +104,3 @@ def routing_weights(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | N
     """The weights of the chosen experts, (N, k), among the arguments of a call; None where there are none."""
     slots = routing_slots(args, kwargs)
     return None if slots is None else taken(args, kwargs, slots.weights)
-
-
-def taken(args: Sequence[Any], kwargs: dict[str, Any], key: int | str) -> Tensor:
-    """The tensor at a position, or of a name, among the arguments of a call."""
-    found: Tensor = args[key] if isinstance(key, int) else kwargs[key]
-    return found

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from duat_cli.compat.torch import left, writes_to
 from duat_cli.models.arrays import random_like
+from duat_cli.models.block.slots import Key, parted, slots_of
 from duat_cli.models.instrument.attention import (
     AttentionCall,
     CapturePath,
@@ -41,10 +42,9 @@ class Event:
     """Of its tensors when the call ended: what writes to one in place raises it."""
 
     @property
-    def slots(self) -> list[tuple[int | str, Tensor]]:
+    def slots(self) -> list[tuple[Key, Tensor]]:
         """The floating-point tensors among the arguments, each with its position or name."""
-        given: list[tuple[int | str, Any]] = [*enumerate(self.args), *self.kwargs.items()]
-        return [(key, value) for key, value in given if isinstance(value, Tensor) and value.is_floating_point()]
+        return [(key, value) for key, value in slots_of(self.args, self.kwargs) if value.is_floating_point()]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -72,8 +72,7 @@ class Event:
         """The module once more, with `value` in the place of its first tensor: its output, or the first of a tuple."""
         x = self.tensors[0]
         args = [value if a is x else a for a in self.args]
-        output = self.module(*args, **{k: value if v is x else v for k, v in self.kwargs.items()})
-        return output if isinstance(output, Tensor) else output[0]
+        return parted(self.module(*args, **{k: value if v is x else v for k, v in self.kwargs.items()}))[0]
 
 
 @dataclass

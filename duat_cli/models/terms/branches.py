@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError, or_reason
 from duat_cli.models.arrays import gaussian, moved, random_like, relative_error, rounding, tolerance_for, wide
+from duat_cli.models.instrument.hooks import giving
 from duat_cli.models.instrument.records import Replay, silent_attention
 from duat_cli.models.instrument.rig import BlockRun, zero_given
-from duat_cli.models.terms.sites import BlockSites, Site, watching
+from duat_cli.models.terms.sites import BlockSites, Site
 
 SEED = 17
 Points = list[tuple[nn.Module | None, Tensor]]  # norms and FFN units with their inputs, (items, N, M); last the output
@@ -94,7 +95,7 @@ def branch_of(run: BlockRun, site: Site) -> Branch:
     silent = silent_attention(run, 1)
     sent: list[Tensor] = []
 
-    def noise(_: Site, tensor: Tensor, __: Tensor | None) -> Tensor:
+    def noise(tensor: Tensor) -> Tensor:
         drawn = gaussian(tuple(tensor.shape), tensor, SEED)
         sent.append(wide(drawn).reshape(-1, drawn.shape[-1]))
         return drawn.clone()
@@ -104,7 +105,7 @@ def branch_of(run: BlockRun, site: Site) -> Branch:
             return run.replay(z, attention=silent)
 
     nothing, stream = (replay(z, silenced(site.module)) for z in (zero, random_like(run.input)))
-    alone = replay(zero, watching([Site(site.kind, site.module, "output", 1)], noise))
+    alone = replay(zero, giving([site.module], noise))
     # Nothing is written down in front of attention.
     if nothing.values and moved(torch.cat([nothing.values[0], alone.values[0]]), 1):
         raise UnsupportedModelError("its branch stands in front of attention, which reads it")
@@ -262,8 +263,7 @@ def passes_through(run: BlockRun, ends: Sequence[nn.Module]) -> tuple[bool, Tens
 
 def silenced(*modules: nn.Module) -> contextlib.AbstractContextManager[None]:
     """While active, these modules give zeros."""
-    sites = [Site("ffn", module, "output", 1) for module in modules]
-    return watching(sites, lambda site, tensor, index: torch.zeros_like(tensor))
+    return giving(modules, torch.zeros_like)
 
 
 def _factor(sent: Tensor, arrived: Tensor, dtype: torch.dtype) -> float:

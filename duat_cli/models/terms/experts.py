@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from duat_cli.compat.torch import standing_in
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import equal, gaussian, relative_error
-from duat_cli.models.instrument.hooks import patched
+from duat_cli.models.block.slots import Key, parted, put, taken
+from duat_cli.models.instrument.hooks import giving, patched
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.terms.feedforward import FeedForward, evaluate, find_feedforward
 from duat_cli.models.terms.sites import Site, watching
@@ -153,28 +154,26 @@ class _Asked:
     def __init__(self, event: Event, site: Site) -> None:
         assert site.routing is not None
         self._event, self._routing = event, site.routing
-        self._slots: dict[int | str, Any] = dict(enumerate(event.args))
-        self._slots.update(event.kwargs)
-        self._weights = self._slots[site.routing.weights]
+        self._weights = taken(event.args, event.kwargs, site.routing.weights)
         found = [key for key, v in event.slots if v.ndim >= 2 and v is not self._weights]
         if len(found) != 1:
             raise UnsupportedModelError("its experts read more than one stream")
         self._key = found[0]
-        self.hidden: Tensor = self._slots[self._key]
+        self.hidden = taken(event.args, event.kwargs, self._key)
         self.module = event.module
 
     def __call__(self, expert: int, z: Tensor, size: float = 1.0) -> Tensor:
         """size · f_e(z): (T, M) to (T, M)."""
-        slots = dict(self._slots)
-        index, k = slots[self._routing.index], self._weights.shape[1]
-        slots[self._routing.index] = torch.full((len(z), k), expert, dtype=index.dtype, device=index.device)
-        weights = self._weights.new_zeros(len(z), k)
+        own = self._event.args, self._event.kwargs
+        weights = self._weights.new_zeros(len(z), self._weights.shape[1])
         weights[:, 0] = size
-        slots[self._routing.weights] = weights
-        slots[self._key] = z.reshape(*self.hidden.shape[: self.hidden.ndim - 2], len(z), -1)
-        args = [slots[k] for k in range(len(self._event.args))]
-        output = self.module(*args, **{k: slots[k] for k in self._event.kwargs})
-        return (output if isinstance(output, Tensor) else output[0]).reshape(len(z), -1)
+        given: dict[Key, Tensor] = {
+            self._routing.index: torch.full_like(weights, expert, dtype=taken(*own, self._routing.index).dtype),
+            self._routing.weights: weights,
+            self._key: z.reshape(*self.hidden.shape[: self.hidden.ndim - 2], len(z), -1),
+        }
+        args, kwargs = put(*own, given)
+        return parted(self.module(*args, **kwargs))[0].reshape(len(z), -1)
 
 
 def _forms(asked: _Asked, site: Site) -> Iterator[ExpertForm]:
@@ -258,8 +257,7 @@ def _way_out(unit: Event, site: Site) -> tuple[float, list[tuple[Tensor, Tensor]
     """κ, and what the unit gives beside κ times its experts: (input, rest) for some inputs."""
 
     def with_experts(x: Tensor, value: Tensor) -> Tensor:
-        output = Site("ffn", site.module, "output", 1)
-        with watching([output], lambda _, tensor, __: value.reshape(tensor.shape).clone()):
+        with giving([site.module], lambda tensor: value.reshape(tensor.shape).clone()):
             return unit.again(x).double()
 
     x = unit.tensors[0]

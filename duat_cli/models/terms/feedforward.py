@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import equal, relative_error
 from duat_cli.models.block.linears import bias_of, has_matrix, matrix_of, wide_twin
+from duat_cli.models.block.slots import parted
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.operators.activations import Activation, recognise
@@ -157,8 +158,7 @@ class _Twins:
         x = z if self.front is None else self.front(z)
         fed = [x if a is event.tensors[0] else a for a in event.args]
         named = {k: x if v is event.tensors[0] else v for k, v in event.kwargs.items()}
-        output = self.unit(*fed, **named)
-        output = output if isinstance(output, Tensor) else output[0]
+        output = parted(self.unit(*fed, **named))[0]
         return output if self.behind is None else self.behind(output)
 
 

@@ -23,10 +23,11 @@ from duat_cli.kinds import Kind
 from duat_cli.models.arrays import relative_error, rounding, same_storage
 from duat_cli.models.block.linears import has_matrix
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.block.slots import joined, parted, put, slots_of, taken
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs, probe_trace
 from duat_cli.models.instrument.calls import without_cache
 from duat_cli.models.instrument.hooks import hooked
-from duat_cli.models.instrument.routers import Routing, experts_of, routing_slots, taken
+from duat_cli.models.instrument.routers import Routing, experts_of, routing_slots
 from duat_cli.models.instrument.tracing import Event, Trace
 
 Place = Literal["input", "output", "routing"]
@@ -127,35 +128,23 @@ def watching(sites: Sequence[Site], edit: Edit) -> Iterator[None]:
 
 def _at_output(site: Site, edit: Edit) -> contextlib.AbstractContextManager[None]:
     def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        tensor = output if isinstance(output, Tensor) else output[0]
+        tensor, rest = parted(output)
         edited = edit(site, tensor, None)
-        if edited is None:
-            return None
-        return edited if isinstance(output, Tensor) else (edited, *output[1:])
+        return None if edited is None else joined(edited, rest)
 
     return hooked([site.watched], after=hook)
 
 
 def _at_input(site: Site, edit: Edit) -> contextlib.AbstractContextManager[None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        key, index = _first_key(args, kwargs), None
         if site.routing is not None:
             key, index = site.routing.weights, taken(args, kwargs, site.routing.index)
+        else:
+            key, index = slots_of(args, kwargs)[0][0], None
         edited = edit(site, taken(args, kwargs, key), index)
-        return None if edited is None else _put(args, kwargs, key, edited)
+        return None if edited is None else put(args, kwargs, {key: edited})
 
     return hooked([site.watched], hook)
-
-
-def _first_key(args: Sequence[Any], kwargs: dict[str, Any]) -> int | str:
-    slots: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-    return next(key for key, value in slots if isinstance(value, Tensor))
-
-
-def _put(args: Sequence[Any], kwargs: dict[str, Any], key: int | str, value: Tensor) -> tuple[tuple[Any, ...], Any]:
-    if isinstance(key, int):
-        return (*args[:key], value, *args[key + 1 :]), kwargs
-    return tuple(args), {**kwargs, key: value}
 
 
 # -- finding -------------------------------------------------------------------------------------------------
@@ -180,7 +169,7 @@ def _put_behind_norm(parts: BlockParts, event: Event, site: Site) -> Site:
     silent: dict[nn.Module, bool] = {}  # in the order of their calls
 
     def read(norm: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        tensor = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        tensor = slots_of(args, kwargs)[0][1]
         silent[norm] = silent.get(norm, True) and not bool(tensor.any())
 
     unbiased = [norm for norm, form in parts.norms.items() if form.bias is None]
@@ -278,9 +267,8 @@ def _is_constant_without(unit: Event, down: Event) -> bool:
     """Whether the unit gives its last layer's bias to every token, and nothing else, once the neurons are zero."""
     site = Site("neuron", down.module, "input", 1)
     with torch.no_grad(), watching([site], _silence):
-        output = unit.module(*unit.args, **unit.kwargs)
+        output = parted(unit.module(*unit.args, **unit.kwargs))[0]
         bias = down.module(torch.zeros_like(down.tensors[0]))
-    output = output if isinstance(output, Tensor) else output[0]
     return output.shape == bias.shape and torch.equal(output, bias)
 
 
@@ -327,9 +315,8 @@ def _is_sum_of_experts(event: Event, routing: Routing, count: int) -> bool:
         parts = []
         for expert in range(count):
             only = torch.where(index == expert, weights, 0)
-            args, kwargs = _put(event.args, event.kwargs, routing.weights, only)
-            output = event.module(*args, **kwargs)
-            parts.append(output if isinstance(output, Tensor) else output[0])
+            args, kwargs = put(event.args, event.kwargs, {routing.weights: only})
+            parts.append(parted(event.module(*args, **kwargs))[0])
     whole = event.result
     assert whole is not None
     return relative_error(torch.stack(parts).sum(dim=0), whole) <= rounding(whole.dtype)

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import fit, gaussian, or_else, random_like, relative_error, wide
 from duat_cli.models.block.parts import CrossAttention, Projection, SecondMixer
+from duat_cli.models.block.slots import parted
 from duat_cli.models.instrument.attention import AttentionCall, ScaledRows
 from duat_cli.models.instrument.records import Replay, silent_attention
 from duat_cli.models.instrument.rig import BlockRun, zero_given
@@ -218,5 +219,4 @@ class _Mixer(_Beside):
 
     def _given(self, result: Tensor) -> Tensor:
         """Its output where its kernel gives `result`, (1, N, channels)."""
-        output = self._call.returning(self._call.by_head(result))
-        return output if isinstance(output, Tensor) else output[0]
+        return parted(self._call.returning(self._call.by_head(result)))[0]

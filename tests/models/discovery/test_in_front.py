@@ -8,7 +8,8 @@ from helpers import single_model
 from torch import Tensor, nn
 
 from duat_cli.analysis.support import examine
-from duat_cli.models.block.parts import BlockParts, HiddenSlot
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.block.slots import HiddenSlot
 from duat_cli.models.discovery.in_front import attention_in_front
 from duat_cli.models.discovery.structure import discover
 from duat_cli.models.edits.reinitialised import reinitialised
