@@ -27,8 +27,8 @@ from duat_cli.analysis.sources import advance_sources
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_errors, wide
 from duat_cli.models.discovery.proof import ProvedBlock
-from duat_cli.models.instrument.records import UnitCall
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.sweep.adjoint import cross_call, cross_output, static_outputs
 from duat_cli.models.value_path.factors import Base, operator_of
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.models.value_path.second import second_operator
@@ -230,31 +230,14 @@ def _given(run: BlockRun, bare: bool, four: bool, own: bool) -> list[Tensor]:
     Of cross-attention what it gives for states of zeros, and its output for the encoder's piece.
     """
     given = []
-    for unit in run.units:
-        static, dynamic = _static_output(run, unit), unit.output
-        encoder = static
+    for unit, static in zip(run.units, static_outputs(run), strict=True):
+        encoder, dynamic = static, unit.output
         if run.parts.is_cross(unit.module):
-            static, encoder = _of_states(run, unit)
-            dynamic = static
+            encoder, dynamic = cross_output(run, unit, cross_call(run).states), static
         moving = [static, encoder, dynamic] if four else [static, dynamic]
         moving = moving if bare else [static, *moving]
         given.append(torch.stack([*moving, dynamic] if own else moving))
     return given
-
-
-def _static_output(run: BlockRun, unit: UnitCall) -> Tensor:
-    bias = run.parts.unit_biases.get(unit.module)
-    return torch.zeros_like(unit.output) if bias is None else bias.to(unit.output).expand_as(unit.output)
-
-
-def _of_states(run: BlockRun, unit: UnitCall) -> tuple[Tensor, Tensor]:
-    """What cross-attention gives for states of zeros and for the encoder's own, H held; in the shape of its output."""
-    cross = run.recording.cross
-    if cross is None:
-        raise UnsupportedModelError(f"block {run.index}: its cross-attention runs more than once, or not at all")
-    images = run.crossed(torch.cat([torch.zeros_like(cross.states), cross.states])).end
-    static, own = (image.reshape(unit.output.shape) for image in images)
-    return static, own
 
 
 def _own_term(run: BlockRun, images: Tensor, given: list[Tensor], bare: bool) -> Tensor:

@@ -116,6 +116,13 @@ def shapes_of(model: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in model.state_dict().items()}
 
 
+def is_built(model: Any, config: Any, shapes: Shapes) -> bool:
+    """Whether the model's class makes every tensor in these shapes of a config, which may be refused anywhere."""
+    with contextlib.suppress(Exception), torch.device("meta"):
+        return shapes_of(type(model)(config)) == dict(shapes)
+    return False
+
+
 def held(one: Slice) -> nn.Parameter:
     """What stands there now."""
     parameter = parameters_of(one.module)[one.name]

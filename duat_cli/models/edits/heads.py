@@ -17,7 +17,7 @@ from duat_cli.compat.torch import parameters_of
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.linears import applied_axis, has_matrix
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.edits.cutting import Layers, Shapes, Slice, held, shapes_of
+from duat_cli.models.edits.cutting import Layers, Shapes, Slice, held, is_built
 from duat_cli.models.instrument.attention import AttentionCall
 
 _COUNT = re.compile(r"head")
@@ -50,10 +50,8 @@ class HeadLayers(Layers):
                 continue
             with contextlib.suppress(Exception):  # a config may refuse any number
                 setattr(text, name, new)
-        with contextlib.suppress(Exception), torch.device("meta"):
-            built = type(model)(config)
-            if shapes_of(built) == dict(shapes):
-                return config
+        if is_built(model, config, shapes):
+            return config
         raise UnsupportedModelError(
             "no numbers of heads in its config give these shapes; its head width may follow them"
         )

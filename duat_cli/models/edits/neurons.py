@@ -15,7 +15,7 @@ from torch import Tensor
 from duat_cli.compat.torch import parameters_of
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.linears import applied_axis
-from duat_cli.models.edits.cutting import Layers, Shapes, Slice, require_plain, shapes_of
+from duat_cli.models.edits.cutting import Layers, Shapes, Slice, is_built, require_plain
 from duat_cli.models.terms.feedforward import FeedForward
 
 _INNER_WIDTH = re.compile(r"inner|intermediate|ffn|d_ff|hidden_dim")
@@ -37,11 +37,9 @@ class NeuronLayers(Layers):
         names += [n for n, v in values.items() if v is None and _INNER_WIDTH.search(n)]
         for name in names:
             config = copy.deepcopy(model.config)
-            with contextlib.suppress(Exception):  # a number that means something else may be refused anywhere
+            with contextlib.suppress(Exception):  # a number that means something else may be refused
                 setattr(config.get_text_config(), name, self.count - gone)
-                with torch.device("meta"):
-                    built = type(model)(config)
-                if shapes_of(built) == dict(shapes):
+                if is_built(model, config, shapes):
                     return config
         raise UnsupportedModelError("no number in its config states the width of its FFNs alone")
 

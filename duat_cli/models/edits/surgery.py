@@ -104,16 +104,11 @@ def _by_call(structure: ModelStructure, terms: Sequence[TermId]) -> Mapping[int,
 def _slices(sites: BlockSites, terms: Sequence[TermId]) -> Iterator[tuple[Tensor, Tensor]]:
     """(parameter, boolean mask along its axes) for everything to be zeroed in one block."""
     for site, numbers in _by_site(sites, terms).items():
-        if site.place == "input":
-            yield _columns(site, numbers)
-        elif site.place == "routing":
-            for parameter in _of_experts(site):
-                mask = torch.zeros_like(parameter, dtype=torch.bool)
-                mask[numbers] = True
-                yield parameter, mask
-        else:
-            for parameter in _made_by(sites, site):
-                yield parameter, torch.ones_like(parameter, dtype=torch.bool)
+        for parameter in _zeroed_in(sites, site):
+            mask = _columns(site, numbers) if site.place == "input" else torch.ones_like(parameter, dtype=torch.bool)
+            if site.place == "routing":
+                mask[[expert for expert in range(site.count) if expert not in numbers]] = False
+            yield parameter, mask
 
 
 def _by_site(sites: BlockSites, terms: Sequence[TermId]) -> dict[Site, list[int]]:
@@ -130,15 +125,15 @@ def _by_site(sites: BlockSites, terms: Sequence[TermId]) -> dict[Site, list[int]
     return chosen
 
 
-def _columns(site: Site, numbers: list[int]) -> tuple[Tensor, Tensor]:
-    """The input features of a linear layer that belong to the terms."""
+def _columns(site: Site, numbers: list[int]) -> Tensor:
+    """The input features of a linear layer that belong to the terms, as a mask of its weight."""
     weight = site.module.weight
     assert isinstance(weight, Tensor)
     axis = applied_axis(site.module)
     keep = torch.zeros(site.count, dtype=torch.bool)
     keep[numbers] = True
     features = keep.repeat_interleave(weight.shape[axis] // site.count).to(weight.device)
-    return weight, (features[:, None] if axis == 0 else features[None]).expand(weight.shape)
+    return (features[:, None] if axis == 0 else features[None]).expand(weight.shape)
 
 
 def _of_experts(site: Site) -> list[Tensor]:

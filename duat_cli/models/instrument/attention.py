@@ -295,23 +295,23 @@ def _captured_call(
     row_bytes = heads * key.shape[2] * 4
     scored, windows = ScoreInputs(query, key, mask, kwargs), len(query)
     allowed = allowed_by(mask, tokens, key.shape[2]) if windows == 1 else None
-    if row_bytes * tokens <= ROW_BUDGET or windows > 1:
-        output, weights = eager(module, query, key, value, mask, **kwargs)
-        if weights is None:
-            raise UnsupportedModelError(f"{type(module).__name__}'s eager attention returns no weights")
-        weights = _effective(module, weights, value, output)
-        rows = StoredRows(weights.flatten(0, 1))
-        return AttentionCall(module, "attention interface", rows, value, output, allowed, scored)
 
-    def weights_of(rows: slice) -> Tensor:
+    def attend(rows: slice) -> tuple[Tensor, Tensor]:
         part = mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]
         output, weights = eager(module, query[:, :, rows], key, value, part, **kwargs)
-        assert weights is not None
-        return _effective(module, weights, value, output)[0]
+        if weights is None:
+            raise UnsupportedModelError(f"{type(module).__name__}'s eager attention returns no weights")
+        return output, _effective(module, weights, value, output)
 
-    step = max(1, (ROW_BUDGET // 4) // row_bytes)
-    source = RecomputedRows(weights_of, heads, tokens, step)
-    return AttentionCall(module, "attention interface", source, value, apply_rows(source, value), allowed, scored)
+    source: RowSource
+    if row_bytes * tokens <= ROW_BUDGET or windows > 1:
+        output, weights = attend(slice(None))
+        source = StoredRows(weights.flatten(0, 1))
+    else:
+        step = max(1, (ROW_BUDGET // 4) // row_bytes)
+        source = RecomputedRows(lambda rows: attend(rows)[1][0], heads, tokens, step)
+        output = apply_rows(source, value)
+    return AttentionCall(module, "attention interface", source, value, output, allowed, scored)
 
 
 def allowed_by(mask: Tensor | None, tokens: int, sources: int) -> Tensor | None:

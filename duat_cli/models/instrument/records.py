@@ -264,9 +264,8 @@ class BlockRun:
             return
         if count == 1 and call.rows.tokens == tokens:
             return
-        items = asked_streams(self.input)
-        nothing = [u.output.new_zeros(()).expand(len(items), *u.output.shape) for u in self.units]
-        answers = self.replay(items, nothing, stop_at_values=True).values[0].unflatten(1, (count, -1))
+        asked = self.replay(asked_streams(self.input), stop_at_values=True)
+        answers = asked.values[0].unflatten(1, (count, -1))
         at = tokens_at(answers, tokens)
         if at is None:
             return
@@ -299,8 +298,7 @@ class BlockRun:
         if len({call.module for call in calls}) > 1 or not whole or sum(sizes) != tokens:
             return
         matrices = [call.rows.matrix for call in calls if isinstance(call.rows, StoredRows)]
-        items = asked_streams(self.input)
-        answers = self.replay(items, [u.output.new_zeros(()).expand(len(items), *u.output.shape) for u in self.units])
+        answers = self.replay(asked_streams(self.input))
         if len(answers.values) != len(calls) or any(m.shape[-1] != m.shape[-2] for m in matrices):
             return
         at = tokens_at(laid(answers.values).transpose(0, 1), tokens)

@@ -61,7 +61,7 @@ class BlockAdjoint:
     total: Gradients
     direct: Gradients
     held: list[Held]  # in call order
-    static: list[Tensor]  # of each unit call, as of `biases`
+    static: list[Tensor]  # as of `static_outputs`
 
 
 class Adjoint:
@@ -93,7 +93,7 @@ class Adjoint:
                     f"block {number} ({run.parts.name}) gives something else when it runs once more from its input: it "
                     "reads more of the blocks in front of it than their hidden states"
                 )
-            static = biases(run)
+            static = static_outputs(run)
             total, direct = (self._gradients(run, reading, static) for reading in READINGS)
             if _misses(self.at["total"], run, total):
                 raise without_gradient(f"block {number} ({run.parts.name})")
@@ -154,22 +154,29 @@ def _pulled(output: Tensor, inputs: list[Tensor], probes: Tensor) -> list[Tensor
             for x in inputs]  # fmt: skip
 
 
-def biases(run: BlockRun) -> list[Tensor]:
+def static_outputs(run: BlockRun) -> list[Tensor]:
     """What of each unit call's output is static: its last layer's bias, or zero, or what cross-attention gives for
     states of zeros; in the output's shape."""
     found = []
     for unit in run.units:
-        if run.parts.is_cross(unit.module):
-            found.append(_crossed(run, unit, torch.zeros_like(_cross_call(run).states)).detach())
-            continue
         bias = run.parts.unit_biases.get(unit.module)
-        found.append(torch.zeros_like(unit.output) if bias is None else bias.to(unit.output).expand_as(unit.output))
+        if run.parts.is_cross(unit.module):
+            found.append(cross_output(run, unit, torch.zeros_like(cross_call(run).states)).detach())
+        else:
+            found.append(torch.zeros_like(unit.output) if bias is None else bias.to(unit.output).expand_as(unit.output))
     return found
 
 
-def _crossed(run: BlockRun, unit: UnitCall, states: Tensor) -> Tensor:
-    """What cross-attention gives for these states of the encoder, H held; in the shape of its output."""
+def cross_output(run: BlockRun, unit: UnitCall, states: Tensor) -> Tensor:
+    """What cross-attention, that unit, gives for these states of the encoder, H held; in the shape of its output."""
     return run.crossed(states).end.reshape(unit.output.shape)
+
+
+def cross_call(run: BlockRun) -> CrossCall:
+    """The one call of cross-attention."""
+    if run.recording.cross is None:
+        raise UnsupportedModelError(f"block {run.index}: its cross-attention runs more than once, or not at all")
+    return run.recording.cross
 
 
 def _of_states(run: BlockRun, at_units: list[Tensor]) -> Tensor | None:
@@ -177,17 +184,11 @@ def _of_states(run: BlockRun, at_units: list[Tensor]) -> Tensor | None:
     if run.parts.cross is None:
         return None
     place, unit = next((k, unit) for k, unit in enumerate(run.units) if run.parts.is_cross(unit.module))
-    states = _cross_call(run).states.detach().clone().requires_grad_()
+    states = cross_call(run).states.detach().clone().requires_grad_()
     with torch.enable_grad():
-        output = _crossed(run, unit, states)
+        output = cross_output(run, unit, states)
     (back,) = pulled(output, [states], at_units[place].reshape(-1, *output.shape))
     return (back.double() * states.detach().double()).sum(dim=-1).flatten(1)
-
-
-def _cross_call(run: BlockRun) -> CrossCall:
-    if run.recording.cross is None:
-        raise UnsupportedModelError(f"block {run.index}: its cross-attention runs more than once, or not at all")
-    return run.recording.cross
 
 
 def products(gradients: Tensor, value: Tensor) -> Tensor:

@@ -195,38 +195,33 @@ class RecordingPass(BlockPass):
         gone: Removals | None = None,
     ) -> None:
         """`see(block call, site, tensor)` is shown every site. gone: what the model is to be without."""
+        super().__init__(blocks, forward, self._keep)
         self.calls: list[BlockCall] = []
-        super().__init__(blocks, forward, _keeping(self.calls, sites, see, gone))
+        self._sites, self._see, self._gone = sites, see, gone
 
     @property
     def recorded(self) -> Recorded:
         """Once it has run."""
         return Recorded(self.output, self.calls)
 
-
-def _keeping(
-    calls: list[BlockCall], sites: Sites | None, see: Callable[[int, Site, Tensor], None] | None, gone: Removals | None
-) -> Handler:
-    def handle(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        before = _kept(parts.hidden.get(args, kwargs), calls)
+    def _keep(
+        self, number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        before, see = _kept(parts.hidden.get(args, kwargs), self.calls), self._see
+        sites = () if self._sites is None or see is None else self._sites[parts.module].sites
 
         def show(site: Site, value: Tensor, index: Tensor | None) -> None:
             assert see is not None
             see(number, site, value)
 
-        with (
-            without_terms(gone, number) as bridge,
-            watching(sites[parts.module].sites if sites is not None and see is not None else (), show),
-        ):
+        with without_terms(self._gone, number) as bridge, watching(sites, show):
             output = original(*args, **kwargs)
         if bridge is not None:
             output = with_hidden(output, before, bridge(before.clone()))
         after = hidden_of(output, before).clone()
         given = parts.hidden.put(*without_cache(args, kwargs), before)
-        calls.append(BlockCall(*given, with_hidden(output, before, before), before, after))
+        self.calls.append(BlockCall(*given, with_hidden(output, before, before), before, after))
         return output
-
-    return handle
 
 
 def _kept(hidden: Tensor, calls: Sequence[BlockCall]) -> Tensor:

@@ -32,12 +32,12 @@ from duat_cli.models.block.linears import stored_matrix
 from duat_cli.models.block.norms import NormForm
 from duat_cli.models.block.parts import Projection
 from duat_cli.models.budgets import CHANNEL_HEADS
-from duat_cli.models.instrument.attention import AttentionCall, ScaledRows
+from duat_cli.models.instrument.attention import AttentionCall
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.gates import gate_of
 from duat_cli.models.value_path.offsets import ShiftedRows, offsets_of, probe_values, source_scale, values_by_offset
-from duat_cli.models.value_path.operator import AttentionOperator
+from duat_cli.models.value_path.operator import AttentionOperator, gated_rows
 from duat_cli.models.value_path.probed import (
     SEED,
     SEVERAL,
@@ -129,9 +129,7 @@ def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOper
     errors = [max(*each, gate_error) for each in zip(value_errors, output_errors, strict=True)]
     values = scale * product
     groups = known.heads.groups
-    rows = call.rows
-    if gate is not None and torch.equal(gate, gate[..., :1].expand_as(gate)):  # a head as a whole: part of its H
-        rows, gate = ScaledRows(rows, gate[..., 0]), None
+    rows, gate = gated_rows(call.rows, gate)
     if len(known.offsets) > 1:
         rows = ShiftedRows(rows, known.offsets)
         gate = None if gate is None else gate.repeat(len(known.offsets), 1, 1)
@@ -224,7 +222,7 @@ def find_factors(run: BlockRun, base: Base) -> BlockFactors:
         raise UnsupportedModelError("its attention reaches other vectors than the block's own tokens")
     if made_by_units(run):
         return _own_values(run, base)
-    tap = _find_tap(run, base.given)
+    tap = _find_tap(run)
     # Where the stream nowhere arrives as it is, what is read is O, and its fit proves it; probed at the block's output
     # it includes the layers that lead back to the stream (a bottleneck around attention).
     probed = tap if tap.on_stream else Tap(None, True, on_stream=False)
@@ -273,7 +271,7 @@ def _with_value(
     run: BlockRun, value: Tensor, origin: str, base: Base, *, own: bool = False, offsets: tuple[int, ...] = (0,)
 ) -> BlockFactors:
     """Factors with this V, O read behind the gate."""
-    tap, gate = _find_tap(run, base.given), gate_of(run, base.given)[0]
+    tap, gate = _find_tap(run), gate_of(run, base.given)[0]
     heads = HeadFactors(value, _read_output(run, tap, gate).repeat(len(offsets), 1, 1))
     factors = BlockFactors(heads, tap, origin, own=own, gated=True, offsets=offsets)
     scale, [error] = _reach(run, factors, gate, base)
@@ -310,18 +308,14 @@ def _constant_scale(scale: Tensor, tap: Tap) -> Tensor | None:
     return torch.ones_like(middle[None]) if is_one else middle[None]
 
 
-def _find_tap(run: BlockRun, given: list[Tensor]) -> Tap:
+def _find_tap(run: BlockRun) -> Tap:
     """Of attention over the block's own tokens."""
     out = run.attention[0].output
     silent = torch.zeros_like(out)
     noise = gaussian(tuple(out.shape), out, SEED)
     zero = torch.zeros_like(run.input)
     stream = gaussian(tuple(zero.shape), zero, SEED + 1)
-    replay = run.replay(
-        torch.cat([zero, stream, zero]),
-        [torch.zeros_like(g[:1]).expand(3, *g.shape[1:]) for g in given],
-        attention=torch.cat([silent, silent, noise]),
-    )
+    replay = run.replay(torch.cat([zero, stream, zero]), attention=torch.cat([silent, silent, noise]))
     found = meeting(run, replay, stream)
     if found is None:
         if not projects_to_zero(run.parts):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.instrument.attention import RowSource, StoredRows
+from duat_cli.models.instrument.attention import RowSource, ScaledRows, StoredRows
 from duat_cli.models.instrument.windows import WindowRows
 from duat_cli.models.value_path.offsets import ShiftedRows
 from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, channels
@@ -22,6 +22,13 @@ def whole_rows(source: RowSource) -> Tensor:
     """All of H at once, (heads, N, N); no copy where it is held so."""
     chunks = [weights for _, weights in source.chunks()]
     return chunks[0] if len(chunks) == 1 else torch.cat(chunks, dim=1)
+
+
+def gated_rows(rows: RowSource, gate: Tensor | None) -> tuple[RowSource, Tensor | None]:
+    """H, and the gate (heads, N, d), if any, that is left where one of heads as a whole is part of their H."""
+    if gate is not None and torch.equal(gate, gate[..., :1].expand_as(gate)):
+        return ScaledRows(rows, gate[..., 0]), None
+    return rows, gate
 
 
 @dataclass(frozen=True)

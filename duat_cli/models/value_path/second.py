@@ -28,11 +28,11 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import fit, gaussian, or_else, random_like, relative_error, wide
 from duat_cli.models.block.parts import CrossAttention, Projection, SecondMixer
 from duat_cli.models.block.slots import parted
-from duat_cli.models.instrument.attention import AttentionCall, ScaledRows
+from duat_cli.models.instrument.attention import AttentionCall
 from duat_cli.models.instrument.records import Replay, silent_attention
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.value_path.factors import BlockFactors, Tap, choice_of_channels, meeting, read_output, read_value
-from duat_cli.models.value_path.operator import AttentionOperator
+from duat_cli.models.value_path.operator import AttentionOperator, gated_rows
 from duat_cli.models.value_path.probed import SEED, accept, missed
 from duat_cli.operators.kronecker import HeadFactors
 
@@ -81,8 +81,12 @@ class _Beside(ABC):
         """V, (kv_heads, width, d)."""
 
     @abstractmethod
-    def known(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Known vectors in place of H V, (N, heads, d), what the module gives for them, and what for zeros."""
+    def gate(self) -> Tensor | None:
+        """What scales the channels of H V in front of O, (1, N, heads, d); None: nothing does."""
+
+    @abstractmethod
+    def given(self, mixed: Tensor) -> Tensor:
+        """What the module gives where its H V is this, (1, N, heads, d)."""
 
     @abstractmethod
     def nothing(self) -> Tensor:
@@ -104,9 +108,10 @@ class _Beside(ABC):
     def reach(self, known: BlockFactors) -> tuple[Tensor, float]:
         """t for this input, (N,), by what arrives of known vectors R at the tap, t_i R O, and the relative error that
         it leaves."""
-        mixed, output, nothing = self.known()
-        target, _ = self._moved(known.tap, output, nothing)
-        direction = torch.einsum("nhd,hdm->nm", mixed, known.heads.output)
+        mixed, gate = gaussian(tuple(self.attention.output.shape), self.attention.output, SEED), self.gate()
+        target, _ = self._moved(known.tap, self.given(mixed), self.given(torch.zeros_like(mixed)))
+        reaching = wide((mixed if gate is None else mixed * gate)[0])
+        direction = torch.einsum("nhd,hdm->nm", reaching, known.heads.output)
         scale = fit(direction, target)
         return scale[:, 0], relative_error(scale * direction, target)
 
@@ -147,12 +152,11 @@ class _Cross(_Beside):
             raise UnsupportedModelError("its values are no plain view of one linear layer")
         return read_value(self.run, self._parts.value_projection)
 
-    def known(self) -> tuple[Tensor, Tensor, Tensor]:
-        added = gaussian(tuple(self.attention.output.shape), self.attention.output, SEED)  # (1, N, heads, d)
-        nothing = torch.zeros_like(self._states)
-        both = torch.cat([added, torch.zeros_like(added)])
-        given = self.run.crossed(torch.cat([nothing, nothing]), attention=both).end
-        return wide(added[0]), given[0], given[1]
+    def gate(self) -> None:
+        return None
+
+    def given(self, mixed: Tensor) -> Tensor:
+        return self.run.crossed(torch.zeros_like(self._states), attention=mixed).end
 
     def nothing(self) -> Tensor:
         return self.run.crossed(torch.zeros_like(self._states)).end
@@ -193,30 +197,26 @@ class _Mixer(_Beside):
     def value(self) -> Tensor:
         return choice_of_channels(self.attention.value)
 
-    def known(self) -> tuple[Tensor, Tensor, Tensor]:
-        added = gaussian(tuple(self._call.result.shape), self._call.result, SEED)
-        mixed = wide(self._call.by_head(added * self._call.gate)[0])
-        return mixed, self._given(added), self.nothing()
+    def gate(self) -> Tensor:
+        return self._call.by_head(self._call.gate)
+
+    def given(self, mixed: Tensor) -> Tensor:
+        return parted(self._call.returning(mixed))[0]
 
     def nothing(self) -> Tensor:
-        return self._given(torch.zeros_like(self._call.result))
+        return self.given(torch.zeros_like(self.attention.output))
 
     def unchecked(self, known: BlockFactors, token_scale: Tensor) -> AttentionOperator:
-        rows, gate = self.attention.rows, wide(self._call.by_head(self._call.gate)[0])
-        gate = gate.transpose(0, 1).contiguous()  # (heads, N, d)
-        whole = torch.equal(gate, gate[..., :1].expand_as(gate))  # a head as a whole: part of its H
+        scaled = wide(self.gate()[0]).transpose(0, 1).contiguous()  # (heads, N, d)
+        rows, gate = gated_rows(self.attention.rows, scaled)
         return AttentionOperator(
-            rows=ScaledRows(rows, gate[..., 0]) if whole else rows,
-            source_scale=torch.ones_like(gate[..., 0]),
+            rows=rows,
+            source_scale=torch.ones_like(scaled[..., 0]),
             token_scale=token_scale,
             values=wide(self.attention.value[0]),
             factors=known.heads,
             error=0.0,
             allowed=self.attention.allowed,
             own=True,
-            gate=None if whole else gate,
+            gate=gate,
         )
-
-    def _given(self, result: Tensor) -> Tensor:
-        """Its output where its kernel gives `result`, (1, N, channels)."""
-        return parted(self._call.returning(self._call.by_head(result)))[0]

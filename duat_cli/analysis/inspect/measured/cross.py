@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,12 +20,10 @@ from duat_cli.analysis.inspect.measured.gated import measure_gated
 from duat_cli.analysis.inspect.measured.numbers import NullNumbers, row_pieces
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.proof import ProvedBlock
-from duat_cli.models.instrument.attention import StoredRows
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.coupling import OperatorSums, ValueSquares
 from duat_cli.operators.kronecker import effective_heads, frobenius_norm, kronecker_spectrum
-from duat_cli.operators.uniform import uniform_rows
 from duat_cli.results.operator import CrossOperator, CrossStats
 
 ZERO = "W'_c is zero"
@@ -57,40 +54,40 @@ def _read(run: BlockRun) -> tuple[int, int]:
 
 def measure_cross(operator: AttentionOperator, known: Callable[[], Geometry]) -> CrossOperator:
     """Of one that has factors. known: the `bare` geometry of the factors, asked for only where there is no gate."""
-    factors, sources = operator.factors, operator.values.shape[1]
-    if operator.gate is not None:
-        return _gated(operator)
-    geometry, brought = known(), ValueSquares(operator.values, factors.output)
-    norm, stats, _ = _measured(operator, geometry, brought)
-    even = _uniform(operator)  # its H is zero where the mask is, and nowhere by underflow
-    _, uniform, filled = _measured(even, geometry, brought)
+    tokens, sources = operator.rows.tokens, operator.values.shape[1]
+    norm, density, stats, uniform = _plain(operator, known()) if operator.gate is None else _gated(operator)
     return CrossOperator(
-        rows=operator.rows.tokens * factors.hidden_size,
-        columns=sources * factors.width,
+        rows=tokens * operator.factors.hidden_size,
+        columns=sources * operator.factors.width,
         frobenius_norm=norm,
-        structural_density=filled / (operator.rows.tokens * sources),
+        structural_density=density,
         stats=stats,
         uniform=uniform,
         certificate_error=operator.error,
     )
 
 
-def _gated(operator: AttentionOperator) -> CrossOperator:
+Measured = tuple[float, float, CrossStats, CrossStats]
+"""‖W'_c‖_F, its structural density, its statistics and those of its null."""
+
+
+def _plain(operator: AttentionOperator, geometry: Geometry) -> Measured:
+    seen, shape = operator.allowed, (operator.rows.tokens, operator.values.shape[1])
+    if seen is None:
+        seen = torch.ones(shape, dtype=torch.bool, device=operator.values.device)
+    brought = ValueSquares(operator.values, operator.factors.output)
+    norm, stats, _ = _measured(operator, geometry, brought)
+    # the null's H is zero where the mask is, and nowhere by underflow
+    _, uniform, filled = _measured(operator.uniform(seen), geometry, brought)
+    return norm, filled / math.prod(shape), stats, uniform
+
+
+def _gated(operator: AttentionOperator) -> Measured:
     """Of a mixer, whose kernel's channels are scaled by the receiving token."""
-    factors = operator.factors
-    known = bare(factors)  # its channels' Gram matrix may take 32 MB: it goes with the prompt
+    known = bare(operator.factors)  # its channels' Gram matrix may take 32 MB: it goes with the prompt
     numbers = measure_gated(operator, known, threshold=0.0, spectrum=False, matrix=False)
     null = measure_gated(operator.uniform(numbers.seen), known, threshold=0.0, spectrum=False, matrix=False)
-    tokens = operator.values.shape[1]
-    return CrossOperator(
-        rows=tokens * factors.hidden_size,
-        columns=tokens * factors.width,
-        frobenius_norm=numbers.frobenius_norm,
-        structural_density=numbers.structural,
-        stats=_stats_of(numbers),
-        uniform=_stats_of(null),
-        certificate_error=operator.error,
-    )
+    return numbers.frobenius_norm, numbers.structural, _stats_of(numbers), _stats_of(null)
 
 
 def _stats_of(numbers: NullNumbers) -> CrossStats:
@@ -104,15 +101,6 @@ def _stats_of(numbers: NullNumbers) -> CrossStats:
         weighted_entropy_bits=numbers.weighted.entropy_bits,
         weighted_effective_context=numbers.weighted.effective_context,
     )
-
-
-def _uniform(operator: AttentionOperator) -> AttentionOperator:
-    """The same with every row of every H 1 / n over the n encoder tokens that its mask leaves."""
-    tokens, sources = operator.rows.tokens, operator.values.shape[1]
-    seen = operator.allowed
-    if seen is None:
-        seen = torch.ones(tokens, sources, dtype=torch.bool, device=operator.values.device)
-    return replace(operator, rows=StoredRows(uniform_rows(seen, operator.factors.heads, operator.values.dtype)))
 
 
 def _measured(operator: AttentionOperator, known: Geometry, brought: ValueSquares) -> tuple[float, CrossStats, float]:
