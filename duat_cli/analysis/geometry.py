@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from torch import Tensor
@@ -36,9 +37,6 @@ class Geometry:
     pattern: EntryPattern  # which entries of V O can be nonzero
     factors: HeadFactors
     cancels: bool  # whether a W' may be much smaller than its terms
-    _channels: list[ChannelGram] = field(default_factory=list)
-    _maps: list[Tensor] = field(default_factory=list)
-    _total: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def of(cls, factors: HeadFactors, gram: Tensor, entries: Tensor) -> Geometry:
@@ -46,29 +44,31 @@ class Geometry:
         cancels = not told_apart(gram)
         return cls(gram, gram_root(gram), entries.T.contiguous().T, EntryPattern(factors), factors, cancels)
 
+    @functools.cached_property
+    def _channels(self) -> ChannelGram:
+        return ChannelGram(self.factors)
+
     def channels(self) -> ChannelGram:
         """The Gram matrix of single channels, for gated attention; kept where it is small."""
-        if self._channels:
-            return self._channels[0]
-        found = ChannelGram(self.factors)
-        if self.factors.heads * self.factors.output.shape[1] <= KEPT_CHANNELS:
-            self._channels.append(found)
-        return found
+        small = self.factors.heads * self.factors.output.shape[1] <= KEPT_CHANNELS
+        return self._channels if small else ChannelGram(self.factors)
+
+    @functools.cached_property
+    def _maps(self) -> Tensor:
+        return self.factors.maps()
 
     def maps(self) -> Tensor:
         """Every A_h, (heads, width, M): for small cases; kept where they are small."""
-        if self._maps:
-            return self._maps[0]
-        found = self.factors.maps()
-        if found.numel() <= KEPT_MAPS:
-            self._maps.append(found)
-        return found
+        return self._maps if self._few else self.factors.maps()
 
+    @functools.cached_property
     def sorted_total(self) -> Tensor | None:
         """|entries| of the sum of every A_h, sorted; None where the maps are not kept."""
-        if not self._total and self.factors.heads * self.factors.width * self.factors.hidden_size <= KEPT_MAPS:
-            self._total.append(self.maps().sum(dim=0).abs().flatten().sort().values)
-        return self._total[0] if self._total else None
+        return self._maps.sum(dim=0).abs().flatten().sort().values if self._few else None
+
+    @property
+    def _few(self) -> bool:
+        return self.factors.heads * self.factors.width * self.factors.hidden_size <= KEPT_MAPS
 
 
 def known_or(made: Callable[[], Geometry], key: Key, known: dict[Key, Geometry]) -> Geometry:

@@ -166,14 +166,18 @@ def told_apart(G: Tensor) -> bool:
 
 def quick_gram(factors: HeadFactors) -> Tensor:
     """`gram` with products in the factors' dtype, whatever they lose."""
+    return channel_gram(factors).sum(dim=(1, 3), dtype=torch.float64)
+
+
+def channel_gram(factors: HeadFactors) -> Tensor:
+    """Γ[c, c'] = ⟨v_c o_c, v_c' o_c'⟩ of every two channels, (heads, d, heads, d)."""
     kv_heads, width, rank = factors.value.shape
     heads, groups = factors.heads, factors.groups
     columns = factors.value.permute(0, 2, 1).reshape(kv_heads * rank, width)
-    inner = (columns @ columns.T).reshape(kv_heads, rank, kv_heads, rank)
     rows = factors.output.reshape(heads * rank, -1)
+    inner = (columns @ columns.T).reshape(kv_heads, 1, rank, kv_heads, 1, rank)
     outer = (rows @ rows.T).reshape(kv_heads, groups, rank, kv_heads, groups, rank)
-    product = outer * inner[:, None, :, :, None, :]
-    return product.sum(dim=(2, 5), dtype=torch.float64).reshape(heads, heads)
+    return (outer * inner).reshape(heads, rank, heads, rank)
 
 
 def gram_row(factors: HeadFactors, head: int) -> Tensor:

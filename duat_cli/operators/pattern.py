@@ -48,7 +48,7 @@ class EntryPattern:
     @functools.cached_property
     def alike(self) -> bool:
         """Whether every head alone reaches the entries that all of them reach together."""
-        if self._whole():
+        if bool((self._factors.value != 0).all()) and bool((self._factors.output != 0).all()):
             return True
         alone = torch.eye(self._factors.heads, dtype=torch.bool)
         return self._separate is None and all(self.share(head) == self.share() for head in alone)
@@ -62,9 +62,6 @@ class EntryPattern:
             return None
         reached = (value.sum(dim=1) * output.sum(dim=2)).sum(dim=1)
         return reached.double() / (self._factors.width * self._factors.hidden_size)
-
-    def _whole(self) -> bool:
-        return bool((self._factors.value != 0).all()) and bool((self._factors.output != 0).all())
 
 
 def _share(factors: HeadFactors, heads: Tensor) -> float:

@@ -19,7 +19,7 @@ from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt, limits
-from duat_cli.models.discovery.causality import why_no_next_token
+from duat_cli.models.discovery.causality import head_of
 from duat_cli.results.attribute import Attribution, Continuation, Source, TokenName
 
 
@@ -35,7 +35,7 @@ def continued(
     prompts: with their numbers; given: of a prompt and what errors call it its own tokens and those behind it.
     """
     option = "--steps" if steps else "--continuation"
-    reason = why_no_next_token(session.loaded.model, session.structure)
+    reason = head_of(session.loaded.model, session.structure.stack).why_no_next_token()
     if reason is not None:
         raise InputError(f"{option}: {reason}")
     own = [p.input_ids[0].tolist() for _, p in prompts]

@@ -14,18 +14,15 @@ from duat_cli.models.arrays import relative_error
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.coupling import CouplingNumbers, CouplingSums
 from duat_cli.operators.sampling import ShareEstimate
-from duat_cli.results.heads import Heads
 from duat_cli.results.inspect import EndToEnd, EndToEndNulls, Part, Parts, PromptBlock, Terms
 from duat_cli.results.operator import (
     Coupling,
-    CrossOperator,
     Density,
     NullDensity,
     NullOperator,
     Nulls,
     NullStats,
     OperatorStats,
-    Routing,
 )
 
 NOT_ASKED = "computed with --null all"
@@ -47,13 +44,12 @@ def measured_block(
     *,
     operator: AttentionOperator,
     error: float,
-    cross: CrossOperator | None = None,
-    routing: Routing | None = None,
-    heads: Heads | None = None,
+    **beside: Any,
 ) -> PromptBlock:
     """Of a block whose W' was measured; its null of uniform attention follows once all blocks are through.
 
-    like: the stream, (…, M); operator: that was measured, also of several prompts; error: of this one's.
+    like: the stream, (…, M); operator: that was measured, also of several prompts; error: of this one's; beside: what
+    is told of the block beside its W', by the result's names.
     """
     tokens, width = len(numbers.seen), like.shape[-1]
     widths = width, operator.factors.width  # what V reads of a token may be a mixer's own values
@@ -69,10 +65,8 @@ def measured_block(
         coupling_weighted=coupling(numbers.weighted, tokens),
         null=nulls("computed for all blocks together", NOT_ASKED),
         terms=_terms(terms),
-        cross=cross,
         certificate_error=terms.error,
-        routing=routing,
-        heads=heads,
+        **beside,
     )
 
 
@@ -82,12 +76,9 @@ def unmeasured_block(
     terms: BlockTerms,
     options: InspectOptions,
     like: Tensor,
-    *,
-    cross: CrossOperator | None,
-    routing: Routing | None,
-    heads: Heads | None,
+    **beside: Any,
 ) -> PromptBlock:
-    """Of a block without W', for that reason. like: the stream, (1, N, M)."""
+    """Of a block without W', for that reason. like: the stream, (1, N, M); beside: as of `measured_block`."""
     tokens, width = like.shape[1:]
     side = tokens * width
     return PromptBlock(
@@ -98,10 +89,8 @@ def unmeasured_block(
         coupling_weighted=Coupling.absent(reason),
         null=nulls(reason, reason),
         terms=_terms(terms),
-        cross=cross,
         certificate_error=terms.error,
-        routing=routing,
-        heads=heads,
+        **beside,
     )
 
 

@@ -41,13 +41,8 @@ def routing(run: BlockRun) -> Routing:
     try:
         layers = score_layers(run)
     except UnsupportedModelError as fault:
-        why = str(fault)
-        named = (*NUMBERS, *SHARES, "heads", "distances")
-        return Routing(
-            rebuilt_error=error,
-            **dict.fromkeys(named),
-            reasons={**reasons, **dict.fromkeys(named, why)},
-        )
+        unknown = dict.fromkeys((*NUMBERS, *SHARES, "heads", "distances"))
+        return Routing.explained(str(fault), reasons, rebuilt_error=error, **unknown)
     query, key = layers
     forms = query.at(0), key.at(0)
     keys = [thin(one) for one in forms[1]]
@@ -60,15 +55,14 @@ def routing(run: BlockRun) -> Routing:
     near = numbers(0)
     heads = _heads(near, _shares(call, call.scored, layers, forms))
     means = {name: [getattr(head, name) for head in heads] for name in (*NUMBERS, *SHARES)}
-    for name, values in means.items():
-        if None in values:
-            reasons[name] = next(head.reasons[name] for head in heads if getattr(head, name) is None)
-    return Routing(
+    reasons |= {name: why for head in reversed(heads) for name, why in head.reasons.items()}
+    return Routing.explained(
+        "",
+        reasons,
         rebuilt_error=error,
         **{name: _mean(values) for name, values in means.items()},
         heads=heads,
         distances=_distances(layers, near, numbers),
-        reasons=reasons,
     )
 
 
@@ -132,7 +126,9 @@ def _heads(near: Sequence[BilinearNumbers], shares: Mapping[str, Tensor]) -> lis
         own = {name: float(share[head]) for name, share in shares.items()}
         values = {name: value if math.isfinite(value) else None for name, value in own.items()}
         found.append(
-            HeadRouting(
+            HeadRouting.explained(
+                FEW_PAIRS,
+                _absent(numbers),
                 index=head,
                 singular_values=[float(value) for value in numbers.singular_values[:LEADING]],
                 frobenius_norm=numbers.frobenius_norm,
@@ -140,7 +136,6 @@ def _heads(near: Sequence[BilinearNumbers], shares: Mapping[str, Tensor]) -> lis
                 stable_rank=numbers.stable_rank,
                 symmetric_share=numbers.symmetric_share,
                 **values,
-                reasons=_absent(numbers) | {name: FEW_PAIRS for name, value in values.items() if value is None},
             )
         )
     return found
@@ -192,12 +187,8 @@ def _distances(
     for distance in wanted:
         each = numbers(distance) if distance else near
         means = {name: _mean([getattr(one, name) for one in each]) for name in NUMBERS}
-        reasons = {
-            name: next(why[name] for why in map(_absent, each) if name in why)
-            for name in NUMBERS
-            if means[name] is None
-        }
-        found.append(RoutingAtDistance(distance=distance, **means, reasons=reasons))
+        reasons = {name: why for one in reversed(each) for name, why in _absent(one).items()}
+        found.append(RoutingAtDistance.explained("", reasons, distance=distance, **means))
     return found
 
 

@@ -174,7 +174,7 @@ def _numerical(
 
 def _counted(seen: Tensor, all_of: UniformOperators, k: int, geometry: Geometry, cutoff: float) -> ShareEstimate:
     rows, sources = seen * all_of.row_scale[k][:, None], all_of.sources[k]
-    total = geometry.sorted_total()
+    total = geometry.sorted_total
     alike = sources.mean(dim=-1, keepdim=True)
     if total is not None and bool(((sources - alike).abs() <= 8 * torch.finfo(total.dtype).eps * alike.abs()).all()):
         sizes = rows * alike[:, 0].abs()  # every block is a multiple of the sum of the head maps

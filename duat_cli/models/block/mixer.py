@@ -41,6 +41,14 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Place:
+    """One tensor among those that a call makes: the number of the operation, and the place in what it returned."""
+
+    operation: int
+    element: int | None  # None: it returned a tensor
+
+
+@dataclass(frozen=True)
 class Behind:
     """What stands between a kernel's result and the output layer beside factors of channels."""
 
@@ -70,15 +78,19 @@ class MixerForm:
 
     module: nn.Module
     output: nn.Module | None  # the linear layer whose output is the mixer's; None: it stands behind the module
-    value: tuple[tuple[int, int | None], ...]  # each: number of the operation, place in what it returns
+    value: tuple[Place, ...]  # in order
     value_layout: tuple[Layout, ...]  # of each; their channels stand one behind the other
-    result: tuple[int, int | None]  # the number counted back from the last operation
+    result: Place  # the number counted back from the last operation
     result_layout: Layout
     width: int  # channels a head: those that the kernel treats alike
     behind: Behind
     affine: bool  # whether the values are an affine map of each token's stream alone, so that they are no UAT term
     once: bool = False  # whether what other values leave as it is may be computed for one item and broadcast to all
     source: Tensor | None = None  # the value's channel that each of the result's is made of; None: its own
+
+    def result_of(self, count: int) -> Place:
+        """Where its result is made in a call of so many operations."""
+        return Place(count - self.result.operation, self.result.element)
 
     def values(self, tensors: Sequence[Tensor]) -> Tensor:
         """The values, as the code made them, by the channels of the result: (items, N, channels)."""

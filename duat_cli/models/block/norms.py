@@ -143,10 +143,7 @@ def _mean_free(x: Tensor) -> Tensor:
     u = torch.ones(width, dtype=x.dtype, device=x.device)
     u[1::2] = -1.0
     if width % 2:
-        u[-1] = -2.0 if width > 2 and u[-1] > 0 and u.sum() > 0 else 1.0
-        u[0] += -u.sum()
-        if u[0] == 0:
-            u[0], u[1] = 0.5, u[1] - 0.5
+        u[0], u[-1] = 3.0, -2.0
     return u.expand(x.shape).clone()
 
 

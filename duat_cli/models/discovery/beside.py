@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import MutableMapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from duat_cli.models.arrays import equal, random_like
 from duat_cli.models.block.slots import HiddenSlot
+from duat_cli.models.holding import holding
 from duat_cli.models.instrument.calls import handed
 from duat_cli.models.instrument.records import handed_values
 from duat_cli.models.instrument.rig import BlockRun
@@ -24,7 +24,7 @@ def reads(run: BlockRun, slot: HiddenSlot) -> bool:
     items, own = torch.zeros_like(run.input), run.call
     given, seen = [u.output[None] for u in run.units], []
     for value in (slot.get(*own), random_like(slot.get(*own))):
-        with _called(run, *slot.put(*own, value)):
+        with holding(run, call=slot.put(*own, value)):
             replay = run.replay(items, given)
         seen.append([*replay.values, *replay.unit_inputs, *([] if replay.output is None else [replay.output])])
     return not all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
@@ -59,7 +59,8 @@ def _is_handed(run: BlockRun) -> bool:
     before, at_other = (_values(run, z) for z in (zero, random_like(zero)))
     if not all(map(torch.equal, before, at_other)):
         return False
-    with _called(run, [_exchanged(value) for value in args], {key: _exchanged(one) for key, one in kwargs.items()}):
+    others = [_exchanged(value) for value in args], {key: _exchanged(one) for key, one in kwargs.items()}
+    with holding(run, call=others):
         return not all(map(torch.equal, before, _values(run, zero)))
 
 
@@ -80,13 +81,3 @@ def _of_others(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(map(_of_others, value))
     return random_like(value) if isinstance(value, Tensor) and value.is_floating_point() else _exchanged(value)
-
-
-@contextlib.contextmanager
-def _called(run: BlockRun, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[None]:
-    """While active, the block is replayed with these arguments."""
-    own, run.call = run.call, (args, kwargs)
-    try:
-        yield
-    finally:
-        run.call = own

@@ -14,7 +14,7 @@ from duat_cli.compat.transformers import encoder_output, stated
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, wide
 from duat_cli.models.discovery.modality import STATES, is_pair, of_libraries
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, run_stack
 from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.hooks import patched
 
@@ -104,11 +104,6 @@ def head_of(model: Any, stack: Any) -> HeadTest:
         with one.active():
             one.run()
     return found
-
-
-def why_no_next_token(model: Any, structure: ModelStructure) -> str | None:
-    """As of `HeadTest`, by passes that run alone."""
-    return head_of(model, structure.stack).why_no_next_token()
 
 
 def head_logits(model: Any, stack: Any, output: Any, ids: Tensor) -> Iterator[tuple[int, Tensor]]:

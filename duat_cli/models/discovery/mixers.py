@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from duat_cli.models.arrays import equal, gaussian, relative_error, rounding, same_storage, wide
 from duat_cli.models.block.linears import has_matrix
-from duat_cli.models.block.mixer import Behind, Layout, MixerForm
+from duat_cli.models.block.mixer import Behind, Layout, MixerForm, Place
 from duat_cli.models.block.parts import BlockParts, Projection, SecondMixer
 from duat_cli.models.discovery.in_front import attention_in_front, is_one_product, without_attention
 from duat_cli.models.discovery.kernels import alike, behind_of, is_whole, kernel_source, trials
 from duat_cli.models.discovery.parts import hidden_slot, in_order, mixes_tokens, nonlinear_units, with_linears
-from duat_cli.models.instrument.mixer import FAULTS, MixerCall, MixerCode, Ran, places, repeated
-from duat_cli.models.instrument.tape import Place, Reached
+from duat_cli.models.instrument.mixer import FAULTS, MixerCall, MixerCode, Ran, repeated
+from duat_cli.models.instrument.tape import Reached
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.value_path.projections import output_projection, value_projection
 
@@ -200,7 +200,7 @@ class _Search:
         """None where its code cannot be run so, or its output layer reads other vectors than one a token."""
         stream = event.tensors[0]
         tokens, blank = stream.shape[1], Layout(1, ())
-        draft = MixerForm(module, output, ((0, None),), (blank,), (0, None), blank, 1, Behind(None), False)
+        draft = MixerForm(module, output, (Place(0, None),), (blank,), Place(0, None), blank, 1, Behind(None), False)
         code = MixerCode(draft, module.forward, event.args, event.kwargs)
 
         def fits(_place: Place, tensor: Tensor) -> bool:
@@ -267,12 +267,11 @@ class _Search:
 
     def tried(self, form: MixerForm) -> MixerForm | None:
         """The same places, if they can be proved here."""
-        values = places(form)
-        result = Place(self._plain.count - form.result[0], form.result[1])
-        if not all(place in self._plain.tensors for place in (*values, result)):
+        result = form.result_of(self._plain.count)
+        if not all(place in self._plain.tensors for place in (*form.value, result)):
             return None
         behind = self._behind_of(result)
-        return None if behind is None else self._proved(values, [result], {result: behind})
+        return None if behind is None else self._proved(form.value, [result], {result: behind})
 
     def _layout(self, place: Place) -> Layout:
         return Layout.of(self._plain.tensors[place], self._tokens)
@@ -333,9 +332,9 @@ class _Search:
         channels = torch.arange(self._numbers(values), device=source.device)
         form = replace(
             self._code.form,
-            value=tuple((value.operation, value.element) for value in values),
+            value=values,
             value_layout=tuple(map(self._layout, values)),
-            result=(self._plain.count - result.operation, result.element),
+            result=Place(self._plain.count - result.operation, result.element),
             result_layout=self._layout(result),
             behind=behind,
             source=None if torch.equal(source, channels) else source,

@@ -24,6 +24,7 @@ from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.beside import reads, take_handed
 from duat_cli.models.discovery.cross import cross_fault, gives_nothing_for_zero
 from duat_cli.models.discovery.parts import nonlinear_units, with_linears
+from duat_cli.models.holding import holding
 from duat_cli.models.instrument.hooks import giving, hooked
 from duat_cli.models.instrument.interception import Choices
 from duat_cli.models.instrument.records import Replay, silent_attention
@@ -285,9 +286,8 @@ def _gate_fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
         zero, gates = torch.zeros_like(run.input), run.recording.gates
         once = run.replay(zero).end
         doubled = {module: [2 * value for value in values] for module, values in gates.items()}
-        run.recording.gates = defaultdict(list, doubled)
-        twice = run.replay(zero).end
-        run.recording.gates = gates
+        with holding(run.recording, gates=defaultdict(list, doubled)):
+            twice = run.replay(zero).end
         if not torch.equal(once, twice):
             return "a squashing function inside its attention adds to the stream; it gates nothing", ()
     return fault, culprits

@@ -32,6 +32,7 @@ from duat_cli.compat.transformers import (
 )
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, rounding
+from duat_cli.models.holding import holding
 from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.windows import WindowRows, Windows
 
@@ -95,15 +96,12 @@ class RecomputedRows:
 
 
 @dataclass(frozen=True)
-class ScaledRows:
-    """H with every row of every head multiplied by a factor."""
+class MadeRows:
+    """H that is made of the rows of another."""
 
     source: RowSource
-    factor: Tensor  # (heads, N)
-
-    @property
-    def heads(self) -> int:
-        return self.source.heads
+    heads: int
+    made: Callable[[slice, Tensor], Tensor]  # rows, those of the source -> (heads, rows, N)
 
     @property
     def tokens(self) -> int:
@@ -111,7 +109,7 @@ class ScaledRows:
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         for rows, weights in self.source.chunks():
-            yield rows, weights.to(self.factor.dtype) * self.factor[:, rows, None]
+            yield rows, self.made(rows, weights)
 
 
 @dataclass(frozen=True)
@@ -170,15 +168,6 @@ class Watch:
     probe: Probe
     inside_interface: bool = False  # the softmax of the model's own eager function is not to be intercepted
     asked: Callable[[Tensor, Tensor], None] | None = None  # shown queries and keys at the interface, before the probe
-
-    @contextlib.contextmanager
-    def asking(self, asked: Callable[[Tensor, Tensor], None]) -> Iterator[None]:
-        """While active, `asked(query, key)` is called first."""
-        self.asked = asked
-        try:
-            yield
-        finally:
-            self.asked = None
 
 
 _watches: weakref.WeakKeyDictionary[nn.Module, Watch] = weakref.WeakKeyDictionary()
@@ -260,8 +249,7 @@ def _interface(
     watch = None if _alone.get() else _watches.get(module)
     if watch is None:
         return eager(module, query, key, value, attention_mask, **kwargs)[0], None
-    before, watch.inside_interface = watch.inside_interface, True
-    try:
+    with holding(watch, inside_interface=True):
         if watch.asked is not None:
             watch.asked(query, key)
         replacement = watch.probe.replacement(module, value)
@@ -270,8 +258,6 @@ def _interface(
         call = _captured_call(module, eager, query, key, value, attention_mask, kwargs)
         watch.probe.captured(call)
         return call.output, None
-    finally:
-        watch.inside_interface = before
 
 
 def _refuse_foreign(module: nn.Module, eager: Callable[..., Any], kwargs: dict[str, Any]) -> None:

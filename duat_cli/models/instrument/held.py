@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from duat_cli.models.block.norms import FrozenNorm
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.block.slots import joined
+from duat_cli.models.holding import holding
 from duat_cli.models.instrument.attention import RowSource, mixed_by
 from duat_cli.models.instrument.calls import only_tensor
 from duat_cli.models.instrument.hooks import Forward, Instead, patched
@@ -21,15 +22,10 @@ from duat_cli.models.instrument.routers import Routed, experts_modules, with_rou
 from duat_cli.models.instrument.windows import Windows
 
 
-@contextlib.contextmanager
-def attending(run: BlockRun, rows: Sequence[RowSource]) -> Iterator[None]:
+def attending(run: BlockRun, rows: Sequence[RowSource]) -> contextlib.AbstractContextManager[None]:
     """While active, replays of the run mix values by these rows, one of each attention call, in place of its own H."""
     own = run.recording.attention
-    run.recording.attention = [replace(call, rows=given) for call, given in zip(own, rows, strict=True)]
-    try:
-        yield
-    finally:
-        run.recording.attention = own
+    return holding(run.recording, attention=[replace(c, rows=given) for c, given in zip(own, rows, strict=True)])
 
 
 def inner_norms(run: BlockRun, unit: nn.Module) -> list[nn.Module]:
@@ -44,17 +40,14 @@ def holding_norms(run: BlockRun, unit: nn.Module, call: int) -> Iterator[None]:
     calls = sum(one.module is unit for one in run.units)
     with contextlib.ExitStack() as stack:
         for norm in inner_norms(run, unit):
-            recorded, rests = run.recording.norms[norm], run.recording.norm_rests.get(norm)
+            recorded = run.recording.norms[norm]
+            rests: list[Any] = run.recording.norm_rests.get(norm) or [None] * len(recorded)
             each = len(recorded) // calls
-            places = iter(range(call * each, (call + 1) * each))
+            kept = iter([*zip(recorded, rests, strict=True)][call * each : (call + 1) * each])
 
-            def held(
-                module: nn.Module, _: Forward, args: Any, kwargs: Any, places: Any = places, recorded: Any = recorded,
-                rests: Any = rests,
-            ) -> Any:  # fmt: skip
-                place = next(places)
-                output = recorded[place](only_tensor(module, args, kwargs))
-                return joined(output, None if rests is None else rests[place])
+            def held(module: nn.Module, _: Forward, args: Any, kwargs: Any, kept: Any = kept) -> Any:
+                frozen, rest = next(kept)
+                return joined(frozen(only_tensor(module, args, kwargs)), rest)
 
             stack.enter_context(patched(norm, held))
         yield
@@ -88,15 +81,12 @@ class HeldRig(Rig):
         return mixed if windows is None else windows.outward(mixed)
 
     def _mixer_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
-        here, form = self._here, self.mixer_of(module)
+        here, form = self._here, self._by_attention[module].mixer
         if here is None or form is None:
             return original(*args, **kwargs)
         rows = here.attention[self._next("attention")]
-        self._here = None  # its code runs more than once
-        try:
+        with holding(self, _here=None):  # its code runs more than once
             return with_rows(form, original, args, kwargs, rows)
-        finally:
-            self._here = here
 
     def _next(self, what: object) -> int:
         number = self._used[what] = self._used.get(what, -1) + 1

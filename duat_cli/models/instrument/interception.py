@@ -36,9 +36,7 @@ class GateFreezer(TorchFunctionMode):
         super().__init__()
         self._watch, self._values, self._held, self._calls = watch, values, held, 0
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _GATES or self._watch.inside_interface:
             return func(*args, **(kwargs or {}))
         if self._held:
@@ -78,9 +76,7 @@ class ClampFreezer(TorchFunctionMode):
         super().__init__()
         self._watch, self._clamps, self._held, self._calls = watch, clamps, held, 0
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in _CLAMPS or self._watch.inside_interface or not args[0].is_floating_point():
             return func(*args, **kwargs)
@@ -163,9 +159,7 @@ class SoftmaxInterception(TorchFunctionMode):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.watch.inside_interface:
             return func(*args, **kwargs)

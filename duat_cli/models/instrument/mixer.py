@@ -16,24 +16,19 @@ from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_signs, relative_error, tolerance_for, wide
-from duat_cli.models.block.mixer import MixerForm
+from duat_cli.models.block.mixer import MixerForm, Place
 from duat_cli.models.block.slots import joined, parted
 from duat_cli.models.budgets import IMPULSES
 from duat_cli.models.instrument.attention import AttentionCall, RowSource, apply_rows, unwatched
 from duat_cli.models.instrument.calls import first_tensor
 from duat_cli.models.instrument.hooks import hooked
-from duat_cli.models.instrument.tape import Place, Reached, Tape
+from duat_cli.models.instrument.tape import Reached, Tape
 from duat_cli.text import plural
 
 SEED = 31
 _REORDERED = 64  # roundings, of the largest: what another order of a sum leaves open
 FAULTS = (RuntimeError, ValueError, TypeError, LookupError, UnsupportedModelError)
 """What foreign code may raise where it is given other values, or other numbers of items, than it was written for."""
-
-
-def places(form: MixerForm) -> tuple[Place, ...]:
-    """Where its values are made, in order."""
-    return tuple(Place(*one) for one in form.value)
 
 
 @dataclass(frozen=True)
@@ -79,10 +74,8 @@ class MixerCode:
         def at_output(_module: Any, args: Any, _kwargs: Any) -> None:
             arrived.append(args[0])
 
-        args, kwargs = (
-            repeated(self.args, items),
-            dict(zip(self.kwargs, repeated(self.kwargs.values(), items), strict=True)),
-        )
+        args = repeated(self.args, items)
+        kwargs = dict(zip(self.kwargs, repeated(self.kwargs.values(), items), strict=True))
         tape = Tape(seen, exchanged=exchanged, held=held, until=until)
         layer = self.form.output
         with hooked([] if layer is None else [layer], at_output), unwatched(), tape:
@@ -146,28 +139,27 @@ class MixerCall:
         code = MixerCode(form, forward, args, kwargs)
         read = first_tensor(args, kwargs)
         assert read is not None
-        values = places(form)
-        back, element = form.result
         recent: dict[Place, Tensor] = {}
 
         def keep(place: Place, tensor: Tensor) -> bool:
             recent[place] = tensor  # how many operations there are is not known yet
-            for old in [known for known in recent if known.operation < place.operation - back]:
+            for old in [known for known in recent if known.operation < place.operation - form.result.operation]:
                 del recent[old]
-            return place in values
+            return place in form.value
 
         ran = code.run(keep=keep)
-        place = Place(ran.count - back, element)
+        place = form.result_of(ran.count)
         result = recent.get(place)
-        if not all(one in ran.tensors for one in values) or result is None or ran.arrived is None:
+        if not all(one in ran.tensors for one in form.value) or result is None or ran.arrived is None:
             raise UnsupportedModelError(f"{type(form.module).__name__} runs other operations than when it was proved")
-        value = form.values([ran.tensors[one].detach() for one in values])
+        value = form.values([ran.tensors[one].detach() for one in form.value])
         by_token = value, form.behind.held(form.result_layout.by_token(result.detach()))
         if by_token[0].shape != by_token[1].shape:
             name, tokens = type(form.module).__name__, plural(read.shape[1], "token")
             raise UnsupportedModelError(f"{name} runs other operations on {tokens} than when it was proved")
         gate = gates(code, place, ran.held, by_token[1], ran.arrived.detach())
-        held = {number: tensor for number, tensor in ran.held.items() if values[0].operation < number < place.operation}
+        first = form.value[0].operation
+        held = {number: tensor for number, tensor in ran.held.items() if first < number < place.operation}
         return cls(code, read, by_token[0].clone(), by_token[1].clone(), gate, ran.output, held, ran.count)
 
     def _at_once(self) -> int:
@@ -176,10 +168,10 @@ class MixerCall:
 
     def mix(self, values: Tensor) -> Tensor:
         """What the kernel makes of other values, (items, N, channels) both."""
-        place = Place(self.count - self.form.result[0], self.form.result[1])
+        place = self.form.result_of(self.count)
         found = []
         for some in values.split(self._at_once()):
-            laid = dict(zip(places(self.form), self.form.lay(some), strict=True))
+            laid = dict(zip(self.form.value, self.form.lay(some), strict=True))
             try:
                 items = 1 if self.form.once else len(some)
                 held = {number: repeated([tensor], items)[0] for number, tensor in self.held.items()}
@@ -193,7 +185,7 @@ class MixerCall:
         own = [stream if a is self.read else a for a in self.code.args]
         named = {k: stream if a is self.read else a for k, a in self.code.kwargs.items()}
         code = MixerCode(self.form, self.code.forward, tuple(own), named)
-        *before, last = places(self.form)
+        *before, last = self.form.value
         try:
             code.run(items=len(stream), keep=lambda place, _tensor: place in before, until=last)
         except Reached as reached:
@@ -258,11 +250,10 @@ def with_rows(
 ) -> Any:
     """What the mixer gives with this H in place of its kernel's, everything else live."""
     code = MixerCode(form, forward, args, kwargs)
-    ran = code.run(keep=lambda place, _tensor: place in places(form))
-    value = form.values([ran.tensors[place] for place in places(form)]).unflatten(-1, (-1, form.width))
+    ran = code.run(keep=lambda place, _tensor: place in form.value)
+    value = form.values([ran.tensors[place] for place in form.value]).unflatten(-1, (-1, form.width))
     mixed = apply_rows(rows, value.transpose(1, 2)).flatten(2)
-    place = Place(ran.count - form.result[0], form.result[1])
-    return code.run(exchanged={place: form.result_layout.lay(mixed)}).output
+    return code.run(exchanged={form.result_of(ran.count): form.result_layout.lay(mixed)}).output
 
 
 def gates(code: MixerCode, place: Place, held: Mapping[int, Tensor], result: Tensor, arrived: Tensor) -> Tensor:

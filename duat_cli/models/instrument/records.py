@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.norms import FrozenNorm
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.block.slots import parted
+from duat_cli.models.holding import holding
 from duat_cli.models.instrument.activations import Extremes, bounds_of
 from duat_cli.models.instrument.attention import AttentionCall, RowSource, StoredRows, allowed_by, apply_rows
 from duat_cli.models.instrument.calls import hidden_of
@@ -84,6 +86,11 @@ class Replay:
     mixed: list[Tensor] = field(default_factory=list)  # H V, a call: (items, N, heads, d)
     unit_inputs: list[Tensor] = field(default_factory=list)  # a unit call: (items, N, width)
     points: list[tuple[nn.Module, Tensor]] = field(default_factory=list)  # norm, unit inputs, not before attention
+
+    @property
+    def places(self) -> list[tuple[nn.Module | None, Tensor]]:
+        """The points, the output as the last."""
+        return [*self.points, (None, self.end)]
 
     @property
     def end(self) -> Tensor:
@@ -221,7 +228,7 @@ class BlockRun:
 
     def asking(self, asked: Callable[[Tensor, Tensor], None]) -> contextlib.AbstractContextManager[None]:
         """While active, replays make queries and keys as well, and show them: (items, heads, N, d), by kv head."""
-        return self._rig.watch.asking(asked)
+        return holding(self._rig.watch, asked=asked)
 
     @functools.cached_property
     def bounds(self) -> tuple[Tensor, Tensor]:
@@ -344,7 +351,7 @@ class BlockRun:
         apart = items if self.prompts == 1 else items.unflatten(1, (self.prompts, -1)).flatten(0, 1)
         args, kwargs = self.parts.hidden.put(*self.call, apart)
         with self._rig.replaying(plan), contextlib.suppress(ReplayStop):
-            output = hidden_of(self._rig.call_block(self.parts.module, args, kwargs), apart)
+            output = hidden_of(self._rig.call(self.parts.module, args, kwargs), apart)
             plan.result.output = output if self.prompts == 1 else output.reshape(items.shape)
         return plan.result
 
@@ -360,7 +367,8 @@ class BlockRun:
             mixed = None if attention is None else attention[item : item + 1]
             plan = Substitutes(self, 1, [], mixed, stop_at_values, [own.attention])
             with self._rig.replaying(plan), contextlib.suppress(ReplayStop):
-                plan.result.output = self._rig.call_cross(self.parts.cross.module, *slot.put(own.args, own.kwargs, one))
+                output = self._rig.call(self.parts.cross.module, *slot.put(own.args, own.kwargs, one))
+                plan.result.output = parted(output)[0]
             singles.append(plan.result)
         return stacked(singles)
 

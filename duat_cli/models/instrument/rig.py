@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.linears import applied
-from duat_cli.models.block.mixer import MixerForm
 from duat_cli.models.block.norms import freeze, freeze_whole, with_zeros
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.block.slots import joined, parted
+from duat_cli.models.holding import holding
 from duat_cli.models.instrument.activations import Extremes
 from duat_cli.models.instrument.attention import (
     AttentionCall,
@@ -86,10 +86,6 @@ class Rig:
         self._by_module[parts.module] = parts
         self._by_attention.update(dict.fromkeys(parts.attending, parts))
 
-    def mixer_of(self, attention: nn.Module) -> MixerForm | None:
-        """Its form, where it is a mixer without softmax."""
-        return self._by_attention[attention].mixer
-
     @contextlib.contextmanager
     def active(self) -> Iterator[Rig]:
         with contextlib.ExitStack() as stack:
@@ -141,28 +137,13 @@ class Rig:
 
     # -- instrumentation -----------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def replaying(self, plan: Substitutes) -> Iterator[None]:
-        before = self._plan, self._recording
-        self._plan, self._recording = plan, None
-        try:
-            yield
-        finally:
-            self._plan, self._recording = before
+    def replaying(self, plan: Substitutes) -> contextlib.AbstractContextManager[None]:
+        return holding(self, _plan=plan, _recording=None)
 
-    def call_block(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        return self._within(module, self._originals[module], args, kwargs)
-
-    def _within(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
-        """A block's own forward, watched where it is its attention as well."""
-        if module not in self._by_attention:
-            return original(*args, **kwargs)
+    def call(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """An instrumented module by its own forward."""
         with self._watched(module):
-            return original(*args, **kwargs)
-
-    def call_cross(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-        with self._watched(module):
-            return parted(self._originals[module](*args, **kwargs))[0]
+            return self._originals[module](*args, **kwargs)
 
     def _patches(self, parts: BlockParts) -> Iterator[tuple[nn.Module, Instead]]:
         """What every instrumented module of a block runs in place of its own forward."""
@@ -171,7 +152,7 @@ class Rig:
         attention = self._attention_forward if parts.mixer is None else self._mixer_forward
         yield from ((module, attention) for module in parts.attention if module is not parts.module)
         if parts.cross is not None:
-            yield parts.cross.module, self._cross_forward
+            yield parts.cross.module, self._unit_forward
         yield from ((module, self._linear_forward) for module in parts.first_linears.values())
         yield from ((module, self._outer_forward) for module in parts.outer_linears if parts.batched)
         yield parts.module, self._block_forward
@@ -182,7 +163,8 @@ class Rig:
             return original(*args, **kwargs)
         self._recording, self._block = Recording(extremes=Extremes(self._prompts)), parts
         recording = self._recording
-        output = self._within(module, original, args, kwargs)
+        with self._watched(module):
+            output = original(*args, **kwargs)
         self._recording = None
         index, self._calls = self._calls, self._calls + 1
         if self._order and self._order[index : index + 1] != (module,):
@@ -216,45 +198,25 @@ class Rig:
         return output
 
     def _unit_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
-        x = first_tensor(args, kwargs)
-        if self._plan is not None and x is not None:
-            return self._given_in_place(self._plan, module, x)
-        output = original(*args, **kwargs)
-        if x is not None:
-            self._record_unit(module, x, output)
-        recording, second = self._recording, None if self._block is None else self._block.second
-        if recording is not None and second is not None and second.form.module is module:
-            call = without_cache(args, kwargs)
-            recording.second = functools.partial(MixerCall.capture, second.form, original, *call)
-        return output
-
-    def _given_in_place(self, plan: Substitutes, module: nn.Module, x: Tensor) -> Any:
-        """What a replay returns in place of a unit's output."""
-        plan.passed(module, x)
-        plan.result.unit_inputs.append(plan.by_item(x))
-        rest = plan.run.units[plan.unit_calls].rest
-        # A copy, because some blocks add the residual to it in place.
-        return joined(plan.next_given().clone(), rest)
-
-    def _record_unit(self, module: nn.Module, x: Tensor, output: Any) -> None:
-        if self._recording is None:
-            return
-        tensor, rest = parted(output)
-        # A copy, because some blocks add the residual to it in place.
-        self._recording.units.append(UnitCall(module, x, tensor.clone(), rest, bool(self._recording.attention)))
-
-    def _cross_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
-        """Cross-attention is held in a replay as a unit is: it reads the stream for its queries alone."""
-        x, recording = first_tensor(args, kwargs), self._recording
-        if self._plan is not None and x is not None:
-            return self._given_in_place(self._plan, module, x)
+        """A unit, or cross-attention, which reads the stream for its queries alone: held in a replay as a unit is."""
+        plan, recording, parts, x = self._plan, self._recording, self._block, first_tensor(args, kwargs)
+        if plan is not None and x is not None:
+            plan.passed(module, x)
+            plan.result.unit_inputs.append(plan.by_item(x))
+            rest = plan.run.units[plan.unit_calls].rest
+            return joined(plan.next_given().clone(), rest)  # a copy: some blocks add the residual to it in place
         with self._watched(module):
             output = original(*args, **kwargs)
-        cross = None if self._block is None else self._block.cross
-        if recording is not None and cross is not None and x is not None:
-            self._record_unit(module, x, output)
+        if recording is None or parts is None or x is None:
+            return output
+        tensor, rest = parted(output)
+        recording.units.append(UnitCall(module, x, tensor.clone(), rest, bool(recording.attention)))  # a copy, as above
+        if parts.second is not None and parts.second.form.module is module:
+            call = without_cache(args, kwargs)
+            recording.second = functools.partial(MixerCall.capture, parts.second.form, original, *call)
+        if parts.cross is not None and parts.cross.module is module:
             if len(recording.crossing) == 1:
-                states = cross.states.get(args, kwargs)
+                states = parts.cross.states.get(args, kwargs)
                 recording.cross = CrossCall(*without_cache(args, kwargs), states, recording.crossing[0])
             recording.extremes.see("attention", output)
         return output
@@ -263,7 +225,7 @@ class Rig:
         plan, x = self._plan, first_tensor(args, kwargs)
         # attention by its projections alone has no queries and keys
         if plan is not None and plan.run.parts.direct and x is not None and self.watch.asked is None:
-            tensor = self._direct_attention(module, plan.run.parts, x)
+            tensor = self._direct_attention(module, plan, x)
             return joined(tensor, plan.run.recording.attention_rests[module])
         if plan is not None and plan.run.parts.handed and x is not None:
             plan.result.unit_inputs.append(plan.by_item(x))
@@ -316,20 +278,17 @@ class Rig:
 
         return call.returning(plan.next_mixed(values, mix))
 
-    @contextlib.contextmanager
-    def suspended(self) -> Iterator[None]:
+    def suspended(self) -> contextlib.AbstractContextManager[None]:
         """The model's own code, unwatched and not replayed."""
-        before = self._plan, self._recording, self._on_block
-        self._plan = self._recording = self._on_block = None
-        try:
-            yield
-        finally:
-            self._plan, self._recording, self._on_block = before
+        return holding(self, _plan=None, _recording=None, _on_block=None)
 
     @contextlib.contextmanager
     def _watched(self, module: nn.Module) -> Iterator[None]:
-        """The torch function modes that this attention module needs."""
-        known, held = self._by_attention[module], self._plan is not None
+        """The torch function modes that this module needs; none where it is no attention, as most blocks are."""
+        known, held = self._by_attention.get(module), self._plan is not None
+        if known is None:
+            yield
+            return
         parts, recording = known, self._recording
         if self._plan is not None:
             parts, recording = self._plan.run.parts, self._plan.run.recording
@@ -342,12 +301,13 @@ class Rig:
                 stack.enter_context(SoftmaxInterception(self.watch, lambda: module))
             yield
 
-    def _direct_attention(self, module: nn.Module, parts: BlockParts, x: Tensor) -> Tensor:
+    def _direct_attention(self, module: nn.Module, plan: Substitutes, x: Tensor) -> Tensor:
         """O(H V(x)) by the layers that V and O are read from; H V(x) where O stands outside the module."""
+        parts = plan.run.parts
         assert parts.value_projection is not None
         assert parts.output_projection is not None
         linear = functools.partial(applied, parts.value_projection.linear)
-        value = linear(x) if parts.arrives else self._once_each(linear, x)  # all items differ where units arrive
+        value = linear(x) if parts.arrives else plan.once_each(linear, x)  # all items differ where units arrive
         columns = parts.value_projection.columns
         assert columns is not None
         if not torch.equal(columns.flatten(), torch.arange(value.shape[-1])):
@@ -358,12 +318,9 @@ class Rig:
         last = parts.output_projection.linear
         return last(mixed.flatten(2)) if last in set(module.modules()) else mixed.flatten(2)
 
-    def _once_each(self, linear: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        return linear(x) if self._plan is None else self._plan.once_each(linear, x)
-
     def _outer_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
         """A linear layer in a replay: items of the static bias often stand there more than once."""
-        return self._once_each(original, *args, **kwargs)
+        return original(*args, **kwargs) if self._plan is None else self._plan.once_each(original, *args, **kwargs)
 
     def _linear_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
         output = original(*args, **kwargs)

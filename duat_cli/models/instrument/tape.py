@@ -7,7 +7,6 @@ kernel makes depends on the number of tokens, so that what stands behind it is c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from duat_cli.compat.torch import base_of
+from duat_cli.models.block.mixer import Place
 
 SQUASHING = {
     torch.sigmoid, Tensor.sigmoid, functional.sigmoid, torch.tanh, Tensor.tanh, functional.tanh, functional.silu,
@@ -31,14 +31,6 @@ def can_be_held(function: Any, args: tuple[Any, ...]) -> bool:
     if function in PRODUCTS:
         return any(isinstance(one, Tensor) and isinstance(base_of(one), nn.Parameter) for one in args)
     return function in SQUASHING or function in LAYERS
-
-
-@dataclass(frozen=True)
-class Place:
-    """One tensor among those that a call makes: the number of the operation, and the place in what it returned."""
-
-    operation: int
-    element: int | None  # None: it returned a tensor
 
 
 class Reached(Exception):  # noqa: N818 - a signal, not an error
@@ -70,9 +62,7 @@ class Tape(TorchFunctionMode):
         self.count = 0
         self._seen, self._exchanged, self._held, self._until = seen, exchanged or {}, held or {}, until
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         number = self.count
         holdable = can_be_held(func, args)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from duat_cli.compat.torch import left, writes_to
 from duat_cli.models.arrays import random_like
 from duat_cli.models.block.slots import Key, parted, slots_of
+from duat_cli.models.holding import holding
 from duat_cli.models.instrument.attention import (
     AttentionCall,
     CapturePath,
@@ -91,10 +92,6 @@ class Trace:
                 self._by_module.setdefault(event.module, []).append(event)
         return self._by_module.get(module, [])
 
-    def events_after(self, call: AttentionCall) -> list[Event]:
-        """The module calls that ended behind this attention call."""
-        return self.events[self.ended_before[id(call)] :]
-
     def called(self) -> set[nn.Module]:
         return {event.module for event in self.events}
 
@@ -165,12 +162,9 @@ class Tracer:
 
     @contextlib.contextmanager
     def _switched(self, *, on: bool) -> Iterator[None]:
-        before = self._on, self._watch.inside_interface
-        self._on, self._watch.inside_interface = on, not on  # as inside the interface, no softmax is looked at
-        try:
+        # as inside the interface, no softmax is looked at
+        with holding(self, _on=on), holding(self._watch, inside_interface=not on):
             yield
-        finally:
-            self._on, self._watch.inside_interface = before
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self._on:

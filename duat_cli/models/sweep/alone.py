@@ -46,53 +46,34 @@ def require_alone(
         other = other.roll(1, -1)
     elif STATES in other and not isinstance(given, Tensor):  # those of an encoder, which cross-attention reads
         other = {**other, STATES: given[STATES]}
-    first = _Undisturbed(structure, given)
+    first = _Kept(structure, given)
     run([first])
-    disturbed = [_Disturbed(first, given, numbers) for numbers in ({0}, range(0, count, 2), range(1, count, 2))]
-    run([*disturbed, _Disturbed(first, other, ())])
+    disturbed = [_Kept(structure, given, first, numbers) for numbers in ({0}, range(0, count, 2), range(1, count, 2))]
+    run([*disturbed, _Kept(structure, other, first)])
 
 
-class _Undisturbed(BlockPass):
-    """A pass, with what every block call took and gave."""
+class _Kept(BlockPass):
+    """A pass, with what every block call took and gave; or one in which every block call takes what it took in another
+    pass, some with noise on top: the others must give what they gave."""
 
-    def __init__(self, structure: ModelStructure, given: Given) -> None:
+    def __init__(
+        self, structure: ModelStructure, given: Given, like: _Kept | None = None, noisy: Collection[int] = ()
+    ) -> None:
         super().__init__(structure, lambda: run_stack(structure.stack, given), self._call)
-        self.structure = structure
+        self._like, self._noisy = like, noisy
         self.taken: list[Tensor] = []
         self.made: list[Tensor] = []
 
-    def _call(
-        self, number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        self.taken.append(self._stream(number, parts.hidden.get(args, kwargs)))
+    def _call(self, number: int, parts: BlockParts, original: Original, args: Any, kwargs: Any) -> Any:
+        x = parts.hidden.get(args, kwargs).clone() if self._like is None else self._like.taken[number]
+        self.taken.append(x + random_like(x) if number in self._noisy else x)
         args, kwargs = parts.hidden.put(args, kwargs, self.taken[-1].clone())  # blocks may write to it
         output = original(*args, **kwargs)
-        self.made.append(hidden_of(output, self.taken[-1]).clone())
-        return output
-
-    def _stream(self, number: int, given: Tensor) -> Tensor:
-        """What the block takes."""
-        return given.clone()
-
-
-class _Disturbed(_Undisturbed):
-    """A pass in which every block call takes what it took in another pass, some with noise on top; the others must give
-    what they gave."""
-
-    def __init__(self, like: _Undisturbed, given: Given, noisy: Collection[int]) -> None:
-        super().__init__(like.structure, given)
-        self._like, self._noisy = like, noisy
-
-    def _stream(self, number: int, given: Tensor) -> Tensor:
-        x = self._like.taken[number]
-        return x + random_like(x) if number in self._noisy else x
-
-    def _call(
-        self, number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        output = super()._call(number, parts, original, args, kwargs)
-        made, expected = self.made[number], self._like.made[number]
-        if number not in self._noisy and not relative_error(made, expected) <= tolerance_for(made.dtype):
+        made = hidden_of(output, self.taken[-1]).clone()
+        self.made.append(made)
+        if self._like is None or number in self._noisy:
+            return output
+        if not relative_error(made, self._like.made[number]) <= tolerance_for(made.dtype):
             raise UnsupportedModelError(
                 f"{parts.name} reads more of what is in front of it than the hidden states that it takes (other "
                 "tensors, or what blocks left in a dictionary or on a module): it is no map of one stream"

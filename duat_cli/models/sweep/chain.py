@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,9 +29,7 @@ class Chain:
         ]
 
     def _handler(self, seen: list[list[Tensor]], shift: float) -> Handler:
-        def handle(
-            number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]
-        ) -> Any:
+        def handle(number: int, parts: BlockParts, original: Original, args: Any, kwargs: Any) -> Any:
             hidden = parts.hidden.get(args, kwargs)
             self._called[number:] = [parts.module]
             seen.append([t.clone() for t in _tensors((list(args), kwargs)) if t is not hidden])

@@ -28,6 +28,7 @@ from duat_cli.models.discovery.structure import (
     probe_trace,
     run_stack,
 )
+from duat_cli.models.holding import holding
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
 
@@ -88,12 +89,8 @@ class Watched:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """What `run` needs around it."""
-        self.on = True
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self.on = False
+        with holding(self, on=True), torch.no_grad():
+            yield
 
     def run(self) -> None:
         self._call()
@@ -188,12 +185,10 @@ def side_by_side(
     left(page): called when all passes have gone through a page, before it is given up.
     """
     scheduler = _Scheduler(weights)
-    before = weights.at_door
-    weights.at_door = scheduler.ask
     try:
-        scheduler.run(first, others, left)
+        with holding(weights, at_door=scheduler.ask):
+            scheduler.run(first, others, left)
     finally:
-        weights.at_door = before
         scheduler.stop()
 
 

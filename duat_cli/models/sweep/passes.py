@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.holding import holding
 from duat_cli.models.instrument.calls import hidden_of, without_cache
 from duat_cli.models.instrument.hooks import patched
 from duat_cli.models.instrument.rig import OTHER_BLOCKS
@@ -169,11 +170,8 @@ class BlockPass:
             if self._number >= self._start or modules.isdisjoint(page.doors):
                 ask(page)
 
-        weights.at_door = at_door
-        try:
+        with holding(weights, at_door=at_door):
             yield
-        finally:
-            weights.at_door = ask
 
 
 def run_alone(one: BlockPass) -> Tensor:
@@ -204,9 +202,7 @@ class RecordingPass(BlockPass):
         """Once it has run."""
         return Recorded(self.output, self.calls)
 
-    def _keep(
-        self, number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
+    def _keep(self, number: int, parts: BlockParts, original: Original, args: Any, kwargs: Any) -> Any:
         before, see = _kept(parts.hidden.get(args, kwargs), self.calls), self._see
         sites = () if self._sites is None or see is None else self._sites[parts.module].sites
 

@@ -38,7 +38,7 @@ class Branch:
 
     def met(self, replay: Replay) -> Tensor:
         """The stream where the branch has just been added, (items, N, M)."""
-        return points_of(replay)[self.meeting][1]
+        return replay.places[self.meeting][1]
 
     def in_front_of_norm(self, replay: Replay) -> Tensor:
         """What the branch's own norm reads, (items, N, M)."""
@@ -109,7 +109,7 @@ def branch_of(run: BlockRun, site: Site) -> Branch:
     # Nothing is written down in front of attention.
     if nothing.values and moved(torch.cat([nothing.values[0], alone.values[0]]), 1):
         raise UnsupportedModelError("its branch stands in front of attention, which reads it")
-    each = zip(*map(points_of, (nothing, alone, stream)), strict=True)
+    each = zip(nothing.places, alone.places, stream.places, strict=True)
     points = [(three[0][0], torch.cat([values for _, values in three])) for three in each]
     found = meeting_of(run, points, sent[0])
     norm = None if found.own is None else points[found.own][0]
@@ -180,7 +180,7 @@ def unit_arrival(run: BlockRun, unit: int, columns: Tensor | None) -> Arrival:
 def _arrival(run: BlockRun, given: list[Tensor] | None, attention: Tensor | None, direct: Tensor) -> Arrival:
     """Replay nothing, the branch alone (its output is `direct`, (N, M)) and the stream alone; see where they meet."""
     zero = torch.zeros_like(run.input)
-    points = points_of(run.replay(torch.cat([zero, zero, random_like(run.input)]), given, attention=attention))
+    points = run.replay(torch.cat([zero, zero, random_like(run.input)]), given, attention=attention).places
     met = meeting_of(run, points, direct)
     norm = None if met.own is None else points[met.own][0]
     if met.own is not None:  # a norm takes what the branch gives, not something made of it
@@ -196,11 +196,6 @@ class Meeting:
     place: int
     own: int | None
     sent: Tensor  # what the branch gives for the noise it was found with, behind its norm, (N, M)
-
-
-def points_of(replay: Replay) -> Points:
-    """The places of a replayed block where branch and stream are looked at."""
-    return [*replay.points, (None, replay.end)]
 
 
 def meeting_of(run: BlockRun, points: Points, sent: Tensor) -> Meeting:

@@ -32,11 +32,11 @@ from duat_cli.models.block.linears import stored_matrix
 from duat_cli.models.block.norms import NormForm
 from duat_cli.models.block.parts import Projection
 from duat_cli.models.budgets import CHANNEL_HEADS
-from duat_cli.models.instrument.attention import AttentionCall
+from duat_cli.models.instrument.attention import AttentionCall, MadeRows
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.gates import gate_of
-from duat_cli.models.value_path.offsets import ShiftedRows, offsets_of, probe_values, source_scale, values_by_offset
+from duat_cli.models.value_path.offsets import offsets_of, probe_values, source_scale, values_by_offset
 from duat_cli.models.value_path.operator import AttentionOperator, gated_rows
 from duat_cli.models.value_path.probed import (
     SEED,
@@ -51,11 +51,12 @@ from duat_cli.models.value_path.probed import (
     values_of,
 )
 from duat_cli.models.value_path.projections import projects_to_zero
-from duat_cli.operators.kronecker import HeadFactors
+from duat_cli.operators.kronecker import HeadFactors, at_offsets
 
 NO_MIXING = "it has no token mixer, so no token reaches another"
 THROUGH_UNIT = "what its attention adds reaches the stream only through a nonlinear unit"
 SMALL = "what its attention adds to the stream is so small that rounding hides where it arrives"
+OUTPUT = -1  # the last place of a replay
 MERGES = "it has no attention: a held affine map makes other tokens of the stream, of another number or width"
 
 
@@ -63,14 +64,12 @@ MERGES = "it has no attention: a held affine map makes other tokens of the strea
 class Tap:
     """Where attention's contribution meets the residual stream: a point of the replay, or the block's output."""
 
-    point: int | None  # index into Replay.points; None is the output
+    place: int  # index into Replay.places
     branch_norms: bool  # whether a norm stands on the branch before it, so that t depends on the input
     on_stream: bool  # whether the stream arrives there as it is, up to a factor: no layer stands between
 
     def read(self, replay: Replay) -> Tensor:
-        if self.point is not None:
-            return replay.points[self.point][1]
-        return replay.end
+        return replay.places[self.place][1]
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOper
     groups = known.heads.groups
     rows, gate = gated_rows(call.rows, gate)
     if len(known.offsets) > 1:
-        rows = ShiftedRows(rows, known.offsets)
+        rows = MadeRows(rows, rows.heads * len(known.offsets), lambda _, H: at_offsets(H, known.offsets))
         gate = None if gate is None else gate.repeat(len(known.offsets), 1, 1)
     operator = AttentionOperator(
         rows=rows,
@@ -144,6 +143,7 @@ def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOper
         gate=gate,
         own=known.own,
         each=tuple(errors),
+        offsets=known.offsets,
     )
     accept(operator.error, run.input.dtype)
     return operator
@@ -225,7 +225,7 @@ def find_factors(run: BlockRun, base: Base) -> BlockFactors:
     tap = _find_tap(run)
     # Where the stream nowhere arrives as it is, what is read is O, and its fit proves it; probed at the block's output
     # it includes the layers that lead back to the stream (a bottleneck around attention).
-    probed = tap if tap.on_stream else Tap(None, True, on_stream=False)
+    probed = tap if tap.on_stream else Tap(OUTPUT, True, on_stream=False)
     faults: list[str] = []
     for origin, gated, value, output in (
         ("read", False, read_value, _read_output),
@@ -321,7 +321,7 @@ def _find_tap(run: BlockRun) -> Tap:
         if not projects_to_zero(run.parts):
             small = bool((replay.end[2] != replay.end[0]).any()) and not moved(replay.end, 2)
             raise UnsupportedModelError(SMALL if small else THROUGH_UNIT)
-        return Tap(None, branch_norms=False, on_stream=True)  # attention adds nothing at all
+        return Tap(OUTPUT, branch_norms=False, on_stream=True)  # attention adds nothing at all
     return found
 
 
@@ -329,11 +329,10 @@ def meeting(run: BlockRun, replay: Replay, stream: Tensor) -> Tap | None:
     """The first point that takes the stream, as it is (else: at all), and what an attention gives. replay: of three
     items: nothing, `stream` alone, what attention gives alone."""
     branch_norms, found = False, []
-    for index, (module, values) in enumerate([*replay.points, (None, replay.end)]):
+    for place, (module, values) in enumerate(replay.places):
         from_stream, from_attention = moved(values, 1), moved(values, 2)
         if from_stream and from_attention:
-            point = None if module is None else index
-            found.append(Tap(point, branch_norms, _is_multiple(values[1] - values[0], stream[0])))
+            found.append(Tap(place, branch_norms, _is_multiple(values[1] - values[0], stream[0])))
         branch_norms = branch_norms or (from_attention and not from_stream and module in run.parts.norms)
     return next((tap for tap in found if tap.on_stream), found[0] if found else None)
 

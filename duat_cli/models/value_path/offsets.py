@@ -8,41 +8,17 @@ to the token that is read, and is one for all heads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import gaussian, random_like, relative_error, wide
-from duat_cli.models.instrument.attention import RowSource
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.probed import values_of
-from duat_cli.operators.kronecker import at_offsets, shifted
+from duat_cli.operators.kronecker import shifted
 
 MOST = 4  # offsets
 SEED = 41
-
-
-@dataclass(frozen=True)
-class ShiftedRows:
-    """H S_k of every offset k, as of `at_offsets`."""
-
-    source: RowSource
-    offsets: tuple[int, ...]
-
-    @property
-    def heads(self) -> int:
-        return self.source.heads * len(self.offsets)
-
-    @property
-    def tokens(self) -> int:
-        return self.source.tokens
-
-    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        for rows, weights in self.source.chunks():
-            yield rows, at_offsets(weights, self.offsets)
 
 
 def offsets_of(run: BlockRun) -> tuple[int, ...]:
@@ -104,7 +80,7 @@ def probe_values(run: BlockRun, offsets: tuple[int, ...]) -> Tensor:
     rows = []
     for first in range(0, width, len(inner)):
         count = min(len(inner), width - first)
-        unit, at = torch.zeros_like(like), torch.arange(count) + inner[0]
-        unit[0, at, first + torch.arange(count)] = 1.0
+        unit = torch.zeros_like(like)
+        unit[0, torch.arange(count) + inner[0], first + torch.arange(count)] = 1.0
         rows.append((wide(values_by_offset(run, unit, offsets)) / scale)[:, inner[0] : inner[0] + count])
     return torch.cat(rows, dim=1)

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.instrument.attention import RowSource, ScaledRows, StoredRows
+from duat_cli.models.instrument.attention import MadeRows, RowSource, StoredRows
 from duat_cli.models.instrument.windows import WindowRows
-from duat_cli.models.value_path.offsets import ShiftedRows
 from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, channels
 from duat_cli.operators.uniform import uniform_rows
 
@@ -27,7 +26,8 @@ def whole_rows(source: RowSource) -> Tensor:
 def gated_rows(rows: RowSource, gate: Tensor | None) -> tuple[RowSource, Tensor | None]:
     """H, and the gate (heads, N, d), if any, that is left where one of heads as a whole is part of their H."""
     if gate is not None and torch.equal(gate, gate[..., :1].expand_as(gate)):
-        return ScaledRows(rows, gate[..., 0]), None
+        factor = gate[..., 0]  # (heads, N)
+        return MadeRows(rows, rows.heads, lambda some, H: H.to(factor.dtype) * factor[:, some, None]), None
     return rows, gate
 
 
@@ -56,11 +56,7 @@ class AttentionOperator:
     allowed: Tensor | None = None  # positions that the attention mask leaves, (N, N) bool; None: no mask was seen
     own: bool = False  # whether it reads a mixer's own values, a UAT term, in place of the stream
     gate: Tensor | None = None  # factor of each channel of H V by token, (heads, N, d); None: ones
-
-    @property
-    def offsets(self) -> tuple[int, ...]:
-        """How far behind the tokens that they are made of its values stand: every head is there once for each."""
-        return self.rows.offsets if isinstance(self.rows, ShiftedRows) else (0,)
+    offsets: tuple[int, ...] = (0,)  # how far behind their tokens values stand: every head is there once for each
 
     @property
     def products(self) -> int:
@@ -70,24 +66,21 @@ class AttentionOperator:
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield (rows, Ĥ[:, rows, :])."""
-        for rows, weights in self.rows.chunks():
-            yield rows, self._scaled(rows, weights) * self.source_scale[:, None, :]
+        for rows, weights in self.attention_chunks():
+            yield rows, weights * self.source_scale[:, None, :]
 
     def attention_chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield (rows, t H[:, rows, :]): for products with `values`, which hold s already."""
-        for rows, weights in self.rows.chunks():
-            yield rows, self._scaled(rows, weights)
+        scale, alike = self.token_scale, self.token_scale.numel() == 1
+        plain = alike and float(scale) == 1.0
+        for rows, attention in self.rows.chunks():
+            weights = attention.to(scale.dtype)
+            yield rows, weights if plain else weights * (scale if alike else scale[rows, None])
 
     def image(self) -> Tensor:
         """W' of the vectors that `values` are made of, (N, M)."""
         mixed = torch.cat([weights @ self.values for _, weights in self.attention_chunks()], dim=1)  # (heads, N, d)
         return torch.einsum("hnd,hdm->nm", mixed if self.gate is None else mixed * self.gate, self.factors.output)
-
-    def _scaled(self, rows: slice, weights: Tensor) -> Tensor:
-        if self.token_scale.numel() > 1:
-            return weights.to(self.token_scale.dtype) * self.token_scale[rows, None]
-        weights = weights.to(self.token_scale.dtype)
-        return weights if float(self.token_scale) == 1.0 else weights * self.token_scale
 
     def matrix(self) -> KroneckerSum:
         """All of Ĥ at once."""
@@ -117,7 +110,7 @@ class AttentionOperator:
     def uniform(self, seen: Tensor) -> AttentionOperator:
         """The same with every H uniform over the tokens that each row may see, (N, N) bool; a gate stays."""
         rows = uniform_rows(seen, self.factors.heads, self.values.dtype, self.offsets)
-        return replace(self, rows=StoredRows(rows), allowed=seen if self.offsets == (0,) else None)
+        return replace(self, rows=StoredRows(rows), allowed=seen if self.offsets == (0,) else None, offsets=(0,))
 
     def by_channel(self) -> AttentionOperator:
         """The same W' without a gate: one head of width 1 for every channel, g H in place of its H.
@@ -141,4 +134,5 @@ class AttentionOperator:
             values=self.values.transpose(1, 2).flatten(0, 1)[..., None],
             factors=channels(self.factors),
             gate=None,
+            offsets=(0,),
         )

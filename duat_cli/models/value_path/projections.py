@@ -72,7 +72,7 @@ def _rows(tensor: Tensor) -> set[bytes]:
 def output_projection(parts: BlockParts, written: Trace, call: AttentionCall) -> Projection | None:
     """The first layer behind attention that takes heads * d features, and a norm that reads its output."""
     _, _, heads, width = call.output.shape
-    behind = written.events_after(call)
+    behind = written.events[written.ended_before[id(call)] :]
     inside = set(parts.module.modules())
     for event in behind:
         if event.module not in inside or any(event.module.children()) or not has_matrix(event.module):

@@ -16,7 +16,7 @@ import functools
 import torch
 from torch import Tensor
 
-from duat_cli.operators.kronecker import HeadFactors
+from duat_cli.operators.kronecker import HeadFactors, channel_gram
 
 SPECTRUM_SIDE = 2048  # tokens times heads up to which P is formed whole
 
@@ -25,13 +25,7 @@ class ChannelGram:
     """Γ of a block's factors: it depends on the checkpoint alone."""
 
     def __init__(self, factors: HeadFactors) -> None:
-        kv_heads, width, rank = factors.value.shape
-        heads, groups = factors.heads, factors.groups
-        columns = factors.value.transpose(1, 2).reshape(kv_heads * rank, width)
-        rows = factors.output.reshape(heads * rank, -1)
-        inner = (columns @ columns.T).reshape(kv_heads, 1, rank, kv_heads, 1, rank)
-        outer = (rows @ rows.T).reshape(kv_heads, groups, rank, kv_heads, groups, rank)
-        self._gram = (outer * inner).reshape(heads, rank, heads, rank)
+        self._gram = channel_gram(factors)
 
     def by_token(self, gate: Tensor) -> Tensor:
         """P_ii of every token, (n, heads, heads); gate: g of these tokens, (heads, n, d)."""

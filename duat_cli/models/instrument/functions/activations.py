@@ -7,7 +7,7 @@ zero. Where a model writes an activation out, its gate is held instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.holding import holding
 from duat_cli.models.instrument.calls import only_tensor
 
 _FUNCTIONS = {
@@ -50,11 +51,8 @@ class Ratios:
         """g(z), or what the held ratio makes of z."""
         if self.held:
             return z * next(self._calls)
-        self.inside = True
-        try:
+        with holding(self, inside=True):
             y = function(z)
-        finally:
-            self.inside = False
         if y.shape != z.shape or bool(y[z == 0].any()):
             raise UnsupportedModelError("an activation between the last block and the output is not zero at zero")
         self.found.append(torch.where(z == 0, torch.zeros_like(y), y / z))
@@ -72,9 +70,7 @@ class RatioMode(TorchFunctionMode):
         super().__init__()
         self._ratios = ratios
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _GATES and not self._ratios.inside:
             return self._ratios.gate(lambda: func(*args, **kwargs))
@@ -98,9 +94,7 @@ _ELEMENTWISE = {
 class SlopesOnce(TorchFunctionMode):
     """While active, an activation's slope is computed in the forward pass: once, not once a probe."""
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _ELEMENTWISE and args and args[0].requires_grad and not kwargs.get("inplace"):
             return _Sloped.apply(args[0], lambda z: func(z, *args[1:], **kwargs))

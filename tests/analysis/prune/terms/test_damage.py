@@ -13,7 +13,7 @@ from torch import Tensor
 
 from duat_cli.analysis.prune.terms.damage import Divergence, Hidden, Loss, hidden_states, metric_for
 from duat_cli.errors import InputError, UnsupportedModelError
-from duat_cli.models.discovery.causality import head_of, why_no_next_token
+from duat_cli.models.discovery.causality import head_of
 from duat_cli.models.discovery.structure import discover
 from duat_cli.statistics import divergence
 
@@ -205,7 +205,7 @@ def test_a_head_whose_output_has_another_name_is_none() -> None:
     model = BertForPreTraining._from_config(model.config, attn_implementation="eager").eval()
     assert model.get_output_embeddings() is not None
     assert metric_for(None, model, discover(model)).name == "hidden"
-    assert "no LM head" in str(why_no_next_token(model, discover(model)))
+    assert "no LM head" in str(head_of(model, discover(model).stack).why_no_next_token())
 
 
 @pytest.mark.parametrize("name", ["kl", "nll"])
