@@ -41,7 +41,8 @@ def holding_norms(run: BlockRun, unit: nn.Module, call: int) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for norm in inner_norms(run, unit):
             recorded = run.recording.norms[norm]
-            rests: list[Any] = run.recording.norm_rests.get(norm) or [None] * len(recorded)
+            alone: list[Any] = [None] * len(recorded)  # what stands beside what a norm gives that gives no tuple
+            rests = run.recording.norm_rests.get(norm, alone)
             each = len(recorded) // calls
             kept = iter([*zip(recorded, rests, strict=True)][call * each : (call + 1) * each])
 
