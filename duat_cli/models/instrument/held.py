@@ -40,9 +40,7 @@ def holding_norms(run: BlockRun, unit: nn.Module, call: int) -> Iterator[None]:
     calls = sum(one.module is unit for one in run.units)
     with contextlib.ExitStack() as stack:
         for norm in inner_norms(run, unit):
-            recorded = run.recording.norms[norm]
-            alone: list[Any] = [None] * len(recorded)  # what stands beside what a norm gives that gives no tuple
-            rests = run.recording.norm_rests.get(norm, alone)
+            recorded, rests = run.recording.norms[norm], run.recording.norm_rests[norm]
             each = len(recorded) // calls
             kept = iter([*zip(recorded, rests, strict=True)][call * each : (call + 1) * each])
 

@@ -63,7 +63,7 @@ class Recording:
     """What one call of a block did, by module and call order."""
 
     norms: dict[nn.Module, list[FrozenNorm]] = field(default_factory=lambda: defaultdict(list))
-    norm_rests: dict[nn.Module, list[tuple[Any, ...]]] = field(default_factory=dict)  # of norms that give a tuple
+    norm_rests: dict[nn.Module, list[tuple[Any, ...] | None]] = field(default_factory=lambda: defaultdict(list))
     units: list[UnitCall] = field(default_factory=list)
     linears: dict[nn.Module, Tensor] = field(default_factory=dict)  # first linear -> its output
     attention: list[AttentionCall] = field(default_factory=list)

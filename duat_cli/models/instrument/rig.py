@@ -185,15 +185,13 @@ class Rig:
         if plan is not None:
             plan.passed(module, x)
             recorded, call = plan.run.recording, plan.next_call(module)
-            held, rests = plan.held(recorded.norms[module][call], x), recorded.norm_rests.get(module)
-            return joined(held, None if rests is None else rests[call])
+            return joined(plan.held(recorded.norms[module][call], x), recorded.norm_rests[module][call])
         output = original(*args, **kwargs)
         if self._recording is not None and self._block is not None:
             y, rest = parted(output)
             frozen = (freeze_whole if self._whole else freeze)(self._block.norms[module], x, y)
             self._recording.norms[module].append(with_zeros(frozen, x, on_another(original, args, kwargs)))
-            if rest is not None:
-                self._recording.norm_rests.setdefault(module, []).append(rest)
+            self._recording.norm_rests[module].append(rest)
             self._recording.extremes.see("norm", y)
         return output
 
