@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 Key = int | str  # of an argument: its position or its name
+Arguments = tuple[list[Any], dict[str, Any]]
 
 
 def slots_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Key, Tensor]]:
@@ -23,9 +24,7 @@ def taken(args: Sequence[Any], kwargs: Mapping[str, Any], key: Key) -> Tensor:
     return found
 
 
-def put(
-    args: Sequence[Any], kwargs: Mapping[str, Any], values: Mapping[Key, Tensor]
-) -> tuple[list[Any], dict[str, Any]]:
+def put(args: Sequence[Any], kwargs: Mapping[str, Any], values: Mapping[Key, Tensor]) -> Arguments:
     """The arguments with other tensors in these places."""
     new_args, new_kwargs = list(args), dict(kwargs)
     for key, value in values.items():
@@ -58,7 +57,7 @@ class HiddenSlot:
         value = taken(args, kwargs, self.key)
         return value[None] if self.flat else value
 
-    def put(self, args: Sequence[Any], kwargs: dict[str, Any], value: Tensor) -> tuple[list[Any], dict[str, Any]]:
+    def put(self, args: Sequence[Any], kwargs: dict[str, Any], value: Tensor) -> Arguments:
         """ValueError where several items are given to a module that takes one."""
         if self.flat:
             [value] = value

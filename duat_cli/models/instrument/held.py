@@ -80,7 +80,7 @@ class HeldRig(Rig):
         return mixed if windows is None else windows.outward(mixed)
 
     def _mixer_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
-        here, form = self._here, self._by_attention[module].mixer
+        here, form = self._here, self.mixer_of(module)
         if here is None or form is None:
             return original(*args, **kwargs)
         rows = here.attention[self._next("attention")]

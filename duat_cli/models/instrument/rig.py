@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.linears import applied
+from duat_cli.models.block.mixer import MixerForm
 from duat_cli.models.block.norms import freeze, freeze_whole, with_zeros
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.block.slots import joined, parted
@@ -85,6 +86,10 @@ class Rig:
         """Instrument this block, too, from the next time on that the rig is active."""
         self._by_module[parts.module] = parts
         self._by_attention.update(dict.fromkeys(parts.attending, parts))
+
+    def mixer_of(self, attention: nn.Module) -> MixerForm | None:
+        """Its form, where it is a mixer without softmax."""
+        return self._by_attention[attention].mixer
 
     @contextlib.contextmanager
     def active(self) -> Iterator[Rig]:
