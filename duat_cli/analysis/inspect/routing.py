@@ -54,16 +54,10 @@ def routing(run: BlockRun) -> Routing:
 
     near = numbers(0)
     heads = _heads(near, _shares(call, call.scored, layers, forms))
-    means = {name: [getattr(head, name) for head in heads] for name in (*NUMBERS, *SHARES)}
+    means = {name: _mean([getattr(head, name) for head in heads]) for name in (*NUMBERS, *SHARES)}
     reasons |= {name: why for head in reversed(heads) for name, why in head.reasons.items()}
-    return Routing.explained(
-        "",
-        reasons,
-        rebuilt_error=error,
-        **{name: _mean(values) for name, values in means.items()},
-        heads=heads,
-        distances=_distances(layers, near, numbers),
-    )
+    distances = _distances(layers, near, numbers)
+    return Routing.explained("", reasons, rebuilt_error=error, **means, heads=heads, distances=distances)
 
 
 # -- H from scores -------------------------------------------------------------------------------------------
