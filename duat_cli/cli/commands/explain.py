@@ -29,7 +29,7 @@ def explain(
     from duat_cli.cli.shared.presentation import Presentation, talk_of
 
     talk = talk_of(options.Voice(quiet=quiet, no_color=no_color))
-    presentation = Presentation.of(shown.output, shown.form, shown.json, no_color)
+    presentation = Presentation.of(shown.output, shown.form, shown.json, no_color, page=False)
     from duat_cli.explain.find import explain as look_up
     from duat_cli.report.explain import render_explain
 

@@ -164,7 +164,7 @@ def inspect(
     read = texts.request(files.given())
     talk = talk_of(voice)
     settings = asked.settings()
-    presentation = Presentation.of_page(shown.output, shown.form, shown.json, voice.no_color, wide=wide)
+    presentation = Presentation.of(shown.output, shown.form, shown.json, voice.no_color, wide=wide)
     every = files.stack == EVERY
     if every and presentation.form == "model-card":
         raise InputError("--stack all and --format model-card contradict each other: a section is of one stack")

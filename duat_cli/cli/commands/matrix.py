@@ -105,7 +105,7 @@ def matrix(
     talk = talk_of(voice)
     paged = not places.json and _is_page(places.output, places.form)
     report = places.output if paged else None
-    presentation = Presentation.of_page(report, places.form, places.json, voice.no_color)
+    presentation = Presentation.of(report, places.form, places.json, voice.no_color)
     target = tensor_target("--output", None if paged else places.output)
     if asked.network:
         _refuse(("--layer", asked.layer is not None), ("--dense", places.dense))

@@ -36,7 +36,7 @@ def merge(
     from duat_cli.cli.terminal.progress import Progress
 
     talk = talk_of(voice)
-    presentation = Presentation.of_page(shown.output, shown.form, shown.json, voice.no_color, wide=wide)
+    presentation = Presentation.of(shown.output, shown.form, shown.json, voice.no_color, wide=wide)
     with Progress(talk) as progress:
         from duat_cli.analysis.clock import Clock
 

@@ -47,7 +47,7 @@ def support(
         raise InputError(f"MODEL '{model}' and --all exclude each other")
     wanted = loading.request(model)
     talk = talk_of(voice)
-    presentation = Presentation.of(shown.output, shown.form, shown.json, voice.no_color)
+    presentation = Presentation.of(shown.output, shown.form, shown.json, voice.no_color, page=False)
     clock = Clock()
 
     with Progress(talk) as progress:

@@ -37,28 +37,29 @@ class Presentation:
 
     @classmethod
     def of(
-        cls, output: str | None, form: CardFormat | None, json: bool, no_color: bool, *, wide: bool = False
+        cls,
+        output: str | None,
+        form: CardFormat | None,
+        json: bool,
+        no_color: bool,
+        *,
+        page: bool = True,
+        wide: bool = False,
     ) -> Presentation:
-        """InputError for options that contradict each other, and for a place that cannot be written."""
+        """InputError for options that contradict each other, and for a place that cannot be written. page: whether the
+        command has one, which a file name that ends in .html asks for."""
         if json and form in ("table", "html", "model-card"):
             raise InputError(f"--json and --format {form} contradict each other; give one of them")
-        if form is None and not json and _names_page(output):
-            raise InputError(f"--output {clean(output or '')}: this command writes no page; give another name")
+        if form is None and not json and output is not None and output.lower().endswith((".html", ".htm")):
+            if not page:
+                raise InputError(f"--output {clean(output)}: this command writes no page; give another name")
+            form = "html"
         target = Target.of_text("--output", output)
         implied: CardFormat = "json" if json or (target.path and target.path.suffix == ".json") else "table"
         terminal = target.path is None and sys.stdout.isatty()
         if form == "html" and terminal:
             raise InputError("--format html: a page is no text for a terminal; name a file, such as -o report.html")
         return cls(target, form or implied, _is_colorful(terminal, no_color), wide)
-
-    @classmethod
-    def of_page(
-        cls, output: str | None, form: CardFormat | None, json: bool, no_color: bool, *, wide: bool = False
-    ) -> Presentation:
-        """Of a command that has a page as well: a file name that ends in .html asks for it."""
-        if form is None and not json and _names_page(output):
-            form = "html"
-        return cls.of(output, form, json, no_color, wide=wide)
 
     def emit(self, report: R, render: Callable[[R, Page], str], talk: Talk) -> None:
         """Write the report."""
@@ -130,7 +131,3 @@ def _exists(name: str) -> bool:
 def _is_colorful(terminal: bool, no_color: bool) -> bool:
     plain = no_color or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     return terminal and not plain
-
-
-def _names_page(output: str | None) -> bool:
-    return output is not None and output.lower().endswith((".html", ".htm"))
