@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -154,7 +153,7 @@ def inspect(
     from duat_cli.analysis.inspect.save.asked import saved_of
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.target import tensor_target
-    from duat_cli.cli.shared.many import into_folder, processes
+    from duat_cli.cli.shared.many import into_folder, processes, settle
     from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
 
     alone = asked.matrices is not None or asked.save is not None or (asked.maps or 0) > 1  # as the prompts run
@@ -171,6 +170,13 @@ def inspect(
     matrix_file = tensor_target("--matrices", asked.matrices)
     saved = saved_of(asked.save, asked.save_to)
 
+    def into(loaded: LoadedModel, prompts: PromptSet, ranks: Ranks, progress: Progress) -> InspectReport | None:
+        from duat_cli.analysis.shards.inspect import inspect_into
+
+        if loaded.paged is None:
+            settle()
+        return inspect_into(Path(asked.out or ""), loaded, prompts, settings, texts.max_tokens, ranks, progress)
+
     if asked.out is not None:
         if matrix_file is not None:
             raise InputError("--out and --matrices contradict each other: matrices are written by one process")
@@ -179,7 +185,7 @@ def inspect(
         if saved is not None:
             raise InputError("--out and --save contradict each other: what --save writes is written by one process")
         options.refuse_stack(read.files)
-        found = into_folder(wanted, read, functools.partial(_into, Path(asked.out), settings, texts.max_tokens), talk)
+        found = into_folder(wanted, read, into, talk)
         if found is None:
             return EXIT_SOUND  # the first rank has the report
         reports = [found]
@@ -197,23 +203,6 @@ def inspect(
     several = InspectStacks(duat_version=reports[0].duat_version, stacks=reports) if every else None
     presentation.emit_stacks(reports, several, render_inspect, talk)
     return EXIT_SOUND if all(report.certificate.exact for report in reports) else EXIT_FINDINGS
-
-
-def _into(
-    out: Path,
-    settings: InspectOptions,
-    max_tokens: int | None,
-    loaded: LoadedModel,
-    prompts: PromptSet,
-    ranks: Ranks,
-    progress: Progress,
-) -> InspectReport | None:
-    from duat_cli.analysis.shards.inspect import inspect_into
-    from duat_cli.cli.shared.many import settle
-
-    if loaded.paged is None:
-        settle()
-    return inspect_into(out, loaded, prompts, settings, max_tokens, ranks, progress)
 
 
 def _alone(
@@ -235,18 +224,15 @@ def _alone(
         for loaded, inputs in open_stacks(wanted, texts, progress):
             from duat_cli.analysis.inspect.maps import Maps
             from duat_cli.analysis.inspect.run import inspect as compute
+            from duat_cli.analysis.inspect.save.states import saving
 
             count += len(inputs)
             decode = token_texts(loaded, wanted.trust_remote_code) if mapped or saved or matrix_file else None
             maps = Maps(inputs[:mapped], decode) if mapped and decode else None
-            with contextlib.ExitStack() as stack:
-                file = stack.enter_context(operator_file(matrix_file, decode))
-                states = None
-                if saved is not None and decode is not None:
-                    from duat_cli.analysis.inspect.save.states import saving
-
-                    kinds, folder = saved
-                    states = stack.enter_context(saving(folder, kinds, decode))
+            with (
+                operator_file(matrix_file, decode) as file,
+                contextlib.nullcontext() if not saved or not decode else saving(saved[1], saved[0], decode) as states,
+            ):
                 reports.append(compute(loaded, inputs, settings, progress, file, maps=maps, states=states))
     if matrix_file is not None:
         talk.note(f"wrote {matrix_file.path}")

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import Options, grouped
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 from duat_cli.text import PAPER_PROMPT
-
-if TYPE_CHECKING:
-    from duat_cli.analysis.opening import ModelRequest, PromptRequest
-    from duat_cli.api.target import FileTarget
-    from duat_cli.cli.shared.presentation import Presentation
-    from duat_cli.cli.terminal.progress import Progress
-    from duat_cli.cli.terminal.talk import Talk
-    from duat_cli.loading.model.load import LoadedModel
-    from duat_cli.loading.prompts import Prompt
 
 
 class Asked(Options):
@@ -92,11 +81,13 @@ def matrix(
 
     Exit code: 0 every check holds, 1 a check fails, 2 could not tell.
     """
-    from duat_cli.analysis.opening import PromptRequest
+    from duat_cli.analysis.opening import PromptRequest, open_session
     from duat_cli.analysis.plan.task import Task
-    from duat_cli.api.settings import no_decoder, one_prompt
-    from duat_cli.api.target import tensor_target
+    from duat_cli.api.settings import no_decoder, one_input, one_prompt
+    from duat_cli.api.target import operator_file, tensor_target
     from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
+    from duat_cli.cli.shared.token_texts import token_texts
+    from duat_cli.cli.terminal.progress import Progress
 
     wanted = loading.request(model, Task("matrix"))
     no_decoder(files.stack)
@@ -107,80 +98,41 @@ def matrix(
     report = places.output if paged else None
     presentation = Presentation.of(report, places.form, places.json, voice.no_color)
     target = tensor_target("--output", None if paged else places.output)
-    if asked.network:
-        _refuse(("--layer", asked.layer is not None), ("--dense", places.dense))
+    for option, is_given in (("--layer", asked.layer is not None), ("--dense", places.dense)):
+        if asked.network and is_given:
+            raise InputError(
+                f"{option} and --network contradict each other: all blocks are taken and all matrices written"
+            )
     if places.dense and target is None:
         raise InputError("--dense: writes W' to a file; give -o FILE.safetensors as well")
     announce(model, talk)
     if not prompt and given.option is None:
         talk.note(f"no --prompt given: using the paper's '{PAPER_PROMPT}' where the model reads text")
-    if asked.network:
-        return _all_blocks(wanted, texts, target, presentation, talk)
-    return _one_block(wanted, texts, asked.layer or 0, target, places.dense, presentation, talk)
-
-
-def _one_block(
-    wanted: ModelRequest,
-    texts: PromptRequest,
-    layer: int,
-    target: FileTarget | None,
-    dense: bool,
-    presentation: Presentation,
-    talk: Talk,
-) -> int:
-    with _opened(wanted, texts, target, talk) as (loaded, text, decode, progress):
-        from duat_cli.analysis.matrix.run import matrix as compute
-        from duat_cli.api.target import operator_file
-
-        with operator_file(target, decode) as file:
-            report = compute(loaded, text, layer, decode, progress, file, dense=dense)
-
-    from duat_cli.report.tables.matrix import render_matrix
-
-    presentation.emit(report, render_matrix, talk)
-    sound = report.certificate.exact and all(check.holds is not False for check in report.checks)
-    return EXIT_SOUND if sound else EXIT_FINDINGS
-
-
-def _all_blocks(
-    wanted: ModelRequest, texts: PromptRequest, target: FileTarget | None, presentation: Presentation, talk: Talk
-) -> int:
-    with _opened(wanted, texts, target, talk) as (loaded, text, decode, progress):
-        from duat_cli.analysis.network.run import network as compute
-
-        with contextlib.nullcontext() if target is None else target.replacing() as part:
-            report = compute(loaded, text, decode, progress, part)
-
-    from duat_cli.report.tables.matrix import render_network
-
-    presentation.emit(report, render_network, talk)
-    return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
-
-
-@contextlib.contextmanager
-def _opened(
-    wanted: ModelRequest, texts: PromptRequest, target: FileTarget | None, talk: Talk
-) -> Iterator[tuple[LoadedModel, Prompt, Callable[[int], str], Progress]]:
-    """The model, its one input and what tokens say; the end tells of the file."""
-    from duat_cli.analysis.opening import open_session
-    from duat_cli.api.settings import one_input
-    from duat_cli.cli.shared.token_texts import token_texts
-    from duat_cli.cli.terminal.progress import Progress
-
     with Progress(talk) as progress:
         loaded, read = open_session(wanted, texts, progress)
-        one_input(texts.files, len(read))
-        yield loaded, read[0], token_texts(loaded, wanted.trust_remote_code), progress
+        one_input(given, len(read))
+        decode = token_texts(loaded, wanted.trust_remote_code)
+        if asked.network:
+            from duat_cli.analysis.network.run import network
+
+            with contextlib.nullcontext() if target is None else target.replacing() as part:
+                layers = network(loaded, read[0], decode, progress, part)
+        else:
+            from duat_cli.analysis.matrix.run import matrix as compute
+
+            with operator_file(target, decode) as file:
+                block = compute(loaded, read[0], asked.layer or 0, decode, progress, file, dense=places.dense)
         if target is not None:
             talk.note(f"wrote {target.path}")
 
+    from duat_cli.report.tables.matrix import render_matrix, render_network
 
-def _refuse(*given: tuple[str, bool]) -> None:
-    for option, is_given in given:
-        if is_given:
-            raise InputError(
-                f"{option} and --network contradict each other: all blocks are taken and all matrices written"
-            )
+    if asked.network:
+        presentation.emit(layers, render_network, talk)
+        return EXIT_SOUND if layers.certificate.exact else EXIT_FINDINGS
+    presentation.emit(block, render_matrix, talk)
+    sound = block.certificate.exact and all(check.holds is not False for check in block.checks)
+    return EXIT_SOUND if sound else EXIT_FINDINGS
 
 
 def _is_page(output: str | None, form: options.PageFormat | None) -> bool:
