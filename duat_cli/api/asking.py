@@ -20,6 +20,7 @@ from duat_cli.analysis.opening import (
     open_with_calibration,
     tokens_of,
 )
+from duat_cli.api.ground import load_libraries, undisturbed
 from duat_cli.api.settings import one_of, whole, whole_numbers
 from duat_cli.checks.nearest import suggestion
 from duat_cli.errors import CheckpointError, InputError
@@ -77,6 +78,18 @@ def options_known(function: Callable[Given, Made]) -> Callable[Given, Made]:
         return function(*args, **given)
 
     return checked
+
+
+def computing(function: Callable[Given, Made]) -> Callable[Given, Made]:
+    """The same, of a function that computes: torch is imported first, and nothing of the process stays changed."""
+
+    @functools.wraps(function)
+    def computed(*args: Given.args, **given: Given.kwargs) -> Made:
+        load_libraries()
+        with undisturbed():
+            return function(*args, **given)
+
+    return options_known(computed)
 
 
 @dataclass(frozen=True)

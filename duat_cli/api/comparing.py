@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from duat_cli.analysis.plan.task import Task
-from duat_cli.api.asking import Asked, File, Loading, Model, Texts, options_known
-from duat_cli.api.ground import heard, load_libraries, undisturbed
+from duat_cli.api.asking import Asked, File, Loading, Model, Texts, computing
+from duat_cli.api.ground import heard
 from duat_cli.api.results import CompareResult
 from duat_cli.api.settings import beside_shared, blocks_of, texts_only
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress
 
 
-@options_known
+@computing
 def compare(
     model: Model = None,
     tokenizer: Any = None,
@@ -41,26 +41,24 @@ def compare(
     `answer` to it. align: whether the tokens that both prompts have are compared, or those at one place. What
     `duat compare --fixed` asks is `compare_fixed`.
     """
-    load_libraries()
-    with undisturbed():
-        from duat_cli.analysis.compare.request import texts_of
-        from duat_cli.analysis.compare.run import CompareOptions, Vocabulary
-        from duat_cli.analysis.compare.run import compare as compute
+    from duat_cli.analysis.compare.request import texts_of
+    from duat_cli.analysis.compare.run import CompareOptions, Vocabulary
+    from duat_cli.analysis.compare.run import compare as compute
 
-        given = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, chat=chat)
-        beside_shared(max_tokens, align, shared)
-        texts_only(shared=shared, answer=answer)
-        blocks, own = blocks_of(layers), given.texts
-        texts = texts_of(own.prompts, own.file, shared, prefixes, answer, chat=chat)
-        asked = replace(given, prompts=[text.ids or text.text for text in texts.texts], file=None)
-        opened = asked.open(Task("compare"), heard(progress), texts.texts)
-        words = Vocabulary(opened.texts, frozenset(getattr(opened.tokenizer, "all_special_ids", ())))
-        options = CompareOptions(blocks, per_prompt, cache, align == "position")
-        report = compute(opened.loaded, texts, opened.prompts, options, words, heard(progress))
+    given = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, chat=chat)
+    beside_shared(max_tokens, align, shared)
+    texts_only(shared=shared, answer=answer)
+    blocks, own = blocks_of(layers), given.texts
+    texts = texts_of(own.prompts, own.file, shared, prefixes, answer, chat=chat)
+    asked = replace(given, prompts=[text.ids or text.text for text in texts.texts], file=None)
+    opened = asked.open(Task("compare"), heard(progress), texts.texts)
+    words = Vocabulary(opened.texts, frozenset(getattr(opened.tokenizer, "all_special_ids", ())))
+    options = CompareOptions(blocks, per_prompt, cache, align == "position")
+    report = compute(opened.loaded, texts, opened.prompts, options, words, heard(progress))
     return CompareResult.of(report)
 
 
-@options_known
+@computing
 def compare_fixed(
     model: Model = None,
     tokenizer: Any = None,
@@ -74,11 +72,9 @@ def compare_fixed(
 ) -> CompareResult:
     """`duat compare --fixed`: the loss with attention and norm scales held at other values. Also of a model in
     memory."""
-    load_libraries()
-    with undisturbed():
-        from duat_cli.analysis.compare.fixed import fixed
+    from duat_cli.analysis.compare.fixed import fixed
 
-        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, chat=chat)
-        opened = asked.open(Task("compare", fixed=True), heard(progress))
-        report = fixed(opened.loaded, opened.prompts, asked.texts.own, heard(progress))
+    asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, chat=chat)
+    opened = asked.open(Task("compare", fixed=True), heard(progress))
+    report = fixed(opened.loaded, opened.prompts, asked.texts.own, heard(progress))
     return CompareResult.of(report)

@@ -14,6 +14,7 @@ from duat_cli.api.asking import (
     Pictures,
     Tensors,
     Texts,
+    computing,
     folder,
     input_files,
     options_known,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from duat_cli.results.plan import Planned
 
 
-@options_known
+@computing
 def lora_diff(
     base: File | None = None,
     tuned: File | None = None,
@@ -53,17 +54,15 @@ def lora_diff(
     `tuned` and `other` may name a revision of theirs, as in 'org/name@v2'. Without prompts, and unless
     `default_prompts`, the weights alone are compared.
     """
-    load_libraries()
-    with undisturbed():
-        from duat_cli.analysis.clock import Clock
-        from duat_cli.analysis.lora.run import LoraRequest, texts_to_run
-        from duat_cli.analysis.lora.run import lora_diff as compute
+    from duat_cli.analysis.clock import Clock
+    from duat_cli.analysis.lora.run import LoraRequest, texts_to_run
+    from duat_cli.analysis.lora.run import lora_diff as compute
 
-        asked, clock = Asked(base, None, prompts, prompts_file, max_tokens, loading, chat=chat), Clock()
-        wanted = asked.request(own_code=False)
-        texts = texts_to_run(asked.texts, default_prompts=default_prompts)
-        request = LoraRequest(wanted, folder(tuned), folder(other), texts, lint, no_base, directions, cache)
-        report = compute(request, heard(progress), clock.run)
+    asked, clock = Asked(base, None, prompts, prompts_file, max_tokens, loading, chat=chat), Clock()
+    wanted = asked.request(own_code=False)
+    texts = texts_to_run(asked.texts, default_prompts=default_prompts)
+    request = LoraRequest(wanted, folder(tuned), folder(other), texts, lint, no_base, directions, cache)
+    report = compute(request, heard(progress), clock.run)
     assert report is not None  # nothing is kept in a folder
     return LoraResult.of(report)
 

@@ -18,11 +18,11 @@ from duat_cli.api.asking import (
     Pictures,
     Tensors,
     Texts,
+    computing,
     input_files,
-    options_known,
     several,
 )
-from duat_cli.api.ground import heard, load_libraries, undisturbed
+from duat_cli.api.ground import heard, undisturbed
 from duat_cli.api.results import (
     AttributeResult,
     InspectResult,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from duat_cli.loading.inputs.request import StackName
 
 
-@options_known
+@computing
 def inspect(
     model: Model = None,
     tokenizer: Any = None,
@@ -99,47 +99,45 @@ def inspect(
     block's W' is written to by its factors. Results are kept in a folder (--out) by the command alone. The others are
     as `duat inspect --help` says.
     """
-    load_libraries()
-    with undisturbed():
-        from duat_cli.analysis.inspect.maps import Maps
-        from duat_cli.analysis.inspect.options import InspectOptions
-        from duat_cli.analysis.inspect.run import inspect as compute
-        from duat_cli.analysis.inspect.save.states import saving
+    from duat_cli.analysis.inspect.maps import Maps
+    from duat_cli.analysis.inspect.options import InspectOptions
+    from duat_cli.analysis.inspect.run import inspect as compute
+    from duat_cli.analysis.inspect.save.states import saving
 
-        one_of("null", null, ("all", "uniform"))
-        at_least("--threshold", threshold, 0)
-        whole_numbers(1, conv_width=conv_width)
-        whole_numbers(0, maps=maps)
-        blocks, saved = blocks_of(layers), saved_of(save, save_to)
-        options = InspectOptions(
-            layers=blocks,
-            threshold=threshold,
-            conv_width=conv_width,
-            spectrum=spectrum,
-            terms=terms,
-            end_to_end=end_to_end,
-            routing=routing,
-            heads=heads,
-            per_prompt=per_prompt,
-            null=null,
-            cache=cache,
-        )
-        target = tensor_target("matrices", matrices)
-        read = [("model", model), ("prompts_file", prompts_file), *(("inputs", one) for one in several(inputs))]
-        refuse_overwriting([("matrices", matrices)], read)
-        files = input_files(image, audio, inputs, stack, decoder_prompt)
-        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files, chat=chat)
-        opened = asked.open(Task("inspect", reinitialised=null == "all"), heard(progress))
-        mapped = Maps(opened.prompts[:maps], opened.text) if maps > 0 else None
-        with (
-            operator_file(target, opened.text) as file,
-            contextlib.nullcontext() if saved is None else saving(saved[1], saved[0], opened.text) as states,
-        ):
-            report = compute(opened.loaded, opened.prompts, options, heard(progress), file, maps=mapped, states=states)
+    one_of("null", null, ("all", "uniform"))
+    at_least("--threshold", threshold, 0)
+    whole_numbers(1, conv_width=conv_width)
+    whole_numbers(0, maps=maps)
+    blocks, saved = blocks_of(layers), saved_of(save, save_to)
+    options = InspectOptions(
+        layers=blocks,
+        threshold=threshold,
+        conv_width=conv_width,
+        spectrum=spectrum,
+        terms=terms,
+        end_to_end=end_to_end,
+        routing=routing,
+        heads=heads,
+        per_prompt=per_prompt,
+        null=null,
+        cache=cache,
+    )
+    target = tensor_target("matrices", matrices)
+    read = [("model", model), ("prompts_file", prompts_file), *(("inputs", one) for one in several(inputs))]
+    refuse_overwriting([("matrices", matrices)], read)
+    files = input_files(image, audio, inputs, stack, decoder_prompt)
+    asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files, chat=chat)
+    opened = asked.open(Task("inspect", reinitialised=null == "all"), heard(progress))
+    mapped = Maps(opened.prompts[:maps], opened.text) if maps > 0 else None
+    with (
+        operator_file(target, opened.text) as file,
+        contextlib.nullcontext() if saved is None else saving(saved[1], saved[0], opened.text) as states,
+    ):
+        report = compute(opened.loaded, opened.prompts, options, heard(progress), file, maps=mapped, states=states)
     return InspectResult.of(report).with_operators(functools.partial(_operator, asked, report.model.fingerprint))
 
 
-@options_known
+@computing
 def verify(
     model: Model = None,
     tokenizer: Any = None,
@@ -158,18 +156,16 @@ def verify(
 ) -> VerifyResult:
     """`duat verify`: only the certificate, block by block. Also of a model in memory. image to decoder_prompt: as of
     `inspect`."""
-    load_libraries()
-    with undisturbed():
-        from duat_cli.analysis.inspect.verify import verify as compute
+    from duat_cli.analysis.inspect.verify import verify as compute
 
-        files = input_files(image, audio, inputs, stack, decoder_prompt)
-        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files, chat=chat)
-        opened = asked.open(Task("verify"), heard(progress))
-        report = compute(opened.loaded, opened.prompts, heard(progress))
+    files = input_files(image, audio, inputs, stack, decoder_prompt)
+    asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files, chat=chat)
+    opened = asked.open(Task("verify"), heard(progress))
+    report = compute(opened.loaded, opened.prompts, heard(progress))
     return VerifyResult.of(report).with_operators(functools.partial(_operator, asked, report.model.fingerprint))
 
 
-@options_known
+@computing
 def matrix(
     model: Model = None,
     tokenizer: Any = None,
@@ -192,27 +188,25 @@ def matrix(
     prompt: without, and where text is read, that of the paper; image, audio, inputs, stack: as of `inspect`, of one
     input; output: a .safetensors file that the block's W' is written to by its factors; dense: W' itself, too.
     """
-    load_libraries()
-    with undisturbed():
-        from duat_cli.analysis.matrix.run import matrix as compute
+    from duat_cli.analysis.matrix.run import matrix as compute
 
-        target = tensor_target("output", output)
-        refuse_overwriting([("output", output)], [("model", model), *(("inputs", one) for one in several(inputs))])
-        if dense and target is None:
-            raise InputError("dense: writes W' to a file; give output as well")
-        files = input_files(image, audio, inputs, no_decoder(stack))
-        texts_only(prompt=prompt)
-        whole_numbers(layer=layer)
-        text = PAPER_PROMPT if prompt is None else prompt
-        asked = Asked(model, tokenizer, [text], None, max_tokens, loading, files, prompt is None, chat=chat)
-        opened = asked.open(Task("matrix"), heard(progress))
-        one_input(files, len(opened.prompts))
-        with operator_file(target, opened.text) as file:
-            report = compute(opened.loaded, opened.prompts[0], layer, opened.text, heard(progress), file, dense=dense)
+    target = tensor_target("output", output)
+    refuse_overwriting([("output", output)], [("model", model), *(("inputs", one) for one in several(inputs))])
+    if dense and target is None:
+        raise InputError("dense: writes W' to a file; give output as well")
+    files = input_files(image, audio, inputs, no_decoder(stack))
+    texts_only(prompt=prompt)
+    whole_numbers(layer=layer)
+    text = PAPER_PROMPT if prompt is None else prompt
+    asked = Asked(model, tokenizer, [text], None, max_tokens, loading, files, prompt is None, chat=chat)
+    opened = asked.open(Task("matrix"), heard(progress))
+    one_input(files, len(opened.prompts))
+    with operator_file(target, opened.text) as file:
+        report = compute(opened.loaded, opened.prompts[0], layer, opened.text, heard(progress), file, dense=dense)
     return MatrixResult.of(report)
 
 
-@options_known
+@computing
 def attribute(
     model: Model = None,
     tokenizer: Any = None,
@@ -244,37 +238,35 @@ def attribute(
     reads `decoder_prompt`, or what the model writes. target_field: the name under which every object of `prompts_file`,
     JSON lines, has its own target.
     """
-    load_libraries()
-    with undisturbed():
-        from duat_cli.analysis.attribute.run import AttributeOptions
-        from duat_cli.analysis.attribute.run import attribute as compute
-        from duat_cli.analysis.attribute.targets import Asked as Target
-        from duat_cli.analysis.attribute.targets import FieldTargets, Words
-        from duat_cli.loading.texts import field_of
-        from duat_cli.models.discovery.modality import require_token_ids
+    from duat_cli.analysis.attribute.run import AttributeOptions
+    from duat_cli.analysis.attribute.run import attribute as compute
+    from duat_cli.analysis.attribute.targets import Asked as Target
+    from duat_cli.analysis.attribute.targets import FieldTargets, Words
+    from duat_cli.loading.texts import field_of
+    from duat_cli.models.discovery.modality import require_token_ids
 
-        one_question(target, against, position, steps, continuation, target_field)
-        if target_field is not None and (prompts is not None or prompts_file is None or target is not None):
-            raise InputError("target_field: is of a file of JSON lines: give prompts_file, no prompts and no target")
-        whole_numbers(1, top=top)
-        whole_numbers(0, steps=steps, measure=measure)
-        wished = Target(target, against, "all" if position == "all" else whole(position), first_token)
-        one_of("stack", stack, (None, "decoder"))
-        files = input_files(image, audio, inputs, stack, decoder_prompt)
-        own = files if stack or files.option else None
-        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, own, chat=chat)
-        task = Task("attribute", every_position=position == "all", steps=steps, top=top)
-        opened = asked.open(task, heard(progress))
-        require_token_ids(opened.loaded.model)
-        each = None
-        if target_field is not None and prompts_file is not None:
-            each = FieldTargets(target_field, field_of(os.fspath(prompts_file), target_field))
-        options = AttributeOptions(wished, top, steps, continuation, each, measure)
-        report = compute(opened.loaded, opened.prompts, Words(opened.tokenizer), options, heard(progress))
+    one_question(target, against, position, steps, continuation, target_field)
+    if target_field is not None and (prompts is not None or prompts_file is None or target is not None):
+        raise InputError("target_field: is of a file of JSON lines: give prompts_file, no prompts and no target")
+    whole_numbers(1, top=top)
+    whole_numbers(0, steps=steps, measure=measure)
+    wished = Target(target, against, "all" if position == "all" else whole(position), first_token)
+    one_of("stack", stack, (None, "decoder"))
+    files = input_files(image, audio, inputs, stack, decoder_prompt)
+    own = files if stack or files.option else None
+    asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, own, chat=chat)
+    task = Task("attribute", every_position=position == "all", steps=steps, top=top)
+    opened = asked.open(task, heard(progress))
+    require_token_ids(opened.loaded.model)
+    each = None
+    if target_field is not None and prompts_file is not None:
+        each = FieldTargets(target_field, field_of(os.fspath(prompts_file), target_field))
+    options = AttributeOptions(wished, top, steps, continuation, each, measure)
+    report = compute(opened.loaded, opened.prompts, Words(opened.tokenizer), options, heard(progress))
     return AttributeResult.of(report)
 
 
-@options_known
+@computing
 def prune_bound(
     model: Model = None,
     tokenizer: Any = None,
@@ -305,31 +297,29 @@ def prune_bound(
     holdout: a file of prompts that test the chosen sets, or a share of the prompts. remove: the share of parameters, of
     the blocks or of all, that a set is to hold. Sets are written by the command.
     """
-    load_libraries()
-    with undisturbed():
-        from duat_cli.analysis.prune.run import prune_bound as compute
+    from duat_cli.analysis.prune.run import prune_bound as compute
 
-        one_of("metric", metric, (None, "hidden", "kl", "nll"))
-        one_of("ablate", ablate, ("zero", "mean"))
-        one_of("effort", effort, ("quick", "default", "thorough"))
-        probes, measure = effort_of(effort, probes, measure)
-        whole_numbers(2, probes=probes)
-        whole_numbers(0, measure=measure)
-        numbers(budget=budget, confidence=confidence, exceed=exceed, remove=remove)
-        kinds = kinds_of(granularity)
-        one_of("remove_of", remove_of, ("blocks", "all"))
-        whole_numbers(1, rounds=rounds)
-        options = PruneOptions(
-            kinds, metric, probes, measure, budget, confidence, exceed, ablate == "mean", uniform, joint=apart(kinds),
-            remove=remove, of_all=remove_of == "all", rounds=rounds, effort=effort,
-        )  # fmt: skip
-        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, chat=chat)
-        task, held = Task("prune-bound", pruning=options), None if holdout is None else str(holdout)
-        outcome = compute(*asked.open_apart(task, held, heard(progress)), options, heard(progress))
+    one_of("metric", metric, (None, "hidden", "kl", "nll"))
+    one_of("ablate", ablate, ("zero", "mean"))
+    one_of("effort", effort, ("quick", "default", "thorough"))
+    probes, measure = effort_of(effort, probes, measure)
+    whole_numbers(2, probes=probes)
+    whole_numbers(0, measure=measure)
+    numbers(budget=budget, confidence=confidence, exceed=exceed, remove=remove)
+    kinds = kinds_of(granularity)
+    one_of("remove_of", remove_of, ("blocks", "all"))
+    whole_numbers(1, rounds=rounds)
+    options = PruneOptions(
+        kinds, metric, probes, measure, budget, confidence, exceed, ablate == "mean", uniform, joint=apart(kinds),
+        remove=remove, of_all=remove_of == "all", rounds=rounds, effort=effort,
+    )  # fmt: skip
+    asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, chat=chat)
+    task, held = Task("prune-bound", pruning=options), None if holdout is None else str(holdout)
+    outcome = compute(*asked.open_apart(task, held, heard(progress)), options, heard(progress))
     return PruneResult.of(outcome.report)
 
 
-@options_known
+@computing
 def support(
     model: Model = None,
     *,
@@ -338,16 +328,14 @@ def support(
     **loading: Unpack[Loading],
 ) -> SupportResult:
     """`duat support`: how far duat understands a model, in memory too; all_types: every model type."""
-    load_libraries()
-    with undisturbed():
-        from duat_cli.analysis.clock import Clock
-        from duat_cli.analysis.support import support_all, support_of, support_report
+    from duat_cli.analysis.clock import Clock
+    from duat_cli.analysis.support import support_all, support_of, support_report
 
-        clock, asked = Clock(), Asked(model, loading=loading)
-        if all_types and model is not None:
-            raise InputError("all_types: stands in place of a model; give one of them")
-        entries = support_all(heard(progress)) if all_types else [support_of(asked.load(heard(progress)))]
-        report = support_report(entries, clock.run())
+    clock, asked = Clock(), Asked(model, loading=loading)
+    if all_types and model is not None:
+        raise InputError("all_types: stands in place of a model; give one of them")
+    entries = support_all(heard(progress)) if all_types else [support_of(asked.load(heard(progress)))]
+    report = support_report(entries, clock.run())
     return SupportResult.of(report)
 
 
