@@ -206,11 +206,16 @@ class PromptRequest:
 
 def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) -> tuple[LoadedModel, list[Prompt]]:
     """The model, and the prompts as its token ids. Texts, names and headers come first: their errors cost no load."""
-    read = texts.read(progress)
+    reading = open_texts(model, texts, texts.read(progress), progress)
+    return reading.loaded, reading.inputs
+
+
+def open_texts(model: ModelRequest, texts: PromptRequest, read: list[PromptText], progress: Progress) -> Reading:
+    """As `open_session`, of texts that are read, with the tokenizer."""
     reading = open_reading(model, model.find(progress), texts, read, progress)
     if reading.fault is not None:
         raise reading.fault
-    return reading.loaded, reading.inputs
+    return reading
 
 
 @dataclass(frozen=True)
@@ -228,16 +233,15 @@ class Reading:
 def open_reading(
     model: ModelRequest, found: Found, texts: PromptRequest, read: list[PromptText], progress: Progress
 ) -> Reading:
-    """As `open_session`, of a model that is found and texts that are read, with the tokenizer. Where the texts cannot
-    be made tokens, the whole model alone."""
+    """As `open_texts`, of a model that is found; where the texts cannot be made tokens, the whole model alone."""
     made, tokenizer = None, None
     if (files := texts.files) is not None:
-        texts = _of_whole(texts, files) if files.names_blocks else texts
+        asked = replace(files, stack=None) if files.names_blocks else files
+        texts = replace(texts, files=asked)
         progress(0, 0, "loading torch and transformers")
         with uncollected():
             from duat_cli.analysis.prepared import open_prepared, part_of
-        assert texts.files is not None
-        made = open_prepared(model, found, texts, texts.files, read, progress)
+        made = open_prepared(model, found, texts, asked, read, progress)
     if made is None:
         loaded, tokenizer = load_found(model, found, texts, read, progress)
         loaded = loaded if texts.files is None else part_of(loaded, texts.files.part)
@@ -251,11 +255,6 @@ def open_reading(
 
         loaded, inputs = with_chosen_blocks(loaded, inputs, files, trust_remote_code=model.trust_remote_code)
     return Reading(loaded, tokenizer, inputs)
-
-
-def _of_whole(texts: PromptRequest, files: InputFiles) -> PromptRequest:
-    """The same without --stack."""
-    return replace(texts, files=replace(files, stack=None))
 
 
 def open_stacks(
@@ -276,7 +275,7 @@ def open_stacks(
         for asked in asked_of_parts(shell, texts, texts.files):
             yield open_session(model, asked, progress)
         return
-    opened = open_session(model, _of_whole(texts, texts.files), progress)
+    opened = open_session(model, replace(texts, files=replace(texts.files, stack=None)), progress)
     if not is_pair(shell):
         for chain in all_chains(opened[0]):
             yield chain, opened[1]

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, get_args
 from duat_cli.analysis.opening import (
     ModelRequest,
     PromptRequest,
-    load_found,
-    open_session,
+    open_texts,
     open_with_calibration,
     tokens_of,
 )
@@ -178,37 +177,30 @@ class Asked:
 
     def open(self, task: Task, progress: Progress, given: list[PromptText] | None = None) -> Opened:
         """The model and its prompts. given: texts that are read already."""
-        texts = self.texts
-        if self.files is not None:
-            return self._open_files(task, self.files, progress)
-        if self.in_memory:
-            read = given or texts.read(progress)
-            loaded, tokenizer = self._given(progress), self._own_tokenizer()
-        else:
-            request = self.request(task)
-            read = given or texts.read(progress)
-            loaded, tokenizer = load_found(request, request.find(progress), texts, read, progress)
-        return Opened(*tokens_of(loaded, tokenizer, texts, read), lambda: tokenizer)
-
-    def _open_files(self, task: Task, files: InputFiles, progress: Progress) -> Opened:
-        """The same where pictures, sounds and stacks may be asked for."""
+        texts, files = self.texts, self.files
         if not self.in_memory:
             request = self.request(task)
-            loaded, prompts = open_session(request, self.texts, progress)
+            reading = open_texts(request, texts, given or texts.read(progress), progress)
             from duat_cli.loading.model.load import load_tokenizer
 
-            path, trust = loaded.files.path, request.trust_remote_code
-            return Opened(loaded, prompts, lambda: load_tokenizer(path, trust_remote_code=trust))
+            def tokenizer_of() -> Any:
+                if reading.tokenizer is not None:
+                    return reading.tokenizer
+                return load_tokenizer(reading.loaded.files.path, trust_remote_code=request.trust_remote_code)
+
+            return Opened(reading.loaded, reading.inputs, tokenizer_of)
         from duat_cli.analysis.decoding import with_chosen_blocks
         from duat_cli.analysis.prepared import open_given
 
-        texts, whole = self.texts, replace(files, stack=None)
-        read = texts.read(progress)
-        asked = whole if files.names_blocks else files
-        loaded, made = open_given(self._loaded(progress), self.tokenizer, texts, asked, read)
+        read, made = given or texts.read(progress), None
+        if files is None:
+            loaded = self._given(progress)
+        else:
+            asked = replace(files, stack=None) if files.names_blocks else files
+            loaded, made = open_given(self._loaded(progress), self.tokenizer, texts, asked, read)
         if made is None:
             loaded, made = tokens_of(loaded, self._own_tokenizer(), texts, read)
-        if files.names_blocks:
+        if files is not None and files.names_blocks:
             tokenizer = None if files.decoder_prompt is None else self._own_tokenizer()
             if files.decoder_prompt is not None and tokenizer is None:
                 raise InputError("decoder_prompt: a text needs the tokenizer of the model in memory")

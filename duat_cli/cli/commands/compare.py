@@ -85,7 +85,7 @@ def compare(
     Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell.
     """
     from duat_cli.analysis.compare.request import texts_of
-    from duat_cli.analysis.opening import PromptRequest, load_found, open_session, tokens_of
+    from duat_cli.analysis.opening import PromptRequest, open_session, open_texts
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import beside_shared, blocks_of
     from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
@@ -114,15 +114,15 @@ def compare(
             report = fixed(loaded, encoded, own.own, progress)
         else:
             read = PromptRequest([text.text for text in texts.texts], None, asked.max_tokens)
-            loaded, tokenizer = load_found(wanted, wanted.find(progress), read, texts.texts, progress)
-            loaded, encoded = tokens_of(loaded, tokenizer, read, texts.texts)
+            reading = open_texts(wanted, read, texts.texts, progress)
+            tokenizer = reading.tokenizer
             from duat_cli.analysis.compare.run import CompareOptions, Vocabulary
             from duat_cli.analysis.compare.run import compare as compute
             from duat_cli.loading.prompts import said
 
             words = Vocabulary(lambda ids: said(tokenizer, ids, "--prompt: "), frozenset(tokenizer.all_special_ids))
             settings = CompareOptions(chosen, asked.per_prompt, not asked.no_cache, asked.align == "position")
-            report = compute(loaded, texts, encoded, settings, words, progress)
+            report = compute(reading.loaded, texts, reading.inputs, settings, words, progress)
 
     from duat_cli.report.tables.compare import render_compare
 
