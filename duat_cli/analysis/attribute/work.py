@@ -39,7 +39,7 @@ from duat_cli.models.sweep.detached import without_gradient
 from duat_cli.models.sweep.ending import Ending, EndingForm, find_ending
 from duat_cli.models.sweep.lockstep import Pass
 from duat_cli.models.sweep.passes import Behind, Recorded, RecordingPass
-from duat_cli.models.terms.sites import BlockSites, Sites, block_sites, find_sites
+from duat_cli.models.terms.sites import BlockSites, Sites, block_sites
 
 
 @dataclass
@@ -95,19 +95,12 @@ class Work:
     def run(self, prompts: Mapping[int, Prompt]) -> list[Found]:
         """Those of these numbers, in their order."""
         session, model = self._session, self._model
-        if session.weights is None:
-            if not self.sites:
-                self.sites = find_sites(session.structure, like=session.loaded.like)
-                give_back_free_memory()
-            waves = [[number] for number in prompts]
-        else:
-            waves = self._waves(prompts)
         found = []
-        for numbers in waves:
+        for numbers in [[number] for number in prompts] if session.weights is None else self._waves(prompts):
             device = session.loaded.device
             every = [(k, prompts[k].input_ids, placed(prompts[k].given, device, model.dtype)) for k in numbers]
             wave = [_Prompt(k, ids.to(device), Prediction(model, given)) for k, ids, given in every]
-            self._record(wave, first=self.form is None)
+            self._record(wave)
             found += self._back(wave)
         return sorted(found, key=lambda one: one.prompt)
 
@@ -117,28 +110,23 @@ class Work:
         numbers, tokens = list(prompts), [prompt.input_ids.shape[1] for prompt in prompts.values()]
         return [[numbers[k] for k in wave] for wave in recorded_waves(tokens, self._session.depth, width, size)]
 
-    def _record(self, wave: list[_Prompt], *, first: bool) -> None:
-        """Run prompts, and with the first of them the probe prompt."""
-        running = [self._probe, *wave] if first else wave
-        if self._session.weights is not None and first:
-            self._session.discover_beside(lambda found: self._guest(found, running))
-        else:
-            for prompt in running:
+    def _record(self, wave: list[_Prompt]) -> None:
+        """Run prompts, and with the first of them, beside the discovery, the probe prompt."""
+        if self.form is not None:
+            for prompt in wave:
                 prompt.record = RecordingPass(self._session.structure, prompt.forward)
-            self._session.together([p.record for p in running if p.record is not None])
-            if first:
-                self.chain = Chain(self._session.structure, self._probe.forward)
-                self._session.together(self.chain.passes)
-        if first:
-            structure = self._session.structure
-            if structure.seams:
-                raise UnsupportedModelError(
-                    f"{type(self._model).__name__}: adds features of pictures to the stream between blocks, which are "
-                    "no part here yet; duat inspect carries them, and a prompt without pictures has none"
-                )
-            self._progress(0, 1, "what stands between the last block and the output")
-            self.form = find_ending(self._model, self._behind(self._probe))
-            self._probe.record = None
+            self._session.together([p.record for p in wave if p.record is not None])
+            return
+        self._session.discover_beside(lambda found: self._guest(found, [self._probe, *wave]))
+        give_back_free_memory()
+        if self._session.structure.seams:
+            raise UnsupportedModelError(
+                f"{type(self._model).__name__}: adds features of pictures to the stream between blocks, which are "
+                "no part here yet; duat inspect carries them, and a prompt without pictures has none"
+            )
+        self._progress(0, 1, "what stands between the last block and the output")
+        self.form = find_ending(self._model, self._behind(self._probe))
+        self._probe.record = None
 
     def _behind(self, prompt: _Prompt) -> Behind:
         return Behind(self._session.structure, prompt.forward, prompt.recorded(), self._session.weights)
