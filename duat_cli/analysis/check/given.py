@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from duat_cli.analysis.check.run import NO_ADAPTER, asking_of, report_of, seen, settings, with_answers
+from duat_cli.analysis.check.run import NO_ADAPTER, Ran, run_of, seen, settings, with_answers
 from duat_cli.checks.rule import Evidence
 from duat_cli.checks.verdict.conclude import CheckPlan, conclude
 from duat_cli.checks.weights import facts_of
-from duat_cli.errors import DuatError
 from duat_cli.loading.model.given import streamed
 
 if TYPE_CHECKING:
@@ -43,13 +42,11 @@ def check_given(
     weights = facts_of(streamed(whole, files.tensors), len(files.tensors), progress)
     evidence = Evidence(files, weights)
     evidence.absent.update({"load": IN_MEMORY, "tokenizer": IN_MEMORY, "declared": IN_MEMORY, "adapter": NO_ADAPTER})
-    report: InspectReport | None = None
-    fault: DuatError | None = None
-    asking = asking_of(tokenizer) if plan.asks else None
+    ran = Ran(loaded)
     if plan.forward:
-        report, fault = report_of(settings(plan, also, cache=False), loaded, inputs, asking, progress)
-    evidence, subject, ran = seen(plan, evidence, loaded, inputs, (report, fault), asking, progress)
+        ran = run_of(plan, settings(plan, also, cache=False), loaded, inputs, tokenizer, progress)
+    evidence, subject = seen(plan, evidence, ran, inputs, progress)
     found, _ = conclude(plan, with_answers(evidence, ran), subject, run(None, device=loaded.device))
-    if fault is not None and found.verdict == "passed":
-        raise fault
-    return found, report
+    if ran.fault is not None and found.verdict == "passed":
+        raise ran.fault
+    return found, ran.report

@@ -66,10 +66,14 @@ class CheckRequest:
 
 @dataclass(frozen=True)
 class Ran:
-    """A model that ran, and what it answered."""
+    """A model, and what a run of it gave."""
 
     loaded: LoadedModel
-    asking: Asking
+    report: InspectReport | None = None
+    """None where its weights are not finite, or where the error says why."""
+    fault: DuatError | None = None
+    asking: Asking | None = None
+    """What it answered; None where there is no report, or no rule asks."""
 
 
 def check(plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFacts) -> tuple[CheckReport, str | None]:
@@ -88,25 +92,24 @@ def check(plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFa
     adapter = _adapter(request, progress)
     if adapter is not None:
         request = replace(request, texts=replace(request.texts, template=adapter.path))
-    undefined: DuatError | None = None
     facts: RunFacts = run
+    ran: Ran | None = None
     if plan.forward:
-        evidence, subject, undefined, ran, loaded = _with_model(plan, request, found, read, progress)
-        facts = functools.partial(run, loaded.planned_memory, device=loaded.device)
+        evidence, subject, ran = _with_model(plan, request, found, read, progress)
+        facts = functools.partial(run, ran.loaded.planned_memory, device=ran.loaded.device)
     else:
-        ran = None
         evidence, subject = _without_model(plan, found, progress)
     if adapter is None:
         evidence.absent["adapter"] = NO_ADAPTER
     else:
         at = str(adapter.path / ADAPTER_CONFIG)
         evidence = replace(evidence, adapter=_lint(adapter, found, progress), adapter_file=at)
-    tuned = None if adapter is None or ran is None else _tuned(adapter, found, ran, progress)
-    evidence = with_answers(evidence, ran, tuned)
+    if ran is not None:
+        evidence = with_answers(evidence, ran, None if adapter is None else _tuned(adapter, found, ran, progress))
     ran_in = [one.run.peak_memory_bytes or 0 for one in (evidence.report, evidence.slack) if one is not None]
     report, text = conclude(plan, evidence, subject, facts(shared=max(ran_in, default=0)))
-    if undefined is not None and (plan.update or report.verdict == "passed"):
-        raise undefined
+    if ran is not None and ran.fault is not None and (plan.update or report.verdict == "passed"):
+        raise ran.fault
     return report, text
 
 
@@ -134,9 +137,8 @@ def _without_model(plan: CheckPlan, found: Found, progress: Progress) -> tuple[E
 
 def _with_model(
     plan: CheckPlan, request: CheckRequest, found: Found, read: list[PromptText], progress: Progress
-) -> tuple[Evidence, Subject, DuatError | None, Ran | None, LoadedModel]:
-    """The model loaded and, where its weights are numbers, run; why the run says nothing, if it does not; and the
-    model."""
+) -> tuple[Evidence, Subject, Ran]:
+    """The model loaded and, where its weights are numbers, run."""
     model = replace(request.model, task=replace(task_of(plan), processes=request.processes))
     try:
         reading = open_reading(model, found, request.texts, read, progress)
@@ -146,8 +148,6 @@ def _with_model(
 
     loaded, inputs = reading.loaded, reading.inputs
     declared = _declared(found, reading, request, read)
-    report: InspectReport | None = None
-    undefined: DuatError | None = reading.fault  # the rule on the tokenizer may say why
     weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
     evidence = Evidence(found.files, weights, unexpected=loaded.unexpected, spare=loaded.spare)
     files = request.texts.files
@@ -155,55 +155,47 @@ def _with_model(
     evidence = replace(evidence, overrides=_overrides(loaded), written=written)
     if reading.tokenizer is None:
         evidence.absent["tokenizer"] = NO_TEXT
-    asking: Asking | None = None
-    if undefined is None:
+    ran = Ran(loaded, fault=reading.fault)  # the rule on the tokenizer may say why
+    if ran.fault is None:
         declared = replace(declared, tokens=made_hash(inputs))
-        asking = asking_of(reading.tokenizer) if plan.asks else None
-        report, undefined = report_of(settings(plan), loaded, inputs, asking, progress)
-    evidence = replace(evidence, declared=declared)
-    evidence, subject, ran = seen(plan, evidence, loaded, inputs, (report, undefined), asking, progress)
-    return evidence, subject, None if report is not None else undefined, ran, loaded
+        ran = run_of(plan, settings(plan), loaded, inputs, reading.tokenizer, progress)
+    return *seen(plan, replace(evidence, declared=declared), ran, inputs, progress), ran
 
 
 def seen(
-    plan: CheckPlan,
-    evidence: Evidence,
-    loaded: LoadedModel,
-    inputs: list[Prompt],
-    found: tuple[InspectReport | None, DuatError | None],
-    asking: Asking | None,
-    progress: Progress,
-) -> tuple[Evidence, Subject, Ran | None]:
-    """The evidence with what the run showed, or with why it showed nothing. found: as `report_of` gives it."""
-    report, undefined = found
+    plan: CheckPlan, evidence: Evidence, ran: Ran, inputs: list[Prompt], progress: Progress
+) -> tuple[Evidence, Subject]:
+    """The evidence with what the run showed, or with why it showed nothing."""
+    loaded, report = ran.loaded, ran.report
     if report is None:  # the rules on weights say what is zero, or not finite
-        why = str(undefined or "weights that are not finite leave nothing to compute")
+        why = str(ran.fault or "weights that are not finite leave nothing to compute")
         evidence.absent.update({"report": why, "slack": why, "behaviour": why})
-        evidence = replace(evidence, silent=isinstance(undefined, NoSignalError))
-        warnings = (*loaded.warnings, *loaded.value_notes())
-        return evidence, Subject(loaded.name, loaded.revision, None, warnings), None
-    subject = Subject(loaded.name, loaded.revision, report.model.fingerprint, tuple(report.warnings))
+        evidence = replace(evidence, silent=isinstance(ran.fault, NoSignalError))
+        return evidence, Subject(loaded.name, loaded.revision, None, (*loaded.warnings, *loaded.value_notes()))
     if loaded.like is not None:
         evidence.absent["slack"] = "terms are ablated where token ids alone are read"
-    if asking is None:
+    if ran.asking is None:
         evidence.absent["behaviour"] = "no rule that is on needs it"
-    evidence = replace(evidence, report=report, slack=_slack(plan, loaded, inputs, progress))
-    return evidence, subject, None if asking is None else Ran(loaded, asking)
+    subject = Subject(loaded.name, loaded.revision, report.model.fingerprint, tuple(report.warnings))
+    return replace(evidence, report=report, slack=_slack(plan, loaded, inputs, progress)), subject
 
 
-def report_of(
+def run_of(
+    plan: CheckPlan,
     options: InspectOptions,
     loaded: LoadedModel,
     inputs: list[Prompt],
-    asking: Asking | None,
+    tokenizer: Any,
     progress: Progress,
-) -> tuple[InspectReport | None, DuatError | None]:
-    """The model run on the prompts; none where its weights are not finite, or where the error says why.
+) -> Ran:
+    """The model run on the prompts.
 
-    Of weights that are read block by block it is known behind the run alone whether they are.
+    Of weights that are read block by block it is known behind the run alone whether they are finite.
     """
+    from duat_cli.analysis.check.behaviour import Asking
     from duat_cli.analysis.inspect.run import inspect
 
+    asking = Asking(tokenizer) if plan.asks else None
     found: InspectReport | None = None
     fault: UnsupportedModelError | CheckpointError | None = None
     if not loaded.nonfinite_weights:
@@ -219,11 +211,13 @@ def report_of(
                 raise
     loaded.value_notes()
     if loaded.nonfinite_weights:
-        return None, None
-    if fault is None or isinstance(fault, (NoSignalError, ForwardError)):
-        return found, fault
+        return Ran(loaded)
+    if fault is None:
+        return Ran(loaded, found, asking=asking)
+    if isinstance(fault, (NoSignalError, ForwardError)):
+        return Ran(loaded, fault=fault)
     if isinstance(fault, UnsupportedModelError):
-        return None, _with_hint(fault)
+        return Ran(loaded, fault=_with_hint(fault))
     raise fault
 
 
@@ -236,22 +230,18 @@ def _overrides(loaded: LoadedModel) -> tuple[Override, ...]:
     return judged(loaded, overrides(loaded.files.config))
 
 
-def asking_of(tokenizer: Any) -> Asking:
-    from duat_cli.analysis.check.behaviour import Asking
-
-    return Asking(tokenizer)
-
-
-def _tuned(adapter: AdapterFiles, found: Found, ran: Ran, progress: Progress) -> TunedBehaviour:
+def _tuned(adapter: AdapterFiles, found: Found, ran: Ran, progress: Progress) -> TunedBehaviour | None:
+    if ran.asking is None:
+        return None
     from duat_cli.analysis.check.tuned import tuned_behaviour
 
     progress(0, 0, f"the model with the adapter {adapter.name}")
     return tuned_behaviour(adapter, found, ran.loaded, ran.asking)
 
 
-def with_answers(evidence: Evidence, ran: Ran | None, tuned: TunedBehaviour | None = None) -> Evidence:
+def with_answers(evidence: Evidence, ran: Ran, tuned: TunedBehaviour | None = None) -> Evidence:
     """With what the model answers. tuned: what it does with an adapter applied."""
-    if ran is None:
+    if ran.asking is None:
         return evidence
     behaviour, answers = ran.asking.found(tuned)
     if not behaviour.predictions:
