@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -14,9 +13,6 @@ from duat_cli.cli.shared.grouped import Options, grouped
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 
 if TYPE_CHECKING:
-    from duat_cli.analysis.clock import Clock
-    from duat_cli.analysis.lora.run import LoraRequest
-    from duat_cli.analysis.opening import PromptRequest
     from duat_cli.analysis.progress import Progress as Heard
     from duat_cli.analysis.shards.ranks import Ranks
     from duat_cli.results.lora import LoraReport
@@ -113,8 +109,17 @@ def lora_diff(
         cache=not asked.no_cache,
         processes=1 if asked.out is not None else processes(),
     )
+
+    def into(ranks: Ranks, progress: Heard) -> LoraReport | None:
+        from duat_cli.analysis.shards.lora import IntoFolder
+
+        kept = IntoFolder(Path(asked.out or ""), request.large, asked.max_tokens, ranks, progress)
+        return compute(replace(request, into=kept), progress, clock.run)
+
     if asked.out is not None:
-        report = as_rank(base, _kept(request), functools.partial(_into, request, Path(asked.out), clock), talk)
+        if texts is None:
+            raise InputError("--out: keeps the results of prompts; give --prompts FILE, or --default-prompts")
+        report = as_rank(base, texts, into, talk)
     else:
         if base is None and texts is None:
             talk.note("no BASE given: using the bundled demo model and its adapter")
@@ -129,22 +134,6 @@ def lora_diff(
 
     presentation.emit(report, render_lora, talk)
     return EXIT_SOUND if is_sound(report, asked.lint) else EXIT_FINDINGS
-
-
-def _kept(request: LoraRequest) -> PromptRequest:
-    """The prompts whose results are kept."""
-    if request.texts is None:
-        raise InputError("--out: keeps the results of prompts; give --prompts FILE, or --default-prompts")
-    return request.texts
-
-
-def _into(request: LoraRequest, out: Path, clock: Clock, ranks: Ranks, progress: Heard) -> LoraReport | None:
-    from duat_cli.analysis.lora.run import lora_diff as compute
-    from duat_cli.analysis.shards.lora import IntoFolder
-
-    max_tokens = None if request.texts is None else request.texts.max_tokens
-    into = IntoFolder(out, request.large, max_tokens, ranks, progress)
-    return compute(replace(request, into=into), progress, clock.run)
 
 
 def is_sound(report: LoraReport, lint: bool = False) -> bool:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import grouped
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND
-
-if TYPE_CHECKING:
-    from duat_cli.analysis.shards.merge import Report
 
 
 @grouped
@@ -48,16 +44,9 @@ def merge(
         report = compute(Folder.read(Path(directory)), clock.run, progress)
 
     from duat_cli.api.words import MERGED
+    from duat_cli.cli.commands.lora_diff import is_sound
 
     result = MERGED[report.command].of(report)
     presentation.emit(result, lambda one, page: one.render(page), talk)
-    return EXIT_SOUND if _is_sound(report) else EXIT_FINDINGS
-
-
-def _is_sound(report: Report) -> bool:
-    """As the command says that kept the results."""
-    if report.command == "lora-diff":
-        from duat_cli.cli.commands.lora_diff import is_sound
-
-        return is_sound(report)
-    return report.certificate.exact
+    sound = is_sound(report) if report.command == "lora-diff" else report.certificate.exact
+    return EXIT_SOUND if sound else EXIT_FINDINGS

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import grouped
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, EXIT_UNDECIDED, InputError
-
-if TYPE_CHECKING:
-    from duat_cli.analysis.opening import ModelRequest
-    from duat_cli.cli.terminal.progress import Progress
-    from duat_cli.cli.terminal.talk import Talk
-    from duat_cli.results.support import SupportEntry
 
 _EXIT_CODES = {"exact": EXIT_SOUND, "partly": EXIT_FINDINGS, "refused": EXIT_UNDECIDED}
 
@@ -40,8 +32,10 @@ def support(
     Exit code for one model: 0 exact, 1 partly, 2 refused. With --all: 0.
     """
     from duat_cli.analysis.clock import Clock
-    from duat_cli.cli.shared.presentation import Presentation, talk_of
+    from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
+    from duat_cli.cli.terminal import libraries
     from duat_cli.cli.terminal.progress import Progress
+    from duat_cli.loading.importing import uncollected
 
     if all_types and model is not None:
         raise InputError(f"MODEL '{model}' and --all exclude each other")
@@ -50,35 +44,25 @@ def support(
     presentation = Presentation.of(shown.output, shown.form, shown.json, voice.no_color, page=False)
     clock = Clock()
 
+    if not all_types:
+        announce(wanted.model, talk)
     with Progress(talk) as progress:
-        entries = _all_types(talk, progress) if all_types else [_one_model(wanted, talk, progress)]
+        if all_types:
+            libraries.calm(talk)
+            progress.doing("loading transformers")
+            with uncollected():
+                from duat_cli.analysis.support import support_all
+
+            entries = support_all(progress)
+        else:
+            loaded = wanted.load(wanted.find(progress), progress)
+            progress.doing("checking its parts")
+            from duat_cli.analysis.support import support_of
+
+            entries = [support_of(loaded)]
 
     from duat_cli.analysis.support import support_report
     from duat_cli.report.tables.support import render_support
 
     presentation.emit(support_report(entries, clock.run()), render_support, talk)
     return EXIT_SOUND if all_types else _EXIT_CODES[entries[0].status]
-
-
-def _all_types(talk: Talk, progress: Progress) -> list[SupportEntry]:
-    from duat_cli.cli.terminal import libraries
-
-    libraries.calm(talk)
-    progress.doing("loading transformers")
-    from duat_cli.loading.importing import uncollected
-
-    with uncollected():
-        from duat_cli.analysis.support import support_all
-
-    return support_all(progress)
-
-
-def _one_model(wanted: ModelRequest, talk: Talk, progress: Progress) -> SupportEntry:
-    from duat_cli.cli.shared.presentation import announce
-
-    announce(wanted.model, talk)
-    loaded = wanted.load(wanted.find(progress), progress)
-    progress.doing("checking its parts")
-    from duat_cli.analysis.support import support_of
-
-    return support_of(loaded)
