@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from duat_cli import __version__
 from duat_cli.checks import baseline as baselines
@@ -292,20 +293,11 @@ def _baseline_facts(
     declared = _changes(old.declared, fresh.declared or {}) if old and old.declared is not None else []
     moved.sort(key=lambda change: baselines.metric_of(change.key).kind != "tensor")  # causes first
     changes = [*_changes(*heads), *declared, *moved]
-    if failed:
-        status = "not written"
-    elif old is None:
-        status = "created"
-    else:
-        status = "updated" if changes else "unchanged"
-    return BaselineFacts.model_validate(
-        {
-            "file": plan.baseline_name,
-            "status": status,
-            "entries": len(fresh.metrics),
-            "changes": changes if old else [],
-        }
-    )
+    status: Literal["not written", "created", "updated", "unchanged"] = "updated" if changes else "unchanged"
+    if failed or old is None:
+        status = "not written" if failed else "created"
+    held = len(fresh.metrics)
+    return BaselineFacts(file=plan.baseline_name, status=status, entries=held, changes=changes if old else [])
 
 
 def _changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[Change]:
