@@ -117,7 +117,8 @@ class Work:
                 prompt.record = RecordingPass(self._session.structure, prompt.forward)
             self._session.together([p.record for p in wave if p.record is not None])
             return
-        self._session.discover_beside(lambda found: self._guest(found, [self._probe, *wave]))
+        guest = self._session.discover_beside(lambda found: _Guest(found, self._probe, wave))
+        self.sites, self.chain = guest.sites, guest.chain
         give_back_free_memory()
         if self._session.structure.seams:
             raise UnsupportedModelError(
@@ -130,10 +131,6 @@ class Work:
 
     def _behind(self, prompt: _Prompt) -> Behind:
         return Behind(self._session.structure, prompt.forward, prompt.recorded(), self._session.weights)
-
-    def _guest(self, found: Discovered, running: Sequence[_Prompt]) -> _Guest:
-        self.chain = Chain(found, self._probe.forward)
-        return _Guest(found, running, self.sites, self.chain)
 
     def _back(self, wave: list[_Prompt]) -> list[Found]:
         """The gradients of a wave's targets through all blocks."""
@@ -240,25 +237,23 @@ class _UnderWay:
 
 
 class _Guest:
-    """The prompts of the first wave, recorded beside the discovery of a model that is read block by block."""
+    """The probe prompt and those of the first wave, recorded beside the discovery of the model."""
 
-    def __init__(
-        self, found: Discovered, prompts: Sequence[_Prompt], sites: dict[nn.Module, BlockSites], chain: Chain
-    ) -> None:
-        self._sites, self._chain = sites, chain
-        sites.clear()
-        for prompt in prompts:
+    def __init__(self, found: Discovered, probe: _Prompt, wave: Sequence[_Prompt]) -> None:
+        self.sites: dict[nn.Module, BlockSites] = {}
+        self.chain, self._passes = Chain(found, probe.forward), list[RecordingPass]()
+        for prompt in (probe, *wave):
             prompt.record = RecordingPass(found, prompt.forward)
-        self._passes = [prompt.record for prompt in prompts if prompt.record is not None]
+            self._passes.append(prompt.record)
 
     def proved(self, parts: BlockModules, written: Trace) -> None:
-        self._sites[parts.module] = block_sites(parts, written)
+        self.sites[parts.module] = block_sites(parts, written)
 
     def probe(self, run: BlockRun) -> None:
         """Nothing is asked of it."""
 
     def passes(self) -> Sequence[Pass]:
-        return [*self._chain.passes, *self._passes]
+        return [*self.chain.passes, *self._passes]
 
 
 class Prediction:

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress as Heard
     from duat_cli.analysis.prune.run import PruneOutcome
     from duat_cli.analysis.shards.ranks import Ranks
-    from duat_cli.cli.shared.presentation import Presentation
     from duat_cli.cli.terminal.output import Target
     from duat_cli.cli.terminal.progress import Progress
-    from duat_cli.cli.terminal.talk import Talk
     from duat_cli.results.prune.sets import Plan
     from duat_cli.results.prune.written import Written
 
@@ -122,12 +120,9 @@ def prune_bound(
         announce(model, talk)
         with Progress(talk) as progress:
             outcome = opened(None, progress)
-    return EXIT_SOUND if outcome is None else _shown(outcome, chosen, presentation, talk)  # the first rank has it
+    if outcome is None:
+        return EXIT_SOUND  # the first rank has it
 
-
-def _shown(outcome: PruneOutcome, chosen: _Chosen, presentation: Presentation, talk: Talk) -> int:
-    """The report, and what of it is written."""
-    from duat_cli.cli.terminal.progress import Progress
     from duat_cli.report.tables.prune.report import render_prune
 
     report = outcome.report
