@@ -33,7 +33,7 @@ from duat_cli.models.discovery.modality import Given, placed, stack_of
 from duat_cli.models.discovery.structure import ENCODER_ALONE, ModelStructure, discover, run_stack
 from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun, Rig
-from duat_cli.models.sweep.lockstep import Guest, Pass, Weights, forwards, one_by_one, shown, side_by_side, together
+from duat_cli.models.sweep.lockstep import Guest, Pass, Weights, one_by_one, shown, side_by_side, together
 from duat_cli.models.value_path.factors import checked
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
@@ -304,10 +304,6 @@ class Session:
             found = run.parts.mixer is None, run.attention[0].rows.heads, run.attention[0].value.shape[1]
             self.heads_differ |= self._most[0] and found[0] and found != self._most
             self._most = _, self.heads, self.kv_heads = max(self._most, found)
-
-    def forwards(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """What plain passes of the model give, all at once where its weights are read block by block."""
-        return forwards(self.weights, calls)
 
     def operator(self, run: BlockRun, step: Step) -> AttentionOperator:
         """W' of this block and input; UnsupportedModelError says why there is none.

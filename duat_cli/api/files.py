@@ -107,7 +107,10 @@ def check(
         files = input_files(image, audio, inputs, stack, decoder_prompt)
         asked, clock = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files, chat=chat), Clock()
         if asked.in_memory:
-            _refuse_files(baseline=baseline, adapter=adapter, update_baseline=update_baseline or None)
+            given = {"baseline": baseline, "adapter": adapter, "update_baseline": update_baseline or None}
+            for name, value in given.items():
+                if value is not None:
+                    raise InputError(f"{name}: only of a checkpoint's files; give a folder or a hub id")
         dtype = loading.get("dtype", "float32")
         target = FileTarget.of("baseline", folder(baseline)) if update_baseline and baseline is not None else None
         if target is not None:
@@ -132,13 +135,6 @@ def check(
         if target is not None and text is not None:
             target.write(text)
     return CheckResult.of(report)
-
-
-def _refuse_files(**given: object) -> None:
-    """What only stands beside files."""
-    for name, value in given.items():
-        if value is not None:
-            raise InputError(f"{name}: only of a checkpoint's files; give a folder or a hub id")
 
 
 @options_known

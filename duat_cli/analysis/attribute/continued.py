@@ -20,6 +20,7 @@ from duat_cli.analysis.session import Session
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt, limits
 from duat_cli.models.discovery.causality import head_of
+from duat_cli.models.sweep.lockstep import forwards
 from duat_cli.results.attribute import Attribution, Continuation, Source, TokenName
 
 
@@ -52,7 +53,7 @@ def continued(
     ids = [p.input_ids.to(session.loaded.device) for _, p in prompts]
     for step in range(steps):
         progress(step, steps, "the greedy tokens")
-        found = session.forwards([functools.partial(_last, session, one) for one in ids])
+        found = forwards(session.weights, [functools.partial(_last, session, one) for one in ids])
         ids = [torch.cat([one, row.argmax()[None, None]], dim=1) for one, row in zip(ids, found, strict=True)]
     return [(replace(p, input_ids=one.cpu()), steps) for (_, p), one in zip(prompts, ids, strict=True)]
 

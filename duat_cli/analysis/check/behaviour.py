@@ -5,13 +5,12 @@ A masked language model says nothing about a token that it is shown, so its prom
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from duat_cli.analysis.check.tally import Tally, unigram
@@ -25,7 +24,7 @@ from duat_cli.models.discovery.causality import HeadTest, decoder_logits, head_l
 from duat_cli.models.discovery.growing import Growing
 from duat_cli.models.discovery.modality import placed_tensors, stack_of
 from duat_cli.models.discovery.structure import run_stack
-from duat_cli.models.sweep.lockstep import Guest, Riders
+from duat_cli.models.sweep.lockstep import Call, Guest, Riders
 from duat_cli.results.behaviour import Behaviour, Predicts, TunedBehaviour
 
 EVERY = 7  # a masked language model is asked at every seventh token, about the share that such models are trained on
@@ -74,7 +73,7 @@ class Asking:
         self.questions: list[Question] = []
         self._tally, self._embeddings = Tally(), list[list[float]]()
         self._why_none = _NO_HEAD
-        self._later: list[_Masked] = []  # that run once all prompts are through
+        self._later: list[Call] = []  # that run once all prompts are through
 
     # -- with the sweep ----------------------------------------------------------------------------------------
 
@@ -109,7 +108,7 @@ class Asking:
         elif self.predicts == "embedding":
             answer.embedding = _embedding(hidden_states(output))
         elif question.at:
-            masked = _Masked(model, answer, device)
+            masked = Call(functools.partial(_masked, model, answer, device))
             if session.weights is None:
                 session.together([masked])
             else:
@@ -223,18 +222,10 @@ def _decoded(loaded: LoadedModel, prompt: Prompt, output: Any) -> Tensor | None:
     return decoder_logits(loaded.pair, loaded.model, output, given)
 
 
-class _Masked:
-    """A pass over a prompt with masked tokens; leaves their logits, (masked, V), in the answer's tally."""
-
-    def __init__(self, model: Any, answer: Answer, device: str) -> None:
-        self._model, self._answer, self._ids = model, answer, answer.question.ids.to(device)
-
-    def active(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.no_grad()
-
-    def run(self) -> None:
-        question = self._answer.question
-        self._answer.tally.add(run_stack(self._model, self._ids).logits[0][list(question.at)], question.targets)
+def _masked(model: Any, answer: Answer, device: str) -> None:
+    """A prompt with masked tokens through the model; leaves their logits, (masked, V), in the answer's tally."""
+    question = answer.question
+    answer.tally.add(run_stack(model, question.ids.to(device)).logits[0][list(question.at)], question.targets)
 
 
 def _embedding(hidden: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from duat_cli.models.instrument.attention import StoredRows
 from duat_cli.models.instrument.held import Held, HeldRig
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routed, Routers, mean_routed
+from duat_cli.models.sweep.lockstep import Call
 from duat_cli.models.value_path.operator import whole_rows
 from duat_cli.results.compare import ComparedPrompt, CompareReport, FixedLoss, FixedParameters
 from duat_cli.statistics.bootstrap import FEWEST, paired_interval
@@ -53,22 +54,16 @@ class Captured:
         return Held([StoredRows(H) for H in self.attention], norms, self.routers if kind == KINDS[2] else {})
 
 
-class LossPass:
-    """A pass of the whole model for the loss of its prompt's own tokens, under instruments or none."""
-
-    def __init__(self, model: Any, ids: Tensor, rig: HeldRig | None = None) -> None:
-        self._model, self._ids, self._rig = model, ids, rig
-        self.loss = 0.0
+def loss_pass(model: Any, ids: Tensor, rig: HeldRig | None = None) -> Call:
+    """A pass of the whole model, under instruments or none, for the mean negative log likelihood of its prompt's tokens
+    behind the first, nats."""
 
     @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """What `run` needs around it."""
-        with torch.no_grad(), contextlib.nullcontext() if self._rig is None else self._rig.active():
+    def active() -> Iterator[None]:
+        with torch.no_grad(), contextlib.nullcontext() if rig is None else rig.active():
             yield
 
-    def run(self) -> None:
-        """Leaves the mean negative log likelihood of the tokens behind the first, nats."""
-        self.loss = mean_loss(run_stack(self._model, self._ids).logits[0, :-1], self._ids[0, 1:])
+    return Call(lambda: mean_loss(run_stack(model, ids).logits[0, :-1], ids[0, 1:]), active)
 
 
 def fixed(loaded: LoadedModel, prompts: Sequence[Prompt], own: bool, progress: Progress) -> CompareReport:
@@ -175,19 +170,18 @@ def _losses(session: Session, prompts: Sequence[Prompt], captured: list[dict[int
         "another prompt": lambda number: captured[(number + 1) % len(captured)],
         "mean": lambda _number: mean,
     }
-    live = [LossPass(model, one) for one in ids]
+    live = [loss_pass(model, one) for one in ids]
     routed = any(block.routers for block in captured[0].values())
     held = {
-        (kind, source): [LossPass(model, one, _rig(structure, kind, taken(number))) for number, one in enumerate(ids)]
+        (kind, source): [loss_pass(model, one, _rig(structure, kind, taken(number))) for number, one in enumerate(ids)]
         for kind in (KINDS if routed else KINDS[:2])
         for source, taken in sources.items()
     }
     session.together([*live, *(one for passes in held.values() for one in passes)])
-    base = [one.loss for one in live]
-    runs = [_loss(kind, source, [one.loss for one in passes], base) for (kind, source), passes in held.items()]
-    error = max(
-        abs(one.loss - b) for (_, s), passes in held.items() if s == "own" for one, b in zip(passes, base, strict=True)
-    )
+    base = [one.output for one in live]
+    runs = [_loss(kind, source, [one.output for one in passes], base) for (kind, source), passes in held.items()]
+    own = [passes for (_, source), passes in held.items() if source == "own"]
+    error = max(abs(one.output - b) for passes in own for one, b in zip(passes, base, strict=True))
     tolerance = tolerance_for(model.dtype)
     return FixedParameters(
         tokens=ids[0].shape[1],

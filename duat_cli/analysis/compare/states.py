@@ -18,7 +18,6 @@ from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routed as RouterCall
 from duat_cli.models.value_path.operator import AttentionOperator, whole_rows
 from duat_cli.operators.input_change import Routed
-from duat_cli.operators.kronecker import HeadFactors
 from duat_cli.operators.kronecker import gram as gram_of
 
 KEPT_BYTES = 4 << 30  # of one prompt
@@ -61,10 +60,10 @@ def state_of(
     routed, seen, gram, why = None, None, None, ""
     try:
         operator = session.operator(run, step)
-        sources, channels = _channels(operator)
-        routed = _routed(operator, sources)
+        channels = operator.by_channel()
+        routed = _routed(operator, channels.source_scale)
         seen = _seen(routed.attention, operator.allowed)
-        gram = session.geometry(run.index).gram if operator.gate is None else gram_of(channels)
+        gram = session.geometry(run.index).gram if operator.gate is None else gram_of(channels.factors)
     except UnsupportedModelError as fault:
         why = str(fault)
     bias = step.bias()
@@ -87,19 +86,10 @@ def state_of(
     )
 
 
-def _channels(operator: AttentionOperator) -> tuple[Tensor, HeadFactors]:
-    """Source scale and factors of single channels, without their H, (heads d, N, N); of heads where there is no gate.
-
-    UnsupportedModelError where that H is too large.
-    """
-    apart = operator.by_channel()
-    return apart.source_scale, apart.factors
-
-
 def _routed(operator: AttentionOperator, sources: Tensor) -> Routed:
     """Ĥ by its factors; a gate is a scale of every channel by token, and channels take the place of heads.
 
-    sources: as of `_channels`.
+    sources: scales of single channels by source token, (heads d, N); of heads where there is no gate.
     """
     attention = whole_rows(operator.rows)
     if operator.gate is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -108,6 +108,7 @@ def _null(
     """None where it is not asked for."""
     if options.null != "all":
         return None
+    like = {p.input_ids.shape[1]: p.prepared for p in prompts if p.prepared is not None}  # by the count of positions
     return untrained(
         session.loaded,
         len(session.structure.calls),
@@ -115,7 +116,7 @@ def _null(
         options.threshold,
         cache=options.cache,
         processes=processes,
-        like=_prepared_by_count(prompts),
+        like=like or None,
     )
 
 
@@ -163,12 +164,6 @@ def sweep_in_order(
         while begun in waiting:
             yield pickle.loads(waiting.pop(begun))
             begun += 1
-
-
-def _prepared_by_count(prompts: Sequence[Prompt]) -> dict[int, Mapping[str, Tensor]] | None:
-    """What a model that reads no token ids is run on, by the count of its positions; None for token ids."""
-    found = {p.input_ids.shape[1]: p.prepared for p in prompts if p.prepared is not None}
-    return found or None
 
 
 def report_head(session: Session) -> InspectHead:

@@ -89,7 +89,9 @@ def check(
     with Outlets(model) as outlets:
         talk = talk_of(voice)
         outlets.open(places.form, places.json, places.output, places.report or [], voice.no_color)
-        _refuse_no_model(model)
+        if model is None and any(os.environ.get(name) for name in ("CI", "PRE_COMMIT")):
+            # a job whose variable is empty would pass, on the bundled demo
+            raise InputError("MODEL missing: a gate does not fall back to the bundled demo; give a folder or a hub id")
         wanted = loading.request(model)
         from duat_cli.analysis.check.run import CheckRequest
         from duat_cli.analysis.check.run import check as compute
@@ -109,9 +111,3 @@ def check(
                 file.write(text)
         outlets.write(result, places.every, talk)
     return EXIT_SOUND if result.verdict == "passed" else EXIT_FINDINGS
-
-
-def _refuse_no_model(model: str | None) -> None:
-    """A job whose variable is empty would pass, on the bundled demo."""
-    if model is None and any(os.environ.get(name) for name in ("CI", "PRE_COMMIT")):
-        raise InputError("MODEL missing: a gate does not fall back to the bundled demo; give a folder or a hub id")

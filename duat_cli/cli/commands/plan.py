@@ -166,6 +166,4 @@ def _parse_tokens(text: str | None) -> list[int] | None:
         if len(counts) + times > TOKENS_LIMIT:
             raise InputError(f"--tokens '{text}': more than {TOKENS_LIMIT} prompts")
         counts += [int(match[2])] * times
-    if not counts:
-        raise InputError(f"--tokens '{text}': no prompt")
     return counts
