@@ -150,6 +150,7 @@ FAKES = {
         ),
         module("duat_cli.analysis.operator_file", OperatorFile=OperatorFile),
         module("duat_cli.analysis.inspect.maps", Maps=object),  # it imports torch, which a process pays for
+        module("duat_cli.analysis.inspect.save.states", saving=None),
         module("duat_cli.analysis.inspect.run", inspect=inspect, InspectOptions=SimpleNamespace),
         module("duat_cli.analysis.inspect.verify", verify=verify),
         module(
