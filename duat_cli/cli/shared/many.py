@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import os
 import sys
@@ -34,6 +35,8 @@ def into_folder(
     talk: Talk,
 ) -> R | None:
     """The report, in the first of all processes; None in the others. compute: a command's results into its folder."""
+    if importlib.util.find_spec("fcntl") is None:
+        raise InputError("--out: results are kept under file locks that Windows does not have; run duat in WSL")
 
     def opened(ranks: Ranks, progress: Progress) -> R | None:
         from duat_cli.analysis.opening import open_set

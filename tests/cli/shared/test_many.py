@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from duat_cli.cli.main import run
 from duat_cli.cli.shared import many
 from duat_cli.cli.shared.many import processes
+from duat_cli.cli.terminal import libraries
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
@@ -47,3 +49,12 @@ def test_no_more_than_a_container_pays_for(
 def test_one_where_a_fork_is_not_known_to_be_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert processes() == 1
+
+
+def test_without_file_locks_nothing_is_begun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.setattr(libraries, "calm", lambda talk: None)
+    assert run(["inspect", "--prompt", "a", "--out", "kept"]) == 2
+    assert "file locks that Windows does not have" in capsys.readouterr().err
