@@ -300,9 +300,10 @@ class _Rows(TorchFunctionMode):
         self._weights, self._page, self._table = weights, page, table
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not nn.functional.embedding or args[1] is not self._table:
+        given = dict(zip(("input", "weight"), args, strict=False)) | (kwargs or {})
+        if func is not nn.functional.embedding or given["weight"] is not self._table:
             return func(*args, **(kwargs or {}))
-        rows, numbers = torch.unique(args[0], return_inverse=True)
+        rows, numbers = torch.unique(given["input"], return_inverse=True)
         # without the number of the padding among all rows, which matters to gradients alone
         return func(numbers, self._weights.rows(self._page, rows.tolist()))
 
