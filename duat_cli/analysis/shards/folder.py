@@ -214,14 +214,13 @@ def _create(path: Path, manifest: Manifest) -> None:
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
         Path(name).chmod(plain_mode())
-        with contextlib.suppress(FileExistsError):
-            try:
-                os.link(name, path)
-            except FileExistsError:
-                raise
-            except OSError:
-                with open(path, "x", encoding="utf-8") as file:
-                    file.write(text)
+        try:
+            os.link(name, path)
+        except FileExistsError:
+            pass
+        except OSError:
+            with contextlib.suppress(FileExistsError), open(path, "x", encoding="utf-8") as file:
+                file.write(text)
     finally:
         Path(name).unlink()
 

@@ -53,7 +53,7 @@ def _is_handed(run: BlockRun) -> bool:
     """Whether values come of a mapping that the block is given: they are the same for another stream, and others where
     that holds other tensors."""
     args, kwargs = run.call
-    if not any(isinstance(value, MutableMapping) for value in (*args, *kwargs.values())):
+    if next(handed(args, kwargs), None) is None:
         return False
     zero = torch.zeros_like(run.input)
     before, at_other = (_values(run, z) for z in (zero, random_like(zero)))

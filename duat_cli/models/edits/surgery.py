@@ -105,10 +105,12 @@ def _slices(sites: BlockSites, terms: Sequence[TermId]) -> Iterator[tuple[Tensor
     """(parameter, boolean mask along its axes) for everything to be zeroed in one block."""
     for site, numbers in _by_site(sites, terms).items():
         for parameter in _zeroed_in(sites, site):
-            mask = _columns(site, numbers) if site.place == "input" else torch.ones_like(parameter, dtype=torch.bool)
-            if site.place == "routing":
-                mask[[expert for expert in range(site.count) if expert not in numbers]] = False
-            yield parameter, mask
+            if site.place == "input":
+                yield parameter, _columns(site, numbers)
+            else:
+                mask = torch.zeros_like(parameter, dtype=torch.bool)
+                mask[numbers if site.place == "routing" else slice(None)] = True
+                yield parameter, mask
 
 
 def _by_site(sites: BlockSites, terms: Sequence[TermId]) -> dict[Site, list[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -84,16 +84,18 @@ def apart(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...],
 
 
 def handed(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The tensors of numbers in the mappings among some arguments, by themselves or in tuples."""
-    open_ = [value for value in (*args, *kwargs.values()) if isinstance(value, MutableMapping)]
-    while open_:
-        value = open_.pop()
-        if isinstance(value, Tensor) and value.is_floating_point():
+    """The tensors of numbers in the mappings among some arguments."""
+    return tensors_in([value for value in (*args, *kwargs.values()) if isinstance(value, MutableMapping)])
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor of numbers in nested lists, tuples and mappings; chosen indices and masks have no gradient."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
             yield value
-        elif isinstance(value, MutableMapping):
-            open_ += value.values()
-        elif isinstance(value, (tuple, list)):
-            open_ += value
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from tensors_in(inner)
 
 
 def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.instrument.calls import hidden_of
+from duat_cli.models.instrument.calls import hidden_of, tensors_in
 from duat_cli.models.sweep.passes import BlockPass, Blocks, Forward, Handler, Original, with_hidden
 
 
@@ -32,7 +31,7 @@ class Chain:
         def handle(number: int, parts: BlockParts, original: Original, args: Any, kwargs: Any) -> Any:
             hidden = parts.hidden.get(args, kwargs)
             self._called[number:] = [parts.module]
-            seen.append([t.clone() for t in _tensors((list(args), kwargs)) if t is not hidden])
+            seen.append([t.clone() for t in tensors_in((list(args), kwargs)) if t is not hidden])
             before = hidden.clone()
             output = original(*args, **kwargs)
             after = hidden_of(output, before)
@@ -58,16 +57,3 @@ class Chain:
                 f"{name} reads more of the blocks in front of it than their hidden states (shared keys, perhaps), "
                 "so what a removal does to it cannot be followed"
             )
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Every tensor of numbers in nested lists, tuples and dicts; chosen indices and masks have no gradient."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _tensors(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _tensors(inner)

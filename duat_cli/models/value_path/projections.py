@@ -28,32 +28,28 @@ def value_projection(hidden: Tensor, parts: BlockParts, written: Trace, call: At
 
     hidden: what they are made of, as it comes to the block.
     """
-    event = _maker(call.module, written, call.value)
-    if event is None or event.result is None:
+    made = _made(written, call)
+    if made is None:
         return None
-    columns = _columns(call.value, event.result)
-    if columns is None or not event.tensors:
-        return None
+    event, columns = made
     read = event.tensors[0]
     if _same_tokens(read, hidden):
         return Projection(event.module, None, columns)
     for norm in parts.norms:
         for norm_event in written.calls(norm):
-            made = norm_event.result
-            if made is not None and _same_tokens(read, made) and same_storage(norm_event.tensors[0], hidden):
+            normed = norm_event.result
+            if normed is not None and _same_tokens(read, normed) and same_storage(norm_event.tensors[0], hidden):
                 return Projection(event.module, norm, columns)
     return None
 
 
 def latent_projection(handed: Iterable[Tensor], written: Trace, call: AttentionCall) -> Projection | None:
     """The layer and columns that make the values of one of these tensors, which come to the block beside its stream."""
-    event = _maker(call.module, written, call.value)
-    if event is None or event.result is None or not event.tensors:
+    given = list(handed)
+    made = _made(written, call) if given else None
+    if made is None or not any(same_storage(made[0].tensors[0], tensor) for tensor in given):
         return None
-    columns = _columns(call.value, event.result)
-    if columns is None or not any(same_storage(event.tensors[0], tensor) for tensor in handed):
-        return None
-    return Projection(event.module, None, columns)
+    return Projection(made[0].module, None, made[1])
 
 
 def _same_tokens(laid: Tensor, tokens: Tensor) -> bool:
@@ -163,12 +159,14 @@ def norm_before(events: Sequence[Event], source: Tensor) -> nn.Module:
     raise UnsupportedModelError("what it reads is not the output of a norm, so it has no largest size")
 
 
-def _maker(attention: nn.Module, written: Trace, value: Tensor) -> Event | None:
-    inside = set(attention.modules())
+def _made(written: Trace, call: AttentionCall) -> tuple[Event, Tensor] | None:
+    """The call of the layer that makes the values, which reads a tensor, and their columns of what it gives."""
+    inside = set(call.module.modules())
     for event in reversed(written.events):
         leaf = event.module in inside and not any(event.module.children())
-        if leaf and event.result is not None and same_storage(event.result, value) and has_matrix(event.module):
-            return event
+        if leaf and event.result is not None and same_storage(event.result, call.value) and has_matrix(event.module):
+            columns = _columns(call.value, event.result)
+            return None if columns is None or not event.tensors else (event, columns)
     return None
 
 
