@@ -12,7 +12,7 @@ from unittest import mock
 
 import bad_checkpoints
 import torch
-from helpers import single_model
+from sharing import model_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from duat_cli.analysis.plan import run
@@ -28,7 +28,7 @@ from duat_cli.zoo import tiny
 
 
 def saved(model_type: str, folder: Path) -> Path:
-    single_model(model_type).save_pretrained(folder)
+    model_of(model_type).save_pretrained(folder)
     return folder
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from helpers import single_model, token_ids
+from helpers import token_ids
+from sharing import SHARING, model_of
 from torch import Tensor, nn
 
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
@@ -27,6 +28,7 @@ class Own:
     attention: str
     down: str | None = None
     experts: str | None = None
+    second: str | None = None  # what another unit ends in
     calls: int = 1  # blocks share their weights: how often each is called
 
 
@@ -42,11 +44,21 @@ OWN = {
     "mixtral": Own(_LAYERS, "self_attn.o_proj", experts="mlp.experts"),
     "qwen3_moe": Own(_LAYERS, "self_attn.o_proj", "mlp.down_proj", "mlp.experts"),  # a dense block, sparse ones
     "gpt_oss": Own(_LAYERS, "self_attn.o_proj", experts="mlp.experts"),  # sinks; experts with biases
+    "gemma4 sharing": Own(
+        _LAYERS, "self_attn.o_proj", "mlp.down_proj", second="per_layer_projection"
+    ),  # the last blocks read keys of blocks in front
 }
 
 
+def head_dim(model: Any) -> int:
+    """d of a head, as its modules or the config have it."""
+    stated = (getattr(module, "head_dim", None) for module in model.modules())
+    config = model.config.get_text_config()
+    return next((d for d in stated if d), None) or config.hidden_size // config.num_attention_heads
+
+
 @contextlib.contextmanager
-def weights_zeroed(model: Any, own: Own, terms: list[TermId], head_dim: int) -> Iterator[None]:
+def weights_zeroed(model: Any, own: Own, terms: list[TermId]) -> Iterator[None]:
     """While active, the weights that make these terms are zero; a block is passed over."""
     blocks = model.get_submodule(own.blocks)
     kept: dict[nn.Parameter, Tensor] = {}
@@ -58,7 +70,7 @@ def weights_zeroed(model: Any, own: Own, terms: list[TermId], head_dim: int) -> 
                 stack.callback(setattr, block, "forward", before)
                 block.forward = _passed_over(before)
                 continue
-            for parameter, rows in _rows(block, own, term, head_dim):
+            for parameter, rows in _rows(block, own, term, head_dim(model)):
                 kept.setdefault(parameter, parameter.detach().clone())
                 parameter[rows] = 0
         try:
@@ -76,20 +88,21 @@ def _passed_over(forward: Callable[..., Any]) -> Callable[..., Any]:
     return identity
 
 
-def _rows(block: nn.Module, own: Own, term: TermId, head_dim: int) -> list[tuple[nn.Parameter, Any]]:
+def _rows(block: nn.Module, own: Own, term: TermId, width: int) -> list[tuple[nn.Parameter, Any]]:
     everything = slice(None)
     if term.kind in ("attention", "head"):
         linear = block.get_submodule(own.attention)
         if term.kind == "attention":
             return [(p, everything) for p in linear.parameters()]
         assert term.index is not None
-        return [_features(linear, slice(term.index * head_dim, (term.index + 1) * head_dim))]
+        return [_features(linear, slice(term.index * width, (term.index + 1) * width))]
     dense = own.down is not None and _has(block, own.down)
     if term.kind == "neuron":
         assert own.down is not None
         return [_features(block.get_submodule(own.down), term.index)]
     if term.kind == "ffn" and dense:
-        return [(p, everything) for p in block.get_submodule(str(own.down)).parameters()]
+        end = own.second if term.index else own.down
+        return [(p, everything) for p in block.get_submodule(str(end)).parameters()]
     experts = block.get_submodule(str(own.experts))
     rows = everything if term.kind == "ffn" else term.index
     return [(p, rows) for name, p in experts.named_parameters() if name.startswith("down_proj")]
@@ -174,12 +187,12 @@ def _mixed(output: Any, before: Tensor, factor: float) -> Any:
     return mixed if isinstance(output, Tensor) else (mixed, *output[1:])
 
 
-TYPES = ["llama", "gpt2", "bert", "gemma2", "falcon", "mixtral", "gpt_oss", "albert", "jamba", "t5"]
+TYPES = ["llama", "gpt2", "bert", "gemma2", "falcon", "mixtral", "gpt_oss", "albert", "jamba", "t5", *SHARING]
 
 
 @functools.cache
 def prepared(model_type: str) -> tuple[Any, ModelStructure, Tensor]:
-    model = single_model(model_type)
+    model = model_of(model_type)
     structure = discover(model)
     return model, structure, token_ids(structure.stack)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers import prompt_of, quiet
 from paging import differing, in_parts, pager_of, saved, whole
+from sharing import SHARING
 
 from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.run import inspect
@@ -23,7 +24,7 @@ from duat_cli.loading.prompts import Prompt
 
 TYPES = [
     "llama", "gpt2", "bert", "albert", "t5", "mixtral", "gemma2", "gemma3_text", "falcon", "bloom", "deberta-v2",
-    "zamba", "nystromformer", "jamba", "llama4_text", "qwen3_next",
+    "zamba", "nystromformer", "jamba", "llama4_text", "qwen3_next", *SHARING,
 ]  # fmt: skip
 
 

@@ -30,7 +30,6 @@ from duat_cli.text import indices
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 SHARED = "blocks in front of it made it; it is held, and what it adds counts among biases"
-HANDED = "values of a block in front, or what they are made of; held, and what they add counts among UAT terms"
 
 
 @dataclass(frozen=True)
@@ -128,9 +127,8 @@ class Attributor:
         session, work = self._session, self._work
         assert work.form is not None
         assert work.chain is not None
-        broken, blocks = work.chain.broken(), session.structure.blocks
-        why = HANDED if any(block.parts.handed for block in blocks) else SHARED
-        if any(block.parts.mixer is not None for block in blocks):  # their kernels round to float32
+        broken = work.chain.broken()
+        if any(block.parts.mixer is not None for block in session.structure.blocks):  # their kernels round to float32
             self._tolerance = max(self._tolerance, tolerance_for(torch.float64))
         return AttributeHead(
             environment=session.environment(),
@@ -139,7 +137,7 @@ class Attributor:
             tolerance=self._tolerance,
             skipped=[
                 *(Skipped(what="model", why=note) for note in session.structure.uncovered),
-                *([] if broken is None else [Skipped(what=f"what {broken} reads beside hidden states", why=why)]),
+                *([] if broken is None else [Skipped(what=f"what {broken} reads beside hidden states", why=SHARED)]),
             ],
             warnings=[*session.warnings(), *self._without_neurons()],
         )

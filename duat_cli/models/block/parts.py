@@ -76,6 +76,11 @@ class BlockParts:
     arrives: bool = False  # whether what the units give is in the block's output as it is, and nowhere else
 
     @property
+    def feedforward(self) -> tuple[nn.Module, ...]:
+        """The units that mix no tokens."""
+        return tuple(unit for unit in self.units if unit not in self.mixing)
+
+    @property
     def attending(self) -> tuple[nn.Module, ...]:
         """Every attention module, cross-attention among them."""
         return self.attention if self.cross is None else (*self.attention, self.cross.module)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import MutableMapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +10,7 @@ from torch import Tensor
 from duat_cli.models.arrays import equal, random_like
 from duat_cli.models.block.slots import HiddenSlot
 from duat_cli.models.holding import holding
-from duat_cli.models.instrument.calls import handed
+from duat_cli.models.instrument.calls import exchanged, handed
 from duat_cli.models.instrument.records import handed_values
 from duat_cli.models.instrument.rig import BlockRun
 
@@ -37,7 +34,7 @@ def take_handed(run: BlockRun) -> None:
     (call,), parts = run.attention, run.parts
     front = [unit.module for unit in run.units if not unit.behind_attention]
     rest = [module for module in parts.units if module not in front]
-    given = (t for t in handed(*run.call) if t.numel() == call.value.numel())
+    given = (t for t in handed(*run.call).values() if t.numel() == call.value.numel())
     ready = any(equal(t.reshape(call.value.shape), call.value) for t in given)
     run.parts = replace(
         parts,
@@ -52,32 +49,15 @@ def take_handed(run: BlockRun) -> None:
 def _is_handed(run: BlockRun) -> bool:
     """Whether values come of a mapping that the block is given: they are the same for another stream, and others where
     that holds other tensors."""
-    args, kwargs = run.call
-    if next(handed(args, kwargs), None) is None:
+    if not handed(*run.call):
         return False
     zero = torch.zeros_like(run.input)
     before, at_other = (_values(run, z) for z in (zero, random_like(zero)))
     if not all(map(torch.equal, before, at_other)):
         return False
-    others = [_exchanged(value) for value in args], {key: _exchanged(one) for key, one in kwargs.items()}
-    with holding(run, call=others):
+    with holding(run, call=exchanged(*run.call, lambda _, tensor: random_like(tensor))):
         return not all(map(torch.equal, before, _values(run, zero)))
 
 
 def _values(run: BlockRun, items: Tensor) -> list[Tensor]:
     return run.replay(items, stop_at_values=True).values
-
-
-def _exchanged(value: Any) -> Any:
-    """A mapping with random numbers in its tensors, by themselves or in tuples; anything else as it is."""
-    if not isinstance(value, MutableMapping):
-        return value
-    other = copy.copy(value)
-    other.update({key: _of_others(inner) for key, inner in value.items()})
-    return other
-
-
-def _of_others(value: Any) -> Any:
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(_of_others, value))
-    return random_like(value) if isinstance(value, Tensor) and value.is_floating_point() else _exchanged(value)

@@ -59,7 +59,7 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
             parts,
             value_projection=value_projection(hidden.get(event.args, event.kwargs), parts, written, call),
             output_projection=output_projection(parts, written, call),
-            from_latent=latent_projection(handed(event.args, event.kwargs), written, call),
+            from_latent=latent_projection(handed(event.args, event.kwargs).values(), written, call),
         )
     return with_linears(with_projections(parts, event, written), written)
 

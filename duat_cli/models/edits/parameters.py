@@ -46,7 +46,7 @@ def block_parameters(parts: BlockParts, sites: BlockSites, written: Trace) -> Bl
     shared = calls[0].value.shape[1] if calls else 1
     group = heads[0].count // shared if heads and heads[0].count % shared == 0 else 1
     found = {kind: torch.tensor(shares, dtype=torch.float64) for kind, shares in each.items()}
-    neurons = layers_of(parts.units[0]) if len(parts.units) == 1 else None
+    neurons = layers_of(parts.feedforward[0]) if len(parts.feedforward) == 1 else None
     return BlockParameters(found, group, neurons, or_reason(lambda: head_layers(parts, calls)))
 
 

@@ -13,7 +13,10 @@ from torch.overrides import TorchFunctionMode
 from transformers import Cache
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.block.slots import parted, slots_of
+from duat_cli.models.block.slots import Arguments, Key, parted, put, slots_of
+
+Path = tuple[Any, ...]
+"""Where a tensor stands in nested arguments: the argument's position or name, and keys within it."""
 
 _known: WeakKeyDictionary[Callable[..., Any], frozenset[str]] = WeakKeyDictionary()
 
@@ -83,19 +86,55 @@ def apart(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...],
     return tuple(map(own, args)), {key: own(value) for key, value in kwargs.items()}
 
 
-def handed(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The tensors of numbers in the mappings among some arguments."""
-    return tensors_in([value for value in (*args, *kwargs.values()) if isinstance(value, MutableMapping)])
+def handed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Path, Tensor]:
+    """The tensors of numbers in the mappings among some arguments, each by the keys that lead to it."""
+    return {path: tensor for key, one in mappings_in(args, kwargs).items() for path, tensor in _tensors_in(one, (key,))}
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def beside_handed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Those in all other arguments."""
+    others = [value for value in (*args, *kwargs.values()) if not isinstance(value, MutableMapping)]
+    return [tensor for _, tensor in _tensors_in(others)]
+
+
+def exchanged(args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[Path, Tensor], Tensor]) -> Arguments:
+    """Arguments with a copy of each mapping, and in it what `change` makes of each of the tensors of `handed`."""
+
+    def other(value: Any, path: Path) -> Any:
+        if isinstance(value, Tensor):
+            return change(path, value) if value.is_floating_point() else value
+        if isinstance(value, MutableMapping):
+            found = copy.copy(value)
+            found.update({key: other(inner, (*path, key)) for key, inner in value.items()})
+            return found
+        if isinstance(value, tuple | list):
+            return type(value)(other(inner, (*path, place)) for place, inner in enumerate(value))
+        return value
+
+    return put(args, kwargs, {key: other(one, (key,)) for key, one in mappings_in(args, kwargs).items()})
+
+
+def hand_on(args: Sequence[Any], kwargs: Mapping[str, Any], known: tuple[Sequence[Any], Mapping[str, Any]]) -> None:
+    """Put into each mapping what it holds in another call of the same module: blocks that do not run hand nothing on
+    themselves."""
+    for key, mapping in mappings_in(args, kwargs).items():
+        mapping.update(mappings_in(*known)[key])
+
+
+def mappings_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Key, MutableMapping[Any, Any]]:
+    """The arguments that are mappings, each with its position or name: blocks may put into one what later ones read."""
+    every: list[tuple[Key, Any]] = [*enumerate(args), *kwargs.items()]
+    return {key: value for key, value in every if isinstance(value, MutableMapping)}
+
+
+def _tensors_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     """Every tensor of numbers in nested lists, tuples and mappings; chosen indices and masks have no gradient."""
     if isinstance(value, Tensor):
         if value.is_floating_point():
-            yield value
+            yield path, value
     elif isinstance(value, Mapping | list | tuple):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from tensors_in(inner)
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _tensors_in(inner, (*path, key))
 
 
 def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:

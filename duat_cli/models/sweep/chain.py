@@ -1,4 +1,4 @@
-"""Whether blocks hang together by their hidden states alone."""
+"""Whether blocks hang together by their hidden states, and what they hand on in mappings, alone."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.instrument.calls import hidden_of, tensors_in
+from duat_cli.models.instrument.calls import Path, beside_handed, handed, hidden_of
 from duat_cli.models.sweep.passes import BlockPass, Blocks, Forward, Handler, Original, with_hidden
 
 
 class Chain:
-    """Two passes that show whether a block reads more of the blocks in front of it than their hidden states.
+    """Two passes that show whether a block reads more of the blocks in front of it than their hidden states and what
+    they put into a mapping that goes from each to the next.
 
-    Keys shared between layers are such a case: a gradient carried back block by block would miss that way.
+    Keys of another layer that the model itself gives a block are such a case: a gradient carried back block by block
+    would miss that way.
     """
 
     def __init__(self, blocks: Blocks, forward: Forward) -> None:
@@ -28,26 +30,29 @@ class Chain:
         ]
 
     def _handler(self, seen: list[list[Tensor]], shift: float) -> Handler:
+        left = dict[Path, Tensor]()
+
         def handle(number: int, parts: BlockParts, original: Original, args: Any, kwargs: Any) -> Any:
             hidden = parts.hidden.get(args, kwargs)
             self._called[number:] = [parts.module]
-            seen.append([t.clone() for t in tensors_in((list(args), kwargs)) if t is not hidden])
+            others = [t for path, t in handed(args, kwargs).items() if t is not left.get(path)]
+            others += [t for t in beside_handed(args, kwargs) if t is not hidden]
+            seen.append([t.clone() for t in others])
             before = hidden.clone()
             output = original(*args, **kwargs)
+            left.clear()
+            left.update(handed(args, kwargs))
             after = hidden_of(output, before)
             return with_hidden(output, before, after + shift * after.std() * torch.ones_like(after).cumsum(-1).sin())
 
         return handle
 
     def broken(self) -> str | None:
-        """The first block that does, once both passes have run; of several rather one whose values are known to be
-        handed on, since a mapping goes through all blocks."""
-        found = [
-            self._blocks.parts_of(module)
-            for module, before, after in zip(self._called, *self._seen, strict=True)
-            if len(before) != len(after) or not all(map(torch.equal, before, after))
-        ]
-        return next((parts.name for parts in sorted(found, key=lambda parts: not parts.handed)), None)
+        """The first block that does, once both passes have run."""
+        for module, before, after in zip(self._called, *self._seen, strict=True):
+            if len(before) != len(after) or not all(map(torch.equal, before, after)):
+                return self._blocks.parts_of(module).name
+        return None
 
     def require(self) -> None:
         """UnsupportedModelError where a block does, once both passes have run."""

@@ -30,8 +30,8 @@ class Again:
     """A block that can be run once more, to see what it depends on where its graph says it does not: some weights are
     zero, and some code detaches."""
 
-    run: Callable[[Tensor, Edit], Tensor]
-    x: Tensor
+    run: Callable[[Sequence[Tensor], Edit], Tensor]
+    read: Sequence[Tensor]  # its input, and what blocks in front hand on
     after: Tensor
     values: list[Tensor]  # of the sites, in the order of their calls
 
@@ -41,26 +41,28 @@ class Again:
             return False
         found: list[Tensor] = []
         with torch.no_grad():
-            self.run(_shaken(self.x), lambda _site, value, _index: found.append(value.clone()))
+            self.run([_shaken(self.read[0]), *self.read[1:]], lambda _site, value, _index: found.append(value.clone()))
         known = self.values
         return len(found) == len(known) and any(
             found[k].shape == known[k].shape and not _same(found[k], known[k]) for k in places
         )
 
     def moved_by(self, places: Sequence[int], probes: Tensor) -> bool:
-        """Whether ⟨probe, output⟩ moves with one of these sites, by number, or with the input, which is behind them."""
+        """Whether ⟨probe, output⟩ moves with one of these sites, or with what is read, which is numbered behind."""
         return any(self._moved_by(place, probes) for place in places)
 
     def _moved_by(self, place: int, probes: Tensor) -> bool:
-        count = -1
+        count, read = -1, list(self.read)
 
         def shake(_site: Site, value: Tensor, _index: Tensor | None) -> Tensor | None:
             nonlocal count
             count += 1
             return _shaken(value) if count == place else None
 
+        if place >= len(self.values):
+            read[place - len(self.values)] = _shaken(read[place - len(self.values)])
         with torch.no_grad():
-            after = self.run(_shaken(self.x) if place == len(self.values) else self.x, shake)
+            after = self.run(read, shake)
         change, rows = (after - self.after).flatten().double(), probes.flatten(1).double()
         least = tolerance_for(after.dtype) * rows.norm(dim=1) * self.after.double().norm()
         return bool(((rows @ change).abs() > least).any())

@@ -17,7 +17,7 @@ from torch import Tensor
 from duat_cli.compat.transformers import stated
 from duat_cli.models.budgets import GRADIENT_BYTES, gradient_elements
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.instrument.calls import hidden_of
+from duat_cli.models.instrument.calls import Path, exchanged, handed, hidden_of
 from duat_cli.models.instrument.functions.activations import SlopesOnce
 from duat_cli.models.sweep.detached import Again, without_gradient
 from duat_cli.models.sweep.lockstep import Weights
@@ -74,6 +74,7 @@ class Backward:
         self._hidden = behind.hidden.detach().clone().requires_grad_()
         self._end = behind.on(self._hidden)
         self._at_output = torch.empty(0)  # the gradients at the output of the block that is next, (probes, 1, N, M)
+        self._at_handed: dict[Path, Tensor] = {}  # at what it hands on in a mapping, (probes, *the tensor's shape)
 
     def active(self) -> contextlib.AbstractContextManager[None]:
         """What `run` needs around it."""
@@ -106,57 +107,85 @@ class Backward:
             captured.append((site, value, index))
             return value.clone()  # what the block does to it in place must not reach the captured tensor
 
-        def run(x: Tensor, watch: Edit) -> Tensor:
+        before = self._handed_on(number)
+        read = [x, *(tensor.detach().clone().requires_grad_() for tensor in before.values())]
+        left = dict[Path, Tensor]()
+
+        def run(read: Sequence[Tensor], watch: Edit) -> Tensor:
+            x, *others = (tensor.clone() for tensor in read)  # blocks may write to them
+            given = dict(zip(before, others, strict=True))
+            args, kwargs = exchanged(call.args, call.kwargs, given.get)
+            args, kwargs = parts.hidden.put(args, kwargs, x)
             with without_terms(self._gone, number) as bridge:
-                if bridge is not None:
-                    return bridge(x.clone())
-                with watching(self._sites[parts.module].sites, watch):
-                    args, kwargs = parts.hidden.put(call.args, call.kwargs, x.clone())  # blocks may write to it
-                    return hidden_of(parts.module(*args, **kwargs), x)
+                if bridge is None:
+                    with watching(self._sites[parts.module].sites, watch):
+                        after = hidden_of(parts.module(*args, **kwargs), x)
+                else:
+                    after = bridge(read[0].clone())
+                    if self._at_handed:  # that stays
+                        parts.module(*args, **kwargs)
+            left.update(handed(args, kwargs))
+            return after
 
         with torch.enable_grad(), SlopesOnce():
-            after = run(x, capture)
-        again = Again(run, x.detach(), after.detach(), [value.detach() for _, value, _ in captured])
+            after = run(read, capture)
+        handed_on = [left[path] for path in self._at_handed]
+        again = Again(run, [x.detach() for x in read], after.detach(), [value.detach() for _, value, _ in captured])
         where = f"block {number} ({parts.name})"
-        if not after.requires_grad or again.any_moves(blind):
+        if not all(tensor.requires_grad for tensor in (after, *handed_on)) or again.any_moves(blind):
             raise without_gradient(where)
-        below: list[Tensor] = []
-        for piece in self._at_output.split(_piece(captured, x, self._heads)):
+        below: list[list[Tensor]] = []
+        size = _piece([value for _, value, _ in captured] + read[1:], x, self._heads)
+        pieces = [each.split(size) for each in (self._at_output, *self._at_handed.values())]
+        for place, (piece, *at_handed) in enumerate(zip(*pieces, strict=True)):
             # nothing stands in front of the first block
-            inputs = [value for _, value, _ in captured] + ([x] if number else [])
-            grads = pulled(after, inputs, piece) if inputs else []
+            inputs = [value for _, value, _ in captured] + (read if number else [])
+            grads = pulled(after, inputs, piece, zip(handed_on, at_handed, strict=True)) if inputs else []
             lost = [place for place, gradient in enumerate(grads) if not gradient.any()]
             if lost and again.moved_by(lost, piece):
                 raise without_gradient(where)
-            first = sum(map(len, below))
-            below.append(grads.pop() if number else piece)
+            below.append(grads[len(captured) :] if number else [piece])
             found = [
                 SiteGradient(site, value.detach(), index, gradient)
-                for (site, value, index), gradient in zip(captured, grads, strict=True)
+                for (site, value, index), gradient in zip(captured, grads[: len(captured)], strict=True)
             ]
-            yield BlockGradient(number, call, slice(first, first + len(piece)), piece, found)
-        self._at_output = torch.cat(below) if len(below) > 1 else below[0]
+            yield BlockGradient(number, call, slice(place * size, place * size + len(piece)), piece, found)
+        self._at_output, *rest = (torch.cat(some) if len(some) > 1 else some[0] for some in zip(*below, strict=True))
+        self._at_handed = dict(zip(before, rest, strict=True))
+
+    def _handed_on(self, number: int) -> dict[Path, Tensor]:
+        """What blocks in front of one put into mappings that it is given."""
+        first, here = (
+            handed(call.args, call.kwargs) for call in (self._recorded.calls[0], self._recorded.calls[number])
+        )
+        return {path: tensor for path, tensor in here.items() if tensor is not first.get(path)}
 
 
-def _piece(captured: Sequence[tuple[Site, Tensor, Tensor | None]], x: Tensor, heads: int) -> int:
-    """How many probes at once."""
-    elements = gradient_elements(x.shape[2], x.shape[1], heads, sum(value.numel() for _, value, _ in captured))
+def _piece(others: Sequence[Tensor], x: Tensor, heads: int) -> int:
+    """How many probes at once. others: what has a gradient beside the stream."""
+    elements = gradient_elements(x.shape[2], x.shape[1], heads, sum(tensor.numel() for tensor in others))
     return max(1, GRADIENT_BYTES // (elements * x.element_size()))
 
 
-def pulled(output: Tensor, inputs: list[Tensor], probes: Tensor) -> list[Tensor]:
-    """Each probe's gradient at the inputs, (probes, *input.shape); zero where the output does not depend on one."""
-    if not output.requires_grad:
+def pulled(
+    output: Tensor, inputs: list[Tensor], probes: Tensor, others: Iterable[tuple[Tensor, Tensor]] = ()
+) -> list[Tensor]:
+    """Each probe's gradient at the inputs, (probes, *input.shape); zero where the output does not depend on one.
+
+    others: further outputs, each with the probes' gradients at it.
+    """
+    outputs, at = zip((output, probes), *others, strict=True)
+    if not all(tensor.requires_grad for tensor in outputs):
         raise without_gradient("a layer")
 
-    def pull(probe: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(output, inputs, probe, allow_unused=True, materialize_grads=True, retain_graph=True)
+    def pull(*at: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(outputs, inputs, at, allow_unused=True, materialize_grads=True, retain_graph=True)
 
     if len(probes) == 1:
-        return [gradient[None] for gradient in pull(probes[0])]
+        return [gradient[None] for gradient in pull(*(one[0] for one in at))]
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")
-            return list(torch.func.vmap(pull)(probes))
+            return list(torch.func.vmap(pull)(*at))
     except RuntimeError:  # an operation that cannot be batched
-        return [torch.stack(column) for column in zip(*map(pull, probes), strict=True)]
+        return [torch.stack(column) for column in zip(*map(pull, *at), strict=True)]

@@ -18,7 +18,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.holding import holding
-from duat_cli.models.instrument.calls import hidden_of, without_cache
+from duat_cli.models.instrument.calls import hand_on, hidden_of, mappings_in, without_cache
 from duat_cli.models.instrument.hooks import patched
 from duat_cli.models.instrument.rig import OTHER_BLOCKS
 from duat_cli.models.sweep.lockstep import Weights
@@ -204,6 +204,7 @@ class RecordingPass(BlockPass):
 
     def _keep(self, number: int, parts: BlockParts, original: Original, args: Any, kwargs: Any) -> Any:
         before, see = _kept(parts.hidden.get(args, kwargs), self.calls), self._see
+        given = parts.hidden.put(*without_cache(args, kwargs), before)  # in front of what the block hands on
         sites = () if self._sites is None or see is None else self._sites[parts.module].sites
 
         def show(site: Site, value: Tensor, index: Tensor | None) -> None:
@@ -215,7 +216,6 @@ class RecordingPass(BlockPass):
         if bridge is not None:
             output = with_hidden(output, before, bridge(before.clone()))
         after = hidden_of(output, before).clone()
-        given = parts.hidden.put(*without_cache(args, kwargs), before)
         self.calls.append(BlockCall(*given, with_hidden(output, before, before), before, after))
         return output
 
@@ -309,11 +309,13 @@ def without(
         if number < start:
             call = calls[number]
             return with_hidden(call.output, call.before, call.after.clone())
+        if number == start:
+            hand_on(args, kwargs, (calls[number].args, calls[number].kwargs))
         removal = gone.get(number)
         if removal is None:
             return original(*args, **kwargs)
         before = parts.hidden.get(args, kwargs)
-        if removal.whole and isinstance(calls[number].output, Tensor):  # it gives nothing beside, so it need not run
+        if removal.whole and gives_hidden_alone(calls[number]):
             return removal.bridge(before.clone())
         before = before.clone() if removal.whole else before
         with removal.active():
@@ -321,6 +323,12 @@ def without(
         return with_hidden(output, before, removal.bridge(before)) if removal.whole else output
 
     return BlockPass(structure, forward, showing(last, structure, block), weights=weights, start=start)
+
+
+def gives_hidden_alone(call: BlockCall) -> bool:
+    """Whether a block gives nothing beside hidden states, and has no mapping to put anything into: it need not run
+    where all of it is gone."""
+    return isinstance(call.output, Tensor) and not mappings_in(call.args, call.kwargs)
 
 
 def showing(last: Callable[[Tensor], None], structure: ModelStructure, block: Handler) -> Handler:

@@ -15,9 +15,18 @@ from torch import Tensor
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.budgets import ROW_BLOCKS, rows_at_once
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.instrument.calls import hidden_of
+from duat_cli.models.instrument.calls import Path, exchanged, hand_on, hidden_of
 from duat_cli.models.sweep.lockstep import Weights
-from duat_cli.models.sweep.passes import BlockPass, Calls, Forward, Original, Removals, showing, with_hidden
+from duat_cli.models.sweep.passes import (
+    BlockPass,
+    Calls,
+    Forward,
+    Original,
+    Removals,
+    gives_hidden_alone,
+    showing,
+    with_hidden,
+)
 from duat_cli.models.terms.sites import Site, watching
 
 
@@ -63,17 +72,24 @@ def without_each(
     """
     start = min((min(one, default=0) for one in gone), default=0)
 
+    def in_rows(_path: Path, tensor: Tensor) -> Tensor:
+        if len(tensor) != 1:
+            raise NotInRowsError(f"expected one row, got a tensor of shape {tuple(tensor.shape)}")
+        return tensor.expand(len(gone), *tensor.shape[1:])
+
     def block(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if number < start:
             call = calls[number]
             repeated = call.after.expand(len(gone), *call.after.shape[1:]).clone()
             return with_hidden(call.output, call.before, repeated)
+        if number == start:
+            hand_on(args, kwargs, exchanged(calls[number].args, calls[number].kwargs, in_rows))
         here = {row: one[number] for row, one in enumerate(gone) if number in one}
         if not here:
             return original(*args, **kwargs)
         before = parts.hidden.get(args, kwargs)
         whole = {row: one.bridge(before[row].clone()) for row, one in here.items() if one.whole}
-        if len(whole) == len(gone) and isinstance(calls[number].output, Tensor):  # as in `without`, it need not run
+        if len(whole) == len(gone) and gives_hidden_alone(calls[number]):
             return torch.stack([whole[row] for row in range(len(gone))]).to(calls[number].after)
         sites = list({site: None for one in here.values() for site in one.masks})
 

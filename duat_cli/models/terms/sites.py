@@ -187,10 +187,9 @@ def _sites(parts: BlockParts, written: Trace) -> BlockSites:
     found: list[Site] = []
     reasons: dict[Kind, str] = {}
     _attention_sites(parts, written, found, reasons)
-    units = [unit for unit in parts.units if unit not in parts.mixing]
-    if not units:
+    if not parts.feedforward:
         reasons |= dict.fromkeys(("ffn", "neuron", "expert"), "no nonlinear FFN was found in the block")
-    for unit in units:
+    for unit in parts.feedforward:
         _unit_sites(parts, unit, written, found, reasons)
     return BlockSites(
         tuple(found), {kind: why for kind, why in reasons.items() if not any(s.kind == kind for s in found)}

@@ -57,11 +57,9 @@ def test_what_is_lost_is_what_the_changed_model_loses(model_type: str) -> None:
     before = logits()
     found = measured(helpers.as_loaded(model), ids, 5)
     assert len(found.heads) == len(found.neurons) == len(found.tokens) == 5
-    config = model.config
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     for kind, parts in (("head", found.heads), ("neuron", found.neurons)):
         for one in parts:
-            with weights_zeroed(model, OWN[model_type], [TermId(kind, one.block, one.index)], width):  # type: ignore[arg-type]
+            with weights_zeroed(model, OWN[model_type], [TermId(kind, one.block, one.index)]):  # type: ignore[arg-type]
                 after = logits()
             assert [one.change, one.kl] == pytest.approx(expected(before, after), rel=1e-6, abs=1e-9)
     embedding = model.get_input_embeddings()
@@ -134,7 +132,7 @@ def test_in_front_of_a_cap() -> None:
     assert token.cut == pytest.approx(cap * (math.atanh(rows[0]) - math.atanh(rows[1])), rel=1e-3)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mixtral"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mixtral", "gemma4 sharing"])
 def test_weights_read_block_by_block_give_the_same(model_type: str, tmp_path: Path) -> None:
     folder = saved(model_type, tmp_path)
     plain = whole(folder)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import as_loaded, single_model, token_ids
 from removal import OWN, weights_zeroed
+from sharing import model_of
 
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.run import prune_bound
@@ -30,16 +31,15 @@ def term_of(name: str) -> TermId:
     return TermId(rest[0], int(block), int(rest[1])) if rest else TermId("block", int(block))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
-def test_measured_is_the_change_at_the_last_block_with_the_weights_at_zero(model_type: str) -> None:
+@pytest.mark.parametrize(("model_type", "parts"), [("llama", 3), ("gpt2", 3), ("gemma4 sharing", 4)])
+def test_measured_is_the_change_at_the_last_block_with_the_weights_at_zero(model_type: str, parts: int) -> None:
     """Of every whole part and every chosen set, by a plain hook; and the counts beside it."""
-    model = single_model(model_type)
+    model = model_of(model_type)
     report = report_of(model)
-    head_dim = getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads
     sets = {plan.granularity: plan.set for plan in report.plans if plan.set}
     assert {row.name for row in report.eq16 if row.what == "set"} == set(sets)
     depth = len(report.blocks)
-    assert len([row for row in report.eq16 if row.what == "part"]) == 3 * depth
+    assert len([row for row in report.eq16 if row.what == "part"]) == parts * depth
     last = model.get_submodule(OWN[model_type].blocks)[-1]
     seen: list[torch.Tensor] = []
     for row in report.eq16:
@@ -54,7 +54,7 @@ def test_measured_is_the_change_at_the_last_block_with_the_weights_at_zero(model
             handle = last.register_forward_hook(lambda m, a, o: seen.append(o if torch.is_tensor(o) else o[0]))
             with torch.no_grad():
                 model(input_ids=ids)
-                with weights_zeroed(model, OWN[model_type], terms, head_dim):
+                with weights_zeroed(model, OWN[model_type], terms):
                     model(input_ids=ids)
             handle.remove()
             before, after = (x.double() for x in seen)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers import single_model, token_ids
 from paging import in_parts, whole
+from sharing import SHARING
 
 from duat_cli.analysis.prune.run import PruneOptions, PruneOutcome, begin, prune_bound
 from duat_cli.analysis.prune.sets import nested
@@ -157,6 +158,12 @@ def test_layers_outside_of_blocks_may_be_read_too(tmp_path: Path) -> None:
         streamed = prune_bound(loaded, given[:2], given[2:], OPTIONS, lambda *_: None)
     resident = prune_bound(whole(tmp_path), given[:2], given[2:], OPTIONS, lambda *_: None)
     assert same(streamed, resident)
+
+
+@pytest.mark.parametrize("model_type", SHARING)
+def test_what_blocks_hand_on(model_type: str, tmp_path: Path) -> None:
+    folder = saved(model_type, tmp_path)
+    assert same(run(folder, OPTIONS, paged=True, trial=True)[0], run(folder, OPTIONS, paged=False, trial=True)[0])
 
 
 def test_what_does_not_fit_goes_in_waves(tmp_path: Path) -> None:

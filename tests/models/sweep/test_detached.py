@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import token_ids
 from removal import forward_of
+from sharing import gemma4
 from torch import Tensor, nn
 
 from duat_cli.api.models import attribute, prune_bound
@@ -80,6 +81,18 @@ def test_a_block_whose_input_is_detached_is_found() -> None:
     model = tiny.tiny_model("llama")
     block(model).register_forward_pre_hook(lambda _module, args: (args[0].detach(), *args[1:]))
     with pytest.raises(UnsupportedModelError, match="block 1"):
+        walk(model)
+
+
+def test_what_blocks_in_front_hand_on_and_is_detached_is_found() -> None:
+    def detach(_module: nn.Module, _args: Any, kwargs: Any) -> None:
+        shared = kwargs["shared_kv_states"]
+        shared.update({key: tuple(t.detach() for t in pair) for key, pair in shared.items()})
+
+    model = gemma4()
+    walk(model)
+    block(model, 2).register_forward_pre_hook(detach, with_kwargs=True)
+    with pytest.raises(UnsupportedModelError, match=r"^block 2 \(layers\.2\): gives no gradient"):
         walk(model)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import single_model, token_ids
-from removal import TYPES, untouched
+from removal import TYPES, prepared, untouched
 from torch import Tensor, nn
 
 from duat_cli.models.arrays import relative_error
@@ -37,8 +37,7 @@ def each_row(structure: Any, ids: Tensor, gone: Any) -> tuple[Tensor, list[Tenso
 
 @pytest.mark.parametrize("model_type", [*TYPES, "mixtral", "t5"])
 def test_each_row_is_the_pass_without_its_terms(model_type: str) -> None:
-    model = single_model(model_type)
-    structure = discover(model)
+    model, structure, _ = prepared(model_type)
     sites, ids = find_sites(structure), token_ids(structure.stack, 6)
     wanted = [
         [TermId("ffn", 1, 0)],

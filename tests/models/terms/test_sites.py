@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import single_model, token_ids
-from removal import OWN, weights_zeroed
+from helpers import token_ids
+from removal import OWN, head_dim, weights_zeroed
+from sharing import model_of
 from torch import Tensor
 
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
@@ -26,13 +27,14 @@ COUNTS = {  # of each kind in every block
     "qwen3_moe": [(48, 4, 0, 1, 1, 1), (0, 4, 4, 1, 1, 1), (0, 4, 4, 1, 1, 1)],
     "gpt_oss": [(0, 4, 4, 1, 1, 1)] * 3,
     "albert": [(48, 4, 0, 1, 1, 1)] * 3,
+    "gemma4 sharing": [(48, 4, 0, 2, 1, 1)] * 4,
     "jamba": [(48, 0, 0, 1, 1, 1), (0, 4, 4, 1, 1, 1), (48, 0, 0, 1, 1, 1)],
 }
 
 
 @functools.cache
 def found(model_type: str) -> tuple[Any, ModelStructure, dict[Any, BlockSites], Tensor]:
-    model = single_model(model_type)
+    model = model_of(model_type)
     structure = discover(model)
     return model, structure, find_sites(structure), token_ids(model)
 
@@ -54,11 +56,6 @@ def without(model_type: str, *terms: TermId) -> Tensor:
 
 def hidden_states(structure: ModelStructure, ids: Tensor) -> Tensor:
     return run_stack(structure.stack, ids)[0]
-
-
-def head_dim(model: Any) -> int:
-    config = model.config.get_text_config()
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def terms_of(model_type: str) -> list[TermId]:
@@ -94,7 +91,7 @@ def test_a_term_removed_is_its_weights_set_to_zero(model_type: str) -> None:
     whole = hidden_states(structure, ids).detach()
     for term in terms_of(model_type):
         removed = without(model_type, term)
-        with weights_zeroed(model, OWN[model_type], [term], head_dim(model)), torch.no_grad():
+        with weights_zeroed(model, OWN[model_type], [term]), torch.no_grad():
             zeroed = hidden_states(structure, ids)
         moved = (zeroed - whole).norm() / whole.norm()
         assert moved > 1e-6 or term.kind == "expert", term  # an expert may have had no token
@@ -107,7 +104,7 @@ def test_a_term_removed_is_its_weights_set_to_zero(model_type: str) -> None:
 def test_a_set_removed_is_all_its_weights_set_to_zero(model_type: str) -> None:
     model, structure, _, ids = found(model_type)
     terms = [t for t in terms_of(model_type) if t.kind != "block" or t.block]
-    with weights_zeroed(model, OWN[model_type], terms, head_dim(model)), torch.no_grad():
+    with weights_zeroed(model, OWN[model_type], terms), torch.no_grad():
         zeroed = hidden_states(structure, ids)
     assert (without(model_type, *terms) - zeroed).norm() <= 1e-5 * zeroed.norm()
 

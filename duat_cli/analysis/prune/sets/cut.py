@@ -138,9 +138,10 @@ def _of_ffns(structure: ModelStructure, calls: Sequence[int]) -> dict[int, Layer
     written, found = _traced(structure), dict[int, Layers]()
     for call in calls:
         parts = structure.block(call).parts
-        if len(parts.units) != 1:
-            raise UnsupportedModelError(f"block {call} has {len(parts.units)} FFNs; one is needed to state its width")
-        found[call] = neuron_layers(find_feedforward(parts.units[0], written, parts.module))
+        if len(parts.feedforward) != 1:
+            count = len(parts.feedforward)
+            raise UnsupportedModelError(f"block {call} has {count} FFNs; one is needed to state its width")
+        found[call] = neuron_layers(find_feedforward(parts.feedforward[0], written, parts.module))
     return found
 
 

@@ -43,12 +43,11 @@ def test_damage_is_that_of_the_model_with_its_weights_at_zero(model_type: str) -
     found = effects_of(ablator, prompts, sets, lambda *at: ticks.append(at))
     assert [len(row) for row in found] == [2, 2]
     assert ticks == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    head_dim = getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads
     for k, terms in enumerate(sets):
         for p, prompt in enumerate(prompts):
             with torch.no_grad():
                 before = model(input_ids=prompt.input_ids).logits
-                with weights_zeroed(model, OWN[model_type], terms, head_dim):
+                with weights_zeroed(model, OWN[model_type], terms):
                     after = model(input_ids=prompt.input_ids).logits
             a, b = before[0].double().log_softmax(-1), after[0].double().log_softmax(-1)
             want = float((a.exp() * (a - b)).sum(-1).mean())
