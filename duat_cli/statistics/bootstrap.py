@@ -9,23 +9,26 @@ from duat_cli.statistics.ranking import Estimate
 RESAMPLES = 4000
 SEED = 23
 FEWEST = 5  # differences; fewer say nothing of their spread
+LEAST = 0.01  # of the sample's own spread: a resample below it does not tell how far its mean may be off
 
 
 def paired_interval(differences: list[float], confidence: float = 0.95) -> Estimate | None:
     """The studentised bootstrap interval (Efron & Tibshirani 1993, section 12.5) of the mean difference.
 
     Differences are drawn anew with replacement, one for each pair. The percentile interval would be too narrow for a
-    dozen pairs. None for fewer than `FEWEST`; of zero width where all differences are equal.
+    dozen pairs. None for fewer than `FEWEST`, and where so many differences are equal, or nearly, that resamples
+    without any spread reach into the interval: it then has no end.
     """
     x = torch.tensor(differences, dtype=torch.float64)
-    if len(x) < FEWEST:
+    if len(x) < FEWEST or bool((x == x[0]).all()):
         return None
     mean, error = float(x.mean()), float(x.std()) / len(x) ** 0.5
-    if error == 0.0:
-        return Estimate(mean, mean, mean)
     draws = torch.randint(len(x), (RESAMPLES, len(x)), generator=torch.Generator().manual_seed(SEED))
     drawn = x[draws]
     spread = drawn.std(dim=1) / len(x) ** 0.5
-    t = ((drawn.mean(dim=1) - mean) / spread)[spread > 1e-9 * error]
-    low, high = torch.quantile(t, torch.tensor([(1 - confidence) / 2, (1 + confidence) / 2], dtype=t.dtype)).tolist()
+    t = ((drawn.mean(dim=1) - mean) / spread.where(spread > LEAST * error, 0.0)).nan_to_num(0.0, torch.inf, -torch.inf)
+    ends = torch.quantile(t, torch.tensor([(1 - confidence) / 2, (1 + confidence) / 2], dtype=t.dtype))
+    if not bool(torch.isfinite(ends).all()):
+        return None
+    low, high = ends.tolist()
     return Estimate(mean, mean - high * error, mean - low * error)

@@ -38,7 +38,12 @@ def test_shift_and_scale_go_through() -> None:
 
 
 def test_equal_differences_and_too_few() -> None:
-    same = paired_interval([0.25] * FEWEST)
-    assert same is not None
-    assert same.low == same.value == same.high == 0.25
+    assert paired_interval([0.25] * (2 * FEWEST)) is None
     assert paired_interval([0.1] * (FEWEST - 1)) is None
+
+
+@pytest.mark.parametrize("almost", [0.0, 1e-6, 1e-3])
+def test_resamples_without_spread_leave_no_end(almost: float) -> None:
+    """A third of the resamples of such a sample hold nothing but its equal values: the mean may be anywhere above."""
+    assert paired_interval([0.0, almost, -almost, 0.0, 1.0]) is None
+    assert paired_interval([-2.0, -1.0, 0.0, 1.0, 2.0]) is not None  # some hold the mean alone

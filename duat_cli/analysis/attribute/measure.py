@@ -12,7 +12,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ from duat_cli.text import indices
 
 ROWS = 4096  # of the embedding at a time
 UNSOUND = "without it the model's output is not finite"
+EMPTY = f"{UNSOUND}: its own place may have nothing left to attend to"
+LONELY = "it is all that its place attends to, and attention to nothing is no attention"
 UNMASKED = "the model's output does not depend on attention_mask, so that attention to a token cannot be cut"
 UNEMBEDDED = "the model does not say which module embeds its tokens (get_input_embeddings)"
 FEWEST = 4  # pairs that a rank correlation is given for
@@ -71,7 +73,12 @@ class Measurer:
         plain, calls = _Seen(record, self._layer), record.calls
         alone = self._masked(range(max(1, self._ids.shape[1] - 1)))
         self._session.together([plain, alone])
+        other = parts.tokens.shape[1] != self._ids.shape[1]
+        size, end = parts.tokens[0].abs(), self._target.position
+        # Behind it, in a causal model, no token is a part of it: what they lose would be zeros that agree.
+        reached = [] if other else [k for k, part in enumerate(size.tolist()) if part or end is None or k <= end]
         no_cut = UNMASKED if torch.equal(alone.output, plain.output) else ""
+        no_cut = LONELY if reached == [end] else no_cut
         no_embedding = "" if self._embedding is not None else UNEMBEDDED
         heads = sorted(
             (
@@ -83,8 +90,7 @@ class Measurer:
             key=lambda place: -abs(float(parts.blocks[place[0]].heads[0, place[1]])),
         )[: self._count]
         neurons = leading.places["neurons", "total"][: self._count]
-        other = parts.tokens.shape[1] != self._ids.shape[1]
-        places = [] if other else largest(parts.tokens[0].abs(), self._count)
+        places = [reached[k] for k in largest(size[reached], self._count)]
         _ = no_embedding or self._mean  # looked up outside of any pass
         passes = [self._without(TermId("head", block, head), calls) for block, head in heads]
         passes += [self._without_neuron(parts.blocks[one.block].units[one.unit], one, calls) for one in neurons]
@@ -206,9 +212,9 @@ class Measurer:
         lost = float(self._target.of(plain.raw) - self._target.after(other.raw))
         if not math.isfinite(lost):
             return Change(None, None)
-        if self._target.kind in ("component", "norm"):
+        rows = [self._target.row(seen.output)[None] for seen in (plain, other)]
+        if self._target.kind in ("component", "norm") or rows[0].numel() == 1:
             return Change(lost, None)
-        rows = (self._target.row(seen.output)[None] for seen in (plain, other))
         moved = float(kl(*rows)[0])
         return Change(lost, moved if math.isfinite(moved) else None)
 
@@ -271,6 +277,7 @@ def _others(tokens: int, read: int) -> str:
 
 def _token(position: int, text: str, part: float, cut: Change, replaced: Change) -> RemovedToken:
     values = {"cut": cut.logit, "cut_kl": cut.kl, "replaced": replaced.logit, "replaced_kl": replaced.kl}
+    cut = replace(cut, why=EMPTY) if cut.why == UNSOUND and not position else cut
     why = {"cut": cut.why, "replaced": replaced.why, "cut_kl": cut.why_no_kl, "replaced_kl": replaced.why_no_kl}
     return RemovedToken.explained(UNSOUND, why, position=position, text=text, part=part, **values)
 

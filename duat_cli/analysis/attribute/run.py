@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,8 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
-from duat_cli.models.discovery.modality import is_pair
+from duat_cli.models.discovery.causality import head_of
+from duat_cli.models.discovery.modality import is_pair, stack_of
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.sweep.ending import EndingForm
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
@@ -89,6 +91,8 @@ class Attributor:
             self._chooser.expect(number, target=each, continued=more)
         numbered = {number: text for (number, _), (text, _) in zip(prompts, texts, strict=True)}
         with model_code(type(session.loaded.model).__name__):
+            if options.asked.position == "all" and options.asked.target is None:
+                self._chooser.masked = self._masked
             ran = work.run(numbered)
         found: dict[int, list[Attribution]] = {number: [] for number in numbered}
         for some in ran:
@@ -104,6 +108,15 @@ class Attributor:
             )
             for number, text in numbered.items()
         ]
+
+    @functools.cached_property
+    def _masked(self) -> bool:
+        """Whether what the model puts out at a token is about that token, as of a masked LM."""
+        loaded = self._session.loaded
+        if loaded.like is not None:  # a decoder, or pictures within a text
+            return False
+        head = head_of(loaded.model, stack_of(loaded.model))
+        return head.exists and not head.causal
 
     def _behind(self, prompt: Prompt, where: str) -> tuple[list[int], list[int]]:
         return self._words.behind(prompt, where, self._options.continuation or "")

@@ -213,6 +213,7 @@ class Chooser:
         self._asked, self._words, self._labels, self.likelihood = asked, words, labels, likelihood
         self._each: dict[int, tuple[str, str]] = {}
         self._option = "--target"
+        self.masked = False  # whether the output at a place is about the token there, and not about the next one
         self.continued: dict[int, int] = {}
 
     def expect(self, number: int, *, target: tuple[str, str] | None = None, continued: int = 0) -> None:
@@ -236,7 +237,7 @@ class Chooser:
             self._asked = replace(self._asked, target=target)
         if output.ndim == 2:
             self._require_none("--position", self._asked.position is not None)
-            return [self._component(output) if headless else self._target("class", None, output, None)]
+            return [self._component(output) if headless else self._target("class", None, output, None, where)]
         if output.ndim != 3 or output.shape[1] != len(ids):
             raise UnsupportedModelError(
                 f"the model's output has the shape {tuple(output.shape)}: one row a token, or one"
@@ -245,13 +246,14 @@ class Chooser:
         if asked is None:
             asked = list(ids).index(mask) if mask is not None and mask in ids else -1
         if asked == "all":
-            following = [*ids[1:], None] if self._asked.target is None else [None] * len(ids)
-            return [self._target("token", place, output, following[place]) for place in range(len(ids))]
+            own = ids if self.masked else [*ids[1:], None]
+            following = own if self._asked.target is None else [None] * len(ids)
+            return [self._target("token", place, output, following[place], where) for place in range(len(ids))]
         if not -len(ids) <= asked < len(ids):
             raise InputError(
                 f"--position {asked}: {where} has {len(ids)} tokens; expected {-len(ids)} to {len(ids) - 1}"
             )
-        return [self._target("token", asked % len(ids), output, None)]
+        return [self._target("token", asked % len(ids), output, None, where)]
 
     def _following(self, place: int, output: Tensor, token: int) -> Target:
         """A token of a continuation. log p_t = z_t - log Σ exp z, whose slope is e_t - p."""
@@ -286,8 +288,8 @@ class Chooser:
             return self._words.text(token)
         return clean(self._labels.get(token, str(token))) if target.kind == "class" else f"component {token}"
 
-    def _target(self, kind: Kind, position: int | None, output: Tensor, following: int | None) -> Target:
-        """following: the token to take where none is asked for; None: the model's own choice."""
+    def _target(self, kind: Kind, position: int | None, output: Tensor, following: int | None, where: str) -> Target:
+        """following: the token to take where none is asked for; None: the model's own choice. where: as of `of`."""
         row = output[0] if position is None else output[0, position]
         asked = self._asked
         if asked.target is not None:
@@ -295,11 +297,16 @@ class Chooser:
         else:
             token = int(torch.argmax(row)) if following is None else following
         mean = asked.against == MEAN
+        if mean and len(row) == 1:
+            raise InputError("--against mean: this model has one output, which is its own mean")
         other = None
         if asked.against is not None and not mean:
             other = self._entry("--against", asked.against, position, len(row))
             if other == token:
-                raise InputError(f"--against '{clean(asked.against)}': that is the target itself")
+                own = "which the model chose" if following is None else "which the text has"
+                here = where if position is None else f"{where}, position {position}"
+                own = "" if asked.target is not None else f", {own} in {here}; name another with --target"
+                raise InputError(f"--against '{clean(asked.against)}': that is the target itself{own}")
         given = asked.target is not None or following is not None
         return Target(kind, position, token, given, other, mean)
 

@@ -201,7 +201,7 @@ def _rig(structure: Any, kind: str, blocks: dict[int, Captured]) -> HeldRig:
 def _loss(kind: Any, source: Source, losses: list[float], live: list[float]) -> FixedLoss:
     interval = paired_interval([loss - base for loss, base in zip(losses, live, strict=True)])
     return FixedLoss.explained(
-        f"needs {FEWEST} prompts",
+        f"needs {FEWEST} prompts" if len(live) < FEWEST else "too many prompts differ by the same",
         held=kind,
         source=source,
         loss=fmean(losses),

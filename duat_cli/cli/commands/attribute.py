@@ -55,8 +55,8 @@ class Asked(Options):
         "--position",
         metavar="N",
         help="The token whose output it is, from 0, or from the end: -1 is the last. all: every token, for the token "
-        "that follows it unless --target says another. Without it: the first mask token of the prompt, or the last "
-        "token.",
+        "that follows it (of a masked LM: that stands there) unless --target says another. Without it: the first mask "
+        "token of the prompt, or the last token.",
     )
     first_token: bool = options.compute_option(
         False, "--first-token", help="Take the first token of a --target or --against that is several."
@@ -118,10 +118,7 @@ def attribute(
     shared = 1 if asked.out is not None else processes()
     task = Task("attribute", every_position=place == "all", steps=asked.steps, top=asked.top, processes=shared)
     wanted = replace(wanted, task=task)
-    if asked.target_field is not None and (asked.target is not None or texts.prompt or texts.prompts is None):
-        raise InputError(
-            "--target-field: the targets stand in a file; give --prompts FILE, no --prompt and no --target"
-        )
+    _require_targets(asked, texts)
     given = files.given()
     if given.stack not in (None, "text", "decoder"):
         raise InputError(f"--stack {given.stack}: duat attribute reads text, with pictures or without, and a decoder")
@@ -171,6 +168,15 @@ def attribute(
 
     presentation.emit(report, render_attribute, talk)
     return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
+
+
+def _require_targets(asked: Asked, texts: options.Texts) -> None:
+    if asked.target_field is not None and (asked.target is not None or texts.prompt or texts.prompts is None):
+        raise InputError(
+            "--target-field: the targets stand in a file; give --prompts FILE, no --prompt and no --target"
+        )
+    if asked.first_token and asked.target is None and asked.against is None and asked.target_field is None:
+        raise InputError("--first-token: there is no text whose first token it could take; give --target or --against")
 
 
 def _position(text: str | None) -> int | Literal["all"] | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import RenderableType
 
 from duat_cli.report.tables import facts, numbers
@@ -14,8 +12,8 @@ from duat_cli.results.compare import (
     AlignedRun,
     CompareReport,
     InContext,
+    InputComparison,
     PairFacts,
-    ParameterChange,
 )
 from duat_cli.text import plural
 
@@ -87,7 +85,7 @@ def render_compare(report: CompareReport, page: Page) -> str:
         *facts.without_value(comparison.blocks, BLOCK, _COLUMNS),
         *_each(report, page),
         *([] if report.context is None else context_tables(report.context, page)),
-        *_parameters(comparison.parameters, page),
+        *_parameters(comparison, page),
         BLANK,
         *_tail(report),
     ]
@@ -185,14 +183,14 @@ def context_tables(found: InContext, page: Page) -> list[RenderableType]:
     return parts
 
 
-def _parameters(parameters: Sequence[ParameterChange], page: Page) -> list[RenderableType]:
+def _parameters(comparison: InputComparison, page: Page) -> list[RenderableType]:
     """Which are fixed, by name, and how far those moved that the input sets."""
-    fixed = [f"{one.name}: {one.what}" for one in parameters if one.set_by == "checkpoint"]
-    moved = [one for one in parameters if one.set_by == "input"]
+    fixed = [f"{one.name}: {one.what}" for one in comparison.parameters if one.set_by == "checkpoint"]
+    moved = [one for one in comparison.parameters if one.set_by == "input"]
+    over = "blocks and pairs" if comparison.pairs > 1 else "blocks"
+    title = f"Parameters of the sum, and the largest change over {over}"
     return [
-        *titled(
-            "Parameters of the sum, and the largest change over blocks", moved, _PARAMETER, _PARAMETER_COLUMNS, page
-        ),
+        *titled(title, moved, _PARAMETER, _PARAMETER_COLUMNS, page),
         BLANK,
         *facts.section("fixed, set by the checkpoint", fixed),
     ]

@@ -16,6 +16,7 @@ from own_code import PROMPTS, OwnStack, own
 from paging import in_parts, saved, whole
 from removal import OWN, weights_zeroed
 from torch import Tensor, nn
+from transformers import BertConfig, BertForSequenceClassification
 
 import duat_cli
 from duat_cli.analysis.attribute.measure import UNEMBEDDED, UNMASKED
@@ -144,6 +145,29 @@ def test_weights_read_block_by_block_give_the_same(model_type: str, tmp_path: Pa
     with in_parts(folder) as loaded:
         got = measured(loaded, ids, 3)
     assert numbers(got) == pytest.approx(numbers(measured(plain, ids, 3)), abs=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_attention_to_all_that_a_place_has_cannot_be_cut(tokens: int) -> None:
+    """The first token of a causal model attends to itself alone; what the model makes of nothing depends on kernels,
+    and on tokens behind it. Those are no part of what is there, so none of them is taken out."""
+    model = single_model("llama")
+    found = measured(helpers.as_loaded(model), token_ids(model, tokens=tokens), 6, position=0)
+    assert [(one.position, one.cut) for one in found.tokens] == [(0, None)]
+    assert "all that its place attends to" in found.tokens[0].reasons["cut"]
+    assert found.tokens[0].replaced
+    cut = next(one for one in found.agreement if one.what == "tokens, attention cut")
+    assert (cut.count, cut.rank_correlation) == (0, None)
+    assert [one.what for one in found.skipped if "all that" in one.why] == ["attention to a token"]
+
+
+def test_one_output_is_no_distribution() -> None:
+    model = BertForSequenceClassification(
+        BertConfig(**single_model("bert").config.to_dict() | {"num_labels": 1})
+    ).eval()
+    found = measured(helpers.as_loaded(model), token_ids(model, tokens=6), 2, target=None, position=None)
+    assert {one.kl for one in found.heads} == {None}
+    assert all(one.reasons["kl"].startswith("the output is no distribution") for one in found.heads)
 
 
 def test_one_position_at_a_time() -> None:

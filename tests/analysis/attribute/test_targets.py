@@ -63,7 +63,11 @@ def test_all_positions_are_of_the_token_that_follows() -> None:
         ({"target": "word"}, "--target 'word': not in the vocabulary"),
         ({"target": " "}, "--target ' ': not in the vocabulary"),
         ({"target": "t95"}, "--target 't95': token 95 is none of the 90"),
-        ({"target": "t50", "against": "t50"}, "--against 't50': that is the target itself"),
+        ({"target": "t50", "against": "t50"}, "--against 't50': that is the target itself$"),
+        (
+            {"position": "all", "against": "t42"},
+            "--against 't42': .* itself, which the text has in the prompt, position 1; name another with --target",
+        ),
         ({"position": 4}, "--position 4: the prompt has 4 tokens; expected -4 to 3"),
         ({"position": -5}, "--position -5: the prompt has 4 tokens"),
     ],
@@ -71,6 +75,23 @@ def test_all_positions_are_of_the_token_that_follows() -> None:
 def test_what_cannot_be_had(asked: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         chosen(**asked)
+
+
+def test_a_reference_that_is_the_models_choice() -> None:
+    choice = WORDS.text(int(LOGITS[0, 3].argmax()))
+    with pytest.raises(InputError, match="which the model chose in the prompt, position 3; name another with --target"):
+        chosen(against=choice)
+
+
+def test_one_output_has_no_mean_to_differ_from() -> None:
+    with pytest.raises(InputError, match="--against mean: this model has one output, which is its own mean"):
+        chosen(torch.ones(1, 1), against="mean")
+
+
+def test_of_a_masked_model_every_position_is_of_its_own_token() -> None:
+    chooser = Chooser(Asked(position="all"), WORDS, {})
+    chooser.masked = True
+    assert [one.token for one in chooser.of(0, IDS, LOGITS, "the prompt", headless=False)] == IDS
 
 
 def test_the_first_of_several_tokens_if_asked_for() -> None:

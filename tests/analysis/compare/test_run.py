@@ -337,6 +337,16 @@ def test_several_pairs_are_averaged() -> None:
         assert [pair.blocks[k] for pair in both.pairs if pair.blocks] == rows
 
 
+def test_the_pair_without_a_number_is_named() -> None:
+    """The prompt beside itself has no amplification, and leaves the mean without one; in block 0 no pair has any."""
+    model = single_model("llama")
+    a, b = ids_of(model)
+    report = report_of(as_loaded(model), a, b, a)
+    first, *others = (block.reasons["amplification"] for block in report.comparison.blocks)
+    assert first == "the block's input does not change"
+    assert set(others) == {f"pair 2: {first}"}
+
+
 def test_a_shared_text_is_compared_on_its_own_tokens() -> None:
     """The contexts have a token in common, which is no part of the shared text."""
     model = single_model("llama")

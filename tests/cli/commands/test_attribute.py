@@ -94,7 +94,8 @@ def test_every_position_is_one_line_each(capsys: pytest.CaptureFixture[str]) -> 
         (["--position", "11"], "--position 11: the prompt has 11 tokens; expected -11 to 10"),
         (["--position", "last"], "--position 'last': expected a whole number, such as -1, or all"),
         (["--target", ""], "--target: an empty text is no token"),
-        (["--target", " the", "--against", " the"], "--against ' the': that is the target itself"),
+        (["--target", " the", "--against", " the"], "--against ' the': that is the target itself\n"),
+        (["--first-token"], "--first-token: there is no text whose first token it could take; give --target or"),
     ],
 )
 def test_what_cannot_be_had_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
