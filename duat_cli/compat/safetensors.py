@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import errno
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 
-def is_full_disk(fault: Exception) -> bool:
-    """Whether a file could not be written for want of space: the system's error is a text in an error of its own."""
-    return f"(os error {errno.ENOSPC})" in str(fault)
+def system_error(fault: Exception) -> OSError | None:
+    """The system's error by which a file could not be written, which safetensors puts as a text into one of its own;
+    None of another fault."""
+    found = re.search(r"\(os error (\d+)\)", str(fault))
+    return None if found is None else OSError(int(found[1]), os.strerror(int(found[1])))
 
 
 def open_read(path: Path) -> Any:

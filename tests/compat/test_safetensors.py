@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import safetensors
 import torch
 from safetensors.torch import save_file
 
-from duat_cli.compat.safetensors import is_full_disk, open_read
+from duat_cli.compat.safetensors import open_read, system_error
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -33,8 +35,10 @@ def test_a_file_is_read_whether_or_not_the_way_can_be_chosen(
     assert not old or "backend" not in asked[1]
 
 
-def test_a_full_disk_is_known_by_the_system_s_number() -> None:
-    said = "Error while serializing: I/O error: {} (os error {})"  # as safetensors 0.8 has it
-    assert is_full_disk(safetensors.SafetensorError(said.format("No space left on device", 28)))
-    assert not is_full_disk(safetensors.SafetensorError(said.format("Input/output error", 5)))
-    assert not is_full_disk(ValueError("tensors share memory"))
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO])
+def test_what_the_system_says_is_known_by_its_number(number: int) -> None:
+    said = f"Error while serializing: I/O error: {os.strerror(number)} (os error {number})"  # as safetensors 0.8 has it
+    found = system_error(safetensors.SafetensorError(said))
+    assert found is not None
+    assert (found.errno, found.strerror) == (number, os.strerror(number))
+    assert system_error(ValueError("tensors share memory")) is None

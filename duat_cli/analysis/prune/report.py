@@ -24,7 +24,7 @@ from duat_cli.results.prune.terms import Estimated, HeadSummary, NeuronSummary, 
 from duat_cli.statistics.ranking import Estimate, bootstrap, kendall, median_ratio, spearman, worst_ratio
 from duat_cli.statistics.survey import mean_of
 
-FEWEST = 3  # terms that can be ranked
+FEWEST = 5  # terms that can be ranked: three are in order once in six by chance, and their interval is then [1, 1]
 DRAWN = 8  # the same of those that stand for others: of four, resampled, one interval in seven is [1, 1]
 _STATISTICS = {  # field of the report -> statistic of predicted and measured damages, and whether it divides them
     "spearman": (spearman, False),

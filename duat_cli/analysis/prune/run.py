@@ -110,7 +110,8 @@ class PruneOutcome:
         if self.ablator.means is not None:
             changed = exchanged(biases(loaded.model, self.ablator, terms, stored_dtype(loaded)))
         with changed:
-            done = apply_terms(loaded.model, self.session.structure, self.ablator.sites, terms, directory, loaded.files)
+            structure, sites = self.session.structure, self.ablator.sites
+            done = apply_terms(loaded.model, structure, sites, terms, directory, loaded.files, loaded.unexpected)
         return worth(
             loaded,
             done,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from duat_cli.analysis.shards.ranks import Ranks
     from duat_cli.cli.terminal.output import Target
     from duat_cli.cli.terminal.progress import Progress
+    from duat_cli.loading.model.load import LoadedModel
     from duat_cli.results.prune.sets import Plan
     from duat_cli.results.prune.written import Written
 
@@ -93,15 +94,7 @@ def prune_bound(
         loaded, inputs, held_out, fitting = open_with_calibration(
             wanted, texts, asked.holdout, asked.calibration, progress
         )
-        if chosen.apply is not None and loaded.paged is not None:
-            raise InputError(
-                "--apply: a checkpoint is written from weights that are all in memory, and these are read block by "
-                "block; use --export FILE, or run it where the model fits"
-            )
-        if chosen.apply is not None and settings.ablate_mean:
-            from duat_cli.analysis.prune.repair.standing import require_biases
-
-            require_biases(loaded.model, settings.kinds)
+        chosen.require(loaded, settings, tested=bool(held_out))
         if loaded.paged is None:  # weights that are read block by block leave by being given back
             keep_freed_memory()
         if ranks is None or out is None:
@@ -181,6 +174,21 @@ class _Chosen:
 
             check_directory(Path(apply))
         return cls(target, None if apply is None else Path(apply), which)
+
+    def require(self, loaded: LoadedModel, settings: PruneOptions, *, tested: bool) -> None:
+        """InputError where this model gives no such set, before anything is computed. tested: on held-out prompts."""
+        from duat_cli.analysis.prune.repair.standing import require_biases
+        from duat_cli.analysis.prune.sets.plan import NO_HOLDOUT
+
+        if self.which == "guaranteed" and not tested:
+            raise InputError(f"--set guaranteed: {NO_HOLDOUT}")
+        if self.apply is not None and loaded.paged is not None:
+            raise InputError(
+                "--apply: a checkpoint is written from weights that are all in memory, and these are read block by "
+                "block; use --export FILE, or run it where the model fits"
+            )
+        if self.apply is not None and settings.ablate_mean:
+            require_biases(loaded.model, settings.kinds)
 
     def write(self, outcome: PruneOutcome, progress: Progress) -> tuple[Written | None, list[str]]:
         """The set that was asked for, and what is to be said of it."""

@@ -8,7 +8,6 @@ architectures: what a config cannot represent comes out different, or cannot be 
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import json
 import os
@@ -24,21 +23,22 @@ from torch import Tensor
 
 from duat_cli import __version__
 from duat_cli.analysis.prune.sets.cut import Cut, cuts_of
-from duat_cli.compat.safetensors import is_full_disk
+from duat_cli.compat.safetensors import system_error
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
 from duat_cli.loading.checkpoint.files import plain_mode, read_json
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
-from duat_cli.loading.checkpoint.stored import most_stored
+from duat_cli.loading.checkpoint.stored import STORED, most_stored
+from duat_cli.loading.declared.embedder import modules
 from duat_cli.loading.model.load import load
 from duat_cli.loading.quiet import described, hushed
 from duat_cli.models.arrays import relative_error, tolerance_for
-from duat_cli.models.discovery.modality import without_decoder
+from duat_cli.models.discovery.modality import is_pair, without_decoder
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, probe_output
 from duat_cli.models.edits.cutting import without_parts
 from duat_cli.models.edits.surgery import without_blocks, zeroed
 from duat_cli.models.sweep.passes import record, removals, run_without
 from duat_cli.models.terms.sites import Sites, TermId
-from duat_cli.text import clean, one_line
+from duat_cli.text import clean, listed, one_line, plural
 
 WEIGHTS = {
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".h5", ".msgpack", ".onnx", ".onnx_data", ".npz",
@@ -70,7 +70,7 @@ class Applied:
     dtype: str
     """Of the written weights."""
     bytes_before: int
-    """Of the tensors in the files of the checkpoint that was loaded."""
+    """Of the tensors that the model has, in the files of the checkpoint that was loaded."""
     bytes_after: int
     """Of the tensors in the written files."""
 
@@ -93,8 +93,10 @@ def apply_terms(
     terms: Sequence[TermId],
     directory: Path,
     files: CheckpointFiles,
+    unused: Sequence[str] = (),
 ) -> Applied:
-    """Write `model`, loaded from `files`, without `terms` to `directory`, whole or not at all.
+    """Write `model`, loaded from `files`, without `terms` to `directory`, whole or not at all. unused: tensors of the
+    files that the model has no place for.
 
     The model in memory is afterwards as it was. InputError for a place that cannot be written, UnsupportedModelError
     if no way to write the set gives the ablated model's output.
@@ -104,6 +106,10 @@ def apply_terms(
         raise InputError("--apply: the chosen set is empty; there is nothing to remove")
     expected = _ablated(model, structure, sites, terms)
     notes: list[str] = []
+    if unused:
+        many = plural(len(unused), "tensor")
+        notes.append(f"{many} not carried over, unused by {type(model).__name__}: {listed(list(unused))}")
+    left = sum(files.tensors[name].bytes for name in unused if name in files.tensors)
     plans = cuts_of(structure, terms, notes)
     failed: list[tuple[Cut, DuatError]] = []
     for plan in plans:
@@ -132,7 +138,7 @@ def apply_terms(
             notes=(*notes, *_reasons(failed, plan)),
             error=error,
             dtype=str(dtype).removeprefix("torch."),
-            bytes_before=files.total_bytes,
+            bytes_before=files.total_bytes - left,
             bytes_after=size,
         )
     raise UnsupportedModelError(f"the set could not be written: {'; '.join(_reasons(failed, Cut()))}")
@@ -142,9 +148,13 @@ def _reasons(failed: Sequence[tuple[Cut, DuatError]], written: Cut) -> list[str]
     """Why what was tried to be removed is not, each once. written: what is."""
     found = []
     for plan, fault in failed:
-        what = [f"{len(plan.blocks)} blocks"] if plan.blocks and not written.blocks else []
-        what += [f"{plan.width} neurons a block"] if plan.neurons and not written.neurons else []
-        what += [f"{len(plan.heads[0][1])} key and value heads a block"] if plan.heads and not written.heads else []
+        what = [plural(len(plan.blocks), "block")] if plan.blocks and not written.blocks else []
+        what += [f"{plural(plan.width, 'neuron')} a block"] if plan.neurons and not written.neurons else []
+        what += (
+            [f"{plural(len(plan.heads[0][1]), 'key and value head')} a block"]
+            if plan.heads and not written.heads
+            else []
+        )
         reason = one_line(str(fault), 300)
         found.append(f"{' and '.join(what)} not removed but zeroed: {reason}" if what else f"zeroed: {reason}")
     return list(dict.fromkeys(found))
@@ -163,8 +173,8 @@ def _written(
         except OSError:
             raise
         except Exception as fault:
-            if is_full_disk(fault):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from fault
+            if (error := system_error(fault)) is not None:
+                raise error from fault
             # whatever foreign code makes of a model that it was not written for
             raise UnsupportedModelError(f"transformers cannot save it: {one_line(str(fault), 200)}") from fault
     _state_dtype(part / "config.json", dtype)
@@ -173,12 +183,15 @@ def _written(
 
 
 def _copy_beside(source: Path, part: Path) -> None:
-    """Every other file of the checkpoint: its tokenizer, pooling, licence and card, but no weights of any format."""
+    """Every other file of the checkpoint: its tokenizer, pooling, licence and card; no weights of any format but those
+    of modules behind the model, as sentence embedders have them."""
+    behind = [source / one.path for one in modules(source) or () if one.path != "."]
     for file in sorted(source.rglob("*")):
         name = file.relative_to(source)
+        own = any(file.is_relative_to(folder) for folder in behind)
         folders = [source / parent for parent in name.parents if parent != Path()]
-        foreign = any(_holds_weights(folder) for folder in folders)
-        if not file.is_file() or _is_weights(file) or foreign or any(p.startswith(".") for p in name.parts):
+        foreign = not own and (_is_weights(file) or any(_holds_weights(folder) for folder in folders))
+        if not file.is_file() or foreign or any(p.startswith(".") for p in name.parts):
             continue
         if not (part / name).exists():
             (part / name).parent.mkdir(parents=True, exist_ok=True)
@@ -210,7 +223,8 @@ def _edited(model: Any, structure: ModelStructure, sites: Sites, plan: Cut) -> I
 
 
 def _state(model: Any, files: CheckpointFiles) -> tuple[dict[str, Tensor] | None, torch.dtype]:
-    """The weights in the dtype that the checkpoint has, where that loses nothing; None: as they are."""
+    """The weights in the dtypes that the checkpoint has, where that loses nothing; None: as they are. And the dtype of
+    most."""
     dtype = most_stored(files) or model.dtype
     if dtype == model.dtype:
         return None, dtype
@@ -221,7 +235,8 @@ def _state(model: Any, files: CheckpointFiles) -> tuple[dict[str, Tensor] | None
         # Views that start at one address are one tensor only if they read it alike; empty ones share address 0.
         place = value.device, value.data_ptr(), value.dtype, value.shape, value.stride()
         known = converted.get(place) if value.numel() else None
-        state[name] = (value.to(dtype) if value.is_floating_point() else value) if known is None else known
+        stored = dtype if name not in files.tensors else STORED[files.tensors[name].dtype]
+        state[name] = (value.to(stored) if value.is_floating_point() else value) if known is None else known
         converted[place] = state[name]
         if known is None and not torch.equal(state[name].to(value.dtype), value):
             return None, model.dtype
@@ -253,14 +268,17 @@ def _read_back(part: Path, model: Any, expected: Tensor) -> tuple[float, int]:
 @torch.no_grad()
 def _fault_as_called(model: Any) -> Exception | None:
     """What the model raises as others call it, with a cache and one token behind the first ones. A hybrid that has no
-    attention left may not know how long its cache is."""
-    stack = without_decoder(model)
-    ids = probe_ids(stack, DISCOVERY_TOKENS)
+    attention left may not know how long its cache is, and a decoder's may be made with the number of the encoder's
+    blocks."""
+    ids = probe_ids(without_decoder(model), DISCOVERY_TOKENS)
     try:
         with hushed():
-            kept = getattr(stack(ids), "past_key_values", None)
+            if is_pair(model):
+                model.generate(input_ids=ids, decoder_start_token_id=int(ids[0, 0]), max_new_tokens=2, do_sample=False)
+                return None
+            kept = getattr(model(ids), "past_key_values", None)
             if kept is not None:
-                stack(ids[:, -1:], past_key_values=kept)
+                model(ids[:, -1:], past_key_values=kept)
     except Exception as fault:  # of code that is not duat's
         return fault
     return None

@@ -12,9 +12,9 @@ import pytest
 import torch
 from helpers import single_model
 from pruning import Case, neurons
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, T5ForConditionalGeneration
 
 from duat_cli.analysis.prune.sets import apply as apply_module
 from duat_cli.analysis.prune.sets.apply import apply_terms, check_directory
@@ -182,6 +182,38 @@ def test_the_encoder_of_t5(tmp_path: Path) -> None:
     assert done.removed_blocks in ((1,), ())
 
 
+def test_a_decoder_that_would_not_write_any_more_keeps_its_encoder_s_blocks(tmp_path: Path) -> None:
+    """T5's cache has as many layers as the encoder has blocks: with fewer than the decoder it cannot generate."""
+    case = Case(tmp_path, "t5")
+    ids = torch.tensor([[40, 41, 42, 43]])
+    case.model.generate(input_ids=ids, decoder_start_token_id=0, max_new_tokens=3)
+    assert case.model.config.num_decoder_layers == 2
+    done = case.apply(TermId("block", 1), TermId("block", 2))
+    assert (done.removed_blocks, done.zeroed) == ((), 2)
+    assert done.notes[0].startswith("2 blocks not removed but zeroed: it then runs with use_cache=False alone")
+    again = T5ForConditionalGeneration.from_pretrained(case.out)
+    assert again.generate(input_ids=ids, decoder_start_token_id=0, max_new_tokens=3).shape[1] > 1
+
+
+def test_each_tensor_keeps_the_dtype_that_it_is_stored_in(tmp_path: Path) -> None:
+    """Norms in float32 beside matrices in bfloat16; and what the model has no place for is named, and no saving."""
+    case = Case(tmp_path, "llama", torch.bfloat16)
+    source = tmp_path / "source" / "model.safetensors"
+    tensors = tensors_of(tmp_path / "source")
+    norms = {name for name in tensors if "norm" in name}
+    mixed = {name: value.float() * 1.001 if name in norms else value for name, value in tensors.items()}
+    save_file(mixed | {"model.mtp.0.weight": torch.ones(64, 64)}, source, {"format": "pt"})
+    loaded = load(str(tmp_path / "source"), dtype="float32")
+    structure = discover(loaded.model)
+    terms = [TermId("head", 0, 2)]
+    done = apply_terms(loaded.model, structure, find_sites(structure), terms, case.out, loaded.files, loaded.unexpected)
+    after = tensors_of(case.out)
+    assert {name for name, value in after.items() if value.dtype == torch.float32} == norms
+    assert (done.dtype, done.bytes_before) == ("bfloat16", done.bytes_after)
+    assert done.bytes_after == sum(value.nbytes for value in mixed.values())
+    assert done.notes[0] == "1 tensor not carried over, unused by LlamaForCausalLM: 'model.mtp.0.weight'"
+
+
 def test_the_stored_dtype_stays(tmp_path: Path) -> None:
     """A bfloat16 checkpoint, worked on in float32, is written in bfloat16: zeros lose nothing."""
     case = Case(tmp_path, "llama", torch.bfloat16)
@@ -252,14 +284,17 @@ def test_tokenizer_files_come_along(tmp_path: Path) -> None:
 def test_all_files_but_weights_come_along(tmp_path: Path) -> None:
     case = Case(tmp_path, "llama")
     source = case.folder / "source"
-    for name in ("1_Pooling/config.json", "LICENSE", "README.md", "onnx/model.onnx", "onnx/config.json", ".git/HEAD"):
+    (source / "modules.json").write_text(json.dumps([{"type": "T", "path": ""}, {"type": "D", "path": "2_Dense"}]))
+    behind = {"2_Dense/config.json", "2_Dense/model.safetensors"}
+    foreign = {"onnx/model.onnx", "onnx/config.json", ".git/HEAD"}
+    for name in (*behind, *foreign, "1_Pooling/config.json", "LICENSE", "README.md"):
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).write_text(f"of {name}")
     (source / "optimizer.pt").write_bytes(b"x")
     case.apply(TermId("head", 0, 0))
     here = {path.relative_to(case.out).as_posix() for path in case.out.rglob("*") if path.is_file()}
-    assert {"1_Pooling/config.json", "LICENSE", "README.md"} <= here
-    assert not {"onnx/model.onnx", "onnx/config.json", ".git/HEAD", "optimizer.pt"} & here
+    assert {"1_Pooling/config.json", "LICENSE", "README.md", *behind} <= here
+    assert not {*foreign, "optimizer.pt"} & here
     card = (case.out / "README.md").read_text()
     assert card.startswith("of README.md")
     assert "written by `duat prune-bound --apply`" in card

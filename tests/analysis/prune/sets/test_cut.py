@@ -18,7 +18,7 @@ def test_what_is_said_to_be_zeroed_is_not_removed(tmp_path: Path) -> None:
     done = case.apply(*neurons(3, 4, 9), *(TermId("head", block, n) for block in range(3) for n in (2, 3)))
     assert (done.removed_neurons, done.removed_groups, done.zeroed) == (2, 0, 6)
     [note] = done.notes
-    assert note.startswith("1 key and value heads a block not removed but zeroed: no numbers of heads")
+    assert note.startswith("1 key and value head a block not removed but zeroed: no numbers of heads")
 
 
 def test_heads_leave_where_neurons_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ def test_heads_leave_where_neurons_cannot(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(NeuronLayers, "config", refused)
     done = case.apply(*neurons(3, 4), *(TermId("head", block, n) for block in range(3) for n in (2, 3)))
     assert (done.removed_neurons, done.removed_groups, done.zeroed) == (0, 1, 3)
-    assert done.notes == ("1 neurons a block not removed but zeroed: no width",)
+    assert done.notes == ("1 neuron a block not removed but zeroed: no width",)
 
 
 def test_one_neuron_stays_where_all_are_to_go(tmp_path: Path) -> None:
