@@ -94,9 +94,7 @@ class Backward:
 
     def through(self, number: int) -> Iterator[BlockGradient]:
         """The next block, in pieces of some probes if the gradients of all of them would not fit."""
-        call = self._recorded.calls[number]
-        parts = self._structure.block(number).parts
-        x = call.before.detach().clone().requires_grad_()
+        call, parts = self._recorded.calls[number], self._structure.block(number).parts
         captured: list[tuple[Site, Tensor, Tensor | None]] = []
         blind: list[int] = []  # those that depend on nothing, by their graph
 
@@ -107,41 +105,22 @@ class Backward:
             captured.append((site, value, index))
             return value.clone()  # what the block does to it in place must not reach the captured tensor
 
-        before = self._handed_on(number)
-        read = [x, *(tensor.detach().clone().requires_grad_() for tensor in before.values())]
-        left = dict[Path, Tensor]()
-
-        def run(read: Sequence[Tensor], watch: Edit) -> Tensor:
-            x, *others = (tensor.clone() for tensor in read)  # blocks may write to them
-            given = dict(zip(before, others, strict=True))
-            args, kwargs = exchanged(call.args, call.kwargs, given.get)
-            args, kwargs = parts.hidden.put(args, kwargs, x)
-            with without_terms(self._gone, number) as bridge:
-                if bridge is None:
-                    with watching(self._sites[parts.module].sites, watch):
-                        after = hidden_of(parts.module(*args, **kwargs), x)
-                else:
-                    after = bridge(read[0].clone())
-                    if self._at_handed:  # that stays
-                        parts.module(*args, **kwargs)
-            left.update(handed(args, kwargs))
-            return after
-
+        run = _Rerun(self._structure, self._sites, self._recorded.calls, number, self._gone)
         with torch.enable_grad(), SlopesOnce():
-            after = run(read, capture)
-        handed_on = [left[path] for path in self._at_handed]
+            after = run(run.read, capture)
+        read, handed_on = run.read, [run.left[path] for path in self._at_handed]
         again = Again(run, [x.detach() for x in read], after.detach(), [value.detach() for _, value, _ in captured])
         where = f"block {number} ({parts.name})"
         if not all(tensor.requires_grad for tensor in (after, *handed_on)) or again.any_moves(blind):
             raise without_gradient(where)
         below: list[list[Tensor]] = []
-        size = _piece([value for _, value, _ in captured] + read[1:], x, self._heads)
+        size = _piece([value for _, value, _ in captured] + read[1:], call.before, self._heads)
         pieces = [each.split(size) for each in (self._at_output, *self._at_handed.values())]
         for place, (piece, *at_handed) in enumerate(zip(*pieces, strict=True)):
             # nothing stands in front of the first block
             inputs = [value for _, value, _ in captured] + (read if number else [])
             grads = pulled(after, inputs, piece, zip(handed_on, at_handed, strict=True)) if inputs else []
-            lost = [place for place, gradient in enumerate(grads) if not gradient.any()]
+            lost = [k for k, gradient in enumerate(grads) if not gradient.any()]
             if lost and again.moved_by(lost, piece):
                 raise without_gradient(where)
             below.append(grads[len(captured) :] if number else [piece])
@@ -151,14 +130,37 @@ class Backward:
             ]
             yield BlockGradient(number, call, slice(place * size, place * size + len(piece)), piece, found)
         self._at_output, *rest = (torch.cat(some) if len(some) > 1 else some[0] for some in zip(*below, strict=True))
-        self._at_handed = dict(zip(before, rest, strict=True))
+        self._at_handed = dict(zip(run.handed, rest, strict=True))
 
-    def _handed_on(self, number: int) -> dict[Path, Tensor]:
-        """What blocks in front of one put into mappings that it is given."""
-        first, here = (
-            handed(call.args, call.kwargs) for call in (self._recorded.calls[0], self._recorded.calls[number])
-        )
-        return {path: tensor for path, tensor in here.items() if tensor is not first.get(path)}
+
+class _Rerun:
+    """A recorded block call, to be run anew from what it reads."""
+
+    def __init__(
+        self, structure: ModelStructure, sites: Sites, calls: Sequence[BlockCall], number: int, gone: Removals | None
+    ) -> None:
+        """gone: as of `Backward`."""
+        self._call, self._parts, self._number, self._gone = calls[number], structure.block(number).parts, number, gone
+        self._watched = sites[self._parts.module].sites
+        first = calls[0].handed
+        self.handed = [path for path, t in self._call.handed.items() if t is not first.get(path)]
+        """Where blocks in front put into a mapping what it is given."""
+        given = [self._call.handed[path] for path in self.handed]
+        self.read = [t.detach().clone().requires_grad_() for t in (self._call.before, *given)]
+        """Its hidden states, and that."""
+        self.left: dict[Path, Tensor] = {}
+        """What the mappings held behind the last run."""
+
+    def __call__(self, read: Sequence[Tensor], watch: Edit) -> Tensor:
+        """Its output, (1, N, M). watch: sees its sites; where all of it is gone, it runs for what it hands on alone."""
+        x, *others = (tensor.clone() for tensor in read)  # blocks may write to them
+        given = dict(zip(self.handed, others, strict=True))
+        args, kwargs = exchanged(self._call.args, self._call.kwargs, given.get)
+        args, kwargs = self._parts.hidden.put(args, kwargs, x)
+        with without_terms(self._gone, self._number) as bridge, watching(() if bridge else self._watched, watch):
+            after = hidden_of(self._parts.module(*args, **kwargs), x)
+        self.left = handed(args, kwargs)
+        return after if bridge is None else bridge(read[0].clone())
 
 
 def _piece(others: Sequence[Tensor], x: Tensor, heads: int) -> int:

@@ -18,7 +18,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.holding import holding
-from duat_cli.models.instrument.calls import hand_on, hidden_of, mappings_in, without_cache
+from duat_cli.models.instrument.calls import Path, hand_on, handed, hidden_of, mappings_in, without_cache
 from duat_cli.models.instrument.hooks import patched
 from duat_cli.models.instrument.rig import OTHER_BLOCKS
 from duat_cli.models.sweep.lockstep import Weights
@@ -49,6 +49,11 @@ class BlockCall:
     output: Any  # with `before` in place of what it gave
     before: Tensor  # the hidden states it took, (1, N, M)
     after: Tensor  # the hidden states it gave
+
+    @property
+    def handed(self) -> dict[Path, Tensor]:
+        """What stood in mappings that it was given."""
+        return handed(self.args, self.kwargs)
 
 
 @dataclass(frozen=True)
