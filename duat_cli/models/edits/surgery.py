@@ -196,7 +196,8 @@ def _holder(structure: ModelStructure) -> nn.ModuleList:
 
 
 def config_without_blocks(config: Any, blocks: int, keep: Sequence[int]) -> Any:
-    """A copy of the config with fewer blocks: their count, and every list that has one entry a block."""
+    """A copy of the config with fewer blocks: their count, every list that has one entry a block, and what is declared
+    of single ones."""
     config = copy.deepcopy(config)
     text = config.get_text_config()
     if getattr(text, "num_hidden_layers", None) != blocks:
@@ -206,7 +207,12 @@ def config_without_blocks(config: Any, blocks: int, keep: Sequence[int]) -> Any:
         for name, value in vars(text).items()
         if isinstance(value, list) and len(value) == blocks and _PER_LAYER.search(name)
     }
+    declared = {int(k): value for k, value in (text.to_dict().get("per_layer_config") or {}).items()}
+    if declared:  # by numbers, which have to be those of blocks at any time
+        text.per_layer_config = None
     text.num_hidden_layers = len(keep)
     for name, value in lists.items():
         setattr(text, name, [value[k] for k in keep])
+    if declared:
+        text.per_layer_config = {place: declared[k] for place, k in enumerate(keep) if k in declared}
     return config

@@ -14,7 +14,13 @@ from helpers import single_model
 from pruning import Case, neurons
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, T5ForConditionalGeneration
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
+    T5ForConditionalGeneration,
+)
 
 from duat_cli.analysis.prune.sets import apply as apply_module
 from duat_cli.analysis.prune.sets.apply import apply_terms, check_directory
@@ -97,6 +103,28 @@ def test_a_block_is_removed(model_type: str, tmp_path: Path) -> None:
         (hidden_states, None) if model_type == "bloom" else hidden_states
     )
     assert close(case.logits(), case.own())
+
+
+def test_what_is_declared_of_single_blocks_goes_with_them(tmp_path: Path) -> None:
+    """Gemma 4 declares wider heads of its global attention by the numbers of these blocks."""
+    shape = single_model("gemma4_text").config.to_dict() | {
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "global_head_dim": 32,
+        "hidden_size_per_layer_input": 0,
+    }
+    shape.pop("per_layer_config")
+    Gemma4ForCausalLM(Gemma4TextConfig(**shape)).save_pretrained(tmp_path / "source")
+    loaded = load(str(tmp_path / "source"))
+    structure = discover(loaded.model)
+    terms = [TermId("block", 1)]
+    done = apply_terms(loaded.model, structure, find_sites(structure), terms, tmp_path / "out", loaded.files)
+    assert done.removed_blocks == (1,)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["per_layer_config"] == {
+        "1": {"head_dim": 32},
+        "4": {"head_dim": 32},
+    }
+    assert len(loaded.model.config.per_layer_config) == 6
 
 
 def test_a_hybrid_is_not_written_as_one_that_only_runs_without_a_cache(tmp_path: Path) -> None:
