@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from helpers import single_model
-from transformers import Gemma4ForCausalLM, Gemma4TextConfig, MistralLarge4TextConfig, MistralLarge4TextModel
 
 
 def gemma4() -> Any:
     """Four blocks: block 0 hands keys and values on to block 2, block 1 to block 3."""
+    from transformers import Gemma4ForCausalLM, Gemma4TextConfig  # the oldest transformers has neither of these models
+
     shape = single_model("gemma4_text").config.to_dict() | {
         "num_hidden_layers": 4,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -23,6 +24,8 @@ def gemma4() -> Any:
 
 def mistral_large4() -> Any:
     """Three blocks: block 0 hands on what keys and values are made of."""
+    from transformers import MistralLarge4TextConfig, MistralLarge4TextModel
+
     shape = single_model("mistral_large4_text").config.to_dict()
     shared = {"kv_source_layers": [0, 0, 0], "no_rope_layers": [1, 1, 1]}
     return _shaken(MistralLarge4TextModel(MistralLarge4TextConfig(**shape | shared)))
