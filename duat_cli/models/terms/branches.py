@@ -182,6 +182,11 @@ def _arrival(run: BlockRun, given: list[Tensor] | None, attention: Tensor | None
     zero = torch.zeros_like(run.input)
     points = run.replay(torch.cat([zero, zero, random_like(run.input)]), given, attention=attention).places
     met = meeting_of(run, points, direct)
+    if met.read_before:
+        raise UnsupportedModelError(
+            "a unit behind it reads the stream through a layer of its own and reacts, so that more than the branch moves "
+            "where the block ends"
+        )
     norm = None if met.own is None else points[met.own][0]
     if met.own is not None:  # a norm takes what the branch gives, not something made of it
         _factor(direct, _added(points[met.own][1]), run.input.dtype)
@@ -196,6 +201,7 @@ class Meeting:
     place: int
     own: int | None
     sent: Tensor  # what the branch gives for the noise it was found with, behind its norm, (N, M)
+    read_before: bool = False  # whether a norm or a unit reads the branch in front of there, through a layer of its own
 
 
 def meeting_of(run: BlockRun, points: Points, sent: Tensor) -> Meeting:
@@ -209,9 +215,9 @@ def meeting_of(run: BlockRun, points: Points, sent: Tensor) -> Meeting:
         if not moved(values, 1):
             continue
         if moved(values, 2):
-            reached = True
             if _feature_by_feature(sent, _added(values), run.input.dtype):
-                return Meeting(place, own, sent)
+                return Meeting(place, own, sent, reached)
+            reached = True
         elif not reached:
             if own is not None or module not in run.parts.norms:
                 raise UnsupportedModelError("more than a norm stands between its branch and the residual stream")

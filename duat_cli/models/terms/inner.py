@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from duat_cli.errors import or_reason
+from duat_cli.models.block.linears import matrix_of
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.attention import AttentionCall
@@ -27,6 +28,7 @@ class Inner:
     parts: BlockParts
     attention: AttentionCall | None
     heads: tuple[Tensor, HeadFactors] | str  # what the values are made of (1, N, width), V and O
+    output: Tensor | None  # the layer that takes the concatenated heads, (heads d, M), if there is one
     units: tuple[tuple[nn.Module, FeedForward | Experts | str], ...]  # in call order
 
     def last_layers(self) -> list[nn.Module]:
@@ -50,17 +52,20 @@ def inner_of(structure: ModelStructure, sites: Sites, written: Trace, number: in
     attention = [c for c in written.attention if c.module in parts.attention]
     each = len(attention)
     heads: tuple[Tensor, HeadFactors] | str = f"it calls attention {each} times; heads are defined for one call"
+    output = None
     if parts.mixer is not None:
         heads = "its token mixer is held as a whole, so no head is shown to be an average of values"
     elif each == 1:
         heads = or_reason(lambda: layer_factors(parts, written, attention[0]))
+        if parts.output_projection is not None:
+            output = matrix_of(parts.output_projection.linear, attention[0].output.shape[2:].numel())
     routed = sites[parts.module].of("expert")
     units = []
     for event in (e for e in written.events if e.module in parts.units):
         occurrence = next(k for k, e in enumerate(written.calls(event.module)) if e is event)
         units.append((event.module, form_of(parts, routed, written, event.module, occurrence)))
     one = attention[0] if each == 1 else None
-    return Inner(written.calls(parts.module)[0], parts, one, heads, tuple(units))
+    return Inner(written.calls(parts.module)[0], parts, one, heads, output, tuple(units))
 
 
 def form_of(

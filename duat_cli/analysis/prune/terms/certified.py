@@ -166,8 +166,7 @@ class Certified:
 
     def _arrive(self, run: BlockRun) -> None:
         known, _ = self._inner[run.index]
-        output = None if isinstance(known.heads, str) else known.heads[1].output.flatten(0, 1)
-        self._arrivals[run.index] = block_arrivals(run, output, known.columns_outside, known.last_layers())
+        self._arrivals[run.index] = block_arrivals(run, known.output, known.columns_outside, known.last_layers())
 
     def _bound(self, number: int) -> None:
         known, norms = self._inner.pop(number)
@@ -225,13 +224,16 @@ class _Block:
 
     def _heads(self) -> tuple[TermBounds, TermBounds]:
         self._require("head", "attention", "block")
-        if isinstance(self.inner.heads, str) or self.inner.attention is None:
+        if self.inner.attention is None:
             raise UnsupportedModelError(str(self.inner.heads))
+        arrival = self.arrivals.attention
+        whole = None if isinstance(arrival, str) else self._through_norm(arrival)
+        if whole is not None:  # whatever its values are
+            return self._capped(_proved(arrival), self.inner.attention.output.shape[2]), whole
+        if isinstance(self.inner.heads, str):
+            raise UnsupportedModelError(self.inner.heads)
         source, factors = self.inner.heads
-        arrival = _proved(self.arrivals.attention)
-        factor, whole = arrival.factor, self._through_norm(arrival)
-        if whole is not None:
-            return self._capped(arrival, factors.heads), whole
+        factor = _proved(arrival).factor
         require_averages(self.inner.attention)
         heads, values = _by_head(self.norms.feeding(source), factors)
         if not {"attention", "block"} & set(self.kinds):
@@ -295,7 +297,9 @@ class _Block:
             before = parts.hidden.get(event.args, event.kwargs)
             ends = (before, hidden_of(event.output, before))
             return _one(sum(self.norms.feeding(x).largest() for x in ends))
-        branches = [*([attention] if parts.attention else []), *(unit.whole for unit in units)]
+        # attention to values that are handed on is among the units as well
+        beside = [unit.whole for unit in units if unit.module not in parts.attention]
+        branches = [*([attention] if parts.attention else []), *beside]
         missing = next((t.reason for t in branches if t.stream is None), None)
         if missing is not None:
             raise UnsupportedModelError(missing)

@@ -254,6 +254,45 @@ def test_real_tokens_stay_far_below(model_type: str) -> None:
 # -- refusals ----------------------------------------------------------------------
 
 
+def test_a_norm_behind_attention_bounds_it_whatever_its_values_are() -> None:
+    """Gemma 4 has a norm on its values, which is no linear layer, and another behind attention, sqrt(M) max|g| long."""
+    model = tiny.tiny_model("gemma4_text").requires_grad_(False)
+    structure = discover(model)
+    for layer, found in zip(model.model.layers, certified_bounds(structure), strict=True):
+        longest = layer.post_attention_layernorm.weight.abs().max() * model.config.hidden_size**0.5
+        assert found.attention.stream is not None
+        assert float(found.attention.stream) == pytest.approx(float(longest), rel=1e-5)
+        assert found.heads.stream is not None
+        assert found.heads.vacuous
+        assert found.heads.stream.tolist() == [pytest.approx(2 * float(longest), rel=1e-5)] * 4
+        x = 30 * torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
+        assert layer.post_attention_layernorm(x).norm(dim=-1).max() <= found.attention.stream
+
+
+def test_a_branch_that_another_unit_reads_through_a_layer_has_no_bound() -> None:
+    """Gemma 4's FFN goes into a gate without a norm, which reacts: at the block's output more moves than the FFN."""
+    model = single_model("gemma4_text").requires_grad_(False)
+    structure = discover(model)
+    (ffn, _), layer = certified_bounds(structure)[BLOCK].units, structure.calls[BLOCK]
+    for terms in (ffn.whole, ffn.neurons):
+        assert terms.stream is None
+        assert "reads the stream through a layer of its own and reacts" in str(terms.reason)
+    recorded = record(structure, lambda: run_stack(structure.stack, torch.full((1, 1), 20)).last_hidden_state)
+    call, parts, seen = recorded.calls[BLOCK], structure.block(BLOCK).parts, []
+    norm = layer.post_feedforward_layernorm
+
+    def run(x: Tensor) -> Tensor:
+        args, kwargs = parts.hidden.put(call.args, call.kwargs, x.clone())
+        return hidden_of(parts.module(*args, **kwargs), x)
+
+    for x in 3 * torch.randn(20, 1, 1, 32, generator=torch.Generator().manual_seed(0)):
+        whole = run(x)
+        with norm.register_forward_hook(lambda _module, _args, out: torch.zeros_like(out)):
+            seen.append(float((whole - run(x)).norm()))
+    longest = norm.weight.abs().max() * model.config.hidden_size**0.5 * max(1.0, float(layer.layer_scalar))
+    assert max(seen) > longest
+
+
 def test_what_has_no_bound_says_why() -> None:
     structure = discover(single_model("olmoe"))
     bounds, sites = certified_bounds(structure)[0], find_sites(structure)[structure.calls[0]]
