@@ -184,8 +184,8 @@ def _arrival(run: BlockRun, given: list[Tensor] | None, attention: Tensor | None
     met = meeting_of(run, points, direct)
     if met.read_before:
         raise UnsupportedModelError(
-            "a unit behind it reads the stream through a layer of its own and reacts, so that more than the branch moves "
-            "where the block ends"
+            "a unit behind it reads the stream through a layer of its own and reacts, so that more than the branch "
+            "moves where the block ends"
         )
     norm = None if met.own is None else points[met.own][0]
     if met.own is not None:  # a norm takes what the branch gives, not something made of it
