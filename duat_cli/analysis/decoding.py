@@ -17,6 +17,7 @@ from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.loading.model.load import LoadedModel, load_tokenizer
 from duat_cli.loading.prompts import Prompt, limits, said
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, hushed
+from duat_cli.models.discovery.exchanged import restored
 from duat_cli.models.discovery.modality import STATES, decoder_of, is_pair, placed, stack_of
 from duat_cli.models.discovery.structure import run_stack
 from duat_cli.models.sweep.lockstep import forwards
@@ -126,7 +127,7 @@ def _written(loaded: LoadedModel, prompts: Sequence[Prompt]) -> tuple[list[Tenso
         # transformers sizes the cache by the encoder's depth, which a deeper decoder outgrows
         asked = {"do_sample": False, "num_beams": 1, "max_new_tokens": STEPS, "use_cache": False}
         where = f"{type(model).__name__} cannot write a decoder prompt; give --decoder-prompt"
-        with torch.no_grad(), hushed(), foreign_errors(where, InputError):
+        with torch.no_grad(), restored(model), hushed(), foreign_errors(where, InputError):
             ids = model.generate(**named, **asked).cpu()
         if int(ids[0, 0]) != int(start):  # Whisper leaves it out
             ids = torch.cat([start, ids], dim=1)

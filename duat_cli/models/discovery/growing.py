@@ -22,6 +22,7 @@ from duat_cli.models.discovery.proof import Proof, Unproved, Verdict, opened
 from duat_cli.models.discovery.structure import Discovery, ModelStructure
 from duat_cli.models.instrument.attention import CapturePath, ForeignAttentionError
 from duat_cli.models.instrument.foreign import model_code
+from duat_cli.models.instrument.hooks import ExchangedError, unexchanged
 from duat_cli.models.instrument.rig import Rig
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.value_path.factors import BlockFactors
@@ -39,7 +40,7 @@ class OpenedError(Exception):
         self.parts = parts
 
 
-BEGIN_ANEW = ForeignAttentionError, PathError, OpenedError, StagesError
+BEGIN_ANEW = ForeignAttentionError, PathError, OpenedError, StagesError, ExchangedError
 """What shows that everything has to begin anew, and with what."""
 
 
@@ -51,9 +52,10 @@ class Known:
     interface: bool = True  # whether attention can be seen through transformers' interface
     staged: frozenset[str] = frozenset()  # lists whose elements are stages
     intercepted: bool = False  # whether some attention is seen by its softmax alone, so that all of it has to be
+    exchanged: bool = False  # whether a pass put other modules in the place of some
     parts: dict[nn.Module, BlockParts] = field(default_factory=dict)  # of blocks that were tried with others
 
-    def learn(self, fault: ForeignAttentionError | PathError | OpenedError | StagesError) -> None:
+    def learn(self, fault: ForeignAttentionError | PathError | OpenedError | StagesError | ExchangedError) -> None:
         """From what ended it."""
         if isinstance(fault, OpenedError):
             self.parts[fault.parts.module] = fault.parts
@@ -61,6 +63,10 @@ class Known:
             self.staged |= {fault.name}
         elif isinstance(fault, PathError):
             self.intercepted = True
+        elif isinstance(fault, ExchangedError):
+            if self.exchanged:
+                raise fault
+            self.exchanged = True
         elif not self.interface:
             raise fault
         else:
@@ -110,7 +116,7 @@ class Growing(Discovery):
 
     def run(self) -> None:
         """The pass that finds blocks and parts."""
-        with model_code(type(self.model).__name__):
+        with model_code(type(self.model).__name__), unexchanged(self.stack):
             self.forward()
 
     def proof(self) -> Proof:

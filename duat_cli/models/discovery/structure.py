@@ -7,6 +7,7 @@ more than one block's weights and tensors have to be there. What stays unproved 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +33,7 @@ from duat_cli.models.discovery.chains import (
     require_own_tokens,
 )
 from duat_cli.models.discovery.cross import require_apart
+from duat_cli.models.discovery.exchanged import run_as_loaded
 from duat_cli.models.discovery.mixers import with_mixer
 from duat_cli.models.discovery.modality import (
     STATES,
@@ -50,6 +52,7 @@ from duat_cli.models.discovery.unread import beside_notes, unread_attention, why
 from duat_cli.models.instrument.attention import CapturePath, ForeignAttentionError
 from duat_cli.models.instrument.calls import ANY, taken_by
 from duat_cli.models.instrument.foreign import model_code
+from duat_cli.models.instrument.hooks import ExchangedError, unexchanged
 from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
 from duat_cli.models.instrument.rig import Rig
 from duat_cli.models.instrument.tracing import Event, Trace, Tracer, trace
@@ -106,7 +109,7 @@ def run_stack(stack: Any, given: Given, mask: Tensor | None = None) -> Any:
     if isinstance(given, Tensor):
         every = {"input_ids": given, "attention_mask": torch.ones_like(given) if mask is None else mask}
         given = {name: value for name, value in every.items() if {name, ANY} & taken_by(stack.forward)}
-    return with_places(stack(**given, **_cache_off(stack)))
+    return with_places(run_as_loaded(stack, {**given, **_cache_off(stack)}))
 
 
 def _cache_off(stack: Any) -> dict[str, Any]:
@@ -166,7 +169,7 @@ def discover(
     factors: whether V and O of the heads are looked for, which are kept for every block.
     """
     with model_code(type(model).__name__):
-        interface, staged = True, frozenset[str]()
+        interface, staged, exchanged = True, frozenset[str](), False
         while True:
             found = Discovery(model, interface=interface, staged=staged, like=like, chain=chain, factors=factors)
             try:
@@ -178,6 +181,10 @@ def discover(
                 interface = False
             except StagesError as fault:
                 staged |= {fault.name}
+            except ExchangedError:  # what it was hooked on is gone
+                if exchanged:
+                    raise
+                exchanged = True
             except ChangedStreamError as fault:
                 raise _by_name(model, like, fault) from None
         structure = found.structure()
@@ -195,10 +202,7 @@ def _by_name(model: Any, like: Mapping[str, Tensor] | None, fault: ChangedStream
 
 def _instruments_error(structure: ModelStructure, probe: Given) -> float:
     """How far a pass under instruments is from the model as transformers runs it."""
-
-    def forward() -> Any:
-        return run_stack(structure.stack, probe)
-
+    forward = functools.partial(run_stack, structure.stack, probe)
     passes = InstrumentedPass(structure.rig(), forward, lambda _run: None), PlainPass(structure.calls, forward)
     for each in passes:
         with each.active():
@@ -253,7 +257,7 @@ class Discovery:
 
     def walk(self) -> None:
         """Both passes, one behind the other."""
-        with self.tracer.attached(), self.tracer.active():
+        with self.tracer.attached(), self.tracer.active(), unexchanged(self.stack):
             self.forward()
         modules = list(dict.fromkeys(event.module for event in self.chained()))
         parts = [self.parts_of(module) for module in modules]
@@ -386,12 +390,10 @@ class Discovery:
 
 
 def _stack_of(model: Any) -> tuple[Any, tuple[str, ...]]:
-    if is_pair(model):
-        if not hasattr(stack_of(model), "config"):
-            name = type(stack_of(model)).__name__
-            raise UnsupportedModelError(f"{name} has no config of its own, so its attention stays unseen")
-        return stack_of(model), (ENCODER_ALONE,)
-    return stack_of(model), ()
+    stack, pair = stack_of(model), is_pair(model)
+    if pair and not hasattr(stack, "config"):
+        raise UnsupportedModelError(f"{type(stack).__name__} has no config of its own, so its attention stays unseen")
+    return stack, (ENCODER_ALONE,) if pair else ()
 
 
 def _in_some(at: Sequence[int], count: int) -> str:

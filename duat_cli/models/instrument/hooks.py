@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.slots import joined, parted
 
 Before = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Any, dict[str, Any]] | None]
@@ -17,16 +18,18 @@ Instead = Callable[[nn.Module, Forward, tuple[Any, ...], dict[str, Any]], Any]
 
 
 @contextlib.contextmanager
-def hooked(modules: Iterable[nn.Module], before: Before | None = None, after: After | None = None) -> Iterator[None]:
+def hooked(
+    modules: Iterable[nn.Module], before: Before | None = None, after: After | None = None, *, first: bool = False
+) -> Iterator[None]:
     """While active, every call of these modules passes `before(module, args, kwargs)` and `after(…, output)`.
 
     What `before` returns, (args, kwargs), and what `after` returns replaces what the module gets and gives; None does
-    not.
+    not. first: `before` goes in front of other hooks.
     """
     with contextlib.ExitStack() as stack:
         for module in modules:
             if before is not None:
-                stack.callback(module.register_forward_pre_hook(_Hook(before), with_kwargs=True).remove)
+                stack.callback(module.register_forward_pre_hook(_Hook(before), prepend=first, with_kwargs=True).remove)
             if after is not None:
                 stack.callback(module.register_forward_hook(_Hook(after), with_kwargs=True).remove)
         yield
@@ -58,6 +61,24 @@ class _Hook:
 
 def _nothing(*_: Any) -> None:
     return None
+
+
+class ExchangedError(UnsupportedModelError):
+    """A pass put other modules in the place of some that were found, hooked or patched."""
+
+
+@contextlib.contextmanager
+def unexchanged(model: nn.Module) -> Iterator[None]:
+    """Around a pass whose hooks are to be on all that runs: ExchangedError where the model exchanges its modules."""
+    before = {module: name for name, module in model.named_modules()}
+    yield
+    if gone := before.keys() - set(model.modules()):
+        module = next(module for module in before if module in gone)
+        raise ExchangedError(
+            f"{type(model).__name__}: on this input its forward pass puts another module in the place of "
+            f"{before[module]} ({type(module).__name__}), which duat does not follow; if that depends on the input's "
+            "length, --max-tokens cuts prompts"
+        )
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ from duat_cli.models.instrument.attention import (
     watched,
 )
 from duat_cli.models.instrument.calls import first_tensor, hidden_of, on_another, only_tensor, without_cache
-from duat_cli.models.instrument.hooks import Forward, Instead, patched
+from duat_cli.models.instrument.hooks import Forward, Instead, patched, unexchanged
 from duat_cli.models.instrument.interception import ClampFreezer, GateFreezer, SoftmaxInterception
 from duat_cli.models.instrument.mixer import KernelRows, MixerCall
 from duat_cli.models.instrument.records import (
@@ -112,7 +112,8 @@ class Rig:
         """Run the model and return its output; `on_block` is called behind every block with its `BlockRun`."""
         self._on_block, self._calls = on_block, 0
         try:
-            output = forward()
+            with unexchanged(self._model):
+                output = forward()
         finally:
             self._on_block = self._recording = None
         if self._calls < len(self._order):

@@ -29,6 +29,7 @@ from duat_cli.models.discovery.structure import (
     run_stack,
 )
 from duat_cli.models.holding import holding
+from duat_cli.models.instrument.hooks import ExchangedError
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
 
@@ -207,7 +208,10 @@ def together(passes: Sequence[Pass], weights: Weights | None) -> None:
 def forwards(weights: Weights | None, calls: Sequence[Callable[[], Any]]) -> list[Any]:
     """What these calls of a model give. weights: where they are read block by block, for all calls at once."""
     passes = [Call(call) for call in calls]
-    together(passes, weights)
+    try:
+        together(passes, weights)
+    except ExchangedError:  # from now on it is known before a pass begins
+        together(passes, weights)
     return [each.output for each in passes]
 
 

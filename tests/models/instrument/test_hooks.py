@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from duat_cli.models.instrument.hooks import hooked, patched
+from duat_cli.models.instrument.hooks import ExchangedError, hooked, patched, unexchanged
 
 X = torch.tensor([1.0, -2.0])
 
@@ -41,6 +41,24 @@ def test_hooks_see_every_call_and_leave_it() -> None:
     assert len(seen) == 4
     assert all(all(a is b or a == b for a, b in zip(*pair, strict=True)) for pair in zip(seen, want, strict=True))
     assert [traces(module) for module in modules] == [[], []]
+
+
+def test_first_goes_in_front_of_other_hooks() -> None:
+    module, order = Scale(), list[str]()
+    with (
+        hooked([module], lambda *_: order.append("second")),
+        hooked([module], lambda *_: order.append("1"), first=True),
+    ):
+        module(X)
+    assert order == ["1", "second"]
+
+
+def test_modules_that_a_pass_puts_in_the_place_of_others_are_seen() -> None:
+    model = nn.Sequential(Scale(), nn.Sequential(Scale()))
+    with unexchanged(model):
+        model[0].more = Scale()  # takes no other's place
+    with pytest.raises(ExchangedError, match=r"in the place of 1\.0 \(Scale\)"), unexchanged(model):
+        model[1][0] = Scale()
 
 
 def test_what_hooks_return_replaces_arguments_and_output() -> None:

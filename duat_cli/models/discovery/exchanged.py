@@ -1,0 +1,144 @@
+"""A model whose forward pass puts other modules in the place of its own, for good, is read as it was loaded.
+
+BigBird gives up its sparse attention with the first input that is too short for it. What such a model gives depends on
+what it ran on before. Once a pass has exchanged modules, another input is let through if the model as it was loaded
+would exchange the same on it, and refused if not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.compat.torch import children_of
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.instrument.hooks import ExchangedError, hooked
+
+Held = dict[str, Any]
+"""Submodules and attributes of a module, by name."""
+
+_as_loaded: WeakKeyDictionary[nn.Module, Held] = WeakKeyDictionary()
+"""What a pass that exchanged modules found where it did, as of `_exchange`."""
+
+EXCHANGES = "its forward pass exchanges modules of its own"
+NOT_FOLLOWED = "which cannot be followed where weights are read block by block; give it memory for all of them"
+
+
+class _StoppedError(Exception):
+    """A pass stands in front of its first block, or of what is not in memory."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def run_as_loaded(stack: Any, given: Mapping[str, Any]) -> Any:
+    """What a stack gives, which is what it would give if it had run on nothing before."""
+    _require_same_exchange(stack, given)
+    before = _held(stack)
+    output = stack(**given)
+    changed = _exchange(stack, before)
+    for module, held in changed.items():
+        _as_loaded[module] = {**held, **_as_loaded.get(module, {})}
+    if changed and any(map(_is_away, stack.modules())):  # the passes beside it may be of both models
+        raise ExchangedError(f"{type(stack).__name__}: {EXCHANGES}, {NOT_FOLLOWED}")
+    return output
+
+
+@contextlib.contextmanager
+def restored(model: nn.Module) -> Iterator[None]:
+    """Around passes that `run_as_loaded` does not see: what they exchange is put back."""
+    before = _held(model)
+    try:
+        yield
+    finally:
+        _put(_exchange(model, before))
+
+
+def _require_same_exchange(stack: nn.Module, given: Mapping[str, Any]) -> None:
+    """Runs the model as it was loaded up to its first block, if a pass has exchanged modules of it."""
+    loaded = {module: _as_loaded[module] for module in stack.modules() if module in _as_loaded}
+    if not loaded:
+        return
+    now, at, first = _of_names(loaded), stack, _stops(stack, loaded)
+    _put(loaded)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), hooked(first, _stop, first=True):
+            stack(**given)
+    except _StoppedError as stopped:
+        at = stopped.module
+    finally:
+        reached = _of_names(loaded)
+        _put(now)
+    found = [
+        (f"{name}.{own}".lstrip("."), type(reached[module][own]).__name__, type(there).__name__)
+        for name, module in stack.named_modules()
+        for own, there in now.get(module, {}).items()
+        if isinstance(there, nn.Module) and type(reached[module][own]) is not type(there)
+    ]
+    if found and _is_away(at):
+        raise UnsupportedModelError(f"{type(stack).__name__}: {EXCHANGES}, {NOT_FOLLOWED}")
+    if found:
+        name, kept, there = found[0]
+        raise UnsupportedModelError(
+            f"{type(stack).__name__}: on {_size(given)} it runs {kept} ({name}), and on what it ran on before, of "
+            f"another length, {there}, which stays and is what duat reads: give inputs on which it runs that "
+            "(--max-tokens cuts prompts)"
+        )
+
+
+def _stops(stack: nn.Module, changed: Mapping[nn.Module, Held]) -> list[nn.Module]:
+    """The elements of lists that hold changed modules: the first of them that is called is the first block. And what
+    has no weights in memory: other passes would go on while they are read."""
+    elements = [one for found in stack.modules() if isinstance(found, nn.ModuleList) for one in found]
+    owners = {module for module, held in changed.items() if any(isinstance(one, nn.Module) for one in held.values())}
+    return [*(one for one in elements if owners & set(one.modules())), *filter(_is_away, stack.modules())]
+
+
+def _stop(module: nn.Module, _args: Any, _kwargs: Any) -> None:
+    raise _StoppedError(module)
+
+
+def _is_away(module: nn.Module) -> bool:
+    return any(parameter.is_meta for parameter in module.parameters(recurse=False))
+
+
+def _of_names(held: Mapping[nn.Module, Held]) -> dict[nn.Module, Held]:
+    """What stands there now."""
+    return {module: {name: getattr(module, name) for name in names} for module, names in held.items()}
+
+
+def _held(stack: nn.Module) -> dict[nn.Module, Held]:
+    """What every module holds."""
+    return {module: {**vars(module), **children_of(module)} for module in stack.modules()}
+
+
+def _exchange(stack: nn.Module, before: Mapping[nn.Module, Held]) -> dict[nn.Module, Held]:
+    """What stood where passes exchanged modules, with the settings that they changed beside; nothing where they
+    exchanged none."""
+    if before.keys() <= set(stack.modules()):
+        return {}
+    kinds = nn.Module | str | int | float | None
+    after, changed = _held(stack), dict[nn.Module, Held]()
+    for module in before.keys() & after.keys():
+        there, held = after[module], before[module]
+        if found := {n: v for n, v in held.items() if isinstance(v, kinds) and there.get(n) is not v}:
+            changed[module] = found
+    return changed
+
+
+def _put(held: Mapping[nn.Module, Held]) -> None:
+    for module, values in held.items():
+        for name, value in values.items():
+            setattr(module, name, value)
+
+
+def _size(given: Mapping[str, Any]) -> str:
+    """How long what it reads is."""
+    ids = given.get("input_ids")
+    return f"an input of {ids.shape[-1]} tokens" if isinstance(ids, Tensor) else "this input"
