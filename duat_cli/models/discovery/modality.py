@@ -37,7 +37,8 @@ def stack_of(model: Any) -> Any:
     """The part that is run: the encoder of an encoder-decoder, else the model without its head. An encoder that reads
     what a network in front of it makes of a picture is run within the model."""
     base, name = model.base_model, str(getattr(model, "main_input_name", "input_ids"))
-    base = model if isinstance(base, nn.ModuleDict | nn.ModuleList) else base  # that of `base_model_prefix`, uncallable
+    if base is model or isinstance(base, nn.ModuleDict | nn.ModuleList):  # `base_model_prefix` names no callable part
+        base = _beside_head(model)
     if is_pair(model):
         encoder = model.get_encoder()
         fed = name in KINDS and name in taken_by(base.forward) and name not in taken_by(encoder.forward)
@@ -46,6 +47,18 @@ def stack_of(model: Any) -> Any:
     # `base_model` of some image models is an inner encoder, which takes embedded patches (dinov3_vit)
     inner = name != "input_ids" and name not in taken and name in taken_by(model.forward)
     return model if inner else base
+
+
+def _beside_head(model: Any) -> Any:
+    """The model inside that has all weights but those of the head; without one the model itself, as where the code of
+    a model's own may do more than run it."""
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if head is not None and of_libraries(model):
+        others = set(model.parameters()) - set(head.parameters())
+        for inner in model.children():
+            if hasattr(inner, "config") and head not in set(inner.modules()) and others <= set(inner.parameters()):
+                return inner
+    return model
 
 
 def is_pair(model: Any) -> bool:

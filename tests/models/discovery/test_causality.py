@@ -9,12 +9,15 @@ import torch
 from helpers import single_model
 
 from duat_cli.models.discovery import causality
-from duat_cli.models.discovery.causality import head_logits
+from duat_cli.models.discovery.causality import head_logits, head_of
 from duat_cli.models.discovery.modality import stack_of
 from duat_cli.models.discovery.structure import run_stack
 
+BY_WEIGHTS = ["llama4", "llama4_text", "mllama", "mllama_text_model", "kosmos_2_text_model", "kosmos_2_5_text_model"]
+"""Types whose class names no part that is their model without its head."""
 
-@pytest.fixture(params=["llama", "gpt2", "bert", "gemma2", "opt"])
+
+@pytest.fixture(params=["llama", "gpt2", "bert", "gemma2", "opt", *BY_WEIGHTS])
 def model(request: pytest.FixtureRequest) -> Any:
     return single_model(request.param).eval()
 
@@ -31,6 +34,16 @@ def test_it_gives_the_model_s_own_logits(model: Any) -> None:
     assert start == 0
     assert torch.equal(found, model(input_ids=ids).logits[0])
     assert "forward" not in vars(stack)  # as it was
+
+
+@pytest.mark.parametrize("model", BY_WEIGHTS, indirect=True)
+def test_the_stack_is_what_has_all_weights_but_the_head_s(model: Any) -> None:
+    stack, head = stack_of(model), model.get_output_embeddings()
+    assert stack is model.model
+    assert set(stack.parameters()) | set(head.parameters()) == set(model.parameters())
+    assert head_of(model, stack).causal
+    model.__class__ = type("OwnForCausalLM", (type(model),), {"__module__": "own"})  # which may do more than run it
+    assert stack_of(model) is model
 
 
 @torch.no_grad()
