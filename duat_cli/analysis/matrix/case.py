@@ -19,6 +19,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.factors import own_contribution
+from duat_cli.models.value_path.gates import gate_of
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators import paper
 from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, gram
@@ -36,7 +37,7 @@ class Case:
     gram: Tensor  # G, (heads, heads)
     pattern: EntryPattern  # which entries of the maps V_h O_h can be nonzero
     X: Tensor  # (N, M)
-    mixed: Tensor  # the model's own concatenated heads, without their constant, times t: (N, heads, d)
+    mixed: Tensor  # what the model's output layer takes, without its constant, times t: (N, heads, d)
     contribution: Tensor  # what the model's own attention adds, without its constant: (N, M)
     error: float  # certificate of the blocks up to this one
     dtype: torch.dtype  # of the model's arithmetic
@@ -128,15 +129,17 @@ def _case(session: Session, run: BlockRun, step: Step, error: float) -> tuple[At
                 "inspect has its numbers"
             )
         operator = step.operator(run, block)  # its image of x is one of the checks of the report
-        gate, operator = operator.gate, operator.by_channel()
+        by_channel, operator = operator.gate is not None, operator.by_channel()
     except UnsupportedModelError as fault:
         reason = f"block {run.index} ({run.parts.name}) has no explicit matrices: {fault}"
         raise UnsupportedModelError(reason) from fault
     known = block.factors
     assert known is not None
     mixed, contribution = own_contribution(run, known.tap)
-    if gate is not None:  # every channel is a head of its own
-        mixed = (mixed * gate.transpose(0, 1)).flatten(1)[..., None]
+    if known.gated:  # also where the factors of a head's channels are one, and part of its H
+        mixed = mixed * gate_of(run, step.given)[0].transpose(0, 1)
+    if by_channel:
+        mixed = mixed.flatten(1)[..., None]
     work = torch.promote_types(run.input.dtype, torch.float32)
     factors = HeadFactors(operator.factors.value.to(work), operator.factors.output.to(work))
     return operator, Case(
@@ -149,7 +152,7 @@ def _case(session: Session, run: BlockRun, step: Step, error: float) -> tuple[At
         contribution=contribution.to(work),
         error=error,
         dtype=run.input.dtype,
-        by_channel=gate is not None,
+        by_channel=by_channel,
     )
 
 

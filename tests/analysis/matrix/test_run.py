@@ -30,7 +30,7 @@ from duat_cli.report.tables.page import Page
 from duat_cli.results.matrix import MatrixReport
 from duat_cli.zoo import tiny
 
-WIRINGS = ("llama", "gpt2", "bert", "olmo2", "gemma2", "bloom", "deepseek_v3", "t5")
+WIRINGS = ("llama", "gpt2", "bert", "olmo2", "gemma2", "bloom", "deepseek_v3", "t5", "diffllama")
 TOKENS = 7
 
 
