@@ -94,6 +94,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         loading/quantised/formula loading/quantised/grouped""",
     "shards read again: loading/checkpoint/test_seal.py": "loading/checkpoint/stored loading/checkpoint/stream",
     "every case of a load: loading/model/test_load.py": "loading/model/notes",
+    "every parameter, to the bit: loading/paged/test_drawn.py": "loading/paged/recorder",
     "every plan is made of them: analysis/plan/test_memory.py": "analysis/plan/terms",
     "every call against its command: api/test_commands.py": """
         api/comparing api/files api/models api/planning api/settings api/words""",

@@ -205,6 +205,18 @@ def initialisers_through(run: Callable[..., Any]) -> Iterator[None]:
         functions.update(own)
 
 
+def initialise_read(model: Any) -> None:
+    """What transformers does to a model once its weights are read: it initialises all of it, and most of what does that
+    asks whether a tensor is marked as read. Without it, what does not ask (the padding row of ChineseCLIP, the last
+    balancing bias of Zaya) is as in the files where weights are read in parts, and as transformers sets it elsewhere.
+    """
+    for module in model.modules():
+        vars(module).pop("_is_hf_initialized", None)
+    for tensor in model.state_dict(keep_vars=True).values():
+        tensor._is_hf_initialized = True
+    model.initialize_weights()
+
+
 def auto_models(task: str) -> Any:
     """The auto classes' table config class -> model class of a task, or 'BASE'; it imports a class on look-up.
 

@@ -32,8 +32,9 @@ from duat_cli.loading.model.memory import require_memory
 from duat_cli.loading.model.model_class import Fit, cannot, check_fit, check_model_type, model_class
 from duat_cli.loading.model.notes import weight_notes
 from duat_cli.loading.model.weights_check import Scan, Sight, compare_with_files, refuse_integers
+from duat_cli.loading.paged.initialised import initialise
 from duat_cli.loading.paged.layout import layout
-from duat_cli.loading.paged.pager import Look, Pager, fill_buffers
+from duat_cli.loading.paged.pager import Look, Pager
 from duat_cli.loading.paged.reader import Reader
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, foreign_notes, hushed
 from duat_cli.text import clean, one_line, shown
@@ -371,16 +372,17 @@ def _paged(
 
     stored = [name for name, entry in files.tensors.items() if entry.dtype in STORED]
     with hushed(), foreign_errors(cannot(cls, files)):
-        fill_buffers(model, cls, config, device)
+        steps = initialise(model, cls, config, device)
         targets = targets_of(model, stored)
-        targets = {n: (to, new or files.tensors[n].made is not None) for n, (to, new) in targets.items()}
+        targets = {n: (to, new or to in steps or files.tensors[n].made is not None) for n, (to, new) in targets.items()}
         if edit is not None:  # what is changed is no longer stored as it is used
             targets = {name: (target, new or edit.changes(target)) for name, (target, new) in targets.items()}
         pages = layout(model, targets)
     put = load_part if edit is None else edit.put
     homes = {} if placed is None else placed.homes(model, pages[1:], targets, files)
+    reader = Reader(files, homes)
     pager = Pager(
-        model, pages, Reader(files, homes), zero=fit.spare, dtype=model.dtype, device=device, see=see, load=put
+        model, pages, reader, zero=fit.spare, steps=steps, dtype=model.dtype, device=device, see=see, load=put
     )
     pager.freed = give_back_gpu_memory
     kept = sum(files.tensors[name].read_bytes for name, place in homes.items() if place == device)

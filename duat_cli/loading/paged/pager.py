@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
-from accelerate import init_empty_weights
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import PreTrainedConfig, PreTrainedModel
 
-from duat_cli.compat.torch import buffers_of, unsaved_buffers
-from duat_cli.compat.transformers import eager_model, load_part
+from duat_cli.compat.transformers import load_part
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.parts import ROWS_BYTES
 from duat_cli.loading.paged.layout import Page, own_tensors, tied
+from duat_cli.loading.paged.recorder import Step, again
 from duat_cli.text import listed
 
 Place = tuple[nn.Module, str]  # a module and the name of its parameter or buffer
@@ -59,11 +58,13 @@ class Pager:
         device: str,
         see: See,
         zero: Sequence[str] = (),
+        steps: Mapping[str, Sequence[Step]] = MappingProxyType({}),
         load: Load = load_part,
     ) -> None:
-        """zero: parameters of which the files hold nothing. load: what puts a page's tensors into the model."""
+        """zero: parameters of which the files hold nothing. steps: what is done to parameters and buffers that were
+        read. load: what puts a page's tensors into the model."""
         self._model, self._reader, self._dtype, self._device, self._see = model, reader, dtype, device, see
-        self._load = load
+        self._load, self._steps = load, steps
         self.at_door: Callable[[Page], None] = self.hold
         self.turning: Callable[[Page], None] = lambda _page: None  # called before another page is held
         self.freed: Callable[[str], None] = lambda _device: None  # called with the device once a page has left it
@@ -190,6 +191,9 @@ class Pager:
         except ValueError as error:
             raise CheckpointError(f"{page.name or 'the model'} cannot be read apart from the rest: {error}") from error
         del tensors
+        for place in empty:
+            if not _get(place).is_meta:
+                again(self._steps.get(self._names[place], ()), _get(place))
         self._spread()
         self._require({place for door in page.doors for place in _places(door)})
         filled = {place for place in empty if not _get(place).is_meta}
@@ -306,19 +310,3 @@ class _Rows(TorchFunctionMode):
         rows, numbers = torch.unique(given["input"], return_inverse=True)
         # without the number of the padding among all rows, which matters to gradients alone
         return func(numbers, self._weights.rows(self._page, rows.tolist()))
-
-
-# -- what no file holds ------------------------------------------------------------------------------------------------
-
-
-def fill_buffers(model: PreTrainedModel, cls: type[PreTrainedModel], config: PreTrainedConfig, device: Any) -> None:
-    """Give a model on `meta` the buffers that no checkpoint holds, such as rotary frequencies.
-
-    They come from a second model, built with parameters on `meta` alone: accelerate's `init_empty_weights`. Its hooks
-    for offloaded weights are not used: they open the file anew for every tensor and hand out `meta` weights to others.
-    """
-    with torch.device(device), init_empty_weights(include_buffers=False):
-        other: nn.Module = eager_model(cls, config, model.dtype)
-    for path, module in other.named_modules():
-        mine = buffers_of(model.get_submodule(path))
-        mine.update({name: buffers_of(module)[name] for name in unsaved_buffers(module)})

@@ -79,7 +79,7 @@ def test_drawing_a_page_moves_no_generator() -> None:
 
 
 def test_rows_are_those_of_the_matrix() -> None:
-    recorded = drawn._Recorder()
+    recorded = drawn.Recorder()
     with seeded(), recorded.recording(), torch.device("meta"):
         layer = nn.Linear(5, 7, bias=False)
     found = drawn.Drawn(layer, recorded)
