@@ -181,9 +181,9 @@ class Pager:
     def _put(self, page: Page) -> list[tuple[Place, Tensor]]:
         """Fill the places of a page; returns what stood in them."""
         stood = [(place, _get(place)) for module in page.doors or (self._model,) for place in _places(module)]
-        for place, meta in self._meta.items():
-            if place[0] in page.doors:
-                _set(place, meta)
+        for place, _ in stood:
+            if place in self._meta:
+                _set(place, self._meta[place])
         empty = [place for place, _ in stood if _get(place).is_meta]
         tensors = self._fetched(page)
         try:

@@ -31,6 +31,7 @@ TYPES = [
     "falcon",
     "distilbert",
     "zamba2",
+    "inkling_text",  # a norm within its embedding
 ]
 
 
