@@ -79,8 +79,8 @@ class Session:
         every_plain: bool = False,
         factors: bool = True,
     ) -> None:
-        """factors: as of `discover`, where all weights are in memory."""
-        self.loaded, self._dtype = loaded, loaded.model.dtype
+        """factors: as of `discover`."""
+        self.loaded, self._dtype, self._factors = loaded, loaded.model.dtype, factors
         self._every_plain, self._swept = every_plain, False  # whether a prompt has run to its end
         self._structure: ModelStructure | None = None
         self._growing: Growing | None = None
@@ -205,7 +205,7 @@ class Session:
         """Some prompts, by their number, side by side: one read of the weights. The last guest is returned."""
         assert self.weights is not None
         while True:
-            found = Growing(self.loaded.model, device=self.loaded.device, known=self._known, like=self.loaded.like)
+            found = self._grown()
             self._growing, sweeps = found, list[_Sweep]()
             if (guest := None if guest_of is None else guest_of(found)) is not None:
                 found.on_proved = guest.proved
@@ -262,9 +262,13 @@ class Session:
         require_map(self._structure, self.together, self.loaded.like, self.loaded.device)
         return guest
 
+    def _grown(self) -> Growing:
+        loaded = self.loaded
+        return Growing(loaded.model, device=loaded.device, known=self._known, like=loaded.like, factors=self._factors)
+
     def _refused_by_the_rest(self, weights: Weights) -> None:
         """Whether blocks behind those that a failed attempt reached tell why it had to fail: UnsupportedModelError."""
-        alone = Growing(self.loaded.model, device=self.loaded.device, known=self._known, like=self.loaded.like)
+        alone = self._grown()
         with contextlib.suppress(RuntimeError), alone.attached():  # it may fail as the others did
             side_by_side(weights, alone, lambda: [alone.proof()] if alone.ready else None, lambda _page: None)
             for event in alone.chained():

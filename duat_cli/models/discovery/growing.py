@@ -91,9 +91,23 @@ def _without_values(factors: BlockFactors | None) -> BlockFactors | None:
 class Growing(Discovery):
     """The first pass; `proof` and `rig` are for those behind it."""
 
-    def __init__(self, model: Any, *, device: str, known: Known, like: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        device: str,
+        known: Known,
+        like: Mapping[str, Tensor] | None = None,
+        factors: bool = True,
+    ) -> None:
         super().__init__(
-            model, interface=known.interface, staged=known.staged, chain=known.chain, device=device, like=like
+            model,
+            interface=known.interface,
+            staged=known.staged,
+            device=device,
+            like=like,
+            chain=known.chain,
+            factors=factors,
         )
         self._known = known
         self.on_proved: Callable[[BlockParts, Trace], None] = lambda _parts, _written: None  # called behind every proof
@@ -123,7 +137,14 @@ class Growing(Discovery):
         """The pass behind it that proves them."""
         found = [self.parts_of(event.module) for event in self.chained()]
         interface = not self._known.intercepted and self.path == "attention interface"
-        self._proof = Proof(self.part, self.forward, self._proved_one, interface=interface, coming=self.elements())
+        self._proof = Proof(
+            self.part,
+            self.forward,
+            self._proved_one,
+            interface=interface,
+            coming=self.elements(),
+            factors=self._factors,
+        )
         for parts in found:
             self._proof.learn(parts)
         return self._proof
