@@ -1,78 +1,144 @@
 """Whether a model's own forward pass fails, without any part of duat in it: then its config.json is at fault; or gives
-nothing, or each time something else."""
+nothing, or each time something else; or its weights are no numbers. A fault is told alike however they are read."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from duat_cli.analysis.prepared import parts_of
 from duat_cli.compat.torch import hooked_modules
-from duat_cli.errors import ForwardError, NoSignalError, UnsupportedModelError, is_out_of_memory
+from duat_cli.errors import (
+    CheckpointError,
+    DuatError,
+    ForwardError,
+    NoSignalError,
+    UnsupportedModelError,
+    is_out_of_memory,
+)
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.quiet import described
 from duat_cli.loading.texts import numbered
 from duat_cli.models.arrays import tolerance_for
+from duat_cli.models.discovery.growing import Growing
 from duat_cli.models.discovery.modality import Given, placed, stack_of
 from duat_cli.models.discovery.structure import ModelStructure, probe_inputs, run_stack
 from duat_cli.models.instrument.plain import PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.alone import has_own_code, require_alone
-from duat_cli.models.sweep.lockstep import Pass, forwards
+from duat_cli.models.sweep.lockstep import Pass, forwards, side_by_side
 from duat_cli.text import listed
 
 _TOKENS = 8
 
 
-def own_fault(loaded: LoadedModel, prompts: Iterable[Given] = ()) -> ForwardError | None:
-    """The error of a plain pass over these inputs, or over random ones; None where they run."""
-    stack = stack_of(loaded.model)
-    pager = None if loaded.paged is None else loaded.paged.pager
-    for given in prompts or [probe_inputs(stack, loaded.like, _TOKENS, loaded.device)]:
-        held = placed(given, loaded.device, loaded.model.dtype)
+def own_fault(loaded: LoadedModel, prompts: Sequence[Given | None] = (None,)) -> ForwardError | None:
+    """The error of plain passes over these inputs, None of them being random ones; None where they run.
+
+    Where weights are read block by block the passes go side by side.
+    """
+    stack, failed = stack_of(loaded.model), list[Given | None]()
+
+    def run(prompt: Given | None) -> None:
+        given = probe_inputs(stack, loaded.like, _TOKENS, loaded.device) if prompt is None else prompt
         try:
-            with torch.no_grad():
-                forwards(pager, [lambda held=held: run_stack(stack, held)])  # type: ignore[misc]
-        except Exception as fault:
-            if is_out_of_memory(fault):
-                raise
-            if len(parts := parts_of(loaded.model)) > 1:
-                return ForwardError(
-                    f"{loaded.name}: {type(loaded.model).__name__} cannot run on one kind of input "
-                    f"({described(fault)}); its parts can: give --stack {', '.join(parts)} or all"
-                )
-            hooked = hooked_modules(loaded.model)
-            return ForwardError(
-                f"{loaded.name}: its own forward pass fails: {described(fault)}; "
-                + (
-                    f"forward hooks of {listed(hooked)} run on every pass, on probes of {_TOKENS} tokens too"
-                    if hooked
-                    else "its code is not the libraries': see that it runs on token ids by itself"
-                    if has_own_code(loaded.model)
-                    else "config.json does not describe what these weights are: restore it"
-                )
-            )
+            run_stack(stack, placed(given, loaded.device, loaded.model.dtype))
+        except Exception:
+            failed.append(prompt)
+            raise
+
+    try:
+        forwards(None if loaded.paged is None else loaded.paged.pager, [partial(run, prompt) for prompt in prompts])
+    except Exception as fault:
+        if is_out_of_memory(fault):
+            raise
+        if _absent(loaded, fault) is not None:
+            return None
+        prompt = failed[0] if failed else None
+        return ForwardError(f"{loaded.name}: {_why(loaded.model, described(fault), prompt)}")
     return None
 
 
+def _why(model: Any, fault: str, prompt: Given | None) -> str:
+    """What is said of a model's own error, and what to do. prompt: what it failed on; None is the probe."""
+    if isinstance(prompt, Tensor):
+        return (
+            f"its own forward pass fails on a prompt of {prompt.shape[-1]} tokens: {fault}; "
+            "if it has no so many positions, --max-tokens cuts prompts"
+        )
+    if len(parts := parts_of(model)) > 1:
+        named = f"{', '.join(parts)} or all"
+        return f"{type(model).__name__} cannot run on one kind of input ({fault}); its parts can: give --stack {named}"
+    said = f"its own forward pass fails: {fault}; "
+    if hooked := hooked_modules(model):
+        return f"{said}forward hooks of {listed(hooked)} run on every pass, on probes of {_TOKENS} tokens too"
+    if has_own_code(model):
+        return f"{said}its code is not the libraries': see that it runs on token ids by itself"
+    return f"{said}config.json does not describe what these weights are: restore it"
+
+
 @contextlib.contextmanager
-def blaming(loaded: LoadedModel, prompt: Given | None = None) -> Iterator[None]:
-    """Around passes of a prompt, or of probes: ForwardError where the model fails on it without any part of duat as
-    well."""
+def blaming(loaded: LoadedModel, prompts: Sequence[Given | None] = (None,)) -> Iterator[None]:
+    """Around passes of these inputs: ForwardError where the model fails on them without any part of duat as well.
+
+    prompts: as of `own_fault`.
+    """
     try:
         yield
-    except (RuntimeError, ValueError, TypeError, LookupError) as fault:
-        if is_out_of_memory(fault) or (own := own_fault(loaded, [] if prompt is None else [prompt])) is None:
+    except (UnsupportedModelError, RuntimeError, ValueError, TypeError, LookupError) as fault:
+        if is_out_of_memory(fault) or (own := own_fault(loaded, prompts)) is None:
             raise
-        if not isinstance(prompt, Tensor):
-            raise own from fault
-        raise ForwardError(
-            f"{loaded.name}: its own forward pass fails on a prompt of {prompt.shape[-1]} tokens: {described(fault)}; "
-            "if it has no so many positions, --max-tokens cuts prompts"
-        ) from fault
+        raise own from fault
+
+
+def of_weights(loaded: LoadedModel, fault: DuatError) -> DuatError:
+    """A fault of a model with NaN or Inf weights is the weights' fault: name the tensor."""
+    for name, count in loaded.nonfinite_weights.items():
+        return CheckpointError(
+            f"{loaded.name}: {name} holds {count} values that are NaN or infinite, so {fault}; repair the checkpoint"
+        )
+    return fault
+
+
+@contextlib.contextmanager
+def refusing(loaded: LoadedModel, prompts: Sequence[Given | None], discovery: Callable[[], Growing]) -> Iterator[None]:
+    """Around a discovery of weights that are read block by block, and passes of these inputs beside it: a fault is told
+    as of a model in memory, where all blocks are found before the first one is proved. discovery: begins another."""
+    try:
+        with blaming(loaded, prompts):
+            yield
+    except (UnsupportedModelError, RuntimeError) as fault:
+        if is_out_of_memory(fault):
+            raise
+        if (absent := _absent(loaded, fault)) is not None:
+            raise UnsupportedModelError(
+                f"{type(loaded.model).__name__}: uses weights past the modules that hold them, so they cannot be read "
+                f"block by block ({str(absent).splitlines()[0]}); give it memory for all of them"
+            ) from fault
+        if isinstance(fault, UnsupportedModelError) and (blamed := of_weights(loaded, fault)) is not fault:
+            raise blamed from fault
+        _refused_by_the_rest(loaded, discovery())
+        raise
+
+
+def _absent(loaded: LoadedModel, fault: BaseException) -> BaseException | None:
+    """The error of a pass that asks for weights, read block by block, which are not in memory; None of another one."""
+    raised = fault.__cause__ if isinstance(fault, UnsupportedModelError) else fault
+    lacks = loaded.paged is not None and isinstance(raised, RuntimeError) and "meta" in str(raised)
+    return raised if lacks else None
+
+
+def _refused_by_the_rest(loaded: LoadedModel, alone: Growing) -> None:
+    """Whether blocks behind those that a failed attempt reached tell why it had to fail: UnsupportedModelError."""
+    assert loaded.paged is not None
+    with contextlib.suppress(RuntimeError), alone.attached():  # it may fail as the others did
+        side_by_side(loaded.paged.pager, alone, lambda: [alone.proof()] if alone.ready else None, lambda _page: None)
+        for event in alone.chained():
+            alone.parts_of(event.module)
 
 
 def require_map(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import platform
@@ -17,17 +16,18 @@ from torch import Tensor, nn
 from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.geometry import Geometry, bare, geometry, known_or
-from duat_cli.analysis.own_fault import blaming, own_fault, require_map, require_signal
+from duat_cli.analysis.own_fault import blaming, of_weights, refusing, require_map, require_signal
 from duat_cli.analysis.plan.shape import shape_of
 from duat_cli.analysis.plan.waves import prompt_waves
 from duat_cli.analysis.prepared import stack_read
 from duat_cli.analysis.progress import Progress
 from duat_cli.cache.tensors import TensorCache, gram_key
-from duat_cli.errors import CheckpointError, DuatError, UnsupportedModelError, is_out_of_memory
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.model.fingerprint import fingerprint
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
+from duat_cli.models.discovery.chains import ChangedStreamError, by_name
 from duat_cli.models.discovery.growing import BEGIN_ANEW, Discovered, Growing, Known, blocks_expected
 from duat_cli.models.discovery.modality import Given, placed, stack_of
 from duat_cli.models.discovery.structure import ENCODER_ALONE, ModelStructure, discover, run_stack
@@ -101,7 +101,7 @@ class Session:
             with blaming(loaded):
                 self._structure = discover(loaded.model, loaded.like, chain=loaded.chain, factors=factors)
         except UnsupportedModelError as fault:
-            raise own_fault(loaded) or self._blamed(fault) from fault
+            raise of_weights(loaded, fault) from fault
         self.plain_error = self._structure.plain_error
         require_map(self._structure, one_by_one, loaded.like)
         self._cache = TensorCache(gram_key(self.fingerprint, loaded.model), enabled=cache)
@@ -154,7 +154,7 @@ class Session:
         for number, prompt in enumerate(prompts):
             rig = structure.rig(whole=self.whole)
             sweep = self._prepared(prompt.given, listener_of(number), rig, structure.calls)
-            with blaming(self.loaded, prompt.given):
+            with blaming(self.loaded, [prompt.given]):
                 one_by_one(sweep.passes)
             ended(number, sweep.seen.returned)
             self.plain_error, self._swept = max(self.plain_error, sweep.plain_error()), True
@@ -203,6 +203,26 @@ class Session:
         guest_of: Callable[[Growing], G] | None,
     ) -> G | None:
         """Some prompts, by their number, side by side: one read of the weights. The last guest is returned."""
+        try:
+            with refusing(self.loaded, [None, *(prompt.given for prompt in prompts.values())], self._grown):
+                structure, sweeps, guest = self._attempts(prompts, listener_of, guest_of)
+        except ChangedStreamError as fault:
+            alone = Session(replace(self.loaded, chain=fault.name), lambda *_: None, factors=False)
+            raise by_name(fault, lambda: alone.structure) from None
+        for number, sweep in zip(prompts, sweeps[1:], strict=True):  # the first is the probe's
+            ended(number, sweep.seen.returned)
+        self.plain_error = max(self.plain_error, *(sweep.plain_error() for sweep in sweeps))
+        self._structure = replace(structure, plain_error=sweeps[0].plain_error())
+        require_map(self._structure, self.together, self.loaded.like, self.loaded.device)
+        return guest
+
+    def _attempts(
+        self,
+        prompts: Mapping[int, Prompt],
+        listener_of: Callable[[int], Listener],
+        guest_of: Callable[[Growing], G] | None,
+    ) -> tuple[ModelStructure, list[_Sweep], G | None]:
+        """Discovery, and with it the sweeps of the probe and of these prompts, anew until it goes through."""
         assert self.weights is not None
         while True:
             found = self._grown()
@@ -232,47 +252,15 @@ class Session:
             try:
                 with found.attached():
                     side_by_side(self.weights, found, others, left)
-                structure = found.structure()
-                break
+                return found.structure(), sweeps, guest
             except BEGIN_ANEW as fault:
                 self._known.learn(fault)
-            except UnsupportedModelError as fault:
-                if (blamed := self._blamed(fault)) is fault:
-                    self._refused_by_the_rest(self.weights)
-                raise blamed from fault
-            except RuntimeError as fault:
-                if is_out_of_memory(fault):
-                    raise
-                self._refused_by_the_rest(self.weights)
-                if "meta" not in str(fault):
-                    if (own := own_fault(self.loaded)) is None:
-                        raise
-                    raise own from fault
-                first = (str(fault).splitlines() or [""])[0]
-                raise UnsupportedModelError(
-                    f"{type(self.loaded.model).__name__}: uses weights past the modules that hold them, so they cannot "
-                    f"be read block by block ({first}); give it memory for all of them"
-                ) from fault
             finally:
                 self._growing = None
-        for number, sweep in zip(prompts, sweeps[1:], strict=True):  # the first is the probe's
-            ended(number, sweep.seen.returned)
-        self.plain_error = max(self.plain_error, *(sweep.plain_error() for sweep in sweeps))
-        self._structure = replace(structure, plain_error=sweeps[0].plain_error())
-        require_map(self._structure, self.together, self.loaded.like, self.loaded.device)
-        return guest
 
     def _grown(self) -> Growing:
         loaded = self.loaded
         return Growing(loaded.model, device=loaded.device, known=self._known, like=loaded.like, factors=self._factors)
-
-    def _refused_by_the_rest(self, weights: Weights) -> None:
-        """Whether blocks behind those that a failed attempt reached tell why it had to fail: UnsupportedModelError."""
-        alone = self._grown()
-        with contextlib.suppress(RuntimeError), alone.attached():  # it may fail as the others did
-            side_by_side(weights, alone, lambda: [alone.proof()] if alone.ready else None, lambda _page: None)
-            for event in alone.chained():
-                alone.parts_of(event.module)
 
     def sweep_batch(self, batch: Sequence[Tensor], listener: Listener) -> None:
         """As `sweep`, over token ids of as many tokens each, (1, N), as one batch; not before one prompt has run by
@@ -292,7 +280,7 @@ class Session:
         def listen(run: BlockRun) -> None:
             if not all(math.isfinite(bound) for bounds in run.extent for bound in bounds):
                 why = f"block {run.index} puts out values that are not finite in {self.loaded.dtype}"
-                raise self._blamed(UnsupportedModelError(why))
+                raise of_weights(self.loaded, UnsupportedModelError(why))
             require_signal(run, given)
             self.count_heads(run)
             self._checks = checks
@@ -330,15 +318,6 @@ class Session:
 
     def save_cache(self) -> None:
         self._cache.save()
-
-    def _blamed(self, fault: DuatError) -> DuatError:
-        """A fault of a model with NaN or Inf weights is the weights' fault: name the tensor."""
-        for name, count in self.loaded.nonfinite_weights.items():
-            return CheckpointError(
-                f"{self.loaded.name}: {name} holds {count} values that are NaN or infinite, so {fault}; "
-                "repair the checkpoint"
-            )
-        return fault
 
     def environment(self) -> Environment:
         return Environment(

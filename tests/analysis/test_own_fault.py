@@ -9,13 +9,17 @@ import bad_checkpoints as bad
 import pytest
 import torch
 import transformers as t
+from helpers import prompt_of, single_model
 
 from duat_cli.analysis.own_fault import own_fault
 from duat_cli.analysis.session import Session
 from duat_cli.errors import ForwardError, UnsupportedModelError
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import resolve
+from duat_cli.loading.inputs.drawn import default_inputs
 from duat_cli.loading.model.load import load_files
+from duat_cli.models.discovery.chains import ByNameError
+from duat_cli.zoo import tiny
 
 
 @pytest.fixture
@@ -34,6 +38,32 @@ def test_more_experts_a_token_than_there_are(paged: bool, experts: Path) -> None
     assert "forward pass fails: RuntimeError: selected index k out of range" in str(fault.value)
     assert "config.json" in str(fault.value)
     assert "\n" not in str(fault.value)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_model_of_two_towers_names_its_parts(paged: bool, tmp_path: Path) -> None:
+    tiny.tiny_model("clip").save_pretrained(tmp_path)
+    loaded = load_files(resolve(str(tmp_path)), inspect_folder(tmp_path), paged=paged)
+    with pytest.raises(ForwardError, match=r"cannot run on one kind of input .* give --stack vision, text or all$"):
+        _ = Session(loaded, lambda *_: None).structure
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_stream_that_changes_between_blocks_is_read_by_name(paged: bool, tmp_path: Path) -> None:
+    tiny.tiny_model("yolos").save_pretrained(tmp_path)
+    loaded = load_files(resolve(str(tmp_path)), inspect_folder(tmp_path), paged=paged)
+    like = default_inputs("pixel_values", loaded.model.config, tmp_path, False)
+    with pytest.raises(ByNameError, match=r"between its blocks; duat .* --stack encoder\.layer$"):
+        _ = Session(replace(loaded, like=like), lambda *_: None).structure
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_prompt_that_the_model_cannot_read_is_told_from_those_that_it_can(paged: bool, tmp_path: Path) -> None:
+    single_model("gpt2").save_pretrained(tmp_path)  # it has 512 positions
+    loaded = load_files(resolve(str(tmp_path)), inspect_folder(tmp_path), paged=paged)
+    prompts = [prompt_of(torch.full((1, tokens), 7)) for tokens in (5, 600)]
+    with pytest.raises(ForwardError, match=r"fails on a prompt of 600 tokens: IndexError: .* --max-tokens cuts"):
+        Session(loaded, lambda *_: None).sweep_all(prompts, lambda _number: lambda _run: None)
 
 
 @pytest.mark.parametrize("paged", [False, True])

@@ -6,7 +6,7 @@ and decoder within one forward pass) one is chosen by its name, and the whole mo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,15 @@ class ChangedStreamError(UnsupportedModelError):
     """The model changes the residual stream between two blocks, and not its shape. name: of their list, once known."""
 
     name = ""
+
+
+def by_name(fault: ChangedStreamError, read: Callable[[], object]) -> UnsupportedModelError:
+    """The error, with how the blocks are read all the same, where they are. read: reads their list alone."""
+    try:
+        read()
+    except UnsupportedModelError:
+        return fault
+    return ByNameError(f"{fault}; duat inspect and verify read the blocks by --stack {fault.name}", [fault.name])
 
 
 class StagesError(Exception):

@@ -143,7 +143,7 @@ class Growing(Discovery):
             self._proved_one,
             interface=interface,
             coming=self.elements(),
-            factors=self._factors,
+            factors=self.factors,
         )
         for parts in found:
             self._proof.learn(parts)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,11 +22,11 @@ from duat_cli.models.arrays import in_narrow
 from duat_cli.models.block.mixer import MixerForm
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.chains import (
-    ByNameError,
     ChangedStreamError,
     SeveralStacksError,
     StagesError,
     anew_note,
+    by_name,
     chained,
     inner_lists,
     is_stage,
@@ -186,18 +187,10 @@ def discover(
                     raise
                 exchanged = True
             except ChangedStreamError as fault:
-                raise _by_name(model, like, fault) from None
+                alone = partial(discover, model, like, chain=fault.name, factors=False)
+                raise by_name(fault, alone) from None
         structure = found.structure()
         return replace(structure, plain_error=_instruments_error(structure, found.probe))
-
-
-def _by_name(model: Any, like: Mapping[str, Tensor] | None, fault: ChangedStreamError) -> UnsupportedModelError:
-    """The error, with how the blocks are read all the same, where they are."""
-    try:
-        discover(model, like, chain=fault.name, factors=False)
-    except UnsupportedModelError:
-        return fault
-    return ByNameError(f"{fault}; duat inspect and verify read the blocks by --stack {fault.name}", [fault.name])
 
 
 def _instruments_error(structure: ModelStructure, probe: Given) -> float:
@@ -229,7 +222,7 @@ class Discovery:
         chain: str | None = None,
         factors: bool = True,
     ) -> None:
-        self._factors, self._chain = factors, chain
+        self.factors, self._chain = factors, chain
         if like is None:
             require_token_ids(model)
         self.model = model
@@ -264,7 +257,7 @@ class Discovery:
         for _ in range(MAX_OPENINGS):
             verdicts: list[Verdict] = []
             interface = self.path == "attention interface"
-            proof = Proof(self.part, self.forward, verdicts.append, interface=interface, factors=self._factors)
+            proof = Proof(self.part, self.forward, verdicts.append, interface=interface, factors=self.factors)
             for one in parts:
                 proof.learn(one)
             with proof.active():
