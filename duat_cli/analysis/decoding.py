@@ -1,4 +1,5 @@
-"""What the decoder of an encoder-decoder reads: its own tokens, and the states of the encoder for a prompt."""
+"""Which blocks --stack names: one of several chains, or a stack of an encoder-decoder, of which the decoder reads its
+own tokens, and the states of the encoder for a prompt."""
 
 from __future__ import annotations
 
@@ -9,19 +10,20 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from duat_cli.analysis.prepared import with_chain
+from duat_cli.analysis.prepared import apart, parts_of
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.loading.model.load import LoadedModel, load_tokenizer
 from duat_cli.loading.prompts import Prompt, limits, said
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, hushed
+from duat_cli.models.discovery.chains import ByNameError, named
 from duat_cli.models.discovery.exchanged import restored
 from duat_cli.models.discovery.modality import STATES, decoder_of, is_pair, placed, stack_of
-from duat_cli.models.discovery.structure import run_stack
+from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.sweep.lockstep import forwards
-from duat_cli.text import shown
+from duat_cli.text import clean, shown
 
 STEPS = 15  # tokens that the model writes behind its start token where no text is given
 
@@ -59,6 +61,58 @@ def with_chosen_blocks(
     notes = (*loaded.warnings, note)
     part = replace(loaded, model=decoder, stack="decoder", pair=model, like=found[0].prepared, warnings=notes)
     return part, found
+
+
+def chains_of(loaded: LoadedModel) -> tuple[str, ...]:
+    """The chains of blocks that a model runs in one pass, by name, in call order; none where it is one."""
+    try:
+        discover(loaded.model, loaded.like, factors=False)
+    except ByNameError as fault:
+        return fault.names
+    except UnsupportedModelError:  # said where it is read
+        pass
+    return ()
+
+
+def with_chain(loaded: LoadedModel, wanted: str) -> LoadedModel:
+    """The model with that one of its chains of blocks to be read, with a note. InputError lists their names."""
+    model, kind = loaded.model, type(loaded.model).__name__
+    if loaded.paged is None:
+        names = chains_of(loaded)
+    else:  # its weights are not there for a pass
+        names = tuple(n for n, m in stack_of(model).named_modules() if n and isinstance(m, nn.ModuleList))
+    if (found := named(names, wanted)) is not None:
+        return _of_chain(loaded, found, wanted)
+    known = list(names) or (["encoder", "decoder"] if is_pair(model) else parts_of(model))
+    if len(known) > 1 or names:
+        raise InputError(f"--stack {clean(wanted)}: {kind} has no one stack of that name; it has {', '.join(known)}")
+    pair = wanted in ("encoder", "decoder")
+    why = "is no encoder with a decoder" if pair else "has one stack of blocks; leave it out"
+    raise InputError(f"--stack {clean(wanted)}: {kind} {why}")
+
+
+def all_chains(loaded: LoadedModel) -> list[LoadedModel]:
+    """The model once for each of its chains that can be read; what cannot is said in the notes. InputError for one."""
+    names, kind = chains_of(loaded) if loaded.paged is None else (), type(loaded.model).__name__
+    if not names:
+        way = f"give --stack {stack}" if (stack := apart(loaded.model)) else "leave it out"
+        raise InputError(f"--stack all: {kind} has no two stacks to read; {way}")
+    found, notes = list[str](), list[str]()
+    for name in names:
+        try:
+            discover(loaded.model, loaded.like, chain=name, factors=False)
+            found.append(name)
+        except UnsupportedModelError as fault:
+            notes.append(f"--stack all: {name} is not read: {fault}")
+    if not found:
+        raise UnsupportedModelError("; ".join(notes))
+    return [_of_chain(replace(loaded, warnings=(*loaded.warnings, *notes)), name, name) for name in found]
+
+
+def _of_chain(loaded: LoadedModel, name: str, wanted: str) -> LoadedModel:
+    """wanted: the name as --stack had it."""
+    note = f"--stack {wanted}: the blocks of {name} alone; the whole {type(loaded.model).__name__} runs around them"
+    return replace(loaded, chain=name, warnings=(*loaded.warnings, note))
 
 
 def encoder_states(loaded: LoadedModel, prompts: Sequence[Prompt]) -> list[Tensor]:

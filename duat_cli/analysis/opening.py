@@ -266,8 +266,8 @@ def open_stacks(
         return
     progress(0, 0, "loading torch and transformers")
     with uncollected():
-        from duat_cli.analysis.decoding import with_chosen_blocks
-        from duat_cli.analysis.prepared import all_chains, asked_of_parts, parts_of
+        from duat_cli.analysis.decoding import all_chains, with_chosen_blocks
+        from duat_cli.analysis.prepared import asked_of_parts, parts_of
         from duat_cli.loading.model.load import skeleton
         from duat_cli.models.discovery.modality import is_pair
     shell = skeleton(model.find(progress).files, model.trust_remote_code)

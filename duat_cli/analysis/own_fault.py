@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from duat_cli.analysis.prepared import parts_of
+from duat_cli.analysis.prepared import apart, parts_of
 from duat_cli.compat.torch import hooked_modules
 from duat_cli.errors import (
     CheckpointError,
@@ -70,9 +70,9 @@ def _why(model: Any, fault: str, prompt: Given | None) -> str:
             f"its own forward pass fails on a prompt of {prompt.shape[-1]} tokens: {fault}; "
             "if it has no so many positions, --max-tokens cuts prompts"
         )
-    if len(parts := parts_of(model)) > 1:
-        named = f"{', '.join(parts)} or all"
-        return f"{type(model).__name__} cannot run on one kind of input ({fault}); its parts can: give --stack {named}"
+    if named := apart(model):
+        can = "its parts can" if len(parts_of(model)) > 1 else "a part of it can"
+        return f"{type(model).__name__} cannot run on one kind of input ({fault}); {can}: give --stack {named}"
     said = f"its own forward pass fails: {fault}; "
     if hooked := hooked_modules(model):
         return f"{said}forward hooks of {listed(hooked)} run on every pass, on probes of {_TOKENS} tokens too"

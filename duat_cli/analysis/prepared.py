@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.errors import InputError
 from duat_cli.loading.inputs.drawn import default_inputs, drawn_patches
 from duat_cli.loading.inputs.files import Home, in_tiles, read_image, read_sound, read_tensors
 from duat_cli.loading.inputs.request import READS, InputFiles, StackName, label
@@ -20,7 +20,6 @@ from duat_cli.loading.model.load import LoadedModel, class_of, skeleton
 from duat_cli.loading.prompts import Prompt, limits
 from duat_cli.loading.quiet import foreign_errors
 from duat_cli.loading.texts import PromptText
-from duat_cli.models.discovery.chains import ByNameError, named
 from duat_cli.models.discovery.modality import (
     GRID,
     KINDS,
@@ -32,7 +31,6 @@ from duat_cli.models.discovery.modality import (
     require_token_ids,
     stack_of,
 )
-from duat_cli.models.discovery.structure import discover
 from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.sweep.lockstep import forwards
 from duat_cli.text import clean
@@ -53,57 +51,6 @@ def chosen_stack(model: Any, stack: StackName | None) -> Any:
     raise InputError(f"--stack {stack}: {type(model).__name__} has no part that reads {' or '.join(READS[stack])}")
 
 
-def chains_of(loaded: LoadedModel) -> tuple[str, ...]:
-    """The chains of blocks that a model runs in one pass, by name, in call order; none where it is one."""
-    try:
-        discover(loaded.model, loaded.like, factors=False)
-    except ByNameError as fault:
-        return fault.names
-    except UnsupportedModelError:  # said where it is read
-        pass
-    return ()
-
-
-def with_chain(loaded: LoadedModel, wanted: str) -> LoadedModel:
-    """The model with that one of its chains of blocks to be read, with a note. InputError lists their names."""
-    model, kind = loaded.model, type(loaded.model).__name__
-    if loaded.paged is None:
-        names = chains_of(loaded)
-    else:  # its weights are not there for a pass
-        names = tuple(n for n, m in stack_of(model).named_modules() if n and isinstance(m, nn.ModuleList))
-    if (found := named(names, wanted)) is not None:
-        return _of_chain(loaded, found, wanted)
-    known = list(names) or (["encoder", "decoder"] if is_pair(model) else parts_of(model))
-    if len(known) > 1 or names:
-        raise InputError(f"--stack {clean(wanted)}: {kind} has no one stack of that name; it has {', '.join(known)}")
-    pair = wanted in ("encoder", "decoder")
-    why = "is no encoder with a decoder" if pair else "has one stack of blocks; leave it out"
-    raise InputError(f"--stack {clean(wanted)}: {kind} {why}")
-
-
-def all_chains(loaded: LoadedModel) -> list[LoadedModel]:
-    """The model once for each of its chains that can be read; what cannot is said in the notes. InputError for one."""
-    names, kind = chains_of(loaded) if loaded.paged is None else (), type(loaded.model).__name__
-    if not names:
-        raise InputError(f"--stack all: {kind} has no two stacks to read; leave it out")
-    found, notes = list[str](), list[str]()
-    for name in names:
-        try:
-            discover(loaded.model, loaded.like, chain=name, factors=False)
-            found.append(name)
-        except UnsupportedModelError as fault:
-            notes.append(f"--stack all: {name} is not read: {fault}")
-    if not found:
-        raise UnsupportedModelError("; ".join(notes))
-    return [_of_chain(replace(loaded, warnings=(*loaded.warnings, *notes)), name, name) for name in found]
-
-
-def _of_chain(loaded: LoadedModel, name: str, wanted: str) -> LoadedModel:
-    """wanted: the name as --stack had it."""
-    note = f"--stack {wanted}: the blocks of {name} alone; the whole {type(loaded.model).__name__} runs around them"
-    return replace(loaded, chain=name, warnings=(*loaded.warnings, note))
-
-
 def part_of(loaded: LoadedModel, stack: StackName | None) -> LoadedModel:
     """The model, or the part of it that --stack names, with a note."""
     part = chosen_stack(loaded.model, stack)
@@ -117,6 +64,15 @@ def parts_of(model: Any) -> list[StackName]:
     """What --stack can name in a model that is no encoder-decoder."""
     found = [reads(inner) for inner in model.modules() if isinstance(inner, PreTrainedModel)]
     return [stack for stack in READS if {stack} in found]
+
+
+def apart(model: Any) -> str:
+    """What --stack can name of a model that reads several kinds of input, in words: its parts that read one alone;
+    empty where none does."""
+    parts = parts_of(model)
+    if len(parts) > 1:
+        return f"{', '.join(parts)} or all"
+    return "".join(parts) if len(reads(model)) > 1 else ""
 
 
 def stack_read(loaded: LoadedModel) -> str | None:

@@ -41,10 +41,17 @@ def test_more_experts_a_token_than_there_are(paged: bool, experts: Path) -> None
 
 
 @pytest.mark.parametrize("paged", [False, True])
-def test_a_model_of_two_towers_names_its_parts(paged: bool, tmp_path: Path) -> None:
-    tiny.tiny_model("clip").save_pretrained(tmp_path)
+@pytest.mark.parametrize(
+    ("model_type", "way"),
+    [
+        ("clip", "its parts can: give --stack vision, text or all"),
+        ("groupvit", "a part of it can: give --stack text"),  # its vision part is no model of its own
+    ],
+)
+def test_a_model_of_two_towers_names_its_parts(model_type: str, way: str, paged: bool, tmp_path: Path) -> None:
+    tiny.tiny_model(model_type).save_pretrained(tmp_path)
     loaded = load_files(resolve(str(tmp_path)), inspect_folder(tmp_path), paged=paged)
-    with pytest.raises(ForwardError, match=r"cannot run on one kind of input .* give --stack vision, text or all$"):
+    with pytest.raises(ForwardError, match=rf"cannot run on one kind of input .*; {way}$"):
         _ = Session(loaded, lambda *_: None).structure
 
 

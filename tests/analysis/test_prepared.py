@@ -15,6 +15,7 @@ from paging import differing, in_parts, whole
 from safetensors.torch import save_file
 from torch import Tensor
 
+from duat_cli.analysis.decoding import all_chains, with_chain
 from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.run import inspect
 from duat_cli.analysis.inspect.verify import verify
@@ -22,13 +23,11 @@ from duat_cli.analysis.matrix.run import matrix
 from duat_cli.analysis.opening import PromptRequest
 from duat_cli.analysis.prepared import (
     Prepared,
-    all_chains,
     as_prompts,
     asked_inputs,
     chosen_stack,
     parts_of,
     prepared_inputs,
-    with_chain,
 )
 from duat_cli.analysis.support import examine
 from duat_cli.errors import InputError
@@ -230,3 +229,5 @@ def test_each_chain_in_turn_and_terms_by_the_block_that_makes_them() -> None:
         with_chain(as_loaded(tiny.tiny_model("dory")), "layer")
     notes = all_chains(as_loaded(tiny.tiny_model("funnel")))[0].warnings
     assert any(note.startswith("--stack all: encoder.blocks.1 is not read: ") for note in notes)
+    with pytest.raises(InputError, match=r"--stack all: GroupViTModel has no two stacks to read; give --stack text$"):
+        all_chains(as_loaded(tiny.tiny_model("groupvit")))
