@@ -210,8 +210,9 @@ def test_a_scale_beyond_float16(tmp_path: Path) -> None:
     assert (facts.beyond, facts.dtype) == (1, "float16")
 
 
-def test_a_block_of_zeros_has_the_scale_zero_in_bitsandbytes(tmp_path: Path) -> None:
-    folder = with_scale(made(tmp_path, "nf4"), "weight.absmax", 0)
+@pytest.mark.parametrize(("way", "leaf"), [("nf4", "weight.absmax"), ("llm_int8", "SCB")])
+def test_zeros_have_the_scale_zero_in_bitsandbytes(way: str, leaf: str, tmp_path: Path) -> None:
+    folder = with_scale(made(tmp_path, way), leaf, 0)
     assert scale_facts(inspect_folder(folder))[f"{V}weight"].zero == 0
 
 

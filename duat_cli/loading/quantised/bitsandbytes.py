@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -68,7 +68,8 @@ def bitsandbytes(tensors: Mapping[str, Tensor], read: Read) -> Found:
         elif name.endswith(".weight") and tensor.dtype == "I8" and 0 not in tensor.shape:
             module = name.removesuffix("weight")
             require(tensors, name, f"{module}SCB", tensor.shape[:1])
-            weights[name] = scaled(tensors, name, f"{module}SCB", times=_PER_127)
+            rows = scaled(tensors, name, f"{module}SCB", times=_PER_127)
+            weights[name] = replace(rows, zero_blocks=True)
             beside.add(f"{module}weight_format")
             _require_rows(tensors, f"{module}weight_format", read)
             kinds.add("int8, a scale for each row")
