@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from duat_cli.compat.transformers import experts_hold_inputs_first
+from duat_cli.loading.checkpoint.orientation import inputs_first, stack_of
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles, config_fields
 from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.checkpoint.stored import STORED, readers
@@ -49,7 +50,7 @@ class BaseWeights:
         self._skeleton: Any = None
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._tails: dict[str, list[str]] = {}
-        self._votes: dict[str | None, set[bool]] = {}
+        self._inputs_first: dict[str | None, set[bool]] | None = None
         for name in files.tensors:
             self._tails.setdefault(name.partition(".")[2], []).append(name)
 
@@ -162,17 +163,10 @@ class BaseWeights:
     def is_transposed(self, parameter: str) -> bool | None:
         """Whether a square weight is stored as (in, out), by its neighbours: layers whose bias tells which side is
         out. None where no neighbour tells."""
-        if not self._votes:
-            self._vote()
-        votes = self._votes.get(_block_of(parameter), set())
-        return next(iter(votes)) if len(votes) == 1 else None
-
-    def _vote(self) -> None:
-        self._votes = {None: set()}
-        for name, entry in self.files.tensors.items():
-            bias = self.files.tensors.get(name.removesuffix("weight") + "bias") if name.endswith(".weight") else None
-            if bias is not None and len(entry.shape) == 2 and entry.shape[0] != entry.shape[1]:
-                self._votes.setdefault(_block_of(name), set()).add(bias.shape[0] == entry.shape[1])
+        if self._inputs_first is None:
+            self._inputs_first = inputs_first(self.files.tensors)
+        found = self._inputs_first.get(stack_of(parameter), set())
+        return next(iter(found)) if len(found) == 1 else None
 
 
 def _module_of(parameter: str) -> str:
@@ -185,10 +179,3 @@ def _tail(parameter: str) -> Iterator[str]:
     rest = parameter.partition(".")[2]
     if "." in rest:
         yield rest
-
-
-def _block_of(name: str) -> str | None:
-    """The part of a name up to its first number: blocks are compared with each other, whatever the prefix is."""
-    parts = name.split(".")
-    at = next((k for k, part in enumerate(parts) if part.isdigit()), None)
-    return None if not at else parts[at - 1]

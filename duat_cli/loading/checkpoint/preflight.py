@@ -21,6 +21,7 @@ from duat_cli.loading.checkpoint.dequantised import QUANTISATION, check_method, 
 from duat_cli.loading.checkpoint.files import fail, read_json, refuse_foreign_link
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.index import ADAPTER_CONFIG, INDEX, WEIGHTS, merge, weight_files
+from duat_cli.loading.checkpoint.orientation import refuse_turned
 from duat_cli.loading.checkpoint.seal import Seal
 from duat_cli.text import clean, listed, plural, shown
 
@@ -81,6 +82,7 @@ def _inspect(path: Path) -> CheckpointFiles:
         fail(path / weights.shards[0], "holds no tensors: expected the model's weights; fetch or save it again")
     tensors, quantised = dequantised(path, _quantisation(config), merged)
     _refuse_small_floats(path, tensors)
+    refuse_turned(path, tensors)
     _check_sizes(path / CONFIG, config, tensors)
     _check_model_type(path / CONFIG, config)
     warnings = [*weights.warnings, *merged.warnings, *_odd_names(tensors)]

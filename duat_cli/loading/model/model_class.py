@@ -22,6 +22,7 @@ from duat_cli.loading.checkpoint.files import fail
 from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles
 from duat_cli.loading.checkpoint.stored import STORED
 from duat_cli.loading.model.blame import blamed, fitting_fields
+from duat_cli.loading.model.weights_check import refuse_turned
 from duat_cli.loading.quiet import foreign_errors
 from duat_cli.text import clean, listed, plural, shown
 
@@ -145,6 +146,7 @@ def check_fit(cls: type[PreTrainedModel], config: PreTrainedConfig, files: Check
     except CheckpointError as fault:
         why = blamed(files.config, str(fault.__cause__), lambda content: told(content) is not None)
         raise CheckpointError(f"{fault}{why}") from fault.__cause__
+    refuse_turned(model, files)
     missing, mismatched = set(info["missing_keys"]), info["mismatched_keys"]
     if mismatched:
         why = _contradictions(config, files, mismatched, lambda content: fits(content, missing))

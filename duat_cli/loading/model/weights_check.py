@@ -9,11 +9,14 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 from transformers import PreTrainedModel
 
+from duat_cli.compat.transformers import targets_of
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.headers import TensorEntry
+from duat_cli.loading.checkpoint.orientation import rows_are_outputs, turned
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.stored import STORED, readers
 from duat_cli.text import clean, shown
@@ -70,6 +73,31 @@ def refuse_integers(model: PreTrainedModel, files: CheckpointFiles) -> None:
                 f"{clean(str(files.path / entry.shard))}: {shown(name)} is stored as {entry.dtype}: "
                 "quantised weights are not supported; give the checkpoint in full precision"
             )
+
+
+def refuse_turned(model: PreTrainedModel, files: CheckpointFiles) -> None:
+    """Formats that store a row for each output do so of layers as well that keep their weight as (in, out), as GPT-2's
+    do; of a square one no shape tells."""
+    for name, (target, _) in targets_of(model, rows_are_outputs(files.tensors)).items():
+        module, _, own = target.rpartition(".")
+        layer = model.get_submodule(module)
+        if _reads_rows(layer, own):
+            turned(files.path, name, files.tensors[name], f"its layer ({type(layer).__name__}) keeps it")
+
+
+def _reads_rows(layer: nn.Module, own: str) -> bool:
+    """Whether inputs stand on the first axis of a layer's parameter: with one more row it reads one more input. No
+    value is needed."""
+    weight = getattr(layer, own)
+    if weight.ndim != 2 or isinstance(layer, nn.Embedding):  # which looks rows up, whatever it is given
+        return False
+    rows, columns = weight.shape
+    longer = torch.empty(rows + 1, columns, dtype=weight.dtype, device="meta")
+    try:
+        functional_call(layer, {own: longer}, torch.empty(1, rows + 1, dtype=weight.dtype, device="meta"))
+    except Exception:  # each kind of layer has its own error
+        return False
+    return True
 
 
 def _changed(part: Callable[[Any], Tensor], loaded: Tensor) -> float:

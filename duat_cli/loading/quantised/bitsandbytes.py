@@ -69,7 +69,7 @@ def bitsandbytes(tensors: Mapping[str, Tensor], read: Read) -> Found:
             module = name.removesuffix("weight")
             require(tensors, name, f"{module}SCB", tensor.shape[:1])
             rows = scaled(tensors, name, f"{module}SCB", times=_PER_127)
-            weights[name] = replace(rows, zero_blocks=True)
+            weights[name] = replace(rows, outs_first=True, zero_blocks=True)
             beside.add(f"{module}weight_format")
             _require_rows(tensors, f"{module}weight_format", read)
             kinds.add("int8, a scale for each row")
@@ -118,6 +118,7 @@ def _four_bit(tensors: Mapping[str, Tensor], name: str, state: str, kind: str, r
         dtypes={role: tensors[part].dtype for role, part in parts.items()},
         scales=("scales",) if inner is None else ("inner_scales",),
         largest=1.0,
+        outs_first=True,
         zero_blocks=True,
         block=block,
         inner_block=inner or 0,

@@ -58,6 +58,8 @@ class Formula(ABC):
     """Roles of the numbers that values are multiplied by."""
     largest: float
     """Magnitude of the largest value that is multiplied by a scale."""
+    outs_first: bool = False
+    """Whether the format stores a row for each output even of a layer that keeps its weight the other way round."""
     zero_blocks: bool = False
     """Whether the format gives a block of zeros the scale zero."""
     step: int = 1

@@ -48,6 +48,7 @@ def gptq(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Found:
             dtypes={"values": "I32", "scales": tensors[scale].dtype, "zeros": "I32", "groups": "I32"},
             scales=("scales",),
             largest=float((1 << bits) - 1),
+            outs_first=True,
             step=32,
             bits=bits,
             added=_ADDED[layout],
@@ -91,6 +92,7 @@ def awq(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Found:
             dtypes={"values": "I32", "scales": tensors[scale].dtype, "zeros": "I32"},
             scales=("scales",),
             largest=15.0,
+            outs_first=True,
             step=8,
             bits=4,
         )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import bad_checkpoints as bad
 import pytest
 import torch
+from quantising import gpt2
 from refusals import refusal_of_load
 
 from duat_cli.errors import CheckpointError
-from duat_cli.loading.model.load import load
-from duat_cli.loading.model.weights_check import compare_with_files
+from duat_cli.loading.checkpoint.preflight import inspect_folder
+from duat_cli.loading.model.load import load, skeleton
+from duat_cli.loading.model.weights_check import compare_with_files, refuse_turned
 
 
 def test_random_weights_are_noticed(sound: Path) -> None:
@@ -44,6 +47,20 @@ def test_integers_in_the_place_of_weights(sound: Path) -> None:
     bad.wedit(sound, lambda s: {k: (v * 9).to(torch.int8) if "q_proj" in k else v for k, v in s.items()})
     message = refusal_of_load(str(sound))
     assert "q_proj.weight' is stored as I8" in message
+
+
+EVERY = "c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"
+
+
+@pytest.mark.parametrize("way", ["nf4", "llm_int8", "gptq", "awq"])
+def test_weights_that_a_quantiser_turned_are_refused(way: str, tmp_path: Path) -> None:
+    """Where every layer was turned, the model alone knows."""
+    message = refusal_of_load(str(gpt2(tmp_path, way, *EVERY)))
+    assert "quantised as (out, in), but its layer (Conv1D) keeps it as (in, out)" in message
+    files = inspect_folder(tmp_path)
+    square = {name: entry for name, entry in files.tensors.items() if name.endswith("1.attn.c_proj.weight")}
+    with pytest.raises(CheckpointError, match=r"'transformer\.h\.1\.attn\.c_proj\.weight': quantised as"):
+        refuse_turned(skeleton(files), replace(files, tensors=square))
 
 
 def test_nonfinite_values_are_counted(tmp_path: Path) -> None:
