@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from duat_cli.loading.quantised.numbers import Floats
 
 QUANTISATION = ("quantization_config", "compression_config")
-_METHODS = ("fp8", "fbgemm_fp8", "mxfp4", "compressed-tensors", "gptq", "awq", "bitsandbytes")
+_METHODS = ("fp8", "fbgemm_fp8", "mxfp8", "mxfp4", "compressed-tensors", "gptq", "awq", "bitsandbytes")
 _PIECE = 1 << 17  # values that are computed at a time
 _SMALL = 1 << 16  # bytes of a tensor that says how others are stored
 

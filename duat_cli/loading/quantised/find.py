@@ -21,7 +21,7 @@ def find(
 
     UnknownFormatError for a method or a variant that is not read, UnfitError where the tensors do not go together.
     """
-    if method in ("fp8", "fbgemm_fp8"):
+    if method in ("fp8", "fbgemm_fp8", "mxfp8"):
         return fp8(config, tensors)
     if method == "mxfp4":
         return mxfp4(tensors)

@@ -17,7 +17,7 @@ _BESIDE = ("activation_scale", "input_scale", "qscale_act", "input_scale_ub")
 
 
 def fp8(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Found:
-    """The weights of a checkpoint of quant_method fp8 or fbgemm_fp8."""
+    """The weights of a checkpoint of quant_method fp8, fbgemm_fp8 or mxfp8."""
     size = config.get("weight_block_size")
     blocks = [(int(size[0]), int(size[1]))] if isinstance(size, list) and len(size) == 2 and all(size) else []
     weights = dict(_weights(tensors, blocks))

@@ -187,6 +187,7 @@ def test_experts_without_scales(tmp_path: Path) -> None:
     [
         ({"quant_method": "hqq"}, "quantization_config: quantised weights (quant_method 'hqq') are not supported"),
         ({"quant_method": "fp8"}, "but the files hold none"),
+        ({"quant_method": "mxfp8"}, "but the files hold none"),
         ({"quant_method": "awq", "version": "gemv"}, "version 'gemv'"),
         ({"quant_method": "awq", "bits": 3}, "bits '3'"),
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),

@@ -43,6 +43,18 @@ def test_a_weight(leaf: str, scales: torch.Tensor, dtype: torch.dtype) -> None:
     assert same(values(formula, stored), theirs(stored["a.weight"], scales, dtype))
 
 
+@pytest.mark.parametrize("method", ["fp8", "mxfp8"])
+def test_mxfp8(method: str) -> None:
+    exponents = torch.randint(100, 140, (64, 3), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+    stored = {"a.weight": weight(64, 96), "a.weight_scale_inv": exponents}
+    found = found_in({"quant_method": method, "weight_block_size": [1, 32], "scale_fmt": "ue8m0"}, stored)
+    assert found.format == "fp8 (e4m3, blocks of 1 x 32)"
+    powers = torch.exp2(exponents.double() - 127).repeat_interleave(32, 1)
+    made = values(found.weights["a.weight"], stored)
+    assert torch.equal(made.double(), stored["a.weight"].double() * powers)
+    assert same(made, theirs(*stored.values(), torch.float32))
+
+
 def test_experts_in_one_tensor() -> None:
     stored = {"gate_up_proj": weight(3, 256, 128), "gate_up_proj_scale_inv": torch.rand(3, 2, 1)}
     formula = found_in(BLOCKS, stored).weights["gate_up_proj"]
