@@ -25,14 +25,20 @@ if TYPE_CHECKING:
 
 QUANTISATION = ("quantization_config", "compression_config")
 _METHODS = ("fp8", "fbgemm_fp8", "mxfp8", "mxfp4", "compressed-tensors", "gptq", "awq", "bitsandbytes")
+_MLX = "which is not read: mlx_lm.convert --dequantize writes the checkpoint in full precision"
 _PIECE = 1 << 17  # values that are computed at a time
 _SMALL = 1 << 16  # bytes of a tensor that says how others are stored
 
 
 def check_method(where: Path, field: str, value: object) -> None:
     """CheckpointError for a method that is not read."""
-    if method_of(value) not in _METHODS:
-        _refuse(where, field, f"quant_method {shown(method_of(value))}")
+    method = method_of(value)
+    if method in _METHODS:
+        return
+    if method is None and isinstance(value, dict) and {"bits", "group_size"} <= value.keys():
+        fail(where, f"{clean(field)}: bits and group_size without a quant_method, as MLX has it, {_MLX}")
+    what = "without a quant_method" if method is None else f"quant_method {shown(method)}"
+    _refuse(where, field, f"{what}; read are {', '.join(_METHODS)}")
 
 
 def method_of(value: object) -> object:
@@ -53,6 +59,7 @@ def dequantised(
     CheckpointError names what does not go together.
     """
     if not stated:
+        _refuse_unstated(path, merged.tensors)
         return merged.tensors, None
     if any(value != stated[0][1] for _, value in stated):
         fail(path / "config.json", f"{' and '.join(clean(field) for field, _ in stated)} differ: keep the right one")
@@ -125,8 +132,21 @@ def stored_parts(
 
 
 def _refuse(where: Path, field: str, what: str) -> NoReturn:
-    fail(where, f"{clean(field)}: quantised weights ({what}) are not supported; give the checkpoint in full "
-                f"precision, or by one of {', '.join(_METHODS)}")  # fmt: skip
+    fail(where, f"{clean(field)}: quantised weights ({what}) are not supported; give the checkpoint in full precision: "
+                "as it was before, or by model.dequantize() and save_pretrained of transformers, where it knows the "
+                "format")  # fmt: skip
+
+
+def _refuse_unstated(path: Path, tensors: Mapping[str, TensorEntry]) -> None:
+    """What formats store in the place of a weight, where config.json does not say so: its tensors would be missing."""
+    for name, entry in tensors.items():
+        module, _, leaf = name.rpartition(".")
+        if leaf == "qweight":
+            fail(path / entry.shard, f"{shown(name)}: quantised as GPTQ and AWQ do it, but config.json has no "
+                 "quantization_config: put the content of quantize_config.json there, with \"quant_method\": \"gptq\", "
+                 "or fetch config.json again")  # fmt: skip
+        if leaf == "weight" and entry.dtype == "U32" and f"{module}.scales" in tensors:
+            fail(path / entry.shard, f"{shown(name)}: words of 32 bits beside their scales, as MLX has it, {_MLX}")
 
 
 def _entry(formula: Formula, stored: Mapping[str, TensorEntry]) -> TensorEntry:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -17,7 +17,7 @@ INDEX = "model.safetensors.index.json"
 ADAPTER_CONFIG = "adapter_config.json"
 _MAX_INDEX_BYTES = 64 << 20  # those of the largest public checkpoints have below 10 MB
 CHUNK = 1 << 20  # bytes of a tensor that are compared at a time
-_OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".gguf", ".onnx")
+_OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".onnx")
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,20 @@ def _refuse_other_formats(path: Path) -> None:
     if any(n.endswith(".safetensors") for n in names):
         found = [n for n in names if n.endswith(".safetensors")]
         fail(path, f"expected {WEIGHTS} or {INDEX}, got {listed(found)}: rename, or restore the index")
+    refuse_gguf(path, names)
     found = [n for n in names if n.endswith(_OTHER_FORMATS)]
     if found:
         fail(path, f"no {WEIGHTS}, only {listed(found)}: duat never opens pickle or other formats; convert "
                    "to safetensors with save_pretrained, where you trust the file")  # fmt: skip
+
+
+def refuse_gguf(folder: Path, names: Sequence[str]) -> None:
+    """CheckpointError where one of the folder's files is of that format, by its name."""
+    found = next((name for name in names if name.endswith(".gguf")), None)
+    if found is not None:
+        fail(folder / found, "GGUF is not read: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME) of "
+             "transformers makes full precision of it, and save_pretrained of model and tokenizer a folder to give "
+             "here")  # fmt: skip
 
 
 def _read_index(index: Path) -> WeightFiles:

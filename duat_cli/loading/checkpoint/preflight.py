@@ -20,12 +20,13 @@ from duat_cli.compat.transformers import IMPLEMENTATION_FIELD
 from duat_cli.loading.checkpoint.dequantised import QUANTISATION, check_method, dequantised
 from duat_cli.loading.checkpoint.files import fail, read_json, refuse_foreign_link
 from duat_cli.loading.checkpoint.headers import TensorEntry
-from duat_cli.loading.checkpoint.index import ADAPTER_CONFIG, INDEX, WEIGHTS, merge, weight_files
+from duat_cli.loading.checkpoint.index import ADAPTER_CONFIG, INDEX, WEIGHTS, merge, refuse_gguf, weight_files
 from duat_cli.loading.checkpoint.orientation import refuse_turned
 from duat_cli.loading.checkpoint.seal import Seal
 from duat_cli.text import clean, listed, plural, shown
 
 CONFIG = "config.json"
+_MODELOPT = "hf_quant_config.json"
 _MAX_CONFIG_BYTES = 16 << 20  # public ones have a few kB, with label names up to one MB
 
 # zero of these is no transformer
@@ -105,6 +106,7 @@ def _require_folder(path: Path) -> None:
     if path.is_dir():
         return
     if path.exists():
+        refuse_gguf(path.parent, [path.name])
         fail(path, "is a file; expected the folder that holds config.json and the weights")
     fail(path, "no such folder")
 
@@ -116,6 +118,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not ((path / CONFIG).exists() or (path / CONFIG).is_symlink()):
         if (path / ADAPTER_CONFIG).exists():
             fail(path, f"holds an adapter ({ADAPTER_CONFIG}) and no config.json: give the base model's folder")
+        refuse_gguf(path, sorted(entry.name for entry in path.iterdir()))
         fail(path / CONFIG, "missing: no such file; expected a folder made by save_pretrained")
     refuse_foreign_link(path, CONFIG)
     return read_json(path / CONFIG, limit=_MAX_CONFIG_BYTES, unique=True)
@@ -231,7 +234,8 @@ def _refuse_small_floats(path: Path, tensors: dict[str, TensorEntry]) -> None:
     small = [n for n, t in tensors.items() if t.dtype.startswith(("F8_", "F6_", "F4")) and t.elements]
     if small:
         entry, many = tensors[min(small)], plural(len(small), "tensor")
-        fail(path / entry.shard, f"{many} quantised ({entry.dtype}): {listed(small)}; "
+        beside = f" by ModelOpt ({_MODELOPT}), which is not read" if (path / _MODELOPT).exists() else ""
+        fail(path / entry.shard, f"{many} quantised ({entry.dtype}){beside}: {listed(small)}; "
                                  "give the checkpoint in full precision")  # fmt: skip
 
 

@@ -33,6 +33,8 @@ Scheme = Mapping[str, Any]
 
 _PLAIN = ("naive-quantized", "int-quantized", "float-quantized")
 _PACKED = "pack-quantized"
+_NOTHING = "dense"  # the format of weights that are stored as they are
+_COMPRESSED = ("weight_packed", "weight_scale")  # what stands for a weight that is not, or beside it
 _VALUES = ("I8", "F8_E4M3", "F8_E5M2")
 _REORDERED = ("group", "dynamic", True)  # actorder of which each input has its group stored
 # of activations and caches, which are not quantised here
@@ -52,6 +54,8 @@ def compressed(config: Mapping[str, Any], tensors: Mapping[str, Tensor], read: R
         unknown.append(str(sparse["format"]))
     if config.get("transform_config"):
         unknown.append("transform_config")
+    if unknown == [_NOTHING] and not any(leaf_of(name) in _COMPRESSED for name in tensors):
+        return Found("", {})
     if unknown:
         raise UnknownFormatError(
             f"format {shown(unknown[0])} of compressed-tensors; read are {', '.join((*_PLAIN, _PACKED))}"

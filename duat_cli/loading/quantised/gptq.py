@@ -22,7 +22,7 @@ def gptq(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Found:
     """The weights of a checkpoint of quant_method gptq."""
     layout = config.get("checkpoint_format") or config.get("format") or "gptq"
     if layout not in _ADDED:
-        raise UnknownFormatError(f"checkpoint_format {shown(layout)} of gptq")
+        raise UnknownFormatError(f"checkpoint_format {shown(layout)} of gptq; read are {' and '.join(_ADDED)}")
 
     def weight(module: str) -> Grouped:
         own = _of_module(config, module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -185,12 +186,15 @@ def test_experts_without_scales(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "part"),
     [
-        ({"quant_method": "hqq"}, "quantization_config: quantised weights (quant_method 'hqq') are not supported"),
+        ({"quant_method": "hqq"}, "quantization_config: quantised weights (quant_method 'hqq'; read are fp8, "),
+        ({"quant_method": "hqq"}, "in full precision: as it was before, or by model.dequantize() and save_pretrained"),
+        ({"bits": 8}, "quantised weights (without a quant_method; read are fp8, "),
+        ({"bits": 4, "group_size": 64, "mode": "affine"}, "as MLX has it, which is not read: mlx_lm.convert --dequant"),
         ({"quant_method": "fp8"}, "but the files hold none"),
         ({"quant_method": "mxfp8"}, "but the files hold none"),
         ({"quant_method": "awq", "version": "gemv"}, "version 'gemv'"),
         ({"quant_method": "awq", "bits": 3}, "bits '3'"),
-        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "checkpoint_format 'marlin'"),
+        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "'marlin' of gptq; read are gptq and gptq_v2) are"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "format 'marlin-24'"),
         ({"quant_method": "compressed-tensors", "config_groups": 3}, "not as 'compressed-tensors' writes it"),
         ({"quant_method": "fp8", "weight_block_size": [math.inf, 32]}, "not as 'fp8' writes it"),
@@ -210,6 +214,26 @@ def test_a_config_that_is_not_read(config: Any, part: str, sound: Path) -> None:
     message = refusal_of_files(sound)
     assert bad.CFG in message
     assert part in message
+
+
+def test_a_config_that_is_lost(tmp_path: Path) -> None:
+    """What it said stands in another file, as AutoGPTQ wrote it at first."""
+    quantised, _ = made("gptq", tmp_path)
+    content = json.loads((quantised / bad.CFG).read_text()).pop("quantization_config")
+    bad.jedit(quantised / bad.CFG, drop=("quantization_config",))
+    message = refusal_of_files(quantised)
+    assert ".qweight': quantised as GPTQ and AWQ do it, but config.json has no quantization_config" in message
+    assert 'put the content of quantize_config.json there, with "quant_method": "gptq"' in message
+    bad.jedit(quantised / bad.CFG, quantization_config=content)
+    assert inspect_folder(quantised).quantised == "gptq (4 bits, groups of 16)"
+
+
+def test_what_mlx_stores(sound: Path) -> None:
+    """Where config.json has the field `quantization` alone."""
+    weight, scales = f"{Q}weight", {f"{Q}scales": torch.ones(32, 1), f"{Q}biases": torch.ones(32, 1)}
+    bad.wedit(sound, lambda s: {**s, weight: torch.zeros(32, 4, dtype=torch.uint32), **scales})
+    message = refusal_of_files(sound)
+    assert f"'{weight}': words of 32 bits beside their scales, as MLX has it, which is not read: mlx_lm.conv" in message
 
 
 def test_two_configs_that_differ(tmp_path: Path) -> None:

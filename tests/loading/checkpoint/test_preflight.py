@@ -73,6 +73,19 @@ def test_no_folder_and_a_file_instead_of_one(sound: Path) -> None:
     assert "is a file; expected the folder" in refusal_of_files(sound / bad.CFG)
 
 
+def test_gguf_is_named_with_the_way_out(sound: Path) -> None:
+    """As a file, in the place of the weights, and alone in its folder."""
+    file = sound / "m.gguf"
+    file.write_bytes(b"GGUF")
+    (sound / bad.W).unlink()
+    messages = [refusal_of_files(file), refusal_of_files(sound)]
+    (sound / bad.CFG).unlink()
+    messages.append(refusal_of_files(sound))
+    assert set(messages) == {messages[0]}
+    assert messages[0].startswith(f"{file}: GGUF is not read: ")
+    assert "from_pretrained(FOLDER, gguf_file=NAME)" in messages[0]
+
+
 def test_an_adapter_folder_says_what_it_is(tmp_path: Path) -> None:
     assert "holds an adapter" in refusal_of_files(bad.lora(tmp_path))
 
@@ -99,6 +112,8 @@ def test_eight_bit_floats_without_their_scales(sound: Path) -> None:
 
     bad.wedit(sound, lambda s: {**s, "x": torch.zeros(4, 4).to(torch.float8_e4m3fn)})
     assert "1 tensor quantised (F8_E4M3): 'x'" in refusal_of_files(sound)
+    (sound / "hf_quant_config.json").write_text("{}")
+    assert "quantised (F8_E4M3) by ModelOpt (hf_quant_config.json), which is not read: 'x'" in refusal_of_files(sound)
 
 
 def test_double_precision_is_no_small_float(sound: Path) -> None:

@@ -96,6 +96,15 @@ def test_a_layout_that_is_not_read(field: str, value: Any, part: str) -> None:
         found_in({**held.config, field: value}, held.stored)
 
 
+def test_a_format_by_which_nothing_is_compressed() -> None:
+    """The files decide: whoever reads them says that the field is one too many."""
+    config = {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {"a": {"weights": {}}}}
+    stored = {"layer.weight": torch.ones(4, 4)}
+    assert not found_in(config, stored).weights
+    with pytest.raises(UnknownFormatError, match="format 'dense'"):
+        found_in(config, {**stored, "layer.weight_scale": torch.ones(1)})
+
+
 def test_weights_that_are_not_compressed() -> None:
     """Saved in the middle of a calibration: the numbers are not those that the model computes with."""
     held = cases("compressed_tensors")["int8 a row"]
