@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -216,7 +217,7 @@ def prepared_inputs(shell: Any, home: Home, given: InputFiles, *, trust_remote_c
     found += [(label("--audio", one, n), read_sound(one, home, trust_remote_code)) for n, one in sounds]
     own = [(label("--inputs", one, n), read_tensors(one, n)) for n, one in tensors]
     if not found and not own:
-        if GRID in taken:
+        if GRID in taken or _needs_more(shell, name):
             made = drawn_patches(name, home, trust_remote_code)
         else:
             made = default_inputs(name, getattr(stack_of(shell), "config", shell.config), home, trust_remote_code)
@@ -229,6 +230,13 @@ def prepared_inputs(shell: Any, home: Home, given: InputFiles, *, trust_remote_c
         _check(held, name, taken, where, kind, whole=(GRID,) if GRID in taken else None)
         prepared.append(Prepared(where, held, _expected_positions(shell, held)))
     return prepared
+
+
+def _needs_more(shell: Any, name: str) -> bool:
+    """Whether a forward pass that reads a picture demands more than it: sizes and masks of its patches (SigLIP 2)."""
+    parameters = inspect.signature(stack_of(shell).forward).parameters.values()
+    demanded = {one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD}
+    return bool(demanded - {name}) and KINDS.get(name) == KINDS["pixel_values"]
 
 
 def within_texts(
@@ -328,13 +336,20 @@ def _expected_positions(shell: Any, tensors: Mapping[str, Tensor]) -> int | None
 def _real_positions(loaded: LoadedModel, one: Prepared) -> int:
     stack, pager = stack_of(loaded.model), None if loaded.paged is None else loaded.paged.pager
     held = placed_tensors(one.tensors, loaded.device, stack.dtype)
-    what = f"{one.where}: {type(loaded.model).__name__} cannot read it{in_tiles(one.tensors)}"
+    kind, others = type(loaded.model).__name__, _other_parts(loaded)
+    what = f"{one.where}: {kind} cannot read it{in_tiles(one.tensors)}{others}"
     with torch.no_grad(), foreign_errors(what, InputError):
         [output] = forwards(pager, [lambda: stack(**held)])
     positions = _positions_of(output)
     if positions is None:
-        raise InputError(f"{one.where}: {type(loaded.model).__name__} gives no hidden states of shape (1, N, M) for it")
+        raise InputError(f"{one.where}: {kind} gives no hidden states of shape (1, N, M) for it{others}")
     return positions
+
+
+def _other_parts(loaded: LoadedModel) -> str:
+    """What is said where one part of a model cannot be read, and there are others."""
+    parts = [] if loaded.whole is None else [part for part in parts_of(loaded.whole) if part != loaded.stack]
+    return f" ({type(loaded.whole).__name__} is read by --stack {' or '.join(parts)} as well)" if parts else ""
 
 
 def _positions_of(output: Any) -> int | None:

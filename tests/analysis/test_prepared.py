@@ -26,11 +26,13 @@ from duat_cli.analysis.prepared import (
     as_prompts,
     asked_inputs,
     chosen_stack,
+    part_of,
     parts_of,
     prepared_inputs,
 )
 from duat_cli.analysis.support import examine
 from duat_cli.errors import InputError
+from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.loading.model.load import LoadedModel, skeleton
 from duat_cli.zoo import tiny
@@ -197,6 +199,29 @@ def test_an_encoder_is_run_within_its_model() -> None:
     [prompt] = as_prompts(loaded, [Prepared("one", like, None)])
     assert prompt.input_ids.shape == (1, 12)  # a 32nd of each side
     assert verify(loaded, [prompt], quiet).certificate.relative_error < 1e-5
+
+
+def test_a_drawn_picture_goes_through_the_processor_where_more_than_pixels_is_taken(tmp_path: Path) -> None:
+    build("siglip2_vision_model").save_pretrained(tmp_path)
+    shell = skeleton(inspect_folder(tmp_path))
+    with pytest.raises(InputError, match=r"as `pixel_values`, and no preprocessor_config\.json .* give --inputs"):
+        prepared_inputs(shell, tmp_path, InputFiles(), trust_remote_code=False)
+    t.Siglip2ImageProcessor(patch_size=SMALL["patch_size"], max_num_patches=12).save_pretrained(tmp_path)
+    [made] = prepared_inputs(shell, tmp_path, InputFiles(), trust_remote_code=False)
+    assert set(made.tensors) == {"pixel_values", "pixel_attention_mask", "spatial_shapes"}
+    loaded = replace(whole(tmp_path), like=made.tensors)
+    assert verify(loaded, as_prompts(loaded, [made]), quiet).certificate.relative_error < 1e-5
+
+
+def test_a_part_that_cannot_be_read_names_the_others(tmp_path: Path) -> None:
+    """X-CLIP's vision part reads the frames of a film."""
+    loaded = part_of(as_loaded(tiny.tiny_model("xclip")), "vision")
+    [made] = prepared_inputs(loaded.model, tmp_path, InputFiles(), trust_remote_code=False)
+    said = (
+        r"drawn picture: XCLIPVisionModel cannot read it \(XCLIPModel is read by --stack text as well\): RuntimeError"
+    )
+    with pytest.raises(InputError, match=said):
+        as_prompts(loaded, [made])
 
 
 @pytest.mark.parametrize(("model_type", "chain"), [("funnel", "decoder"), ("blt", "global_transformer")])
