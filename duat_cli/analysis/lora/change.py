@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from duat_cli.checks.baseline import natural
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.adapter.keys import Keys, read_keys
@@ -73,8 +74,9 @@ class Opened:
 
     @property
     def plans(self) -> list[ParameterPlan]:
-        """Those that have a meaning."""
-        return [plan for plan in self.found if isinstance(plan, ParameterPlan)]
+        """Those that have a meaning, block after block."""
+        found = [plan for plan in self.found if isinstance(plan, ParameterPlan)]
+        return sorted(found, key=lambda plan: natural(plan.parameter))
 
     @property
     def faults(self) -> list[AdapterFault]:

@@ -14,6 +14,7 @@ from duat_cli.analysis.lora.change import Change, common_rows, replaced
 from duat_cli.analysis.lora.notable import numbered_anew, summarise
 from duat_cli.analysis.lora.weight_change import Directions, rounding
 from duat_cli.analysis.progress import Progress
+from duat_cli.checks.baseline import natural
 from duat_cli.checks.rules.declared import config_changes, told
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.adapter.base_weights import EMBEDDINGS, HEADS, BaseWeights, Place
@@ -38,8 +39,8 @@ def checkpoint_report(
     with base, tuned:
         renumbered = renumbered_stacks(base, tuned)
         pairs, reshaped = _pairs(base, tuned, renumbered)
-        for number, (name, (old, new)) in enumerate(pairs.items(), 1):
-            _compare(base, tuned, name, old, new, collected)
+        for number, name in enumerate(sorted(pairs, key=natural), 1):
+            _compare(base, tuned, name, *pairs[name], collected)
             progress(number, len(pairs), "comparing the checkpoints")
     both = [*pairs.values(), *reshaped.values()]
     added = sorted(set(tuned.files.tensors) - {new.tensor for _, new in both})

@@ -119,6 +119,20 @@ def test_blocks_that_repeat_each_other_are_taken_in_order_and_a_head_may_be_miss
     assert found == [(f"layers.{n}", f"model.layers.{n + 1}") for n in range(3)]
 
 
+def test_blocks_come_in_order_whatever_the_shards_are(tmp_path: Path) -> None:
+    model = with_blocks(llama(), [llama().model.layers[0]] * 12)
+    tuned = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in tuned.model.layers.parameters():
+            parameter.add_(0.1)
+    model.save_pretrained(tmp_path / "base", max_shard_size="20KB")
+    assert len(list((tmp_path / "base").glob("*.safetensors"))) > 5
+    found = compared(tmp_path / "base", saved(tuned, tmp_path / "tuned"))
+    each = len(list(model.model.layers[0].parameters()))
+    assert [entry.name.split(".")[2] for entry in found.modules] == [str(k) for k in range(12) for _ in range(each)]
+    assert found.unchanged == ["lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"]
+
+
 def test_stacks_are_told_apart(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = transformers.T5Config(d_model=16, d_kv=4, d_ff=24, num_layers=4, num_heads=4, vocab_size=TOKENS)
