@@ -202,7 +202,7 @@ def load_files(
         files=files,
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(asked_device if paged else model.device),
-        warnings=(*files.warnings, *notes, *fit.notes(cls), *changed, *foreign_notes(log), *found),
+        warnings=(*files.warnings, *notes, *fit.notes(cls, files), *changed, *foreign_notes(log), *found),
         nonfinite_weights=scan.nonfinite,
         unexpected=fit.unexpected,
         spare=fit.spare,

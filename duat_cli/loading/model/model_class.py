@@ -20,7 +20,7 @@ from duat_cli.compat.transformers import (
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.files import fail
 from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles
-from duat_cli.loading.checkpoint.stored import STORED
+from duat_cli.loading.checkpoint.stored import STORED, readers
 from duat_cli.loading.model.blame import blamed, fitting_fields
 from duat_cli.loading.model.weights_check import refuse_turned
 from duat_cli.loading.quiet import foreign_errors
@@ -113,12 +113,25 @@ class Fit:
     model: PreTrainedModel
     """The modules without weights, on `meta`."""
 
-    def notes(self, cls: type[PreTrainedModel]) -> list[str]:
+    def notes(self, cls: type[PreTrainedModel], files: CheckpointFiles) -> list[str]:
         notes = [f"the file has no pooler, taken as zero: {listed(list(self.spare))}"] if self.spare else []
         if self.unexpected:
             many = plural(len(self.unexpected), "unexpected tensor")
             notes.append(f"{many}, unused by {cls.__name__}: {listed(list(self.unexpected))}")
+        if lost := self._lost_biases(files):
+            notes.append(f"{listed(lost)}: not zero, but {cls.__name__} adds no bias there: with it the model is "
+                         "another than the one that is read")  # fmt: skip
         return notes
+
+    def _lost_biases(self, files: CheckpointFiles) -> list[str]:
+        """Biases of layers that the class has without one; some formats store zeros there."""
+        used = files.tensors.keys() - set(self.unexpected)
+        lost = [name for name in self.unexpected if name.endswith(".bias") and name in files.tensors]
+        lost = [name for name in lost if f"{name.removesuffix('bias')}weight" in used]
+        if not lost:
+            return []
+        with readers(files) as opened:
+            return [name for name in lost if bool(opened[files.tensors[name].shard].get_tensor(name).any())]
 
 
 def check_fit(cls: type[PreTrainedModel], config: PreTrainedConfig, files: CheckpointFiles, dtype: torch.dtype) -> Fit:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import bad_checkpoints as bad
 import pytest
+import torch
 import transformers
 from refusals import refusal_of_load
 
@@ -25,6 +26,18 @@ def test_the_base_model_where_no_class_is_named(names: list[str] | None, sound: 
     assert any("lm_head.weight" in w for w in loaded.warnings)
     with_head = transformers.LlamaForCausalLM.from_pretrained(sound).model
     assert fingerprint(loaded.model) == fingerprint(with_head)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_biases_of_layers_without_are_said_not_to_be_zero(value: float, sound: Path) -> None:
+    """GPTQ's tools store zeros there."""
+    place = "model.layers.1.mlp.up_proj"
+    bad.wedit(sound, lambda s: {**s, f"{place}.bias": torch.full((len(s[f"{place}.weight"]),), value)})
+    warnings = load(str(sound)).warnings
+    assert any("unexpected tensor" in warning for warning in warnings)
+    told = [warning for warning in warnings if "not zero" in warning]
+    assert len(told) == (value != 0)
+    assert all(warning.startswith(f"'{place}.bias': not zero, but LlamaForCausalLM adds no bias") for warning in told)
 
 
 def test_custom_code_runs_only_when_trusted(tmp_path: Path) -> None:
