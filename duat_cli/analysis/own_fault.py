@@ -24,6 +24,7 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.quiet import described
 from duat_cli.loading.texts import numbered
 from duat_cli.models.arrays import tolerance_for
+from duat_cli.models.discovery.exchanged import weights_kept
 from duat_cli.models.discovery.growing import Growing
 from duat_cli.models.discovery.modality import Given, placed, stack_of
 from duat_cli.models.discovery.structure import ModelStructure, probe_inputs, run_stack
@@ -46,7 +47,8 @@ def own_fault(loaded: LoadedModel, prompts: Sequence[Given | None] = (None,)) ->
     def run(prompt: Given | None) -> None:
         given = probe_inputs(stack, loaded.like, _TOKENS, loaded.device) if prompt is None else prompt
         try:
-            run_stack(stack, placed(given, loaded.device, loaded.model.dtype))
+            with weights_kept(stack):
+                run_stack(stack, placed(given, loaded.device, loaded.model.dtype))
         except Exception:
             failed.append(prompt)
             raise
@@ -56,7 +58,7 @@ def own_fault(loaded: LoadedModel, prompts: Sequence[Given | None] = (None,)) ->
     except Exception as fault:
         if is_out_of_memory(fault):
             raise
-        if _absent(loaded, fault) is not None:
+        if isinstance(fault, UnsupportedModelError) or _absent(loaded, fault) is not None:
             return None
         prompt = failed[0] if failed else None
         return ForwardError(f"{loaded.name}: {_why(loaded.model, described(fault), prompt)}")

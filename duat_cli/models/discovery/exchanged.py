@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from duat_cli.compat.torch import children_of
+from duat_cli.compat.torch import children_of, operations_through
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.instrument.hooks import ExchangedError, hooked
 
@@ -58,6 +58,23 @@ def restored(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         _put(_exchange(model, before))
+
+
+def weights_kept(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Around a pass: UnsupportedModelError in front of a write to a weight, which may be that of a caller's model."""
+    weights = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters() if not p.is_meta}
+
+    def run(operation: Any, args: Any, kwargs: Any) -> Any:
+        if operation.overloadpacket.__name__.endswith("_") and isinstance(args[0], Tensor):
+            name = weights.get(args[0].untyped_storage().data_ptr())
+            if name is not None and not args[0].is_meta:
+                raise UnsupportedModelError(
+                    f"{type(model).__name__}: its forward pass writes to a weight of its own ({name}), so that what it "
+                    'gives depends on what it ran on before (RWKV does not with "rescale_every": 0 in config.json)'
+                )
+        return operation(*args, **kwargs)
+
+    return operations_through(run)
 
 
 def _require_same_exchange(stack: nn.Module, given: Mapping[str, Any]) -> None:

@@ -34,7 +34,7 @@ from duat_cli.models.discovery.chains import (
     require_own_tokens,
 )
 from duat_cli.models.discovery.cross import require_apart
-from duat_cli.models.discovery.exchanged import run_as_loaded
+from duat_cli.models.discovery.exchanged import run_as_loaded, weights_kept
 from duat_cli.models.discovery.mixers import with_mixer
 from duat_cli.models.discovery.modality import (
     STATES,
@@ -250,7 +250,7 @@ class Discovery:
 
     def walk(self) -> None:
         """Both passes, one behind the other."""
-        with self.tracer.attached(), self.tracer.active(), unexchanged(self.stack):
+        with self.tracer.attached(), self.tracer.active(), unexchanged(self.stack), weights_kept(self.stack):
             self.forward()
         modules = list(dict.fromkeys(event.module for event in self.chained()))
         parts = [self.parts_of(module) for module in modules]

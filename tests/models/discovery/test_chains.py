@@ -14,6 +14,7 @@ from duat_cli.analysis.support import entry_of_type, examine
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.chains import ByNameError, SeveralStacksError, named
 from duat_cli.models.discovery.structure import discover
+from duat_cli.zoo import tiny
 
 CHAINS = {  # type -> the chain, and in the model with a head its list and what attention adds to the stream
     "funnel": ("decoder.layers", Wiring("funnel.decoder.layers", "attention.post_proj")),
@@ -61,9 +62,12 @@ def _behind_dory(model: Any, ids: Tensor, block: Any) -> Tensor:
 
 
 def test_a_stream_that_is_halved_between_blocks_is_refused_with_the_factor() -> None:
-    """As many checkpoints of this type have it: their config says after how many blocks."""
-    model = single_model("rwkv")
+    """As many checkpoints of this type have it: their config says after how many blocks. Weights that are rescaled once
+    are those of the model as it runs."""
+    model = tiny.tiny_model("rwkv")
     model.config.rescale_every = 1
+    with torch.no_grad():
+        model(torch.tensor([[40, 41, 42]]))
     with pytest.raises(UnsupportedModelError, match=r"the input of block 1 is 0\.5 times the output of block 0"):
         discover(model)
 

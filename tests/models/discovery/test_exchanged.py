@@ -11,6 +11,7 @@ import torch
 from paging import in_parts, whole
 from torch import Tensor, nn
 
+import duat_cli
 from duat_cli.analysis.session import Session
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
@@ -25,6 +26,19 @@ from duat_cli.zoo import tiny
 SHORT, LONG = 15, 44
 THRESHOLD = 28  # tokens up to which the tiny BigBird gives up its sparse attention
 SPARSE = {"big_bird": "BigBirdBlockSparseAttention", "bigbird_pegasus": "BigBirdPegasusBlockSparseAttention"}
+
+
+def test_weights_of_a_caller_are_not_written_to() -> None:
+    """RWKV rescales its weights in place with the first pass, and a flag of the model that ran says that it did."""
+    model = tiny.tiny_model("rwkv").eval()
+    model.config.rescale_every = 1
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(UnsupportedModelError, match=r"its forward pass writes to a weight of its own \(blocks\.0"):
+        duat_cli.inspect(model, prompts=[[40, 41, 42]])
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with torch.no_grad():  # as it does without duat
+        model(torch.tensor([[40, 41, 42]]))
+    assert not all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 class Mixing(nn.Module):
