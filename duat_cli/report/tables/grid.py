@@ -18,6 +18,7 @@ from duat_cli.results.prune.terms import Estimated
 from duat_cli.text import clean
 
 GAP, CLOSE = 2, 1  # columns of space between two columns, and the least
+NO_REASON = "no reason was given"
 _BREAK = "\N{SOFT HYPHEN}"
 
 
@@ -30,8 +31,15 @@ class Column:
     path: str
     form: Form
 
+    def value(self, row: Result) -> float | None:
+        return value_at(row, self.path)
+
+    def reason(self, row: Result) -> str | None:
+        """Why there is no value."""
+        return reason_at(row, self.path)
+
     def cell(self, row: Result) -> str:
-        return self.form(value_at(row, self.path))
+        return self.form(self.value(row))
 
     @property
     def header(self) -> tuple[str, ...]:
@@ -80,7 +88,7 @@ def reason_at(row: Result, path: str) -> str | None:
         owner, found = found, getattr(found, name)
         if found is None:
             reasons = owner.reasons if isinstance(owner, WithReasons) else {}
-            return reasons.get(name, "no reason was given")
+            return reasons.get(name, NO_REASON)
     return None
 
 
@@ -132,7 +140,7 @@ def titled_named(
 
 def filled(rows: Sequence[Result], columns: Sequence[Column]) -> list[Column]:
     """The columns that have a value in any row."""
-    return [column for column in columns if any(value_at(row, column.path) is not None for row in rows)]
+    return [column for column in columns if any(column.value(row) is not None for row in rows)]
 
 
 def fits(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page) -> bool:
@@ -168,9 +176,8 @@ def missing(
     by_column: dict[tuple[str, str], list[int]] = {}
     for column in columns:
         for row, number in zip(rows, numbers, strict=True):
-            if value_at(row, column.path) is None:
-                reason = reason_at(row, column.path) or "no reason was given"
-                by_column.setdefault((column.name, reason), []).append(number)
+            if column.value(row) is None:
+                by_column.setdefault((column.name, column.reason(row) or NO_REASON), []).append(number)
     return together(by_column, ", ")
 
 
