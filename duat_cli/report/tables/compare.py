@@ -20,6 +20,7 @@ from duat_cli.text import plural
 _SHOWN_PAIRS = 8
 _SHOWN_RUNS = 6
 _LONGEST_RUN = 60
+_signed = numbers.signed(numbers.plain)
 _PARAMETER = Labels(("set by the input",), lambda row: f"{row.name}: {row.what}", False)
 _COLUMNS = [
     Column(("W'", "%"), "operator.relative", numbers.percent),
@@ -43,28 +44,28 @@ _LEGEND = (
 )
 _PARAMETER_COLUMNS = [Column(("largest", "change", "%"), "change", numbers.percent)]
 _RUN = Labels(("question behind",), lambda row: row.label, False)
-_RUN_COLUMNS = [
-    Column(("loss", "nats/token"), "loss", numbers.plain),
-    Column(("less that", "without", "nats/token"), "loss_change", numbers.signed(numbers.plain)),
-    Column(("bias", "b'", "%"), "bias", numbers.percent),
+RUN_COLUMNS = [
+    Column(("loss", "nats/token"), "loss", numbers.plain, ("loss of the answer", "nats a token")),
+    Column(("less that", "without", "nats/token"), "loss_change", _signed, ("less that without", "nats a token")),
+    Column(("bias", "b'", "%"), "bias", numbers.percent, ("change of b'", "%")),
 ]
 _READ = Labels(("--prefix",), lambda row: row.demonstration)
-_READ_COLUMNS = [
+READ_COLUMNS = [
     Column(("W'", "reads", "%"), "share", numbers.percent),
-    Column(("null", "reads", "%"), "null", numbers.percent),
+    Column(("null", "reads", "%"), "null", numbers.percent, ("null: uniform attention", "%")),
 ]
 _HELD = Labels(("held",), lambda row: f"{row.held}: {row.source}", False)
-_HELD_COLUMNS = [
-    Column(("loss", "nats/token"), "loss", numbers.plain),
-    Column(("less live", "nats/token"), "change", numbers.signed(numbers.plain)),
-    Column(("low", "nats/token"), "low", numbers.signed(numbers.plain)),
-    Column(("high", "nats/token"), "high", numbers.signed(numbers.plain)),
+HELD_COLUMNS = [
+    Column(("loss", "nats/token"), "loss", numbers.plain, ("loss", "nats a token")),
+    Column(("less live", "nats/token"), "change", _signed, ("less live", "nats a token")),
+    Column(("low", "nats/token"), "low", _signed, ("interval, from", "nats a token")),
+    Column(("high", "nats/token"), "high", _signed, ("interval, to", "nats a token")),
 ]
 TABLES = {
-    "fixed.runs[].": _HELD_COLUMNS,
-    "context.runs[].": _RUN_COLUMNS,
-    "context.runs[].reads[].": _READ_COLUMNS,
-    "context.runs[].reads[].blocks[].": _READ_COLUMNS,
+    "fixed.runs[].": HELD_COLUMNS,
+    "context.runs[].": RUN_COLUMNS,
+    "context.runs[].reads[].": READ_COLUMNS,
+    "context.runs[].reads[].blocks[].": READ_COLUMNS,
     "comparison.blocks[].": _COLUMNS,
     "comparison.parameters[].": _PARAMETER_COLUMNS,
 }
@@ -111,8 +112,8 @@ def _fixed(report: CompareReport, page: Page) -> list[RenderableType]:
     title = f"Loss with dynamic parameters held; live {numbers.plain(found.live)} nats a token"
     legend = "less live: mean over the prompts, with a 95 % interval over them (low, high). sigma stays live."
     return [
-        *titled(title, found.runs, _HELD, _HELD_COLUMNS, page, legend),
-        *facts.absent_in(found.runs, _HELD_COLUMNS),
+        *titled(title, found.runs, _HELD, HELD_COLUMNS, page, legend),
+        *facts.absent_in(found.runs, HELD_COLUMNS),
         line(check, "green") if found.holds else line(f"DOES NOT HOLD: {check}", "bold red"),
     ]
 
@@ -172,14 +173,14 @@ def context_tables(found: InContext, page: Page) -> list[RenderableType]:
     reads_title = f"{last.label}: how much of W' on the question reads each demonstration, mean over blocks"
     legend = "bias: how far they move b'_{j,2} on the question. null: the same with uniform attention."
     parts: list[RenderableType] = [
-        *titled(runs_title, found.runs, _RUN, _RUN_COLUMNS, page),
-        *facts.absences(missing(found.runs, _RUN_COLUMNS, [run.prompt for run in found.runs]), "prompt"),
-        *titled(reads_title, last.reads, _READ, _READ_COLUMNS, page, legend),
+        *titled(runs_title, found.runs, _RUN, RUN_COLUMNS, page),
+        *facts.absences(missing(found.runs, RUN_COLUMNS, [run.prompt for run in found.runs]), "prompt"),
+        *titled(reads_title, last.reads, _READ, READ_COLUMNS, page, legend),
     ]
     for read in last.reads:
         title = f"--prefix {read.demonstration} by block, {plural(read.tokens, 'token')}"
-        parts += titled(title, read.blocks, BLOCK, _READ_COLUMNS, page)
-        parts += facts.without_value(read.blocks, BLOCK, _READ_COLUMNS)
+        parts += titled(title, read.blocks, BLOCK, READ_COLUMNS, page)
+        parts += facts.without_value(read.blocks, BLOCK, READ_COLUMNS)
     return parts
 
 

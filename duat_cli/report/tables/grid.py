@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rich.cells import cell_len
@@ -30,6 +30,8 @@ class Column:
     """A word that is broken between two lines has a soft hyphen at the end of the first."""
     path: str
     form: Form
+    long: tuple[str, str] | None = None
+    """Its name and unit on a page, where they are longer than here."""
 
     def value(self, row: Result) -> float | None:
         return value_at(row, self.path)
@@ -50,6 +52,11 @@ class Column:
     def name(self) -> str:
         """The header in one line, without its unit."""
         return " ".join(filter(None, self.title[:-1])).replace(f"{_BREAK} ", "").replace("- ", "-")
+
+
+def on_page(columns: Iterable[Column]) -> list[Column]:
+    """The columns with the headers that a page has room for."""
+    return [column if column.long is None else replace(column, title=column.long) for column in columns]
 
 
 @dataclass(frozen=True)

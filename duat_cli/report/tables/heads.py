@@ -17,11 +17,11 @@ from duat_cli.text import indices
 COLUMNS = [
     Column(("context", "tokens"), "effective_context", numbers.plain),
     Column(("entropy", "bits"), "entropy_bits", numbers.plain),
-    Column(("distance", "tokens"), "mean_distance", numbers.plain),
+    Column(("distance", "tokens"), "mean_distance", numbers.plain, ("mean distance", "tokens")),
     Column(("first", "token", "%"), "first_token_share", numbers.percent),
     Column(("current", "token", "%"), "current_token_share", numbers.percent),
     Column(("previous", "token", "%"), "previous_token_share", numbers.percent),
-    Column(("dupl.", "token", "%"), "duplicate_token_share", numbers.percent),
+    Column(("dupl.", "token", "%"), "duplicate_token_share", numbers.percent, ("duplicate token", "%")),
     Column(("induc\N{SOFT HYPHEN}", "tion", "%"), "induction_share", numbers.percent),
 ]
 _SHARES = {

@@ -25,19 +25,19 @@ class _Through(WithReasons):
 
 
 _TERM = Labels(("term",), lambda row: f"{row.name} ({row.kind})", False)
-_TERM_COLUMNS = [
+TERM_COLUMNS = [
     Column(("share", "%"), "share", numbers.percent),
-    Column(("norm", "/ |x|"), "norm", numbers.plain),
+    Column(("norm", "/ |x|"), "norm", numbers.plain, ("norm", "of the output's")),
 ]
 
 _WHOLE = Labels(("blocks",), lambda row: row.label, False)
-_END_COLUMNS = [
-    Column(("off-diag.", "%"), "coupling.off_diagonal_share", numbers.percent),
+END_COLUMNS = [
+    Column(("off-diag.", "%"), "coupling.off_diagonal_share", numbers.percent, ("off-diagonal", "%")),
     Column(("entropy", "bits"), "coupling.entropy_bits", numbers.plain),
     Column(("context", "tokens"), "coupling.effective_context", numbers.plain),
-    Column(("distance", "tokens"), "coupling.mean_distance", numbers.plain),
+    Column(("distance", "tokens"), "coupling.mean_distance", numbers.plain, ("mean distance", "tokens")),
     Column(("first", "token", "%"), "coupling.first_token_share", numbers.percent),
-    Column(("error", "relative"), "certificate_error", numbers.error),
+    Column(("error", "relative"), "certificate_error", numbers.error, ("certificate error", "relative")),
 ]
 
 _ROUTING = [
@@ -71,10 +71,10 @@ _BESIDE = (
 )
 
 TABLES = {
-    "end_to_end.": _END_COLUMNS,
+    "end_to_end.": END_COLUMNS,
     "blocks[].": [*columns.COLUMNS, *nulls.NAMED, *columns.for_pre_activation(), *_CROSS, *_ROUTING],
     "blocks[].heads.each[].": heads.COLUMNS,
-    "terms[].": _TERM_COLUMNS,
+    "terms[].": TERM_COLUMNS,
 }
 
 
@@ -191,7 +191,7 @@ def _term_tables(report: InspectReport, page: Page) -> list[RenderableType]:
     parts = columns.for_pre_activation(report)
     title = "Parts of the input of each FFN's activation, of all up to here; dynamic: what UAT terms add to its bias"
     return [
-        *titled("Terms of the last block's output", report.terms, _TERM, _TERM_COLUMNS, page),
+        *titled("Terms of the last block's output", report.terms, _TERM, TERM_COLUMNS, page),
         *titled(title, report.blocks, BLOCK, parts, page),
         *facts.without_value(report.blocks, BLOCK, parts),
     ]
@@ -226,8 +226,8 @@ def _end_to_end(report: InspectReport, page: Page) -> list[RenderableType]:
         "over the tokens that its rows may see, weights and norm scales the same."
     )
     return [
-        *titled(title, rows, _WHOLE, _END_COLUMNS, page, legend),
-        *facts.absences(missing([own], _END_COLUMNS, [0]), "row"),
+        *titled(title, rows, _WHOLE, END_COLUMNS, page, legend),
+        *facts.absences(missing([own], END_COLUMNS, [0]), "row"),
     ]
 
 

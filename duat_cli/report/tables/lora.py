@@ -48,8 +48,8 @@ _COMPARED_COLUMNS = [
     Column(("distance", "norm"), "distance", numbers.plain),
     Column(("distance", "0-1"), "relative_distance", numbers.plain),
 ]
-_BLOCK_COLUMNS = [
-    Column(("W'", "%"), "operator.relative_change", numbers.percent),
+BLOCK_COLUMNS = [
+    Column(("W'", "%"), "operator.relative_change", numbers.percent, ("change of W'", "%")),
     Column(("routing", "%"), "operator.routing", numbers.percent),
     Column(("weights", "%"), "operator.weights", numbers.percent),
     Column(("inter\N{SOFT HYPHEN}", "action", "%"), "operator.interaction", numbers.percent),
@@ -58,15 +58,15 @@ _BLOCK_COLUMNS = [
     Column(("output", "%"), "terms.output", numbers.percent),
 ]
 _SHOWN = 40  # prompts of many; the others are in the JSON
-_PROMPT_COLUMNS = [
+PROMPT_COLUMNS = [
     Column(("output", "%"), "output", numbers.percent),
     Column(("KL", "nats"), "kl", numbers.plain),
-    Column(("loss", "base"), "loss_base", numbers.plain),
-    Column(("loss", "tuned"), "loss_tuned", numbers.plain),
+    Column(("loss", "base"), "loss_base", numbers.plain, ("loss, base", "nats")),
+    Column(("loss", "tuned"), "loss_tuned", numbers.plain, ("loss, tuned", "nats")),
     Column(("tokens of", "answer"), "answer.tokens", numbers.whole),
-    Column(("answer", "KL"), "answer.kl", numbers.plain),
-    Column(("answer", "loss", "base"), "answer.loss_base", numbers.plain),
-    Column(("answer", "loss", "tuned"), "answer.loss_tuned", numbers.plain),
+    Column(("answer", "KL"), "answer.kl", numbers.plain, ("answer, KL", "nats")),
+    Column(("answer", "loss", "base"), "answer.loss_base", numbers.plain, ("answer, loss, base", "nats")),
+    Column(("answer", "loss", "tuned"), "answer.loss_tuned", numbers.plain, ("answer, loss, tuned", "nats")),
 ]
 
 _DISTANCE = (
@@ -77,8 +77,8 @@ _DISTANCE = (
 TABLES = {
     "modules[].": [*_MODULE_COLUMNS, *(column for group in _MORE_COLUMNS.values() for column in group)],
     "comparison.modules[].": _COMPARED_COLUMNS,
-    "blocks[].": _BLOCK_COLUMNS,
-    "by_prompt[].": _PROMPT_COLUMNS,
+    "blocks[].": BLOCK_COLUMNS,
+    "by_prompt[].": PROMPT_COLUMNS,
 }
 
 
@@ -196,8 +196,8 @@ def _blocks(report: LoraReport, page: Page) -> list[RenderableType]:
         "matrices; their norms need not."
     )
     return [
-        *titled(title, report.blocks, BLOCK, _BLOCK_COLUMNS, page, legend),
-        *facts.absent_in(report.blocks, _BLOCK_COLUMNS),
+        *titled(title, report.blocks, BLOCK, BLOCK_COLUMNS, page, legend),
+        *facts.absent_in(report.blocks, BLOCK_COLUMNS),
     ]
 
 
@@ -211,8 +211,8 @@ def _prompts(report: LoraReport, page: Page) -> list[RenderableType]:
         if any(token.kl for token in row.moved_tokens)
     ]
     return [
-        *titled(_prompts_title(report), rows, PROMPT, _PROMPT_COLUMNS, page),
-        *facts.absent_in(rows, _PROMPT_COLUMNS),
+        *titled(_prompts_title(report), rows, PROMPT, PROMPT_COLUMNS, page),
+        *facts.absent_in(rows, PROMPT_COLUMNS),
         *facts.section("tokens whose next token moved most (KL, nats)", moved),
     ]
 

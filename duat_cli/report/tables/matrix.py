@@ -177,11 +177,11 @@ def _check_rows(checks: list[MatrixCheck], page: Page) -> list[RenderableType]:
 _LAYER = Labels(("layer", "j"), lambda row: f"{row.layer} (Eq. {row.equation})", False)
 _EQ_33 = "x'_j = W'_{j,1} x'_0 + b'_{j,3} + sum_k W'_{k,3} sigma(W'_{k,2} x'_0 + b'_{k,2}), sigma live"
 _ERRORS = "Against the model's own values: sigma reads W'_{j,2} x'_0 + b'_{j,2} (Eq. 34); what the FFN then gives; x_j."
-_LAYER_COLUMNS = [
-    Column(("neurons", "/ token"), "neurons", numbers.whole),
-    Column(("sigma reads", "rel. error"), "pre_activation_error", numbers.error),
-    Column(("FFN gives", "rel. error"), "unit_error", numbers.error),
-    Column(("x_j", "rel. error"), "output_error", numbers.error),
+LAYER_COLUMNS = [
+    Column(("neurons", "/ token"), "neurons", numbers.whole, ("neurons", "a token")),
+    Column(("sigma reads", "rel. error"), "pre_activation_error", numbers.error, ("what sigma reads", "relative")),
+    Column(("FFN gives", "rel. error"), "unit_error", numbers.error, ("what the FFN gives", "relative")),
+    Column(("x_j", "rel. error"), "output_error", numbers.error, ("the layer's output", "relative")),
 ]
 
 
@@ -190,8 +190,8 @@ def render_network(report: NetworkReport, page: Page) -> str:
     parts: list[RenderableType] = [
         *facts.loaded(report.model, [report.prompt], report.environment),
         line(_network_case(report)),
-        *titled(_EQ_33, report.layers, _LAYER, _LAYER_COLUMNS, page, _ERRORS),
-        *facts.absences(missing(report.layers, _LAYER_COLUMNS, [row.layer for row in report.layers]), "layer"),
+        *titled(_EQ_33, report.layers, _LAYER, LAYER_COLUMNS, page, _ERRORS),
+        *facts.absences(missing(report.layers, LAYER_COLUMNS, [row.layer for row in report.layers]), "layer"),
         BLANK,
         line(f"Eq. 33 from the matrices alone, every W'_{{j,3}} made: {numbers.error(report.whole_error)} from x_L"),
         facts.verdict(report.certificate),

@@ -26,7 +26,7 @@ _COMPARED = {
 _STATISTICS = [column for column in COLUMNS if column.path in _COMPARED]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Difference(Column):
     """Of a statistic from its null. path: of the null."""
 
@@ -46,7 +46,8 @@ def _columns(kind: str) -> list[Column]:
     for column in _STATISTICS:
         (*title, unit), null = column.title, f"null.{kind}.{column.path}"
         found.append(Column((*title, "null", unit), null, column.form))
-        found.append(_Difference((*title, "diff.", unit), null, numbers.signed(column.form), column.path))
+        signed = numbers.signed(column.form)
+        found.append(_Difference((*title, "diff.", unit), null, signed, statistic=column.path))
     return found
 
 

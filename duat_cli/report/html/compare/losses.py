@@ -12,25 +12,12 @@ from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import level
 from duat_cli.report.html.drawing.table import Head, table_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column
+from duat_cli.report.tables.compare import HELD_COLUMNS, READ_COLUMNS, RUN_COLUMNS
+from duat_cli.report.tables.grid import on_page
 from duat_cli.results.compare import CompareReport, FixedLoss
 from duat_cli.text import plural
 
-_FIXED = (
-    Column(("loss", "nats a token"), "loss", numbers.plain),
-    Column(("less live", "nats a token"), "change", numbers.signed(numbers.plain)),
-    Column(("interval, from", "nats a token"), "low", numbers.signed(numbers.plain)),
-    Column(("interval, to", "nats a token"), "high", numbers.signed(numbers.plain)),
-)
-_CONTEXT = (
-    Column(("loss of the answer", "nats a token"), "loss", numbers.plain),
-    Column(("less that without", "nats a token"), "loss_change", numbers.signed(numbers.plain)),
-    Column(("change of b'", "%"), "bias", numbers.percent),
-)
-_READ = (
-    Column(("W' reads", "%"), "share", numbers.percent),
-    Column(("null: uniform attention", "%"), "null", numbers.percent),
-)
+_FIXED, _CONTEXT, _READ = on_page(HELD_COLUMNS), on_page(RUN_COLUMNS), on_page(READ_COLUMNS)
 _SOURCES = {"own": "the prompt's own", "another prompt": "another prompt's", "mean": "the mean over the prompts"}
 _APART = 0.16  # of a band, between what is held
 _DEMONSTRATIONS = 5  # with a line of their own

@@ -7,21 +7,10 @@ from collections.abc import Sequence
 from duat_cli.report.html.drawing.blocks import map_of_heads, table_of_blocks, table_of_heads
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column, value_at
+from duat_cli.report.tables.grid import Column, on_page, value_at
+from duat_cli.report.tables.heads import COLUMNS
 from duat_cli.results.inspect import Block, InspectReport
 
-_NUMBERS = (
-    Column(("context", "tokens"), "effective_context", numbers.plain),
-    Column(("entropy", "bits"), "entropy_bits", numbers.plain),
-    Column(("mean distance", "tokens"), "mean_distance", numbers.plain),
-)
-_SHARES = (
-    Column(("first token", "%"), "first_token_share", numbers.percent),
-    Column(("current token", "%"), "current_token_share", numbers.percent),
-    Column(("previous token", "%"), "previous_token_share", numbers.percent),
-    Column(("duplicate token", "%"), "duplicate_token_share", numbers.percent),
-    Column(("induction", "%"), "induction_share", numbers.percent),
-)
 _SAYS = {
     "first_token_share": "The share of a row that the first token has. Large: an attention sink.",
     "current_token_share": "The share of a row that its own token has.",
@@ -29,6 +18,8 @@ _SAYS = {
     "duplicate_token_share": "The share of equal tokens in front, over rows that see one.",
     "induction_share": "The share of tokens behind another occurrence of the row's own, over rows that see one.",
 }
+_COLUMNS = on_page(COLUMNS)
+_SHARES = [column for column in _COLUMNS if column.path in _SAYS]
 
 
 def heads(report: InspectReport) -> list[Figure]:
@@ -36,9 +27,9 @@ def heads(report: InspectReport) -> list[Figure]:
     known = [(place, b, b.heads.each) for place, b in enumerate(report.blocks) if b.heads is not None and b.heads.each]
     figures = []
     for column in _SHARES:
-        if all(value_at(head, column.path) is None for _, _, each in known for head in each):
+        if all(column.value(head) is None for _, _, each in known for head in each):
             continue
-        columns = (*_NUMBERS, *_SHARES) if column is _SHARES[0] else (column,)
+        columns = _COLUMNS if column is _SHARES[0] else [column]
         null = [Column((f"null: {c.name}", c.title[-1]), f"heads.uniform.{c.path}", c.form) for c in columns]
         figures.append(
             Figure(

@@ -15,7 +15,8 @@ from duat_cli.report.html.inspect.nulls import against_nulls
 from duat_cli.report.html.inspect.routing import routing
 from duat_cli.report.html.inspect.shares import shares, terms
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column
+from duat_cli.report.tables.grid import Column, on_page
+from duat_cli.report.tables.inspect import END_COLUMNS
 from duat_cli.results.inspect import CouplingMap, InspectReport
 from duat_cli.results.prompts import all_prompts
 from duat_cli.text import plural
@@ -37,12 +38,7 @@ _OPERATOR = (
     Column(("first token", "%"), "coupling.first_token_share", numbers.percent),
 )
 _END_TO_END = (
-    Column(("off-diagonal", "%"), "coupling.off_diagonal_share", numbers.percent),
-    Column(("entropy", "bits"), "coupling.entropy_bits", numbers.plain),
-    Column(("context", "tokens"), "coupling.effective_context", numbers.plain),
-    Column(("mean distance", "tokens"), "coupling.mean_distance", numbers.plain),
-    Column(("first token", "%"), "coupling.first_token_share", numbers.percent),
-    Column(("certificate error", "relative"), "certificate_error", numbers.error),
+    *on_page(END_COLUMNS),
     Column(("null: uniform, off-diagonal", "%"), "null.uniform.off_diagonal_share", numbers.percent),
     Column(("null: uniform, context", "tokens"), "null.uniform.effective_context", numbers.plain),
     Column(("null: uniform, mean distance", "tokens"), "null.uniform.mean_distance", numbers.plain),

@@ -13,7 +13,8 @@ from duat_cli.report.html.drawing.series import stack
 from duat_cli.report.html.drawing.table import Head, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.columns import has_encoder
-from duat_cli.report.tables.grid import Column
+from duat_cli.report.tables.grid import Column, on_page
+from duat_cli.report.tables.inspect import TERM_COLUMNS
 from duat_cli.results.inspect import InspectReport
 from duat_cli.text import plural
 
@@ -33,10 +34,7 @@ _PARTS = (
     ("terms.dynamic.share", "s3", "UAT terms"),
     ("terms.encoder.share", "s4", "the encoder's states"),
 )
-_TERM = (
-    Column(("share", "%"), "share", numbers.percent),
-    Column(("norm", "of the output's"), "norm", numbers.plain),
-)
+_TERM = on_page(TERM_COLUMNS)
 _BEFORE = tuple(
     Column((name, "%"), f"terms.pre_activation.{part}.share", numbers.percent)
     for part, name in (("linear", "linear"), ("static", "static"), ("dynamic", "UAT terms"))

@@ -11,7 +11,8 @@ from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.table import Head, table_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column
+from duat_cli.report.tables.grid import Column, on_page
+from duat_cli.report.tables.lora import BLOCK_COLUMNS, PROMPT_COLUMNS
 from duat_cli.results.lora import LoraReport
 
 _PARTS = (
@@ -21,25 +22,9 @@ _PARTS = (
 )
 _POINTS = (("operator.relative_change", "the whole change", False),)
 _BLOCK = (
-    Column(("change of W'", "%"), "operator.relative_change", numbers.percent),
-    Column(("routing", "%"), "operator.routing", numbers.percent),
-    Column(("weights", "%"), "operator.weights", numbers.percent),
-    Column(("interaction", "%"), "operator.interaction", numbers.percent),
-    Column(("FFN", "%"), "terms.ffn", numbers.percent),
-    Column(("dynamic bias", "%"), "terms.dynamic_bias", numbers.percent),
-    Column(("output", "%"), "terms.output", numbers.percent),
+    *on_page(BLOCK_COLUMNS),
     Column(("certificate, base", "relative"), "base_certificate", numbers.error),
     Column(("certificate, tuned", "relative"), "tuned_certificate", numbers.error),
-)
-_PROMPT = (
-    Column(("output", "%"), "output", numbers.percent),
-    Column(("KL", "nats"), "kl", numbers.plain),
-    Column(("loss, base", "nats"), "loss_base", numbers.plain),
-    Column(("loss, tuned", "nats"), "loss_tuned", numbers.plain),
-    Column(("tokens of", "answer"), "answer.tokens", numbers.whole),
-    Column(("answer, KL", "nats"), "answer.kl", numbers.plain),
-    Column(("answer, loss, base", "nats"), "answer.loss_base", numbers.plain),
-    Column(("answer, loss, tuned", "nats"), "answer.loss_tuned", numbers.plain),
 )
 
 
@@ -80,6 +65,6 @@ def prompts(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
         title="What it does to the loss, prompt by prompt",
         says="Below the dashed line the tuned model is better.",
         picture=plot.svg(drawn, "A point for each prompt: loss of the base and of the tuned model."),
-        tables=[table_of(rows, Head("prompt"), lambda one: str(one.prompt), _PROMPT, "by_prompt[]")],
+        tables=[table_of(rows, Head("prompt"), lambda one: str(one.prompt), on_page(PROMPT_COLUMNS), "by_prompt[]")],
         terms=["by_prompt[].kl", "by_prompt[].loss_base", "by_prompt[].loss_tuned", "by_prompt[].output"],
     )

@@ -11,15 +11,11 @@ from duat_cli.report.html.drawing.scales import Band, Log
 from duat_cli.report.html.drawing.series import curve, level
 from duat_cli.report.html.drawing.table import Head, table_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column, value_at
+from duat_cli.report.tables.grid import on_page
+from duat_cli.report.tables.matrix import LAYER_COLUMNS
 from duat_cli.results.matrix import NetworkReport
 
-_COLUMNS = (
-    Column(("neurons", "a token"), "neurons", numbers.whole),
-    Column(("what sigma reads", "relative"), "pre_activation_error", numbers.error),
-    Column(("what the FFN gives", "relative"), "unit_error", numbers.error),
-    Column(("the layer's output", "relative"), "output_error", numbers.error),
-)
+_COLUMNS = on_page(LAYER_COLUMNS)
 _LINES = ((_COLUMNS[1], "s2"), (_COLUMNS[2], "s3"), (_COLUMNS[3], "s1"))
 
 
@@ -37,7 +33,7 @@ def network_sheet(report: NetworkReport, beside: Sequence[NetworkReport]) -> She
 def _layers(report: NetworkReport, beside: Sequence[NetworkReport]) -> Figure:
     """Errors over layers; what is exactly zero has no place on the axis."""
     rows = report.layers
-    every = [value_at(row, column.path) for one in beside for row in one.layers for column, _ in _LINES]
+    every = [column.value(row) for one in beside for row in one.layers for column, _ in _LINES]
     plot = Plot(
         Axis("layer j", Band([str(row.layer) for row in rows])),
         Axis("relative error", Log.over([*every, *(one.certificate.tolerance for one in beside)])),
@@ -45,7 +41,7 @@ def _layers(report: NetworkReport, beside: Sequence[NetworkReport]) -> Figure:
     drawn = [level(plot, report.certificate.tolerance, f"tolerance {report.certificate.tolerance:.0e}")]
     layers = [f"layer {row.layer}" for row in rows]
     for column, series in _LINES:
-        values = [value_at(row, column.path) or None for row in rows]
+        values = [column.value(row) or None for row in rows]
         drawn += curve(plot, values, series, layers, column.name, numbers.error)
     return Figure(
         key="layers",

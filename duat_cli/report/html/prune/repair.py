@@ -12,8 +12,8 @@ from duat_cli.report.html.drawing.series import level
 from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.html.prune.sets import many
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column
-from duat_cli.report.tables.prune.repair import left_out
+from duat_cli.report.tables.grid import on_page
+from duat_cli.report.tables.prune.repair import left_out, repair_columns
 from duat_cli.results.prune.repair import RepairedSet
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.text import plural
@@ -76,18 +76,7 @@ def _means(one: RepairedSet) -> tuple[float, float]:
 
 
 def _table(rows: Sequence[RepairedSet], path: str, who: str, unit: str) -> Table:
-    columns = [
-        Column(("removed", "terms"), "removed", numbers.whole),
-        Column(("share", "%"), "share", numbers.percent),
-        Column(("mean before", unit), "mean_before", numbers.plain),
-        Column(("mean repaired", unit), "mean_after", numbers.plain),
-        Column(("9 of 10 before", unit), "percentile_90_before", numbers.plain),
-        Column(("9 of 10 repaired", unit), "percentile_90_after", numbers.plain),
-        Column(("over budget before", "%"), "share_exceeded_before", numbers.percent),
-        Column(("over budget repaired", "%"), "share_exceeded_after", numbers.percent),
-        Column(("run on", "prompts"), "prompts", numbers.whole),
-    ]
-    return table_of(rows, Head("prompts", number=False), lambda _: who, columns, path)
+    return table_of(rows, Head("prompts", number=False), lambda _: who, on_page(repair_columns(unit)), path)
 
 
 def written(report: PruneReport) -> Figure | None:

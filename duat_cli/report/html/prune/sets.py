@@ -12,7 +12,8 @@ from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.series import dotted, level
 from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column
+from duat_cli.report.tables.grid import Column, on_page
+from duat_cli.report.tables.prune.sets import held_out_columns
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import CurvePoint, HeldOut, Plan
 
@@ -63,7 +64,7 @@ def _curve(report: PruneReport, number: int, beside: Sequence[PruneReport]) -> F
         picture=plot.svg(drawn, "Lines: predicted and measured damage against the share removed, with the budget."),
         tables=[
             _table(plan, number, "curve", plan.curve, _points(unit)),
-            *([_table(plan, number, "held_out", plan.held_out, _held_out(unit))] if plan.held_out else []),
+            *([_table(plan, number, "held_out", plan.held_out, held_out_columns(unit))] if plan.held_out else []),
         ],
         terms=["plans[].curve[].predicted", "plans[].curve[].measured", "plans[].guarantee", "plans[].held_out[].mean"],
         legend=samples,
@@ -84,22 +85,11 @@ def _points(unit: str) -> list[Column]:
     ]
 
 
-def _held_out(unit: str) -> list[Column]:
-    return [
-        Column(("removed", "terms"), "removed", numbers.whole),
-        Column(("share", "%"), "share", numbers.percent),
-        Column(("held-out mean", unit), "mean", numbers.plain),
-        Column(("9 of 10 at most", unit), "percentile_90", numbers.plain),
-        Column(("over budget", "%"), "share_exceeded", numbers.percent),
-        Column(("run on", "prompts"), "prompts", numbers.whole),
-    ]
-
-
 def _table(
     plan: Plan, number: int, field: str, rows: Sequence[CurvePoint] | Sequence[HeldOut], columns: Sequence[Column]
 ) -> Table:
     head, path = Head("set", number=False), f"plans.{number}.{field}[]"
-    return table_of(rows, head, lambda _: many(plan.granularity), columns, path)
+    return table_of(rows, head, lambda _: many(plan.granularity), on_page(columns), path)
 
 
 def plans(report: PruneReport) -> Table:

@@ -64,12 +64,12 @@ def repair_columns(unit: str) -> list[Column]:
     return [
         Column(("removed", "", "terms"), "removed", numbers.whole),
         Column(("share", "", "%"), "share", numbers.percent),
-        Column(("mean", "without", unit), "mean_before", numbers.plain),
-        Column(("mean", "with", unit), "mean_after", numbers.plain),
-        Column(("9 of 10", "without", unit), "percentile_90_before", numbers.plain),
-        Column(("9 of 10", "with", unit), "percentile_90_after", numbers.plain),
-        Column(("over", "without", "%"), "share_exceeded_before", numbers.percent),
-        Column(("over", "with", "%"), "share_exceeded_after", numbers.percent),
+        Column(("mean", "without", unit), "mean_before", numbers.plain, ("mean before", unit)),
+        Column(("mean", "with", unit), "mean_after", numbers.plain, ("mean repaired", unit)),
+        Column(("9 of 10", "without", unit), "percentile_90_before", numbers.plain, ("9 of 10 before", unit)),
+        Column(("9 of 10", "with", unit), "percentile_90_after", numbers.plain, ("9 of 10 repaired", unit)),
+        Column(("over", "without", "%"), "share_exceeded_before", numbers.percent, ("over budget before", "%")),
+        Column(("over", "with", "%"), "share_exceeded_after", numbers.percent, ("over budget repaired", "%")),
         Column(("run on", "", "prompts"), "prompts", numbers.whole),
     ]
 

@@ -133,9 +133,9 @@ def held_out_columns(unit: str) -> list[Column]:
     return [
         Column(("removed", "terms"), "removed", numbers.whole),
         Column(("share", "%"), "share", numbers.percent),
-        Column(("mean", unit), "mean", numbers.plain),
-        Column(("9 of 10 at", f"most, {unit}"), "percentile_90", numbers.plain),
-        Column(("over", "budget, %"), "share_exceeded", numbers.percent),
+        Column(("mean", unit), "mean", numbers.plain, ("held-out mean", unit)),
+        Column(("9 of 10 at", f"most, {unit}"), "percentile_90", numbers.plain, ("9 of 10 at most", unit)),
+        Column(("over", "budget, %"), "share_exceeded", numbers.percent, ("over budget", "%")),
         Column(("run on", "prompts"), "prompts", numbers.whole),
     ]
 
