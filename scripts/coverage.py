@@ -14,8 +14,9 @@ PAGE = Path(__file__).parent.parent / "configs" / "docs" / "coverage.md"
 
 
 def main(words: list[str]) -> None:
+    from coverage_text import coverage
+
     from duat_cli import support
-    from duat_cli.report.forms.coverage import coverage
     from duat_cli.results.support import SupportReport
 
     report = SupportReport.model_validate_json(Path(words[0]).read_bytes()) if words else support(all_types=True)

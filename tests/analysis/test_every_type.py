@@ -9,12 +9,12 @@ import coverage_page
 import pytest
 import torch
 from attributing import as_double, report_of
+from coverage_text import status_of
 from helpers import token_ids
 
 from duat_cli.analysis.support import examine
 from duat_cli.errors import DuatError
 from duat_cli.models.discovery.structure import discover
-from duat_cli.report.forms.coverage import status_of
 from duat_cli.results.support import SupportEntry
 from duat_cli.zoo import tiny
 

@@ -7,9 +7,9 @@ import pytest
 import sample_reports as sample
 import transformers
 from coverage_page import statuses
+from coverage_text import coverage, mechanism, status_of
 
 from duat_cli.analysis.support import entry_of_type
-from duat_cli.report.forms.coverage import coverage, mechanism, status_of
 from duat_cli.results.support import StackEntry
 from duat_cli.zoo import tiny
 
