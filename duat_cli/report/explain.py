@@ -26,11 +26,11 @@ _SHOWN = 6  # paths of one field
 def render_explain(report: ExplainReport, page: Page) -> str:
     """The list of all names; or of one name the page, or what is known of everything that has the name."""
     if report.asked is None:
-        return page.render(_list(report.entries))
+        return page.render(*_list(report.entries))
     parts: list[RenderableType] = []
     for entry in report.entries:
         parts += [*([BLANK] if parts else []), *(markdown(entry.page, page) if entry.page else _entry(entry))]
-    return page.render(parts)
+    return page.render(*parts)
 
 
 def _entry(entry: Explanation) -> list[RenderableType]:

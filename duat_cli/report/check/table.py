@@ -33,7 +33,7 @@ def render_check(report: CheckReport, page: Page, every: bool = False) -> str:
     verdict. every: whether all findings and effects are listed.
     """
     style = "bold green" if report.verdict == "passed" else "bold red"
-    parts: list[RenderableType] = [
+    return page.render(
         line(facts.named(report.model), "bold"),
         *map(line, looked_at(report)),
         *_causes(report, every),
@@ -44,8 +44,7 @@ def render_check(report: CheckReport, page: Page, every: bool = False) -> str:
         *([BLANK, *facts.section("warnings", report.warnings, "yellow")] if report.warnings else []),
         BLANK,
         line(verdict(report), style),
-    ]
-    return page.render(parts)
+    )
 
 
 def undecided_table(report: UndecidedReport) -> str:

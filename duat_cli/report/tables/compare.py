@@ -75,11 +75,11 @@ def render_compare(report: CompareReport, page: Page) -> str:
     """The aligned tokens, a row a block, which parameters moved, the certificate, what is notable."""
     comparison = report.comparison
     if comparison is None:
-        return page.render([*facts.loaded(report.model, report.prompts, report.environment),
-                            *_fixed(report, page), *_tail(report)])  # fmt: skip
+        loaded = facts.loaded(report.model, report.prompts, report.environment)
+        return page.render(*loaded, *_fixed(report, page), *_tail(report))
     several = ", means over the pairs" if len(report.pairs) > 1 else ""
     title = f"Blocks: relative changes on the aligned tokens{several}"
-    parts: list[RenderableType] = [
+    return page.render(
         *facts.loaded(report.model, report.prompts, report.environment),
         *_pairs(report),
         *titled(title, comparison.blocks, BLOCK, _COLUMNS, page, *_LEGEND),
@@ -89,8 +89,7 @@ def render_compare(report: CompareReport, page: Page) -> str:
         *_parameters(comparison, page),
         BLANK,
         *_tail(report),
-    ]
-    return page.render(parts)
+    )
 
 
 def _tail(report: CompareReport) -> list[RenderableType]:

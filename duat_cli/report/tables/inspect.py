@@ -80,7 +80,7 @@ TABLES = {
 
 def render_inspect(report: InspectReport, page: Page) -> str:
     """What was loaded, a row a block, the certificate, what is notable, what was skipped and why."""
-    parts: list[RenderableType] = [
+    return page.render(
         *facts.loaded(report.model, all_prompts(report), report.environment),
         *_block_tables(report, page),
         *null_tables(report.blocks, columns.heads_of(report), page),
@@ -94,8 +94,7 @@ def render_inspect(report: InspectReport, page: Page) -> str:
         facts.verdict(report.certificate),
         *facts.section("notable", report.summary.notable),
         *facts.remarks(report.skipped, report.warnings),
-    ]
-    return page.render(parts)
+    )
 
 
 def _block_tables(report: InspectReport, page: Page) -> list[RenderableType]:

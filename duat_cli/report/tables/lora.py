@@ -84,7 +84,7 @@ TABLES = {
 
 def render_lora(report: LoraReport, page: Page) -> str:
     """What was compared, a row a changed parameter, with prompts a row a block and a prompt, the linter's findings."""
-    parts: list[RenderableType] = [
+    return page.render(
         *_head(report),
         *_modules(report, page),
         *_comparison(report, page),
@@ -95,8 +95,7 @@ def render_lora(report: LoraReport, page: Page) -> str:
         *_lists(report),
         *_lint(report),
         *facts.remarks(report.skipped, report.warnings),
-    ]
-    return page.render(parts)
+    )
 
 
 def _head(report: LoraReport) -> list[RenderableType]:

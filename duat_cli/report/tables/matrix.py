@@ -25,7 +25,7 @@ VERDICTS = {True: "holds", False: "FAILS", None: "not checked"}
 
 def render_matrix(report: MatrixReport, page: Page) -> str:
     """The matrices, a corner of W'_HVO, the coupling of the first tokens, and the checks."""
-    parts: list[RenderableType] = [
+    return page.render(
         *facts.loaded(report.model, [report.prompt], report.environment),
         line(_case(report)),
         BLANK,
@@ -42,8 +42,7 @@ def render_matrix(report: MatrixReport, page: Page) -> str:
         BLANK,
         facts.verdict(report.certificate),
         *facts.section("warnings", report.warnings, "yellow"),
-    ]
-    return page.render(parts)
+    )
 
 
 def _case(report: MatrixReport) -> str:
@@ -187,7 +186,7 @@ LAYER_COLUMNS = [
 
 def render_network(report: NetworkReport, page: Page) -> str:
     """A row a layer, Eq. 33 from the matrices alone, the certificate, and where the model is not the paper's."""
-    parts: list[RenderableType] = [
+    return page.render(
         *facts.loaded(report.model, [report.prompt], report.environment),
         line(_network_case(report)),
         *titled(_EQ_33, report.layers, _LAYER, LAYER_COLUMNS, page, _ERRORS),
@@ -197,8 +196,7 @@ def render_network(report: NetworkReport, page: Page) -> str:
         facts.verdict(report.certificate),
         *facts.section("Not as in the paper", report.deviations),
         *facts.remarks(report.skipped, report.warnings),
-    ]
-    return page.render(parts)
+    )
 
 
 def _network_case(report: NetworkReport) -> str:

@@ -32,7 +32,7 @@ class Page:
         rule = _RULE if self.boxes else _ASCII_RULE
         return Table(box=rule, show_edge=False, pad_edge=False, padding=(0, space, 0, 0), header_style="bold")
 
-    def render(self, parts: list[RenderableType]) -> str:
+    def render(self, *parts: RenderableType) -> str:
         """The parts below each other, no line ending in spaces."""
         console = Console(
             file=io.StringIO(),

@@ -17,7 +17,7 @@ def render_plan(report: PlanReport, page: Page) -> str:
     parts: list[RenderableType] = [line(report.name, "bold"), line(_weights(report)), line(_work(report)), BLANK]
     for way in report.ways:
         parts += [line(_title(way, report), "bold"), _terms(way), BLANK]
-    return page.render([*parts, _verdict(report), *facts.section("warnings", report.warnings, "yellow")])
+    return page.render(*parts, _verdict(report), *facts.section("warnings", report.warnings, "yellow"))
 
 
 def _weights(report: PlanReport) -> str:

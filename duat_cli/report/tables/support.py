@@ -23,7 +23,7 @@ def render_support(report: SupportReport, page: Page) -> str:
     rows: list[RenderableType] = (
         [_table(entries, page)] if page.width >= _ROOM_FOR_REASONS else [_entry(entry) for entry in entries]
     )
-    return page.render([*rows, BLANK, line(_total(report), "bold")])
+    return page.render(*rows, BLANK, line(_total(report), "bold"))
 
 
 def _table(entries: list[SupportEntry], page: Page) -> Table:

@@ -21,7 +21,7 @@ def render_verify(report: VerifyReport, page: Page) -> str:
     """What was loaded, the errors of every block, the certificate."""
     crossing = any(block.cross_error is not None or block.cross_reason is not None for block in report.blocks)
     columns = [*_COLUMNS, _CROSS] if crossing else _COLUMNS
-    parts: list[RenderableType] = [
+    return page.render(
         *facts.loaded(report.model, report.prompts, report.environment),
         *(spaced(report.blocks, BLOCK, columns, page) if report.blocks else []),
         BLANK,
@@ -38,8 +38,7 @@ def render_verify(report: VerifyReport, page: Page) -> str:
         BLANK,
         facts.verdict(report.certificate),
         *facts.remarks(report.skipped, report.warnings),
-    ]
-    return page.render(parts)
+    )
 
 
 def _notes(blocks: list[BlockCertificate]) -> list[RenderableType]:

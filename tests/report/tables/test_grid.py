@@ -52,5 +52,5 @@ def test_an_estimate_is_shown_by_its_value() -> None:
 def test_columns_stand_closer_before_one_falls_into_a_table_of_its_own(width: int, expected: list[str]) -> None:
     columns = [Column((name,), name, numbers.percent) for name in ("share", "rest")]
     labels, page = Labels(("row",), lambda row: "0", right=False), Page(width, boxes=False)
-    text = page.render([*grids([Two(share=0.25, rest=0.75)], labels, columns, page)])
+    text = page.render(*grids([Two(share=0.25, rest=0.75)], labels, columns, page))
     assert [line for line in text.splitlines() if line.strip(" -")] == expected

@@ -22,7 +22,7 @@ def report_of(*heads: Heads | None, exact: bool = True) -> InspectReport:
 
 def text_of(*heads: Heads | None, exact: bool = True, width: int = 200) -> str:
     page = Page(width)
-    return page.render(head_tables(report_of(*heads, exact=exact), page))
+    return page.render(*head_tables(report_of(*heads, exact=exact), page))
 
 
 def rows_of(text: str) -> list[str]:

@@ -54,14 +54,14 @@ def render_attribute(report: AttributeReport, page: Page) -> str:
         parts += [*_continuation(continuation, page), BLANK]
     if report.summary is not None and not report.continuations:
         parts += [*_summary(report.summary, called(report.attribution[0]), page), BLANK]
-    parts += [
+    return page.render(
+        *parts,
         *facts.section("held fixed between the last block and the logits", report.held),
         _verdict(report.certificate),
         line(NOT_CAUSAL, "dim"),
         *([line(BARE, "dim")] if any(is_bare(one) for one in report.attribution) else []),
         *facts.remarks(report.skipped, report.warnings),
-    ]
-    return page.render(parts)
+    )
 
 
 def _prediction(one: Attribution, page: Page, prompts: int) -> list[RenderableType]:

@@ -21,7 +21,7 @@ from duat_cli.results.prune.terms import Prediction
 def render_prune(report: PruneReport, page: Page) -> str:
     """What was loaded, predicted damage a block, the largest sets within the budget, how good the prediction was."""
     stand_in = "set to zero" if report.protocol.ablate == "zero" else "set to its mean over the prompts"
-    parts: list[RenderableType] = [
+    return page.render(
         *facts.loaded(report.model, report.prompts, report.environment),
         line(f"damage: {report.protocol.meaning}; a removed term is {stand_in}", "dim"),
         *_own_loss(report),
@@ -34,8 +34,7 @@ def render_prune(report: PruneReport, page: Page) -> str:
         BLANK,
         facts.verdict(report.certificate),
         *facts.remarks(report.skipped, report.warnings),
-    ]
-    return page.render(parts)
+    )
 
 
 def _own_loss(report: PruneReport) -> list[RenderableType]:
