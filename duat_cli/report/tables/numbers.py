@@ -8,6 +8,8 @@ Form = Callable[[float | None], str]
 
 ABSENT = "-"
 _ROUNDING = 1e-6  # of a share in float32
+UNITS = {name: 1024**power for power, name in enumerate(("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"))}
+"""Bytes in each of their units."""
 _STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -80,8 +82,11 @@ def count(value: float) -> str:
 
 def size(value: float) -> str:
     """Bytes, in powers of 1024: 28.1 TiB."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
-        if value < 1024:
-            return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
-        value /= 1024
-    return f"{value:.3g} EiB"
+    unit = unit_of(value)
+    number = value / UNITS[unit]
+    return f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"
+
+
+def unit_of(size: float) -> str:
+    """The largest unit in which a size is at least 1."""
+    return next((unit for unit, one in reversed(UNITS.items()) if size >= one), "B")

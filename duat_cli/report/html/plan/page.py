@@ -14,14 +14,13 @@ from duat_cli.report.tables import numbers
 from duat_cli.results.plan import PlannedPart, PlanReport, Way
 from duat_cli.text import about, plural
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _NAMED = len(marks.SERIES) - 1  # terms with a series of their own; the last series is of the others
 _ROOM = 3.0  # the limit is drawn where it is below this many times the higher bar
 
 
 def plan_sheet(report: PlanReport, beside: Sequence[PlanReport]) -> Sheet:
     """beside: all plans of the page, this one among them: they share their axis and unit."""
-    unit = _unit(max(way.peak_memory_bytes for one in beside for way in one.ways))
+    unit = numbers.unit_of(max(way.peak_memory_bytes for one in beside for way in one.ways))
     figures = [_peaks(report, beside, unit), _weights(report)]
     return Sheet(
         command=report.command,
@@ -34,16 +33,8 @@ def plan_sheet(report: PlanReport, beside: Sequence[PlanReport]) -> Sheet:
     )
 
 
-def _unit(size: float) -> str:
-    """The unit in which a size is at least 1."""
-    power = 0
-    while size >= 1024 and power < len(_UNITS) - 1:
-        size, power = size / 1024, power + 1
-    return _UNITS[power]
-
-
 def _in(unit: str, size: float) -> float:
-    return size / 1024 ** _UNITS.index(unit)
+    return size / numbers.UNITS[unit]
 
 
 def _facts(report: PlanReport) -> list[str]:
@@ -75,7 +66,7 @@ def _tiles(report: PlanReport) -> list[Tile]:
 
 
 def _tile(name: str, size: int, path: str) -> Tile:
-    unit = _unit(size)
+    unit = numbers.unit_of(size)
     return Tile(name, numbers.plain(_in(unit, size)), unit, path)
 
 
@@ -163,7 +154,7 @@ def _terms(report: PlanReport, number: int, unit: str) -> Table:
 def _weights(report: PlanReport) -> Figure:
     """The largest block and layers, a row each."""
     weights = report.weights
-    unit = _unit(weights.bytes)
+    unit = numbers.unit_of(weights.bytes)
     parts: list[tuple[str, PlannedPart]] = (
         [] if weights.largest_block is None else [("largest_block", weights.largest_block)]
     )
