@@ -8,11 +8,23 @@ from duat_cli.report.check.words import against, looked_at, verdict
 from duat_cli.report.html.check.bounds import bounds
 from duat_cli.report.html.check.drift import drift
 from duat_cli.report.html.check.findings import causes, every
-from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
+from duat_cli.report.html.drawing.facts import tiles
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Verdict
 from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import facts, numbers
-from duat_cli.results.behaviour import Behaviour
+from duat_cli.report.tables.grid import Column
 from duat_cli.results.check import CheckReport, UndecidedReport
+
+_TILES = (
+    *(Column((status, ""), f"counts.{status}", numbers.whole) for status in ("failed", "warned", "passed", "skipped")),
+    Column(("certificate", "relative"), "certificate.relative_error", numbers.error),
+    Column(("loss", "nats/token"), "behaviour.loss_per_token", numbers.plain),
+    Column(("null: uniform", "nats/token"), "behaviour.uniform", numbers.plain),
+    Column(("null: unigram", "nats/token"), "behaviour.unigram", numbers.plain),
+    Column(("entropy", "nats/token"), "behaviour.entropy", numbers.plain),
+    Column(("same predictions as the baseline", "%"), "behaviour.agreement", numbers.percent),
+    Column(("cosine to the baseline", ""), "behaviour.cosine", numbers.plain),
+)
 
 
 def check_sheet(report: CheckReport | UndecidedReport, beside: Sequence[CheckReport | UndecidedReport]) -> Sheet:
@@ -26,33 +38,10 @@ def check_sheet(report: CheckReport | UndecidedReport, beside: Sequence[CheckRep
         name=facts.named(report.model),
         facts=[*looked_at(report), *([against(report.baseline)] if report.baseline is not None else [])],
         verdict=Verdict("good" if report.verdict == "passed" else "bad", word, text),
-        tiles=_tiles(report),
+        tiles=tiles(report, _TILES),
         lists=[("Turned off", [", ".join(report.off)] if report.off else []), ("Warnings", report.warnings)],
         figures=[figure for figure in figures if figure is not None],
     )
-
-
-def _tiles(report: CheckReport) -> list[Tile]:
-    names = ("failed", "warned", "passed", "skipped")
-    found = [Tile(name, str(getattr(report.counts, name)), "", f"counts.{name}") for name in names]
-    if report.certificate is not None:
-        error = numbers.error(report.certificate.relative_error)
-        found.append(Tile("certificate", error, "relative", "certificate.relative_error"))
-    return [*found, *(_behaviour(report.behaviour) if report.behaviour else [])]
-
-
-def _behaviour(found: Behaviour) -> list[Tile]:
-    """What the model answers, beside what no knowledge gives."""
-    plain, percent = numbers.plain, numbers.percent
-    tiles = [
-        Tile("loss", plain(found.loss_per_token), "nats/token", "behaviour.loss_per_token"),
-        Tile("null: uniform", plain(found.uniform), "nats/token", "behaviour.uniform"),
-        Tile("null: unigram", plain(found.unigram), "nats/token", "behaviour.unigram"),
-        Tile("entropy", plain(found.entropy), "nats/token", "behaviour.entropy"),
-        Tile("same predictions as the baseline", percent(found.agreement), "%", "behaviour.agreement"),
-        Tile("cosine to the baseline", plain(found.cosine), "", "behaviour.cosine"),
-    ]
-    return [tile for tile in tiles if tile.value != numbers.ABSENT]
 
 
 def _changes(report: CheckReport) -> Figure | None:

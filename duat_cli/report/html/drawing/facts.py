@@ -7,7 +7,8 @@ from typing import Any
 
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
 from duat_cli.report.tables import facts
-from duat_cli.results.base import Certificate, Environment, ModelFacts, Skipped
+from duat_cli.report.tables.grid import Column
+from duat_cli.results.base import Certificate, Environment, ModelFacts, Result, Skipped
 from duat_cli.results.prompts import Prompts
 
 
@@ -32,6 +33,12 @@ def sheet(
         lists=[*lists, skipped(report.skipped), ("Warnings", report.warnings)],
         figures=[figure for figure in figures if figure is not None],
     )
+
+
+def tiles(report: Result, columns: Iterable[Column]) -> list[Tile]:
+    """Of those numbers that the report has."""
+    known = (column for column in columns if column.value(report) is not None)
+    return [Tile(column.name, column.cell(report), column.title[-1], column.path) for column in known]
 
 
 def loaded(model: ModelFacts, environment: Environment, prompts: Prompts) -> list[str]:

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import facts
-from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Verdict
 from duat_cli.report.html.drawing.table import Head, Table, table_by
 from duat_cli.report.html.lora.blocks import operator, prompts
 from duat_cli.report.html.lora.modules import compared, intruders, norms, spectra
 from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column
 from duat_cli.results.lora import LoraReport
 from duat_cli.results.prompts import all_prompts
 from duat_cli.text import plural
+
+_TILES = (
+    Column(("change of the weights", "%"), "summary.relative_frobenius", numbers.percent),
+    Column(("its norm", "of dW"), "summary.frobenius_norm", numbers.plain),
+    Column(("KL of the answers", "nats"), "summary.kl", numbers.plain),
+    Column(("loss", "nats a token"), "summary.loss_change", numbers.signed(numbers.plain)),
+)
 
 
 def lora_sheet(report: LoraReport, beside: Sequence[LoraReport]) -> Sheet:
@@ -37,7 +45,7 @@ def lora_sheet(report: LoraReport, beside: Sequence[LoraReport]) -> Sheet:
         name=f"{report.base} and {report.tuned}",
         facts=_facts(report),
         verdict=_verdict(report),
-        tiles=_tiles(report),
+        tiles=facts.tiles(report, _TILES),
         lists=[
             ("Notable", report.summary.notable),
             facts.skipped(report.skipped),
@@ -72,17 +80,6 @@ def _verdict(report: LoraReport) -> Verdict | None:
     if all(c.exact for c in both) and not errors:
         return Verdict("good", "exact", text)
     return Verdict("bad", "ERRORS" if all(c.exact for c in both) else "NOT EXACT", text)
-
-
-def _tiles(report: LoraReport) -> list[Tile]:
-    s = report.summary
-    tiles = [
-        Tile("change of the weights", numbers.percent(s.relative_frobenius), "%", "summary.relative_frobenius"),
-        Tile("its norm", numbers.plain(s.frobenius_norm), "of dW", "summary.frobenius_norm"),
-        Tile("KL of the answers", numbers.plain(s.kl), "nats", "summary.kl"),
-        Tile("loss", numbers.signed(numbers.plain)(s.loss_change), "nats a token", "summary.loss_change"),
-    ]
-    return [tile for tile in tiles if tile.value != numbers.ABSENT]
 
 
 def _eq18(report: LoraReport) -> Figure | None:
