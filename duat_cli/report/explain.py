@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from duat_cli.grouping import by_key
 from duat_cli.report.markdown import markdown
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.explained.report import ExplainReport, Explanation, Kind
@@ -77,6 +78,7 @@ def _some(names: list[str]) -> str:
 def _list(entries: list[Explanation]) -> list[RenderableType]:
     """All names, grouped: topics with their titles, columns by table, rules by family, fields by report."""
     by_kind = {kind: [entry for entry in entries if entry.kind == kind] for kind in _TITLES}
+    families = by_key((entry.name.partition(".")[0], entry.name) for entry in by_kind["rule"])
     topics = Table.grid(padding=(0, 2, 0, 0))
     for entry in by_kind["topic"]:
         topics.add_row(Text(entry.name, style="cyan"), line(entry.definition))
@@ -88,7 +90,7 @@ def _list(entries: list[Explanation]) -> list[RenderableType]:
             _named(_places_of(column for entry in by_kind["field"] for column in entry.columns)),
         ),
         *_group("Words", _named({"": [entry.name for entry in by_kind["word"]]})),
-        *_group("Rules of duat check", _named(_families(by_kind["rule"]))),
+        *_group("Rules of duat check", _named(families)),
         *_group("Lint rules of duat lora-diff", _named({"": [entry.name for entry in by_kind["lint rule"]]})),
         *_group("Fields of the reports (--json)", _named(_fields(by_kind["field"]))),
     ]
@@ -104,13 +106,6 @@ def _named(groups: dict[str, list[str]]) -> list[RenderableType]:
         Padding(Text(f"{title}: " if title else "", style="cyan").append(Text(", ".join(names))), (0, 0, 0, 2))
         for title, names in groups.items()
     ]
-
-
-def _families(rules: list[Explanation]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for entry in rules:
-        found.setdefault(entry.name.partition(".")[0], []).append(entry.name)
-    return found
 
 
 def _fields(fields: list[Explanation]) -> dict[str, list[str]]:

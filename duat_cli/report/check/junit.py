@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from duat_cli.grouping import by_key
 from duat_cli.report.check.words import advice, limit
 from duat_cli.results.check import CheckReport, Outcome, UndecidedReport
 from duat_cli.text import clean
@@ -11,9 +12,7 @@ from duat_cli.text import clean
 
 def render_junit(report: CheckReport) -> str:
     """Warnings pass and say so in system-out; JUnit knows no level between."""
-    by_rule: dict[str, list[Outcome]] = {}
-    for outcome in report.outcomes:
-        by_rule.setdefault(outcome.rule, []).append(outcome)
+    by_rule = by_key((outcome.rule, outcome) for outcome in report.outcomes)
     worst = [_worst(found) for found in by_rule.values()]
     root, suite = _suite(report.model.name, len(worst), report.run.seconds)
     for element in (root, suite):

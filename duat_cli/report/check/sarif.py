@@ -12,6 +12,7 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
+from duat_cli.grouping import by_key
 from duat_cli.report.check.words import advice, effects, limit, own, sentence
 from duat_cli.results.check import Cause, CheckReport, Location, Outcome, RuleFacts, UndecidedReport
 from duat_cli.text import clean
@@ -76,15 +77,11 @@ def _rule(rule: RuleFacts, level: str) -> dict[str, Any]:
 
 def _results(cause: Cause, report: CheckReport) -> Iterator[dict[str, Any]]:
     """Its own findings, block by block and rule by rule, then what follows from it, block by block."""
-    groups: dict[tuple[int | None, str], list[Outcome]] = {}
-    for outcome in own(report, cause):
-        groups.setdefault((outcome.block, outcome.rule), []).append(outcome)
+    groups = by_key(((outcome.block, outcome.rule), outcome) for outcome in own(report, cause))
     for (block, rule), found in groups.items():
         print_ = f"{rule}\0{block}\0{found[0].where if block is None else ''}"
         yield _result(found[0], _level(found[0]), _together(found), print_)
-    behind: dict[int | None, list[Outcome]] = {}
-    for outcome in effects(report, cause):
-        behind.setdefault(outcome.block, []).append(outcome)
+    behind = by_key((outcome.block, outcome) for outcome in effects(report, cause))
     for block in sorted(behind, key=lambda b: (b is None, b or 0)):
         found = behind[block]
         where = f"block {block}" if block is not None else "the whole model"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import RenderableType
 from rich.padding import Padding
 
+from duat_cli.grouping import by_key
 from duat_cli.report.check.words import (
     advice,
     against,
@@ -98,9 +99,7 @@ def _brief(report: CheckReport, status: str) -> list[RenderableType]:
         clear = [o.rule for o in found if o.measured == 0 and o.high == 0]
         rest = [item(f"{o.rule}: {without_findings(o)}") for o in found if o.rule not in clear]
         return [*parts, *rest, *([item(f"nothing found: {', '.join(_whole(clear, report))}")] if clear else [])]
-    whys: dict[str, list[str]] = {}
-    for outcome in found:
-        whys.setdefault(outcome.message, []).append(outcome.rule)
+    whys = by_key((outcome.message, outcome.rule) for outcome in found)
     ran = {_family(o.rule) for o in report.outcomes if o.status != "skipped"}
     return [*parts, *(item(f"{', '.join(_short(rules, ran))}: {why}") for why, rules in whys.items())]
 

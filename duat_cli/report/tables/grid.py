@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from duat_cli.grouping import by_key
 from duat_cli.report.tables.numbers import Form
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.base import Result, WithReasons
@@ -180,19 +181,18 @@ def missing(
     rows: Sequence[Result], columns: Sequence[Column], numbers: Sequence[int]
 ) -> list[tuple[str, str, list[int]]]:
     """Absent cells as (columns, reason, row numbers), together where reason and rows are the same."""
-    by_column: dict[tuple[str, str], list[int]] = {}
-    for column in columns:
-        for row, number in zip(rows, numbers, strict=True):
-            if column.value(row) is None:
-                by_column.setdefault((column.name, column.reason(row) or NO_REASON), []).append(number)
-    return together(by_column, ", ")
+    absent = (
+        ((column.name, column.reason(row) or NO_REASON), number)
+        for column in columns
+        for row, number in zip(rows, numbers, strict=True)
+        if column.value(row) is None
+    )
+    return together(absent, ", ")
 
 
-def together(found: Mapping[tuple[str, str], list[int]], between: str) -> list[tuple[str, str, list[int]]]:
-    """(names, reason, row numbers), of (name, reason) -> row numbers: names whose reason and rows are the same."""
-    names: dict[tuple[str, tuple[int, ...]], list[str]] = {}
-    for (name, reason), at in found.items():
-        names.setdefault((reason, tuple(at)), []).append(name)
+def together(absent: Iterable[tuple[tuple[str, str], int]], between: str) -> list[tuple[str, str, list[int]]]:
+    """(names, reason, row numbers), of ((name, reason), row number): names whose reason and rows are the same."""
+    names = by_key(((reason, tuple(at)), name) for (name, reason), at in by_key(absent).items())
     return [(between.join(those), reason, list(at)) for (reason, at), those in names.items()]
 
 

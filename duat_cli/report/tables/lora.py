@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
+from duat_cli.grouping import by_key
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.cut import cut
 from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, filled, fits, spaced, titled, unshown
 from duat_cli.report.tables.page import BLANK, Page, item, line
-from duat_cli.results.lora import Eq18, LintFinding, LoraReport, TokenChange
+from duat_cli.results.lora import Eq18, LoraReport, TokenChange
 from duat_cli.results.prompts import all_prompts
 from duat_cli.text import plural
 
@@ -250,9 +251,7 @@ def _eq18(found: Eq18) -> list[RenderableType]:
         many = plural(len(found.through_attention), "attention parameter")
         parts.append(line(f"dW of {many} acts through H (queries, keys) and A (values, outputs) instead, see routing "
                           "and weights", "dim"))  # fmt: skip
-    by_reason: dict[str, list[str]] = {}
-    for entry in found.not_covered:
-        by_reason.setdefault(entry.why, []).append(entry.what)
+    by_reason = by_key((entry.why, entry.what) for entry in found.not_covered)
     return [*parts, *facts.section("Eq. 18 not tested", [f"{_some(names)}: {why}" for why, names in by_reason.items()])]
 
 
@@ -275,11 +274,8 @@ def _lint(report: LoraReport) -> list[RenderableType]:
     """A few findings of every rule; a fault of one module is mostly one of all."""
     if not report.lint:
         return [line("lint: nothing found", "green")] if report.level == "lint" else []
-    by_rule: dict[str, list[LintFinding]] = {}
-    for entry in report.lint:
-        by_rule.setdefault(entry.rule, []).append(entry)
     parts: list[RenderableType] = [line("lint", "bold")]
-    for entries in by_rule.values():
+    for entries in by_key((entry.rule, entry) for entry in report.lint).values():
         style = _STYLES[entries[0].level]
         several = report.mode == "two adapters"
         said = [f"{e.level} {e.rule}: {e.where + ': ' if several else ''}{e.message}" for e in entries[:_LINT_SHOWN]]

@@ -76,13 +76,14 @@ def null_tables(blocks: Sequence[Block], heads: str, page: Page) -> list[Rendera
 
 def _absent(blocks: Sequence[Block]) -> list[tuple[str, str, list[int]]]:
     """(null, reason, blocks) of the nulls that blocks have not, where that is not for want of the block's own W'."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for kind, name in _NAMES.items():
-        for block in blocks:
-            reason = block.null.reasons.get(kind, NO_REASON)
-            if getattr(block.null, kind) is None and reason != reason_at(block, "operator.effective_heads"):
-                found.setdefault((name, reason), []).append(block.index)
-    return [(f"null ({names})", reason, at) for names, reason, at in together(found, "; ")]
+    absent = (
+        ((name, reason), block.index)
+        for kind, name in _NAMES.items()
+        for block in blocks
+        if getattr(block.null, kind) is None
+        and (reason := block.null.reasons.get(kind, NO_REASON)) != reason_at(block, "operator.effective_heads")
+    )
+    return [(f"null ({names})", reason, at) for names, reason, at in together(absent, "; ")]
 
 
 def _means(blocks: Sequence[Block], kind: str, heads: str) -> str:

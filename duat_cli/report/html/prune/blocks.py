@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from duat_cli.grouping import by_key
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import across, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
@@ -27,19 +28,9 @@ def parts(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | None:
     if not shown:
         return None
     unit = report.protocol.unit
-    ends = [
-        v
-        for r in beside
-        for b in r.blocks
-        for name, _ in _PARTS
-        for v in (getattr(b, name), getattr(b, f"{name}_measured"))
-    ]
-    plot = Plot(
-        across(report.blocks, most=14),
-        Axis(f"damage ({unit})", Log.over(ends)),
-        width=560,
-        height=420,
-    )
+    paths = [path for name, _ in _PARTS for path in (name, f"{name}_measured")]
+    ends = [value_at(block, path) for one in beside for block in one.blocks for path in paths]
+    plot = Plot(across(report.blocks, most=14), Axis(f"damage ({unit})", Log.over(ends)), width=560, height=420)
     drawn, left = [], 0
     for part, series in shown:
         for path, hollow, word in ((part, False, "predicted"), (f"{part}_measured", True, "measured")):
@@ -71,14 +62,9 @@ def parts(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | None:
 
 def histograms(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | None:
     """A histogram a block, below each other: how many neurons have which predicted damage."""
-    damages: dict[int, list[float]] = {}
-    left = 0
-    for term in report.terms:
-        if term.kind == "neuron" and term.linearised is not None:
-            if term.linearised > 0:
-                damages.setdefault(term.block, []).append(term.linearised)
-            else:
-                left += 1
+    known = [(t.block, t.linearised) for t in report.terms if t.kind == "neuron" and t.linearised is not None]
+    damages = by_key((block, damage) for block, damage in known if damage > 0)
+    left = sum(damage <= 0 for _, damage in known)
     if not damages:
         return None
     blocks = sorted(damages, reverse=True)

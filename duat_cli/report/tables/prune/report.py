@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
+from duat_cli.grouping import by_key
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import BLOCK, KIND, Column, filled, fits, titled, unshown
 from duat_cli.report.tables.page import BLANK, Page, line
@@ -216,9 +217,7 @@ def _absent(rows: list[Prediction]) -> list[str]:
     """Why a kind has no figures: each reason once, with all that it explains."""
     found: list[str] = []
     for row in rows:
-        by_reason: dict[str, list[str]] = {}
-        for name, why in row.reasons.items():
-            by_reason.setdefault(why, []).append(name.replace("_", " "))
+        by_reason = by_key((why, name.replace("_", " ")) for name, why in row.reasons.items())
         found += [f"{row.granularity}: {', '.join(names)}: {why}" for why, names in by_reason.items()]
     return found
 
