@@ -41,13 +41,12 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def schema_of(command: str) -> dict[str, Any]:
     """The schema that every JSON report of a command satisfies; of check its `verdict` tells report from error. Reports
     of every stack of a model (--stack all) have `stacks`."""
+    reports: Any = REPORTS[command]
     if command == "check":
-        either = TypeAdapter(Annotated[CheckReport | UndecidedReport, Field(discriminator="verdict")])
-        return {"$schema": _DIALECT, **either.json_schema(mode="serialization")}
-    if command in STACKS:
-        several: Any = REPORTS[command] | STACKS[command]
-        return {"$schema": _DIALECT, **TypeAdapter(several).json_schema(mode="serialization")}
-    return {"$schema": _DIALECT, **REPORTS[command].model_json_schema(mode="serialization")}
+        reports = Annotated[CheckReport | UndecidedReport, Field(discriminator="verdict")]
+    elif command in STACKS:
+        reports |= STACKS[command]
+    return {"$schema": _DIALECT, **TypeAdapter(reports).json_schema(mode="serialization")}
 
 
 def to_schema(command: str) -> str:
