@@ -25,13 +25,11 @@ _MOVES = 16
 def heads(report: AttributeReport, number: int) -> Figure | None:
     """Two points a head: straight to the logit, and moved towards it."""
     one = report.attribution[number]
-    places = sorted(
-        range(len(one.direct.heads)),
-        key=lambda i: -max(abs(one.direct.heads[i].value), abs(one.direct.heads[i].moved)),
-    )[:_HEADS]
+    every = one.direct.heads
+    places = sorted(range(len(every)), key=lambda i: -max(abs(every[i].value), abs(every[i].moved)))[:_HEADS]
     if not places:
         return None
-    found = [one.direct.heads[i] for i in places]
+    found = [every[i] for i in places]
     plot = Plot(
         Axis("head (block.head)", Band([f"{h.block}.{h.head}" for h in found], most=_HEADS)),
         Axis("part (logits)", Linear.over([v for h in found for v in (h.value, h.moved)])),
@@ -61,9 +59,7 @@ def heads(report: AttributeReport, number: int) -> Figure | None:
         ],
         terms=["attribution[].direct.heads[].value", "attribution[].direct.heads[].moved"],
         legend=[("dot", "s1", "moved"), ("dot", "s3", "written to the logit")],
-        notes=[f"{len(one.direct.heads) - len(found)} further heads are in the JSON."]
-        if len(one.direct.heads) > len(found)
-        else [],
+        notes=[f"{len(every) - len(found)} further heads are in the JSON."] if len(every) > len(found) else [],
     )
 
 
