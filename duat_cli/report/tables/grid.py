@@ -73,6 +73,8 @@ class Labels:
         return clean(str(self.of(row)))
 
 
+Named = Sequence[tuple[str, Result]]
+"""Rows with their names."""
 BLOCK = Labels(("block",), lambda row: row.index)
 PROMPT = Labels(("prompt", "from 0"), lambda row: row.prompt)
 KIND = Labels(("what",), lambda row: row.granularity, right=False)
@@ -138,12 +140,12 @@ def titled(
 
 
 def titled_named(
-    title: str, rows: Sequence[tuple[str, Result]], columns: Sequence[Column], page: Page
+    title: str, rows: Named, columns: Sequence[Column], page: Page, *legend: str, head: str = "what"
 ) -> list[RenderableType]:
-    """The same of rows that are given with their names; nothing without any."""
+    """The same of rows that are given with their names, nothing without any. head: of the names."""
     names = {id(row): name for name, row in rows}
-    labels = Labels(("what",), lambda row: names[id(row)], right=False)
-    return titled(title, [row for _, row in rows], labels, columns, page) if rows else []
+    labels = Labels((head,), lambda row: names[id(row)], right=False)
+    return titled(title, [row for _, row in rows], labels, columns, page, *legend) if rows else []
 
 
 def filled(rows: Sequence[Result], columns: Sequence[Column]) -> list[Column]:

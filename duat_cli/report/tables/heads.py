@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.grid import BLOCK, Column, Labels, titled, value_at
+from duat_cli.report.tables.grid import BLOCK, Column, titled_named, value_at
 from duat_cli.report.tables.page import BLANK, Page, line
+from duat_cli.results.base import Result
 from duat_cli.results.heads import Attended, HeadAttended, Heads
 from duat_cli.results.inspect import Block, InspectReport
 from duat_cli.text import indices
@@ -68,14 +69,13 @@ def head_tables(report: InspectReport, page: Page) -> list[RenderableType]:
         return [BLANK, line("What each head reads", "bold"), *absent]
     shown, nulls = _shown(every), _nulls(blocks)
     numbered = ["null"] if len(nulls) == 1 else [f"null {number}" for number in range(1, len(nulls) + 1)]
-    names = {id(null): name for name, (null, _) in zip(numbered, nulls, strict=True)}
-    names |= {id(head.row): head.name for head in shown}
+    rows: list[tuple[str, Result]] = [(head.name, head.row) for head in shown]
+    rows += [(name, null) for name, (null, _) in zip(numbered, nulls, strict=True)]
     where = [f"{name}: {indices('block', at)}" for name, (_, at) in zip(numbered, nulls, strict=True)]
-    labels = Labels(("head",), lambda row: names[id(row)], right=False)
     zero = [f"{head.name}: {why}" for head in shown if (why := head.row.reasons.get("entropy_bits"))]
     title = "What each head (block.head) reads; null: H uniform over the tokens that a row may see"
     return [
-        *titled(title, [*(head.row for head in shown), *(null for null, _ in nulls)], labels, COLUMNS, page),
+        *titled_named(title, rows, COLUMNS, page, head="head"),
         BLANK,
         *([line(_left_out(len(shown), len(every)), "dim")] if len(shown) < len(every) else []),
         line(_legend([found for _, found in blocks]), "dim"),

@@ -7,22 +7,13 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 
 from duat_cli.report.tables import columns, facts, heads, nulls, numbers
-from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, missing, spaced, titled, unshown
+from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, missing, spaced, titled, titled_named, unshown
 from duat_cli.report.tables.nulls import null_tables
 from duat_cli.report.tables.page import BLANK, Page, line
-from duat_cli.results.base import Finite, Result, WithReasons
+from duat_cli.results.base import Result
 from duat_cli.results.inspect import Block, InspectReport
-from duat_cli.results.operator import Coupling, OperatorStats
+from duat_cli.results.operator import OperatorStats
 from duat_cli.results.prompts import all_prompts, set_of
-
-
-class _Through(WithReasons):
-    """One way through all blocks."""
-
-    label: str
-    coupling: Coupling | None
-    certificate_error: Finite | None
-
 
 _TERM = Labels(("term",), lambda row: f"{row.name} ({row.kind})", False)
 TERM_COLUMNS = [
@@ -30,7 +21,6 @@ TERM_COLUMNS = [
     Column(("norm", "/ |x|"), "norm", numbers.plain, ("norm", "of the output's")),
 ]
 
-_WHOLE = Labels(("blocks",), lambda row: row.label, False)
 END_COLUMNS = [
     Column(("off-diag.", "%"), "coupling.off_diagonal_share", numbers.percent, ("off-diagonal", "%")),
     Column(("entropy", "bits"), "coupling.entropy_bits", numbers.plain),
@@ -216,17 +206,17 @@ def _end_to_end(report: InspectReport, page: Page) -> list[RenderableType]:
     found = report.end_to_end
     if found is None:
         return []
-    own = _Through(label="all", coupling=found.coupling, certificate_error=found.certificate_error)
-    null = _Through(label="null", coupling=found.null.uniform, certificate_error=None)
-    rows = [own, *([] if null.coupling is None else [null])]
+    rows = [("all", found)]
+    if found.null.uniform is not None:
+        rows.append(("null", found.model_copy(update={"coupling": found.null.uniform, "certificate_error": None})))
     title = "End to end: tokens of x_0 into the last block's output, by |(T_L...T_1)(e_j (x) x_0[j])_i|"
     legend = (
         "The linear path, residual path included; every block's own W' is in its row above. null: every H uniform "
         "over the tokens that its rows may see, weights and norm scales the same."
     )
     return [
-        *titled(title, rows, _WHOLE, END_COLUMNS, page, legend),
-        *facts.absences(missing([own], END_COLUMNS, [0]), "row"),
+        *titled_named(title, rows, END_COLUMNS, page, legend, head="blocks"),
+        *facts.absences(missing([found], END_COLUMNS, [0]), "row"),
     ]
 
 
