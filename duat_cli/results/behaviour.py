@@ -18,10 +18,9 @@ _NATS = "nats per token"
 class TunedBehaviour(WithReasons):
     """The model with the adapter of --adapter applied, on the same prompts."""
 
-    loss_per_token: Annotated[
-        Finite | None,
-        Meaning(_NATS, "exact", formula="as of the model itself"),
-    ] = Field(description="mean loss with the adapter's changes added to the weights; null where that cannot run")
+    loss_per_token: Annotated[Finite | None, Meaning(_NATS, "exact", formula="as of the model itself")] = Field(
+        description="mean loss with the adapter's changes added to the weights; null where that cannot run"
+    )
 
 
 class Behaviour(WithReasons):
@@ -67,8 +66,7 @@ class Behaviour(WithReasons):
         "added to every count: a null that has seen the prompts, but no token that it is asked for"
     )
     entropy: Annotated[
-        Finite | None,
-        Meaning(_NATS, "exact", formula="mean over the predictions of -Σ_v p_v log p_v", drift="number"),
+        Finite | None, Meaning(_NATS, "exact", formula="mean over the predictions of -Σ_v p_v log p_v", drift="number")
     ] = Field(description="mean entropy of the predicted distributions: 0 is certain, `uniform` knows nothing")
     largest_logit: Annotated[Finite | None, Meaning("logits", "measured", formula="max |logit|")] = Field(
         description="largest logit of all predictions, by size"

@@ -122,13 +122,7 @@ class ModuleChange(_OfParameter):
         "where the change is known by its factors, else of float32"
     )
     stable_rank: Annotated[
-        Finite | None,
-        Meaning(
-            "directions",
-            "exact",
-            how=_AS_SPECTRAL_NORM,
-            formula="sum sigma^2 / sigma_1^2",
-        ),
+        Finite | None, Meaning("directions", "exact", how=_AS_SPECTRAL_NORM, formula="sum sigma^2 / sigma_1^2")
     ] = Field(description="how many directions carry the change, by energy relative to the largest")
     entropy_rank: Annotated[
         Finite | None, Meaning("directions", "exact", formula="exp(-sum p ln p), p = sigma^2 / sum sigma^2")
@@ -136,10 +130,9 @@ class ModuleChange(_OfParameter):
     energy_rank_90: Annotated[
         int | None, Meaning("directions", "exact", formula="fewest directions with 90 % of sum sigma^2")
     ] = Field(description="fewest directions that hold 90 % of sum of sigma^2")
-    singular_values: Annotated[
-        list[Finite] | None,
-        Meaning("norm of dW", "exact", how=_AS_SPECTRAL_NORM),
-    ] = Field(description="the leading ones, at most 16")
+    singular_values: Annotated[list[Finite] | None, Meaning("norm of dW", "exact", how=_AS_SPECTRAL_NORM)] = Field(
+        description="the leading ones, at most 16"
+    )
     alignment: Alignment | None = Field(description="with the base's leading subspaces")
     intruders: Intruders | None
     sup_local: Annotated[

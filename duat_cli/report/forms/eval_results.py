@@ -33,11 +33,7 @@ def render_eval_results(report: CheckReport) -> str:
     import yaml  # of this form alone
 
     task, name = _TASKS[report.behaviour.predicts] if report.behaviour else _OTHER
-    result = {
-        "task": {"type": task, "name": name},
-        "dataset": _dataset(report),
-        "metrics": list(_metrics(report)),
-    }
+    result = {"task": {"type": task, "name": name}, "dataset": _dataset(report), "metrics": list(_metrics(report))}
     index = {"model-index": [{"name": model_name(report.model.name), "results": [result]}]}
     return yaml.safe_dump(index, sort_keys=False, allow_unicode=True, width=120)
 

@@ -110,11 +110,7 @@ def _convolution(report: MatrixReport, page: Page) -> list[RenderableType]:
         f"An output token is made of {numbers.plain(beside.attention_tokens_read)} tokens by attention, of "
         f"{numbers.plain(beside.tokens_read)} by the convolution, mean over tokens."
     )
-    return [
-        line(title, "bold"),
-        *_grids("i", token_labels(report), beside.coupling, page),
-        line(read, "dim"),
-    ]
+    return [line(title, "bold"), *_grids("i", token_labels(report), beside.coupling, page), line(read, "dim")]
 
 
 def token_labels(report: MatrixReport) -> list[str]:

@@ -68,13 +68,7 @@ def _inner(report: AttributeReport, number: int) -> Figure | None:
     """Leading neurons and experts."""
     one = report.attribution[number]
     tables = [
-        table_of(
-            parts,
-            Head(word, "block.index"),
-            place_of,
-            _INNER,
-            f"attribution.{number}.{reading}.{word}s[]",
-        )
+        table_of(parts, Head(word, "block.index"), place_of, _INNER, f"attribution.{number}.{reading}.{word}s[]")
         for reading, word, parts in (
             ("parts", "neuron", one.parts.neurons),
             ("parts", "expert", one.parts.experts),

@@ -56,13 +56,7 @@ def _sums(one: Attribution) -> Table:
     if p.encoder is not None:
         names.append("encoder")
         rows = [[*row, SIGNED(value)] for row, value in zip(rows, (p.encoder.value, p.encoder.direct), strict=True)]
-    return Table(
-        [
-            Head("reading", number=False),
-            *(Head(n, "logits") for n in names),
-        ],
-        rows,
-    )
+    return Table([Head("reading", number=False), *(Head(n, "logits") for n in names)], rows)
 
 
 def _encoder(one: Attribution, number: int) -> list[Table]:

@@ -107,10 +107,7 @@ def reads(report: CompareReport) -> Figure | None:
     last, number = runs[-1], len(runs) - 1
     kept = last.reads[:_DEMONSTRATIONS]
     every = [v for read in kept for block in read.blocks for v in (block.share, block.null)]
-    plot = Plot(
-        across(kept[0].blocks),
-        Axis("share of W' on the question (%)", Linear.over(every, percent=True)),
-    )
+    plot = Plot(across(kept[0].blocks), Axis("share of W' on the question (%)", Linear.over(every, percent=True)))
     drawn, entries = [], []
     for series, read in zip(marks.SERIES, kept, strict=False):
         for name, path, hollow in (

@@ -99,10 +99,7 @@ def spectra(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure |
         title=f"How fast the singular values of each change fall{whose}",
         says="Each over the largest of its module: a line that falls at once is a change of one direction.",
         picture=plot.svg(drawn, "Falling lines of singular values, one for each module."),
-        tables=[
-            _table(modules, _RANKS, place),
-            _values(modules, kept, place),
-        ],
+        tables=[_table(modules, _RANKS, place), _values(modules, kept, place)],
         terms=[f"{place}[].singular_values", f"{place}[].stable_rank", f"{place}[].numerical_rank"],
         legend=named,
         notes=[f"{left} modules that change less are in the tables."] if left else [],
