@@ -13,7 +13,7 @@ from duat_cli.report.html.drawing.series import dotted, level
 from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, on_page
-from duat_cli.report.tables.prune.sets import held_out_columns
+from duat_cli.report.tables.prune.sets import held_out_columns, plan_columns
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import CurvePoint, HeldOut, Plan
 
@@ -54,6 +54,7 @@ def _curve(report: PruneReport, number: int, beside: Sequence[PruneReport]) -> F
         drawn.append(marks.interval(x, plot.y(one.mean), x, plot.y(one.percentile_90), "s3"))
         said = f"{numbers.percent(one.share)} % removed, held-out mean: {numbers.plain(one.mean)} {unit}"
         drawn.append(marks.dot(x, plot.y(one.mean), "s3", said))
+    columns = [column for column in plan_columns(unit) if column.path in CurvePoint.model_fields]
     samples = [("line", "s2", "predicted"), ("line", "s1", "measured, on the prompts that chose the set")]
     samples += [("dot", "s3", "held-out prompts: mean, up to 9 of 10")] if plan.held_out else []
     samples.append(("rule", "s1", "budget"))
@@ -63,7 +64,7 @@ def _curve(report: PruneReport, number: int, beside: Sequence[PruneReport]) -> F
         says="Sets grow from the least damaging term on. Below the dashed line they are within the budget.",
         picture=plot.svg(drawn, "Lines: predicted and measured damage against the share removed, with the budget."),
         tables=[
-            _table(plan, number, "curve", plan.curve, _points(unit)),
+            _table(plan, number, "curve", plan.curve, columns),
             *([_table(plan, number, "held_out", plan.held_out, held_out_columns(unit))] if plan.held_out else []),
         ],
         terms=["plans[].curve[].predicted", "plans[].curve[].measured", "plans[].guarantee", "plans[].held_out[].mean"],
@@ -74,15 +75,6 @@ def _curve(report: PruneReport, number: int, beside: Sequence[PruneReport]) -> F
 def _damages(plan: Plan) -> list[float | None]:
     held = [v for one in plan.held_out for v in (one.mean, one.percentile_90)]
     return [plan.budget, *(v for c in plan.curve for v in (c.predicted, c.measured)), *held]
-
-
-def _points(unit: str) -> list[Column]:
-    return [
-        Column(("removed", "terms"), "removed", numbers.whole),
-        Column(("share", "%"), "share", numbers.percent),
-        Column(("predicted", unit), "predicted", numbers.plain),
-        Column(("measured", unit), "measured", numbers.plain),
-    ]
 
 
 def _table(
