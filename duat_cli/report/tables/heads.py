@@ -32,7 +32,6 @@ _SHARES = {
     "current_token_share": "current token",
     "first_token_share": "first token",
 }
-_COUNTS = ("duplicate_rows", "induction_rows")
 _ALL = 24  # heads that are all shown; of more the leading ones
 _LEADING = 4  # heads of each share
 _ONE = 1e-2  # rounding of a sum of a row in half precision
@@ -118,11 +117,16 @@ def _nulls(blocks: Sequence[tuple[Block, Heads]]) -> list[tuple[Attended, list[i
 
 
 def _legend(found: Sequence[Heads]) -> str:
-    rows = [f"{max(known):g} rows" if (known := _known(found, name)) else "no rows" for name in _COUNTS]
+    equal, behind = _most([h.duplicate_rows for h in found]), _most([h.induction_rows for h in found])
     return (
-        f"Means over rows of H. first, current, previous: without row 0. dupl.: equal tokens in front, over {rows[0]} "
-        f"that see one. induction: tokens behind another occurrence of the row's own, over {rows[1]}.{_sums(found)}"
+        f"Means over rows of H. first, current, previous: without row 0. dupl.: equal tokens in front, over {equal} "
+        f"that see one. induction: tokens behind another occurrence of the row's own, over {behind}.{_sums(found)}"
     )
+
+
+def _most(counts: Sequence[int | None]) -> str:
+    most = max(count or 0 for count in counts)
+    return f"{most:g} rows" if most else "no rows"
 
 
 def _sums(found: Sequence[Heads]) -> str:
@@ -132,10 +136,6 @@ def _sums(found: Sequence[Heads]) -> str:
         return ""
     least, most = numbers.plain(min(sums)), numbers.plain(max(sums))
     return f" Rows of H sum to {least} to {most}: shares are of the sizes of a row's entries."
-
-
-def _known(found: Sequence[Heads], name: str) -> list[int]:
-    return [count for heads in found if (count := getattr(heads, name))]
 
 
 def _far(every: Sequence[_Head]) -> list[str]:

@@ -111,31 +111,20 @@ def _legend(report: InspectReport) -> list[RenderableType]:
     own = ", of a mixer from its own values, of layers that share values from these," if apart else ""
     softmax = report.certificate.capture != "frozen kernel"
     alike = "Softmax rows are positive, so heads look" if softmax else "Heads may look"
-    return [
-        line(
-            f"eff. heads to context: of W', the attention operator from a block's input{own} to what attention adds; "
-            f"dense it would be {_dense(report)}. {alike} alike untrained as well: compare the null below.",
-            "dim",
-        ),
-        line(
-            f"dens.: entries of W' above {density.threshold:g} rms; compare a linear layer with "
-            f"{numbers.percent(density.linear_reference)} %, a 1-D convolution (width {density.conv_width}) "
-            f"with {numbers.percent(density.conv1d_reference)} %.{_half(report.blocks)}",
-            "dim",
-        ),
-        line(
-            "linear, static, dyn.: of all up to here, shares of the block's output: input path, biases (carried by T, "
-            "which the input sets), UAT terms; sum 100. own: this block's own UAT term.",
-            "dim",
-        )
-        if not columns.has_encoder(report)
-        else line(
-            "linear, static, enc., dyn.: of all up to here, shares of the block's output: the stack's own tokens, "
-            "biases (carried by T, which the input sets), the encoder's states through cross-attention, or features of "
-            "pictures that are added between blocks, UAT terms; sum 100. own: this block's own UAT term.",
-            "dim",
-        ),
+    encoder, path, states = "", "input path", ""
+    if columns.has_encoder(report):
+        encoder, path = "enc., ", "the stack's own tokens"
+        states = "the encoder's states through cross-attention, or features of pictures that are added between blocks, "
+    texts = [
+        f"eff. heads to context: of W', the attention operator from a block's input{own} to what attention adds; "
+        f"dense it would be {_dense(report)}. {alike} alike untrained as well: compare the null below.",
+        f"dens.: entries of W' above {density.threshold:g} rms; compare a linear layer with "
+        f"{numbers.percent(density.linear_reference)} %, a 1-D convolution (width {density.conv_width}) "
+        f"with {numbers.percent(density.conv1d_reference)} %.{_half(report.blocks)}",
+        f"linear, static, {encoder}dyn.: of all up to here, shares of the block's output: {path}, biases (carried by "
+        f"T, which the input sets), {states}UAT terms; sum 100. own: this block's own UAT term.",
     ]
+    return [line(text, "dim") for text in texts]
 
 
 def _operators(report: InspectReport) -> list[OperatorStats]:
