@@ -82,9 +82,5 @@ def _metrics(report: CheckReport) -> Iterator[dict[str, Any]]:
 
 
 def _metric(kind: str, value: float, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": kind,
-        "value": value,
-        "name": name,
-        "args": dict(arguments),
-    }  # one object twice would be an alias in YAML
+    # arguments are copied: one object twice would be an alias in YAML
+    return {"type": kind, "value": value, "name": name, "args": dict(arguments)}
