@@ -14,7 +14,7 @@ from duat_cli.results.inspect import InspectReport
 
 def for_blocks(rows: Sequence[Result], labels: Labels, report: InspectReport, page: Page) -> list[list[Column]]:
     """Groups of columns, each a table; one group, with what more there is room for, if all fit."""
-    groups = [_ESSENTIAL, _SPECTRUM] if _has_spectrum(report) else [_ESSENTIAL]
+    groups = [_ESSENTIAL, SPECTRUM] if _has_spectrum(report) else [_ESSENTIAL]
     wanted = frozenset[str]().union(*groups)
     if not fits(rows, labels, _columns(wanted, report), page):
         return [_columns(group, report) for group in groups]
@@ -26,7 +26,7 @@ def for_blocks(rows: Sequence[Result], labels: Labels, report: InspectReport, pa
 
 def every(report: InspectReport) -> list[Column]:
     """All columns that a wide enough page has."""
-    spectrum = _SPECTRUM if _has_spectrum(report) else frozenset()
+    spectrum = SPECTRUM if _has_spectrum(report) else frozenset()
     return _columns(_ESSENTIAL | spectrum | {*_OPTIONAL}, report)
 
 
@@ -73,10 +73,10 @@ COLUMNS = (
     Column(("corr.", "0-1"), "operator.block_correlation", numbers.plain),
     Column(("Frobenius", "norm", "of W'"), "operator.frobenius_norm", numbers.plain),
     Column(("spectral", "norm", "of W'"), "operator.spectral_norm", numbers.plain),
-    Column(("stable", "rank", "dims"), "operator.stable_rank", numbers.plain),
-    Column(("struct.", "density", "%"), "density.structural", numbers.percent),
-    Column(("dens.", "%"), "density.numerical", numbers.percent),
-    Column(("off-", "diag", "%"), "coupling.off_diagonal_share", numbers.percent),
+    Column(("stable", "rank", "dims"), "operator.stable_rank", numbers.plain, ("stable rank", "dimensions")),
+    Column(("struct.", "density", "%"), "density.structural", numbers.percent, ("structural density", "%")),
+    Column(("dens.", "%"), "density.numerical", numbers.percent, ("density", "%")),
+    Column(("off-", "diag", "%"), "coupling.off_diagonal_share", numbers.percent, ("off-diagonal", "%")),
     Column(("context", "tokens"), "coupling.effective_context", numbers.plain),
     Column(("weighted", "context", "tokens"), "coupling_weighted.effective_context", numbers.plain),
     Column(("entropy", "bits"), "coupling.entropy_bits", numbers.plain),
@@ -85,13 +85,13 @@ COLUMNS = (
     Column(("first", "token", "%"), "coupling.first_token_share", numbers.percent),
     Column(("linear", "%"), "terms.linear.share", numbers.percent),
     Column(("static", "%"), "terms.static.share", numbers.percent),
-    Column(("enc.", "%"), _ENCODER, numbers.percent),
-    Column(("dyn.", "%"), "terms.dynamic.share", numbers.percent),
-    Column(("own", "%"), "terms.own.share", numbers.percent),
+    Column(("enc.", "%"), _ENCODER, numbers.percent, ("encoder", "%")),
+    Column(("dyn.", "%"), "terms.dynamic.share", numbers.percent, ("UAT terms", "%")),
+    Column(("own", "%"), "terms.own.share", numbers.percent, ("of these the block's own", "%")),
     Column(("error", "rel."), "certificate_error", numbers.error),
 )
 """All columns, in their order."""
-_SPECTRUM = frozenset({"operator.frobenius_norm", "operator.spectral_norm", "operator.stable_rank"})
+SPECTRUM = frozenset({"operator.frobenius_norm", "operator.spectral_norm", "operator.stable_rank"})
 _OPTIONAL = (  # the first that fit
     "coupling.mean_distance",
     "coupling_weighted.effective_context",
@@ -101,4 +101,4 @@ _OPTIONAL = (  # the first that fit
     "coupling.entropy_bits",
     "coupling.distance_deviation",
 )
-_ESSENTIAL = frozenset(column.path for column in COLUMNS) - _SPECTRUM - {*_OPTIONAL}
+_ESSENTIAL = frozenset(column.path for column in COLUMNS) - SPECTRUM - {*_OPTIONAL}

@@ -30,13 +30,13 @@ END_COLUMNS = [
     Column(("error", "relative"), "certificate_error", numbers.error, ("certificate error", "relative")),
 ]
 
-_ROUTING = [
-    Column(("stable", "rank", "dims"), "routing.stable_rank", numbers.plain),
-    Column(("symmetric", "0-1"), "routing.symmetric_share", numbers.plain),
+ROUTING_COLUMNS = [
+    Column(("stable", "rank", "dims"), "routing.stable_rank", numbers.plain, ("stable rank of W_QK", "dimensions")),
+    Column(("symmetric", "0-1"), "routing.symmetric_share", numbers.plain, ("symmetric share", "0-1")),
     Column(("by x.x", "%"), "routing.r2_plain", numbers.percent),
-    Column(("centred", "%"), "routing.r2_centred", numbers.percent),
+    Column(("centred", "%"), "routing.r2_centred", numbers.percent, ("by the covariance", "%")),
     Column(("by W_QK", "%"), "routing.r2_bilinear", numbers.percent),
-    Column(("H rebuilt", "error"), "routing.rebuilt_error", numbers.error),
+    Column(("H rebuilt", "error"), "routing.rebuilt_error", numbers.error, ("H rebuilt, error", "relative")),
 ]
 
 _CROSS = [
@@ -62,7 +62,7 @@ _BESIDE = (
 
 TABLES = {
     "end_to_end.": END_COLUMNS,
-    "blocks[].": [*columns.COLUMNS, *nulls.NAMED, *columns.for_pre_activation(), *_CROSS, *_ROUTING],
+    "blocks[].": [*columns.COLUMNS, *nulls.NAMED, *columns.for_pre_activation(), *_CROSS, *ROUTING_COLUMNS],
     "blocks[].heads.each[].": heads.COLUMNS,
     "terms[].": TERM_COLUMNS,
 }
@@ -185,8 +185,8 @@ def _routing(report: InspectReport, page: Page) -> list[RenderableType]:
         "the scores; what W_QK leaves is positions and biases. Heads and distances are in the JSON."
     )
     return [
-        *titled(title, report.blocks, BLOCK, _ROUTING, page, legend),
-        *facts.without_value(report.blocks, BLOCK, _ROUTING),
+        *titled(title, report.blocks, BLOCK, ROUTING_COLUMNS, page, legend),
+        *facts.without_value(report.blocks, BLOCK, ROUTING_COLUMNS),
     ]
 
 

@@ -15,6 +15,7 @@ from duat_cli.report.html.inspect.nulls import against_nulls
 from duat_cli.report.html.inspect.routing import routing
 from duat_cli.report.html.inspect.shares import shares, terms
 from duat_cli.report.tables import numbers
+from duat_cli.report.tables.columns import COLUMNS, SPECTRUM
 from duat_cli.report.tables.grid import Column, on_page
 from duat_cli.report.tables.inspect import END_COLUMNS
 from duat_cli.results.inspect import CouplingMap, InspectReport
@@ -22,20 +23,11 @@ from duat_cli.results.prompts import all_prompts
 from duat_cli.text import plural
 
 _OPERATOR = (
-    Column(("Frobenius norm", "of W'"), "operator.frobenius_norm", numbers.plain),
-    Column(("spectral norm", "of W'"), "operator.spectral_norm", numbers.plain),
-    Column(("stable rank", "dimensions"), "operator.stable_rank", numbers.plain),
-    Column(("structural density", "%"), "density.structural", numbers.percent),
-    Column(("density", "%"), "density.numerical", numbers.percent),
+    *on_page(column for column in COLUMNS if column.path in SPECTRUM),
+    *on_page(column for column in COLUMNS if column.path.startswith("density.")),
     Column(("density, from", "%"), "density.numerical_low", numbers.percent),
     Column(("density, to", "%"), "density.numerical_high", numbers.percent),
-    Column(("off-diagonal", "%"), "coupling.off_diagonal_share", numbers.percent),
-    Column(("context", "tokens"), "coupling.effective_context", numbers.plain),
-    Column(("weighted context", "tokens"), "coupling_weighted.effective_context", numbers.plain),
-    Column(("entropy", "bits"), "coupling.entropy_bits", numbers.plain),
-    Column(("mean distance", "tokens"), "coupling.mean_distance", numbers.plain),
-    Column(("distance deviation", "tokens"), "coupling.distance_deviation", numbers.plain),
-    Column(("first token", "%"), "coupling.first_token_share", numbers.percent),
+    *on_page(column for column in COLUMNS if column.path.startswith("coupling")),
 )
 _END_TO_END = (
     *on_page(END_COLUMNS),

@@ -6,17 +6,11 @@ from duat_cli.report.html.drawing.blocks import half_wide, line_over, table_of_b
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column
+from duat_cli.report.tables.grid import on_page
+from duat_cli.report.tables.inspect import ROUTING_COLUMNS
 from duat_cli.results.inspect import InspectReport
 
-_COLUMNS = (
-    Column(("by x.x", "%"), "routing.r2_plain", numbers.percent),
-    Column(("by the covariance", "%"), "routing.r2_centred", numbers.percent),
-    Column(("by W_QK", "%"), "routing.r2_bilinear", numbers.percent),
-    Column(("stable rank of W_QK", "dimensions"), "routing.stable_rank", numbers.plain),
-    Column(("symmetric share", "0-1"), "routing.symmetric_share", numbers.plain),
-    Column(("H rebuilt, error", "relative"), "routing.rebuilt_error", numbers.error),
-)
+_COLUMNS = on_page(sorted(ROUTING_COLUMNS, key=lambda column: not column.path.startswith("routing.r2")))
 _LINES = ((_COLUMNS[0], "s2"), (_COLUMNS[1], "s3"), (_COLUMNS[2], "s1"))
 
 

@@ -12,18 +12,14 @@ from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import stack
 from duat_cli.report.html.drawing.table import Head, table_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.columns import has_encoder
+from duat_cli.report.tables.columns import COLUMNS, has_encoder
 from duat_cli.report.tables.grid import Column, on_page
 from duat_cli.report.tables.inspect import TERM_COLUMNS
 from duat_cli.results.inspect import InspectReport
 from duat_cli.text import plural
 
 _COLUMNS = (
-    Column(("linear", "%"), "terms.linear.share", numbers.percent),
-    Column(("static", "%"), "terms.static.share", numbers.percent),
-    Column(("encoder", "%"), "terms.encoder.share", numbers.percent),
-    Column(("UAT terms", "%"), "terms.dynamic.share", numbers.percent),
-    Column(("of these the block's own", "%"), "terms.own.share", numbers.percent),
+    *on_page(column for column in COLUMNS if column.path.startswith("terms.")),
     Column(("norm of the linear part", "of the output's"), "terms.linear.norm", numbers.plain),
     Column(("norm of the static part", "of the output's"), "terms.static.norm", numbers.plain),
     Column(("norm of the UAT part", "of the output's"), "terms.dynamic.norm", numbers.plain),
