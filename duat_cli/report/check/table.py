@@ -20,7 +20,6 @@ from duat_cli.report.check.words import (
 )
 from duat_cli.report.tables import facts
 from duat_cli.report.tables.page import BLANK, Page, item, line
-from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.check import CheckReport, Outcome, UndecidedReport
 from duat_cli.text import clean, indices, plural
 
@@ -109,38 +108,30 @@ def _behaviour(report: CheckReport) -> list[RenderableType]:
     found = report.behaviour
     if found is None:
         return []
-    parts: list[RenderableType] = [BLANK, line("behaviour")]
+    texts = []
     if found.loss_per_token is not None:
         what = "pseudo-loss" if found.predicts == "masked token" else "loss"
         by_byte = f", {found.loss_per_byte:.3g} per byte" if found.loss_per_byte is not None else ""
         nulls = f"uniform {number(found.uniform, 3)}, the prompts' own unigram {number(found.unigram, 3)}"
         scored = plural(found.scored, "token")
-        parts.append(item(f"{what} on {scored}: {found.loss_per_token:.3g} nats per token{by_byte} ({nulls})"))
+        texts.append(f"{what} on {scored}: {found.loss_per_token:.3g} nats per token{by_byte} ({nulls})")
     if found.entropy is not None and found.never_predicted is not None:
-        parts.append(
-            item(
-                f"logits: entropy {found.entropy:.3g} nats per token, range {number(found.logit_range, 3)}; "
-                f"{found.never_predicted:.0%} of {found.vocabulary:,} tokens never above 1/{found.vocabulary:,}"
-            )
+        texts.append(
+            f"logits: entropy {found.entropy:.3g} nats per token, range {number(found.logit_range, 3)}; "
+            f"{found.never_predicted:.0%} of {found.vocabulary:,} tokens never above 1/{found.vocabulary:,}"
         )
     if found.predicts == "embedding":
         why = found.reasons.get("loss_per_token", "no head over its tokens")
-        parts.append(item(f"{why}: its embeddings are what a baseline holds"))
-    parts += [item(text) for text in _against(found)]
-    if found.tuned is not None and found.tuned.loss_per_token is not None:
-        parts.append(item(f"with the adapter: loss {found.tuned.loss_per_token:.3g} nats per token"))
-    return parts
-
-
-def _against(found: Behaviour) -> list[str]:
-    """The answers against the baseline's, where there are any."""
+        texts.append(f"{why}: its embeddings are what a baseline holds")
     if found.agreement is not None:
         ties = f", {plural(found.near_ties, 'near tie')} turned" if found.near_ties else ""
-        return [f"{found.agreement:.1%} of the baseline's predictions are the same{ties}"]
-    if found.cosine is not None:
+        texts.append(f"{found.agreement:.1%} of the baseline's predictions are the same{ties}")
+    elif found.cosine is not None:
         error = f"standard error {found.cosine_error:.1g}"
-        return [f"cosine to the baseline's embeddings (means over tokens) {found.cosine:.6g}, {error}"]
-    return []
+        texts.append(f"cosine to the baseline's embeddings (means over tokens) {found.cosine:.6g}, {error}")
+    if found.tuned is not None and found.tuned.loss_per_token is not None:
+        texts.append(f"with the adapter: loss {found.tuned.loss_per_token:.3g} nats per token")
+    return [BLANK, line("behaviour"), *map(item, texts)]
 
 
 def _whole(rules: list[str], report: CheckReport) -> list[str]:
