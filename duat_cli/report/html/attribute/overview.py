@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from duat_cli.report.html.attribute.parts import title, token
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.table import Head, table_at, table_of
+from duat_cli.report.html.drawing.table import Head, table_by, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute.report import SIGNED, place_of
 from duat_cli.report.tables.attribute.words import called, computed
@@ -23,28 +23,17 @@ def predictions(report: AttributeReport, drawn: int, texts: int) -> list[Figure]
     many further ones there is the text."""
     if len(report.attribution) < 2:
         return []
-    table = table_at(
+    table = table_by(
         "attribution[]",
-        heads=[
-            Head("prediction", number=False),
-            Head(called(report.attribution[0]), "logits", "logit"),
-            Head("choice of the model", "", "rank"),
-            Head("certificate", "relative", "residual"),
-            Head("token that adds most", number=False),
-            Head("it adds", "logits"),
-            Head("head that moves most", "block.head"),
-            Head("it moved", "logits"),
-        ],
-        rows=[
-            [
-                title(one, len(report.prompts)),
-                numbers.plain(one.logit),
-                numbers.whole(one.rank),
-                numbers.error(one.residual),
-                *_largest(one),
-            ]
-            for one in report.attribution
-        ],
+        report.attribution,
+        (Head("prediction", number=False), lambda one: title(one, len(report.prompts))),
+        (Head(called(report.attribution[0]), "logits", "logit"), lambda one: numbers.plain(one.logit)),
+        (Head("choice of the model", "", "rank"), lambda one: numbers.whole(one.rank)),
+        (Head("certificate", "relative", "residual"), lambda one: numbers.error(one.residual)),
+        (Head("token that adds most", number=False), lambda one: _token(one)[0]),
+        (Head("it adds", "logits"), lambda one: _token(one)[1]),
+        (Head("head that moves most", "block.head"), lambda one: _head(one)[0]),
+        (Head("it moved", "logits"), lambda one: _head(one)[1]),
     )
     return [
         Figure(
@@ -59,13 +48,17 @@ def predictions(report: AttributeReport, drawn: int, texts: int) -> list[Figure]
     ]
 
 
-def _largest(one: Attribution) -> list[str]:
-    """The token that adds most and the head that moves most, each with its number."""
+def _token(one: Attribution) -> tuple[str, str]:
+    """The one that adds most, and what it adds."""
     added = [t.value + here for t, here in zip(one.parts.tokens, computed(one), strict=True)]
     most = max(range(len(added)), key=lambda t: abs(added[t]), default=None)
-    found = [numbers.ABSENT] * 2 if most is None else [token(one, most), SIGNED(added[most])]
+    return (numbers.ABSENT, numbers.ABSENT) if most is None else (token(one, most), SIGNED(added[most]))
+
+
+def _head(one: Attribution) -> tuple[str, str]:
+    """The one that moves most, and what it moved."""
     head = max(one.direct.heads, key=lambda h: abs(h.moved), default=None)
-    return [*found, *([numbers.ABSENT] * 2 if head is None else [f"{head.block}.{head.head}", SIGNED(head.moved)])]
+    return (numbers.ABSENT, numbers.ABSENT) if head is None else (f"{head.block}.{head.head}", SIGNED(head.moved))
 
 
 def _left_out(drawn: int, texts: int, of: int) -> list[str]:
