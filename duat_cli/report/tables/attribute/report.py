@@ -121,8 +121,7 @@ def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
     for t in shown:
         cells = (f"{t} '{cut(tokens[t].text)}'", SIGNED(tokens[t].value), SIGNED(here[t]))
         table.add_row(*map(Text, cells), *([_bar(both[t], largest, width, page)] if bars else []))
-    left = len(tokens) - len(shown)
-    more = [line(f"{left} tokens with smaller parts: --json has them.", "dim")] if left else []
+    more = _left_out(len(tokens) - len(shown), "tokens")
     picture = one.parts.picture
     if picture is not None:
         own, at_it = SIGNED(picture.value), SIGNED(picture.computed)
@@ -137,8 +136,7 @@ def _encoder(one: Attribution, page: Page) -> list[RenderableType]:
     tokens = one.parts.encoder.tokens
     shown = sorted(sorted(tokens, key=lambda t: -max(abs(t.value), abs(t.direct)))[:_TOKENS], key=lambda t: t.position)
     rows = [(f"{t.position} '{cut(t.text)}'", SIGNED(t.value), SIGNED(t.direct)) for t in shown]
-    left = len(tokens) - len(shown)
-    more = [line(f"{left} states with smaller parts: --json has them.", "dim")] if left else []
+    more = _left_out(len(tokens) - len(shown), "states")
     title = line("By token of the encoder: what its state brings through cross-attention", "bold")
     return [title, _rows(("token", "total", "direct"), rows, page), *more, BLANK]
 
@@ -153,13 +151,17 @@ def _map(one: Attribution, page: Page) -> list[RenderableType]:
     room = max(1, (page.width - side) // cell)
     weight = [sum(abs(row[t]) for row in rows.values()) for t in range(count)]
     shown = sorted(sorted(range(count), key=lambda t: -weight[t])[:room])
-    found = [line("Where it is formed: parts by block (row) and token (column), 9 is the largest", "bold")]
-    found.append(line(" " * side + "".join(f"{t:>{cell}}" for t in shown), "dim"))
-    for name, row in rows.items():
-        found.append(line(f"{name:>{side}}" + "".join(f"{_digit(row[t], largest):>{cell}}" for t in shown)))
-    if len(shown) < count:
-        found.append(line(f"{count - len(shown)} tokens with smaller parts: --json has them.", "dim"))
-    return [*found]
+    cells = {name: "".join(f"{_digit(row[t], largest):>{cell}}" for t in shown) for name, row in rows.items()}
+    return [
+        line("Where it is formed: parts by block (row) and token (column), 9 is the largest", "bold"),
+        line(" " * side + "".join(f"{t:>{cell}}" for t in shown), "dim"),
+        *(line(f"{name:>{side}}{text}") for name, text in cells.items()),
+        *_left_out(count - len(shown), "tokens"),
+    ]
+
+
+def _left_out(count: int, what: str) -> list[RenderableType]:
+    return [line(f"{count} {what} with smaller parts: --json has them.", "dim")] if count else []
 
 
 def _digit(value: float, largest: float) -> str:
