@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column, Labels, grids, reason_at, value_at
+from duat_cli.report.tables.grid import Column, Labels, grids, on_page, reason_at, value_at
 from duat_cli.report.tables.page import Page
 from duat_cli.results.base import Result, WithReasons
 from duat_cli.results.prune.terms import Estimated
@@ -30,6 +30,14 @@ def test_a_hyphen_of_its_own_stays() -> None:
     column = Column(("off-", "diag", "share", "%"), "off_diagonal_share", numbers.percent)
     assert column.header == column.title
     assert column.name == "off-diag share"
+
+
+def test_a_page_has_the_longer_header_where_there_is_one() -> None:
+    short = Column(("mean", "share", "%"), "share", numbers.percent)
+    both = Column(("dens.", "%"), "rest", numbers.percent, ("density", "of W'"))
+    shown = on_page([short, both])
+    assert [(column.name, column.title[-1]) for column in shown] == [("mean share", "%"), ("density", "of W'")]
+    assert [column.cell(Two(share=0.25, rest=0.5)) for column in shown] == ["25.0", "50.0"]
 
 
 def test_an_estimate_is_shown_by_its_value() -> None:

@@ -55,6 +55,7 @@ def test_other_forms() -> None:
     ]
     assert [numbers.size(value) for value in (12, 2048, 8387629056)] == ["12 B", "2 KiB", "7.81 GiB"]
     assert [numbers.size(value * 2**20) for value in (999, 1008, 1023.6)] == ["999 MiB", "1008 MiB", "1024 MiB"]
+    assert [numbers.unit_of(value) for value in (0, 1023.9, 1024, 2**40, 2**71)] == ["B", "B", "KiB", "TiB", "EiB"]
 
 
 def test_fixed() -> None:
