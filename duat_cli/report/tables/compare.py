@@ -66,32 +66,29 @@ TABLES = {
 
 
 def render_compare(report: CompareReport, page: Page) -> str:
-    """The aligned tokens, a row a block, which parameters moved, the certificate, what is notable."""
-    comparison = report.comparison
-    if comparison is None:
-        loaded = facts.loaded(report.model, report.prompts, report.environment)
-        return page.render(*loaded, *_fixed(report, page), *_tail(report))
-    several = ", means over the pairs" if len(report.pairs) > 1 else ""
-    title = f"Blocks: relative changes on the aligned tokens{several}"
+    """What was compared or held, the certificate, what is notable."""
+    found = report.comparison
     return page.render(
         *facts.loaded(report.model, report.prompts, report.environment),
-        *_pairs(report),
-        *titled(title, comparison.blocks, BLOCK, _COLUMNS, page, *_LEGEND),
-        *facts.without_value(comparison.blocks, BLOCK, _COLUMNS),
-        *_each(report, page),
-        *([] if report.context is None else context_tables(report.context, page)),
-        *_parameters(comparison, page),
-        BLANK,
-        *_tail(report),
+        *(_fixed(report, page) if found is None else _compared(report, found, page)),
+        facts.verdict(report.certificate),
+        *facts.section("notable", [] if found is None else found.notable),
+        *facts.remarks(report.skipped, report.warnings),
     )
 
 
-def _tail(report: CompareReport) -> list[RenderableType]:
-    notable = [] if report.comparison is None else report.comparison.notable
+def _compared(report: CompareReport, found: InputComparison, page: Page) -> list[RenderableType]:
+    """The aligned tokens, a row a block, which parameters moved."""
+    several = ", means over the pairs" if len(report.pairs) > 1 else ""
+    title = f"Blocks: relative changes on the aligned tokens{several}"
     return [
-        facts.verdict(report.certificate),
-        *facts.section("notable", notable),
-        *facts.remarks(report.skipped, report.warnings),
+        *_pairs(report),
+        *titled(title, found.blocks, BLOCK, _COLUMNS, page, *_LEGEND),
+        *facts.without_value(found.blocks, BLOCK, _COLUMNS),
+        *_each(report, page),
+        *([] if report.context is None else context_tables(report.context, page)),
+        *_parameters(found, page),
+        BLANK,
     ]
 
 
