@@ -13,6 +13,7 @@ from duat_cli.report.html.drawing.table import Head, Table, table_by
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute.report import SIGNED, place_of
 from duat_cli.report.tables.attribute.words import THROUGH_SCORES, called, lost
+from duat_cli.report.tables.grid import Column
 from duat_cli.results.attribute import AttributeReport, MeasuredParts, RemovedPart
 
 _SERIES = (
@@ -81,9 +82,9 @@ def _removed(word: str, parts: Sequence[RemovedPart], path: str) -> Table:
         path,
         parts,
         (Head(word, f"block.{word}"), place_of),
-        (Head("part", "logits", "part"), lambda p: SIGNED(p.part)),
-        (Head("lost without it", "logits", "change"), lambda p: SIGNED(p.change)),
-        (Head("KL", "nats", "kl"), lambda p: numbers.plain(p.kl)),
+        Column(("part", "logits"), "part", SIGNED),
+        Column(("lost without it", "logits"), "change", SIGNED),
+        Column(("KL", "nats"), "kl", numbers.plain),
     )
 
 
@@ -92,9 +93,9 @@ def _tokens(found: MeasuredParts, path: str) -> Table:
         path,
         found.tokens,
         (Head("token", number=False), lambda t: f"{t.position} '{t.text}'"),
-        (Head("part", "logits", "part"), lambda t: SIGNED(t.part)),
-        (Head("lost, attention cut", "logits", "cut"), lambda t: SIGNED(t.cut)),
-        (Head("KL", "nats", "cut_kl"), lambda t: numbers.plain(t.cut_kl)),
-        (Head("lost, replaced", "logits", "replaced"), lambda t: SIGNED(t.replaced)),
-        (Head("KL", "nats", "replaced_kl"), lambda t: numbers.plain(t.replaced_kl)),
+        Column(("part", "logits"), "part", SIGNED),
+        Column(("lost, attention cut", "logits"), "cut", SIGNED),
+        Column(("KL", "nats"), "cut_kl", numbers.plain),
+        Column(("lost, replaced", "logits"), "replaced", SIGNED),
+        Column(("KL", "nats"), "replaced_kl", numbers.plain),
     )

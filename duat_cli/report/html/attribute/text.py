@@ -10,6 +10,7 @@ from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute.report import SIGNED
 from duat_cli.report.tables.attribute.words import BARE, called, computed, is_bare
 from duat_cli.report.tables.cut import TARGET, cut
+from duat_cli.report.tables.grid import Column
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
 from duat_cli.text import plural
 
@@ -70,8 +71,8 @@ def _encoder(one: Attribution, number: int) -> list[Table]:
             f"attribution.{number}.parts.encoder.tokens[]",
             [tokens[k] for k in kept],
             (Head("token of the encoder", number=False), lambda t: f"{t.position} '{t.text}'"),
-            (Head("what its state brings", "logits", "value"), lambda t: SIGNED(t.value)),
-            (Head("of it straight to the logit", "logits", "direct"), lambda t: SIGNED(t.direct)),
+            Column(("what its state brings", "logits"), "value", SIGNED),
+            Column(("of it straight to the logit", "logits"), "direct", SIGNED),
             numbers=kept,
         )
     ]
@@ -112,7 +113,7 @@ def continued(found: Continuation, number: int) -> Figure:
                 f"continuations.{number}.sources[]",
                 found.sources,
                 (Head("token", number=False), lambda s: f"{s.position} '{s.text}'"),
-                (Head("all tokens together", "logits", "value"), lambda s: SIGNED(s.value)),
+                Column(("all tokens together", "logits"), "value", SIGNED),
             )
         ],
         terms=["continuations[].logits", "continuations[].sources[].value"],

@@ -11,6 +11,7 @@ from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
 from duat_cli.report.html.drawing.table import Head, table_by
 from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column
 from duat_cli.results.compare import CompareReport, PairFacts
 
 _RUNS = 6  # aligned stretches of a pair that the page shows
@@ -57,8 +58,8 @@ def _pairs(report: CompareReport) -> Figure | None:
                 "pairs[]",
                 report.pairs,
                 (Head("pair", number=False), lambda pair: named(report, pair)),
-                (Head("aligned", "tokens", "aligned"), lambda pair: numbers.whole(pair.aligned)),
-                (Head("KL of the next token", "nats", "kl"), lambda pair: numbers.plain(pair.kl)),
+                Column(("aligned", "tokens"), "aligned", numbers.whole),
+                Column(("KL of the next token", "nats"), "kl", numbers.plain),
                 (Head("the aligned text", number=False, long=True), _aligned),
                 notes=[
                     f"No KL: {reason}."
@@ -91,7 +92,7 @@ def _parameters(report: CompareReport) -> Figure | None:
                 (Head("parameter", number=False), lambda row: row.name),
                 (Head("what it is", path="what", number=False, long=True), lambda row: row.what),
                 (Head("set by", path="set_by", number=False), lambda row: row.set_by),
-                (Head("largest change", "%", "change"), lambda row: numbers.percent(row.change)),
+                Column(("largest change", "%"), "change", numbers.percent),
             )
         ],
         terms=["comparison.parameters[].change"],

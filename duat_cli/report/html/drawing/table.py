@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from duat_cli.report.html.drawing.elements import Content
 from duat_cli.report.tables.grid import Column, filled, missing
@@ -88,13 +88,16 @@ def table_at(
 def table_by(
     path: str,
     items: Sequence[_Item],
-    *columns: tuple[Head, Callable[[_Item], Content]],
+    *columns: Column | tuple[Head, Callable[[_Item], Content]],
     numbers: Sequence[int] | None = None,
     notes: Sequence[str] = (),
 ) -> Table:
-    """The same, column by column: its header, and what it says of an object."""
-    rows = [[cell(item) for _, cell in columns] for item in items]
-    return table_at(path, [head for head, _ in columns], rows, numbers, notes)
+    """The same, column by column: a number of each object, or a header and what is said of an object below it."""
+    pairs: list[tuple[Head, Callable[[Any], Content]]] = [
+        (Head(c.name, c.title[-1], c.path), c.cell) if isinstance(c, Column) else c for c in columns
+    ]
+    rows = [[cell(item) for _, cell in pairs] for item in items]
+    return table_at(path, [head for head, _ in pairs], rows, numbers, notes)
 
 
 def table_of(
@@ -115,5 +118,4 @@ def table_of(
     first = 1 if word == "row" else 0  # blocks and prompts have numbers of their own
     absent = missing(rows, known, list(range(first, first + len(rows))))
     notes = [f"No value: {names}: {reason} ({indices(word, at)})." for names, reason, at in absent]
-    cells = [(Head(c.name, c.title[-1], c.path), c.cell) for c in known]
-    return table_by(path, rows, (head, name), *cells, numbers=numbers, notes=notes)
+    return table_by(path, rows, (head, name), *known, numbers=numbers, notes=notes)

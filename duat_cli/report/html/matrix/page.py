@@ -11,6 +11,7 @@ from duat_cli.report.html.matrix.checks import checks
 from duat_cli.report.html.matrix.maps import convolution, corner, coupling
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.facts import heads, named
+from duat_cli.report.tables.grid import Column
 from duat_cli.results.matrix import MatrixReport
 
 
@@ -68,8 +69,8 @@ def _forms(report: MatrixReport) -> Figure:
                 (Head("matrix", number=False), lambda row: row.name),
                 (Head("what it is", path="formula", number=False, long=True), lambda row: row.formula),
                 (Head("shape"), lambda row: " x ".join(str(side) for side in row.shape)),
-                (Head("density", "%", "density"), lambda row: numbers.percent(row.density)),
-                (Head("expected", "%", "expected_density"), lambda row: numbers.percent(row.expected_density)),
+                Column(("density", "%"), "density", numbers.percent),
+                Column(("expected", "%"), "expected_density", numbers.percent),
                 (Head("as", number=False), lambda row: row.expected_formula or numbers.ABSENT),
                 notes=[
                     f"No density: {reason}."

@@ -11,6 +11,7 @@ from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import level, stack
 from duat_cli.report.html.drawing.table import Head, Table, table_at, table_by
 from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column
 from duat_cli.results.plan import PlannedPart, PlanReport, Way
 from duat_cli.text import about, plural
 
@@ -135,7 +136,7 @@ def _ways(report: PlanReport, unit: str) -> Table:
         report.ways,
         (Head("weights", number=False), lambda way: way.weights),
         (Head("peak", unit, "peak_memory_bytes"), lambda way: numbers.plain(_in(unit, way.peak_memory_bytes))),
-        (Head("the weights are read", "times", "weight_reads"), lambda way: numbers.plain(way.weight_reads)),
+        Column(("the weights are read", "times"), "weight_reads", numbers.plain),
         (Head("fits", number=False), lambda way: "yes" if way.fits else "no"),
         *([(Head("time", number=False), took)] if timed else []),
     )
