@@ -21,9 +21,10 @@ from duat_cli.analysis.lora.places import NONE_IN_FRONT, Front, FrontNorms, sup_
 from duat_cli.analysis.lora.prompts import Comparer, Decode
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session, prompt_facts
+from duat_cli.cache.tensors import gram_key
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.adapter.base_weights import BaseWeights
-from duat_cli.loading.adapter.folder import AdapterFiles
+from duat_cli.loading.adapter.folder import AdapterFiles, digest_of
 from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.model.load import LoadedModel
@@ -54,7 +55,7 @@ def adapter_pair(
         def stated(name: str) -> Piece | None:
             return _piece([change_of(plan, one.read, base) for plan in planned.get(name, [])])
 
-        yield Pair(report, loaded, tuned, stated, pieces, progress)
+        yield Pair(report, loaded, tuned, stated, pieces, progress, adapter)
 
 
 @contextlib.contextmanager
@@ -86,12 +87,21 @@ class Pair:
         stated: Stated,
         pieces: Callable[[str], Change | None] | None,
         progress: Progress,
+        adapter: AdapterFiles | None = None,
     ) -> None:
         """stated: as of `Eq18Test`. pieces: a parameter's change, where an adapter makes it; None of several."""
+        self._adapter = adapter
         self._report, self._stated, self._pieces, self.progress = report, stated, pieces, progress
         self.base = Session(loaded, progress, cache=False)
         self.tuned = Session(tuned, progress, cache=False)
         self._changed = [m.whole_name for m in report.modules]
+
+    @property
+    def digest(self) -> str:
+        """Hash of the adapter, or of the tuned checkpoint's weights and config."""
+        if self._adapter is not None:
+            return digest_of(self._adapter)
+        return gram_key(self.tuned.fingerprint, self.tuned.loaded.model)
 
     def comparer(self, decode: Decode, total: int, progress: Progress) -> Comparer:
         """What runs prompts, of which there are so many in all."""

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, load_found, open_set, tokens_of
 from duat_cli.analysis.plan.task import Task
@@ -43,20 +43,6 @@ class Asked:
     run: RunFacts
 
 
-class Into(Protocol):
-    """Where the results of prompts are kept, and processes share them."""
-
-    @property
-    def gpu(self) -> int:
-        """What 'cuda' means, where there are several."""
-        ...
-
-    def __call__(self, pair: Pair, asked: Asked, tuned: str, /) -> LoraReport | None:
-        """The report of all prompts, in the first of all processes. tuned: hash of the adapter, or of
-        the checkpoint's weights and config."""
-        ...
-
-
 @dataclass(frozen=True)
 class LoraRequest:
     """What is to be compared with what."""
@@ -77,8 +63,11 @@ class LoraRequest:
     cache: bool
     processes: int = 1
     """How many may share the prompts."""
-    into: Into | None = None
-    """None: all prompts are run by this process, and nothing is kept."""
+    into: Callable[[Pair, Asked], LoraReport | None] | None = None
+    """Keeps the results of prompts, which processes share, and gives the report of all in the first of these. None: all
+    prompts are run by this process, and nothing is kept."""
+    gpu: int = 0
+    """What 'cuda' means, where there are several."""
 
     def __post_init__(self) -> None:
         if self.base.model is not None and self.tuned is None:
@@ -154,12 +143,8 @@ def _adapters(
     if asked is None:
         return report
     from duat_cli.analysis.lora.report import adapter_pair
-    from duat_cli.loading.adapter.folder import digest_of
 
-    tuned_by = functools.partial(digest_of, adapters[0])
-    return _on_prompts(
-        request, adapter_pair(report, _weights(found), adapters[0], asked.loaded, progress), asked, tuned_by
-    )
+    return _on_prompts(request, adapter_pair(report, _weights(found), adapters[0], asked.loaded, progress), asked)
 
 
 def _checkpoint(
@@ -185,20 +170,13 @@ def _checkpoint(
 
     paged = asked.loaded.paged is not None
     other = load_files(tuned.place, tuned.files, dtype=request.base.dtype, device=request.base.device, paged=paged)
-    return _on_prompts(request, checkpoint_pair(report, asked.loaded, other, progress), asked, None)
+    return _on_prompts(request, checkpoint_pair(report, asked.loaded, other, progress), asked)
 
 
-def _on_prompts(
-    request: LoraRequest, opened: AbstractContextManager[Pair], asked: Asked, digest: Callable[[], str] | None
-) -> LoraReport | None:
-    """digest: of an adapter; None: the tuned model has weights and a config of its own."""
-    from duat_cli.cache.tensors import gram_key
-
+def _on_prompts(request: LoraRequest, opened: AbstractContextManager[Pair], asked: Asked) -> LoraReport | None:
     with opened as pair:
         if request.into is not None:
-            own = pair.tuned
-            tuned = gram_key(own.fingerprint, own.loaded.model) if digest is None else digest()
-            return request.into(pair, asked, tuned)
+            return request.into(pair, asked)
         assert isinstance(asked.prompts, Sequence)
         return pair.report(asked.prompts, asked.decode, asked.run)
 
@@ -232,7 +210,7 @@ def _asked(
         return None, functools.partial(run, None if way is None else way.peak_memory_bytes)
     prompts: Sequence[Prompt] | PromptSet
     if request.into is not None:
-        loaded, prompts = open_set(base, request.texts, progress, request.into.gpu, found)
+        loaded, prompts = open_set(base, request.texts, progress, request.gpu, found)
     else:
         read = request.texts.read(progress)
         loaded, prompts = tokens_of(*load_found(base, found, request.texts, read, progress), request.texts, read)

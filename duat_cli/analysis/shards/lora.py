@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -70,26 +69,15 @@ class Eq18Record(Aside):
     eq18: Eq18 | None
 
 
-@dataclass(frozen=True)
-class IntoFolder:
-    """As of `LoraRequest.into`."""
-
-    path: Path
-    directions: bool
-    max_tokens: int | None
-    ranks: Ranks
-    progress: Progress
-
-    @property
-    def gpu(self) -> int:
-        return self.ranks.local
-
-    def __call__(self, pair: Pair, asked: Asked, tuned: str) -> LoraReport | None:
-        assert isinstance(asked.prompts, PromptSet)
-        settings: dict[str, JsonValue] = {"TUNED": tuned, "directions": self.directions, "max_tokens": self.max_tokens}
-        worker = _Worker(pair, asked, asked.prompts, settings, self.progress)
-        folder = share(self.path, pair.base, asked.prompts, worker, self.ranks, self.progress)
-        return None if folder is None else merged(folder, asked.run, self.progress)
+def lora_into(
+    path: Path, directions: bool, max_tokens: int | None, ranks: Ranks, progress: Progress, pair: Pair, asked: Asked
+) -> LoraReport | None:
+    """This process's results into the folder. The first rank waits for the others and returns the report of all."""
+    assert isinstance(asked.prompts, PromptSet)
+    settings: dict[str, JsonValue] = {"TUNED": pair.digest, "directions": directions, "max_tokens": max_tokens}
+    worker = _Worker(pair, asked, asked.prompts, settings, progress)
+    folder = share(path, pair.base, asked.prompts, worker, ranks, progress)
+    return None if folder is None else merged(folder, asked.run, progress)
 
 
 class _Worker(Worker):

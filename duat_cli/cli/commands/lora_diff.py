@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -111,10 +112,10 @@ def lora_diff(
     )
 
     def into(ranks: Ranks, progress: Heard) -> LoraReport | None:
-        from duat_cli.analysis.shards.lora import IntoFolder
+        from duat_cli.analysis.shards.lora import lora_into
 
-        kept = IntoFolder(Path(asked.out or ""), request.large, asked.max_tokens, ranks, progress)
-        return compute(replace(request, into=kept), progress, clock.run)
+        kept = partial(lora_into, Path(asked.out or ""), request.large, asked.max_tokens, ranks, progress)
+        return compute(replace(request, into=kept, gpu=ranks.local), progress, clock.run)
 
     if asked.out is not None:
         if texts is None:
