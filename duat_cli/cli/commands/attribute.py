@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Literal
 
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import Options, grouped
+from duat_cli.cli.shared.many import as_rank, processes
+from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
+from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 from duat_cli.text import clean
 
 if TYPE_CHECKING:
     from duat_cli.analysis.attribute.run import AttributeOptions
     from duat_cli.analysis.attribute.targets import Words
-    from duat_cli.analysis.progress import Progress as Heard
     from duat_cli.analysis.shards.ranks import Ranks
     from duat_cli.loading.model.load import LoadedModel
-    from duat_cli.loading.prompt_set import PromptSet
     from duat_cli.results.attribute import AttributeReport
 
 
@@ -105,12 +106,9 @@ def attribute(
 
     Exit code: 0 the parts add up to the model's own logit, 1 they miss it, 2 could not tell.
     """
-    from duat_cli.analysis.opening import open_session
+    from duat_cli.analysis.opening import open_session, open_set
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import one_question
-    from duat_cli.cli.shared.many import into_folder, processes
-    from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
-    from duat_cli.cli.terminal.progress import Progress
 
     wanted, place = loading.request(model), _position(asked.position)
     one_question(asked.target, asked.against, place, asked.steps, asked.continuation, asked.target_field)
@@ -142,9 +140,10 @@ def attribute(
         target = Target(asked.target, asked.against, place, asked.first_token)
         return words, AttributeOptions(target, asked.top, asked.steps, asked.continuation, each, asked.measure)
 
-    def into(loaded: LoadedModel, prompts: PromptSet, ranks: Ranks, progress: Heard) -> AttributeReport | None:
+    def into(ranks: Ranks, progress: Progress) -> AttributeReport | None:
         from duat_cli.analysis.shards.attribute import attribute_into
 
+        loaded, prompts = open_set(wanted, read, progress, ranks.local)
         return attribute_into(
             Path(asked.out or ""), loaded, prompts, *settings(loaded), texts.max_tokens, ranks, progress
         )
@@ -153,7 +152,7 @@ def attribute(
         talk.note("no --prompt given: using the bundled prompts")
     if asked.out is not None:
         options.refuse_stack(read.files)
-        report = into_folder(wanted, read, into, talk)
+        report = as_rank(model, read, into, talk)
     else:
         announce(model, talk)
         with Progress(talk) as progress:

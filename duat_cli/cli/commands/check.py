@@ -7,7 +7,11 @@ import os
 
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import Options, grouped
+from duat_cli.cli.shared.many import processes
 from duat_cli.cli.shared.outlets import CheckForm, Outlets
+from duat_cli.cli.shared.presentation import announce, talk_of
+from duat_cli.cli.terminal.output import Target
+from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 
 PANEL_CHECK = "What to check"
@@ -81,11 +85,6 @@ def check(
 
     Exit code: 0 all checks passed (warnings allowed), 1 a check failed, 2 could not tell.
     """
-    from duat_cli.cli.shared.many import processes
-    from duat_cli.cli.shared.presentation import announce, talk_of
-    from duat_cli.cli.terminal.output import Target
-    from duat_cli.cli.terminal.progress import Progress
-
     with Outlets(model) as outlets:
         talk = talk_of(voice)
         outlets.open(places.form, places.json, places.output, places.report or [], voice.no_color)

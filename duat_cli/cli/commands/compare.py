@@ -6,6 +6,8 @@ from typing import Literal
 
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import Options, grouped
+from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
+from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 
 
@@ -88,8 +90,6 @@ def compare(
     from duat_cli.analysis.opening import PromptRequest, open_session, open_texts
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import beside_shared, blocks_of
-    from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
-    from duat_cli.cli.terminal.progress import Progress
 
     wanted = loading.request(model, Task("compare", fixed=asked.fixed))
     talk = talk_of(voice)

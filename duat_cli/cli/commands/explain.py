@@ -6,6 +6,7 @@ import typer
 
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import grouped
+from duat_cli.cli.shared.presentation import Presentation, talk_of
 from duat_cli.errors import EXIT_SOUND
 
 
@@ -26,7 +27,6 @@ def explain(
 
     Exit code: 0 found, 2 there is no such name.
     """
-    from duat_cli.cli.shared.presentation import Presentation, talk_of
 
     talk = talk_of(options.Voice(quiet=quiet, no_color=no_color))
     presentation = Presentation.of(shown.output, shown.form, shown.json, no_color, page=False)

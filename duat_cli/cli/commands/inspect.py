@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Literal
 
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import Options, grouped
+from duat_cli.cli.shared.many import as_rank, processes, settle
+from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
+from duat_cli.cli.shared.token_texts import token_texts
+from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 from duat_cli.loading.inputs.request import EVERY
 
@@ -15,12 +19,9 @@ if TYPE_CHECKING:
     from duat_cli.analysis.inspect.options import InspectOptions
     from duat_cli.analysis.inspect.save.asked import Saved
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
-    from duat_cli.analysis.progress import Progress
     from duat_cli.analysis.shards.ranks import Ranks
     from duat_cli.api.target import FileTarget
     from duat_cli.cli.terminal.talk import Talk
-    from duat_cli.loading.model.load import LoadedModel
-    from duat_cli.loading.prompt_set import PromptSet
     from duat_cli.results.inspect import InspectReport
 
 
@@ -153,8 +154,6 @@ def inspect(
     from duat_cli.analysis.inspect.save.asked import saved_of
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.target import tensor_target
-    from duat_cli.cli.shared.many import into_folder, processes, settle
-    from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
 
     alone = asked.matrices is not None or asked.save is not None or (asked.maps or 0) > 1  # as the prompts run
     shared = 1 if asked.out is not None or alone else processes()
@@ -170,9 +169,11 @@ def inspect(
     matrix_file = tensor_target("--matrices", asked.matrices)
     saved = saved_of(asked.save, asked.save_to)
 
-    def into(loaded: LoadedModel, prompts: PromptSet, ranks: Ranks, progress: Progress) -> InspectReport | None:
+    def into(ranks: Ranks, progress: Progress) -> InspectReport | None:
+        from duat_cli.analysis.opening import open_set
         from duat_cli.analysis.shards.inspect import inspect_into
 
+        loaded, prompts = open_set(wanted, read, progress, ranks.local)
         if loaded.paged is None:
             settle()
         return inspect_into(Path(asked.out or ""), loaded, prompts, settings, texts.max_tokens, ranks, progress)
@@ -185,7 +186,7 @@ def inspect(
         if saved is not None:
             raise InputError("--out and --save contradict each other: what --save writes is written by one process")
         options.refuse_stack(read.files)
-        found = into_folder(wanted, read, into, talk)
+        found = as_rank(model, read, into, talk)
         if found is None:
             return EXIT_SOUND  # the first rank has the report
         reports = [found]
@@ -216,8 +217,6 @@ def _alone(
 ) -> list[InspectReport]:
     from duat_cli.analysis.opening import open_stacks
     from duat_cli.api.target import operator_file
-    from duat_cli.cli.shared.token_texts import token_texts
-    from duat_cli.cli.terminal.progress import Progress
 
     reports, count = [], 0
     with Progress(talk) as progress:

@@ -11,10 +11,12 @@ import typer
 
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import Options, grouped
+from duat_cli.cli.shared.many import as_rank, processes
+from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
+from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 
 if TYPE_CHECKING:
-    from duat_cli.analysis.progress import Progress as Heard
     from duat_cli.analysis.shards.ranks import Ranks
     from duat_cli.results.lora import LoraReport
 
@@ -90,9 +92,6 @@ def lora_diff(
     from duat_cli.analysis.lora.run import LoraRequest, texts_to_run
     from duat_cli.analysis.lora.run import lora_diff as compute
     from duat_cli.analysis.opening import PromptRequest
-    from duat_cli.cli.shared.many import as_rank, processes
-    from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
-    from duat_cli.cli.terminal.progress import Progress
 
     clock = Clock()
     talk = talk_of(voice)
@@ -111,7 +110,7 @@ def lora_diff(
         processes=1 if asked.out is not None else processes(),
     )
 
-    def into(ranks: Ranks, progress: Heard) -> LoraReport | None:
+    def into(ranks: Ranks, progress: Progress) -> LoraReport | None:
         from duat_cli.analysis.shards.lora import lora_into
 
         kept = partial(lora_into, Path(asked.out or ""), request.large, asked.max_tokens, ranks, progress)

@@ -8,6 +8,8 @@ import typer
 
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import grouped
+from duat_cli.cli.shared.presentation import Presentation, talk_of
+from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND
 
 
@@ -28,8 +30,6 @@ def merge(
 
     Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell, such as where a prompt is missing.
     """
-    from duat_cli.cli.shared.presentation import Presentation, talk_of
-    from duat_cli.cli.terminal.progress import Progress
 
     talk = talk_of(voice)
     presentation = Presentation.of(shown.output, shown.form, shown.json, voice.no_color, wide=wide)

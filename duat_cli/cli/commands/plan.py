@@ -9,7 +9,10 @@ from typing import Literal
 from duat_cli.cli.commands import lora_diff
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import Options, grouped
+from duat_cli.cli.shared.many import processes
+from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
 from duat_cli.cli.shared.pruning import Pruning, require_repair
+from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, InputError
 from duat_cli.kinds import Effort, MetricName
 
@@ -105,9 +108,6 @@ def plan(
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.planning import PlanRequest, plan_report, task_of
     from duat_cli.api.settings import one_question
-    from duat_cli.cli.shared.many import processes
-    from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
-    from duat_cli.cli.terminal.progress import Progress
 
     for of, names in OPTIONS_OF.items():
         for name in names:

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import Options, grouped
+from duat_cli.cli.shared.many import as_rank, processes
+from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
 from duat_cli.cli.shared.pruning import Pruning
+from duat_cli.cli.terminal.output import Target
+from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 from duat_cli.kinds import apart, names_of
 from duat_cli.text import plural
 
 if TYPE_CHECKING:
     from duat_cli.analysis.plan.task import PruneOptions
-    from duat_cli.analysis.progress import Progress as Heard
     from duat_cli.analysis.prune.run import PruneOutcome
     from duat_cli.analysis.shards.ranks import Ranks
-    from duat_cli.cli.terminal.output import Target
-    from duat_cli.cli.terminal.progress import Progress
     from duat_cli.loading.model.load import LoadedModel
     from duat_cli.results.prune.sets import Plan
     from duat_cli.results.prune.written import Written
@@ -74,9 +75,6 @@ def prune_bound(
     """
     from duat_cli.analysis.opening import PromptRequest, open_with_calibration
     from duat_cli.analysis.plan.task import Task
-    from duat_cli.cli.shared.many import as_rank, processes
-    from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
-    from duat_cli.cli.terminal.progress import Progress
     from duat_cli.compat.libc import keep_freed_memory
     from duat_cli.loading.model.gpu import use_gpu
 
@@ -88,7 +86,7 @@ def prune_bound(
     presentation = Presentation.of(shown.output, shown.form, shown.json, voice.no_color, wide=wide)
     chosen = _Chosen.of(chosen_set, settings)
 
-    def opened(ranks: Ranks | None, progress: Heard) -> PruneOutcome | None:
+    def opened(ranks: Ranks | None, progress: Progress) -> PruneOutcome | None:
         if ranks is not None:
             use_gpu(ranks.local)
         loaded, inputs, held_out, fitting = open_with_calibration(
@@ -166,8 +164,6 @@ class _Chosen:
             raise InputError(f"--export '{export}': mergekit slices are for whole blocks; use --granularity block")
         target = None
         if export is not None:
-            from duat_cli.cli.terminal.output import Target
-
             target = Target.of("--export", export)
         if apply is not None:
             from duat_cli.analysis.prune.sets.apply import check_directory

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from duat_cli.cli.shared import options
+from duat_cli.cli.shared.presentation import Presentation, talk_of
 from duat_cli.errors import EXIT_SOUND, InputError
 from duat_cli.text import clean, one_line
 
@@ -38,7 +39,6 @@ def report(
     Exit code: 0 written, 2 a file is no report that can be shown.
     """
     from duat_cli.api.pages import page_of
-    from duat_cli.cli.shared.presentation import Presentation, talk_of
 
     talk = talk_of(options.Voice(quiet=quiet, no_color=no_color))
     presentation = Presentation.of(output, form, False, no_color)

@@ -7,6 +7,7 @@ from typing import Literal
 import typer
 
 from duat_cli.cli.shared import options
+from duat_cli.cli.terminal.output import Target
 from duat_cli.errors import EXIT_SOUND
 
 Report = Literal[
@@ -35,7 +36,6 @@ def schema(
     output: str | None = options.Page.output,
 ) -> int:
     """The JSON Schema of a report: every field with its meaning and unit."""
-    from duat_cli.cli.terminal.output import Target
 
     target = Target.of_text("--output", output)
     from duat_cli.report.schema import to_schema

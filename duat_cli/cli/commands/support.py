@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import grouped
+from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
+from duat_cli.cli.terminal import libraries
+from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, EXIT_UNDECIDED, InputError
 
 _EXIT_CODES = {"exact": EXIT_SOUND, "partly": EXIT_FINDINGS, "refused": EXIT_UNDECIDED}
@@ -32,9 +35,6 @@ def support(
     Exit code for one model: 0 exact, 1 partly, 2 refused. With --all: 0.
     """
     from duat_cli.analysis.clock import Clock
-    from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
-    from duat_cli.cli.terminal import libraries
-    from duat_cli.cli.terminal.progress import Progress
     from duat_cli.loading.importing import uncollected
 
     if all_types and model is not None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import grouped
+from duat_cli.cli.shared.many import processes
+from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
+from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND
 from duat_cli.loading.inputs.request import EVERY
 
@@ -25,9 +28,6 @@ def verify(
     """
     from duat_cli.analysis.opening import open_stacks
     from duat_cli.analysis.plan.task import Task
-    from duat_cli.cli.shared.many import processes
-    from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
-    from duat_cli.cli.terminal.progress import Progress
 
     wanted = loading.request(model, Task("verify", processes=processes()))
     read = texts.request(files.given())

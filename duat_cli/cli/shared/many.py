@@ -12,39 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from duat_cli.cli.shared.presentation import announce
+from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import DuatError, InputError
 
 if TYPE_CHECKING:
-    from duat_cli.analysis.opening import ModelRequest, PromptRequest
-    from duat_cli.analysis.progress import Progress
+    from duat_cli.analysis.opening import PromptRequest
     from duat_cli.analysis.shards.ranks import Ranks
     from duat_cli.cli.terminal.talk import Talk
-    from duat_cli.loading.model.load import LoadedModel
-    from duat_cli.loading.prompt_set import PromptSet
 
 
 OBJECTS = 20_000  # made between two looks for garbage: those of a batch are gone by then
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of processor time in a period, the period
 R = TypeVar("R")
-
-
-def into_folder(
-    wanted: ModelRequest,
-    texts: PromptRequest,
-    compute: Callable[[LoadedModel, PromptSet, Ranks, Progress], R | None],
-    talk: Talk,
-) -> R | None:
-    """The report, in the first of all processes; None in the others. compute: a command's results into its folder."""
-    if importlib.util.find_spec("fcntl") is None:
-        raise InputError("--out: results are kept under file locks that Windows does not have; run duat in WSL")
-
-    def opened(ranks: Ranks, progress: Progress) -> R | None:
-        from duat_cli.analysis.opening import open_set
-
-        loaded, inputs = open_set(wanted, texts, progress, gpu=ranks.local)
-        return compute(loaded, inputs, ranks, progress)
-
-    return as_rank(wanted.model, texts, opened, talk)
 
 
 def settle() -> None:
@@ -62,10 +42,11 @@ def settle() -> None:
 def as_rank(
     model: str | None, texts: PromptRequest, compute: Callable[[Ranks, Progress], R | None], talk: Talk
 ) -> R | None:
-    """What this process of several has to say; errors of all but the first name their rank."""
+    """The report of a command with --out, in the first of all processes; None in the others, whose errors name their
+    rank. compute: this process's results into the folder."""
+    if importlib.util.find_spec("fcntl") is None:
+        raise InputError("--out: results are kept under file locks that Windows does not have; run duat in WSL")
     from duat_cli.analysis.shards.ranks import Ranks
-    from duat_cli.cli.shared.presentation import announce
-    from duat_cli.cli.terminal.progress import Progress
 
     ranks = Ranks.of()
     if ranks.world > 1 and "-" in (texts.file, *(texts.prompts or ())):

@@ -51,10 +51,11 @@ def test_one_where_a_fork_is_not_known_to_be_sound(monkeypatch: pytest.MonkeyPat
     assert processes() == 1
 
 
+@pytest.mark.parametrize("command", ["inspect", "attribute", "prune-bound", "lora-diff"])
 def test_without_file_locks_nothing_is_begun(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "fcntl", None)
     monkeypatch.setattr(libraries, "calm", lambda talk: None)
-    assert run(["inspect", "--prompt", "a", "--out", "kept"]) == 2
+    assert run([command, "--prompt", "a", "--out", "kept"]) == 2
     assert "file locks that Windows does not have" in capsys.readouterr().err
