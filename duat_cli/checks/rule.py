@@ -128,3 +128,8 @@ class Settings:
     max_source: str = "built in"
     key: tuple[str, str] | None = None
     """(the user's file that names the rule, its key there); None for what is built in or shipped."""
+
+    @property
+    def on(self) -> bool:
+        """Whether the rule is looked at."""
+        return self.level != "off"

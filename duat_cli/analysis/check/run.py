@@ -312,7 +312,7 @@ def task_of(plan: CheckPlan) -> Task:
 
 def _pruning(plan: CheckPlan) -> PruneOptions | None:
     """Of the rules that ask how much can go."""
-    if not any(s.level != "off" and "slack" in s.rule.needs for s in plan.settings.values()):
+    if not plan.needs("slack"):
         return None
     budget, probes = plan.policy.pruning()
     return PruneOptions(kinds=("neuron", "head"), probes=probes, measure=0, budget=budget)

@@ -19,7 +19,7 @@ from duat_cli.checks.nearest import suggestion
 from duat_cli.checks.paths import is_metric, leaves_out, matches
 from duat_cli.checks.policy import Policy, read_policy
 from duat_cli.checks.registry import settings_of
-from duat_cli.checks.rule import Evidence, Settings
+from duat_cli.checks.rule import Evidence, Need, Settings
 from duat_cli.checks.tolerances import COARSENESS, STORED_AS
 from duat_cli.checks.verdict.causes import grouped
 from duat_cli.checks.verdict.judge import judge
@@ -57,10 +57,18 @@ class CheckPlan:
     """As --dtype has it."""
 
     @property
+    def on(self) -> list[Settings]:
+        """Of the rules that are looked at."""
+        return [settings for settings in self.settings.values() if settings.on]
+
+    def needs(self, need: Need) -> bool:
+        """Whether a rule that is on needs it."""
+        return any(need in settings.rule.needs for settings in self.on)
+
+    @property
     def forward(self) -> bool:
         """Whether a rule that is on needs a forward pass."""
-        on = [s.rule for s in self.settings.values() if s.level != "off"]
-        wanted = [r for r in on if self.baseline or "baseline" not in r.needs]
+        wanted = [s.rule for s in self.on if self.baseline or "baseline" not in s.rule.needs]
         needed = {need for rule in wanted for need in rule.needs}
         return not self.weights_only and (
             self.update or bool({"report", "load", "slack", "behaviour", "tokenizer"} & needed)
@@ -69,8 +77,7 @@ class CheckPlan:
     @property
     def asks(self) -> bool:
         """Whether what the model answers is looked at."""
-        on = any(s.level != "off" and "behaviour" in s.rule.needs for s in self.settings.values())
-        return self.forward and (on or self.update or self.baseline is not None)
+        return self.forward and (self.needs("behaviour") or self.update or self.baseline is not None)
 
     @property
     def asks_metrics(self) -> bool:
@@ -95,14 +102,14 @@ def plan(
     wrong, nothing would be checked, or the baseline cannot be what is asked for."""
     policy = read_policy(source)
     settings = settings_of(policy, select)
-    if all(s.level == "off" for s in settings.values()):
+    if not any(s.on for s in settings.values()):
         raise InputError("no checks ran: the policy and --select leave no rule on")
     found = baselines.read_baseline(name) if name is not None else None
     if update and name is None:
         raise InputError("--update-baseline: give the file to write with --baseline FILE")
     if name is not None and found is None and not update:
         raise InputError(f"--baseline {shown(name)}: no such file; --update-baseline makes it")
-    if found and not update and all(s.level == "off" for s in settings.values() if "baseline" in s.rule.needs):
+    if found and not update and not any(s.on for s in settings.values() if "baseline" in s.rule.needs):
         raise InputError(
             f"--baseline {shown(name)}: nothing is compared with it: the policy or --select turns drift off"
         )
@@ -130,9 +137,8 @@ def conclude(plan: CheckPlan, evidence: Evidence, subject: Subject, run: Run) ->
     metrics, reasons = metrics_of(evidence, plan.schema)
     evidence, fresh = _with_baseline(plan, evidence, metrics, reasons)
     locate = _Locator(plan, evidence)
-    on = [s for s in plan.settings.values() if s.level != "off"]
-    outcomes = [o for settings in on for o in judge(settings, evidence, locate)]
-    if all(not evidence.absent.keys().isdisjoint(s.rule.needs) for s in on):
+    outcomes = [o for settings in plan.on for o in judge(settings, evidence, locate)]
+    if all(not evidence.absent.keys().isdisjoint(s.rule.needs) for s in plan.on):
         raise InputError(f"no checks ran: {outcomes[0].rule}: {outcomes[0].message}")
     failed = any(o.status == "failed" for o in outcomes)
     text = baselines.to_text(fresh) if fresh and not failed else None
@@ -159,8 +165,8 @@ def conclude(plan: CheckPlan, evidence: Evidence, subject: Subject, run: Run) ->
         counts=Counts(passed=count["passed"], failed=count["failed"], warned=count["warned"], skipped=count["skipped"]),
         causes=causes,
         outcomes=outcomes,
-        rules=[RuleFacts(id=s.rule.id, about=s.rule.about, advice=s.rule.advice) for s in on if s.rule.id in ran],
-        off=[name for name, s in plan.settings.items() if s.level == "off"],
+        rules=[RuleFacts(id=s.rule.id, about=s.rule.about, advice=s.rule.advice) for s in plan.on if s.rule.id in ran],
+        off=[name for name, s in plan.settings.items() if not s.on],
         warnings=[*subject.warnings, *_baseline_warnings(plan, evidence), *(_bounds_warnings(plan) if report else [])],
         run=run,
         reasons=missing | ({} if facts else {"baseline": "no --baseline"}),
@@ -169,7 +175,7 @@ def conclude(plan: CheckPlan, evidence: Evidence, subject: Subject, run: Run) ->
 
 def _bounds_warnings(plan: CheckPlan) -> list[str]:
     """A bound whose pattern matches some fields that are not computed says so once, and holds for the others."""
-    bounds = plan.policy.bounds() if plan.settings["bounds"].level != "off" else {}
+    bounds = plan.policy.bounds() if plan.settings["bounds"].on else {}
     return [
         f"{layer.source}: bounds.{shown(pattern)} leaves out {' and '.join(names)}, which take long: they are computed "
         "where a pattern matches nothing else"
