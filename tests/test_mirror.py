@@ -12,7 +12,8 @@ TESTS = Path(__file__).parent
 FREE = {"__init__.py", "__main__.py"}
 
 LISTED = {  # reason -> modules; the files named in a reason run them
-    "types or constants alone": "analysis/inspect/options analysis/progress checks/rule kinds",
+    "types or constants alone": "analysis/inspect/options analysis/progress kinds",
+    "types, and bounds that checks/verdict/test_judge.py judges by": "checks/rule",
     "fields alone; results/test_meaning.py and report/test_json.py read every one": """
         results/attribute results/behaviour results/check results/compare
         results/explained/report results/heads results/inspect results/lora results/matrix results/operator results/plan

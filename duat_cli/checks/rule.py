@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -80,7 +81,7 @@ class Measurement:
     """Tensor, path of a report's field, or file."""
     low: float | None = None
     high: float | None = None
-    """Bounds of its own; without both the rule's `max` holds."""
+    """Bounds of its own; without both the rule's `max` is its `high` when it is judged."""
     level: Level | None = None
     """A level of its own; None is the rule's."""
     grave: bool = False
@@ -92,6 +93,28 @@ class Measurement:
     undefined: Literal["", "fail", "pass", "skip"] = ""
     """There is no value (0 stands for it): whether that is a finding, or all is well for that reason, or nothing is
     known; a rule of which nothing is known is skipped."""
+
+    @property
+    def beyond(self) -> float:
+        """How far outside; at most 0 where it passes. NaN counts as outside."""
+        sides = [] if self.high is None else [self.value - self.high]
+        sides += [] if self.low is None else [self.low - self.value]
+        nan = math.isnan(self.value) or any(map(math.isnan, sides))
+        return math.inf if nan else max(sides, default=-math.inf)
+
+    @property
+    def tightness(self) -> float:
+        """How much of the room is used: 1 at the bound, whatever the unit."""
+        if self.low is not None and self.high is not None:
+            half = (self.high - self.low) / 2
+            return abs(self.value - self.low - half) / half if half else 0.0
+        if self.high is not None:
+            return self.value / self.high if self.high else self.value
+        return 0.0 if self.low is None else -self.value
+
+    @property
+    def fails(self) -> bool:
+        return self.undefined == "fail" or (not self.undefined and self.beyond > 0)
 
 
 @dataclass(frozen=True)

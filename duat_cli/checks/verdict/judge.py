@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Literal
 
 from duat_cli.checks.rule import Evidence, Measurement, Settings
@@ -15,38 +15,6 @@ Locate = Callable[[tuple[str, str] | None, str | None], Location]
 """Of a key in a baseline or a policy, as of `Measurement`, and of where in the checkpoint."""
 
 
-@dataclass(frozen=True)
-class _Judged:
-    measurement: Measurement
-    low: float | None
-    high: float | None
-
-    @property
-    def beyond(self) -> float:
-        """How far outside; at most 0 where it passes. NaN counts as outside."""
-        value = self.measurement.value
-        sides = [
-            *([value - self.high] if self.high is not None else []),
-            *([self.low - value] if self.low is not None else []),
-        ]
-        worst = max(sides, default=-math.inf)
-        return math.inf if math.isnan(value) or any(map(math.isnan, sides)) else worst
-
-    @property
-    def tightness(self) -> float:
-        """How much of the room is used: 1 at the bound, whatever the unit."""
-        if self.low is not None and self.high is not None:
-            half = (self.high - self.low) / 2
-            return abs(self.measurement.value - self.low - half) / half if half else 0.0
-        if self.high is not None:
-            return self.measurement.value / self.high if self.high else self.measurement.value
-        return 0.0 if self.low is None else -self.measurement.value
-
-    @property
-    def fails(self) -> bool:
-        return self.measurement.undefined == "fail" or (not self.measurement.undefined and self.beyond > 0)
-
-
 def judge(settings: Settings, evidence: Evidence, locate: Locate) -> Iterator[Outcome]:
     """One outcome a finding; one for a rule without findings, about the measurement nearest to its bound; and one for
     all of which nothing is known."""
@@ -54,35 +22,34 @@ def judge(settings: Settings, evidence: Evidence, locate: Locate) -> Iterator[Ou
     if why is not None:
         yield _quiet(settings, "skipped", why, None, {"measured": why, "beyond": why}, locate, None)
         return
-    judged = [_judged(m, settings) for m in settings.rule.measure(evidence, settings)]
-    unknown = [j for j in judged if j.measurement.undefined == "skip"]
-    known = [j for j in judged if j.measurement.undefined != "skip"]
-    failing = [j for j in known if j.fails]
-    for found in sorted(failing, key=lambda j: -abs(j.tightness)):
+    measured = [_bounded(m, settings) for m in settings.rule.measure(evidence, settings)]
+    unknown = [m for m in measured if m.undefined == "skip"]
+    known = [m for m in measured if m.undefined != "skip"]
+    failing = [m for m in known if m.fails]
+    for found in sorted(failing, key=lambda m: -abs(m.tightness)):
         yield _outcome(settings, found, locate)
     if not failing and (known or not unknown):
         yield _passed(settings, known, locate)
     if unknown:
         more = f"; {len(unknown) - 1} more without a value" if len(unknown) > 1 else ""
-        why = f"{unknown[0].measurement.text}{more}"
+        why = f"{unknown[0].text}{more}"
         yield _quiet(settings, "skipped", why, None, {"measured": why, "beyond": why}, locate, unknown[0])
 
 
-def _judged(measurement: Measurement, settings: Settings) -> _Judged:
-    if measurement.low is not None or measurement.high is not None:
-        return _Judged(measurement, measurement.low, measurement.high)
-    return _Judged(measurement, None, settings.max)
+def _bounded(measurement: Measurement, settings: Settings) -> Measurement:
+    """Without bounds of its own by the rule's."""
+    own = measurement.low is not None or measurement.high is not None
+    return measurement if own else replace(measurement, high=settings.max)
 
 
-def _outcome(settings: Settings, found: _Judged, locate: Locate) -> Outcome:
-    measurement = found.measurement
+def _outcome(settings: Settings, measurement: Measurement, locate: Locate) -> Outcome:
     level = measurement.level or settings.level
     if settings.level == "warn" or level == "off":
         level = "warn"
     if measurement.grave and settings.key is None:
         level = "error"
     value = None if measurement.undefined else _finite(measurement.value)
-    beyond = None if measurement.undefined else _finite(found.beyond)
+    beyond = None if measurement.undefined else _finite(measurement.beyond)
     reasons = {}
     if value is None:
         reasons["measured"] = "it has no value" if measurement.undefined else f"it is {measurement.value}"
@@ -95,8 +62,8 @@ def _outcome(settings: Settings, found: _Judged, locate: Locate) -> Outcome:
         block=measurement.block,
         where=measurement.where,
         measured=value,
-        low=found.low,
-        high=found.high,
+        low=measurement.low,
+        high=measurement.high,
         beyond=beyond,
         unit=settings.rule.unit,
         message=measurement.text,
@@ -107,28 +74,28 @@ def _outcome(settings: Settings, found: _Judged, locate: Locate) -> Outcome:
     )
 
 
-def _passed(settings: Settings, judged: list[_Judged], locate: Locate) -> Outcome:
-    defined = [j for j in judged if not j.measurement.undefined]
-    nearest = max(defined or judged, key=lambda j: j.tightness, default=None)
-    text = settings.rule.about if nearest is None else nearest.measurement.text
+def _passed(settings: Settings, found: list[Measurement], locate: Locate) -> Outcome:
+    defined = [m for m in found if not m.undefined]
+    nearest = max(defined or found, key=lambda m: m.tightness, default=None)
+    text = settings.rule.about if nearest is None else nearest.text
     none = 0.0 if settings.max is not None else None
-    measured = _finite(nearest.measurement.value) if nearest and defined else (none if not judged else None)
-    if nearest is not None and nearest.measurement.undefined != "pass" and settings.rule.id.startswith("drift."):
-        text = _closest(len(judged), nearest)
-    elif len(judged) > 1:
-        text = f"{len(judged)} looked at; nearest to its bound: {text}"
+    measured = _finite(nearest.value) if nearest and defined else (none if not found else None)
+    if nearest is not None and nearest.undefined != "pass" and settings.rule.id.startswith("drift."):
+        text = _closest(len(found), nearest)
+    elif len(found) > 1:
+        text = f"{len(found)} looked at; nearest to its bound: {text}"
     message = text if nearest else f"none found: {text}"
     reasons = {"beyond": "it passed"} | ({} if measured is not None else {"measured": "nothing to measure"})
     return _quiet(settings, "passed", message, measured, reasons, locate, nearest)
 
 
-def _closest(count: int, nearest: _Judged) -> str:
+def _closest(count: int, nearest: Measurement) -> str:
     """Which metric came closest to its tolerance, and how close."""
     metrics = plural(count, "metric")
     if nearest.tightness == 0:
         return f"{metrics}, none moved"
     used = f"{nearest.tightness:.0%}" if nearest.tightness >= 0.01 else "less than 1%"
-    return f"{metrics}; closest to its tolerance, at {used} of it: {nearest.measurement.text}"
+    return f"{metrics}; closest to its tolerance, at {used} of it: {nearest.text}"
 
 
 def _quiet(
@@ -138,7 +105,7 @@ def _quiet(
     measured: float | None,
     reasons: dict[str, str],
     locate: Locate,
-    nearest: _Judged | None,
+    nearest: Measurement | None,
 ) -> Outcome:
     """Of a rule without findings. nearest: the measurement that it is about, if there is one."""
     return Outcome(
@@ -146,7 +113,7 @@ def _quiet(
         level="error" if settings.level == "error" else "warn",
         status=status,
         block=None,
-        where=None if nearest is None else nearest.measurement.where,
+        where=nearest.where if nearest else None,
         measured=measured,
         low=nearest.low if nearest else None,
         high=nearest.high if nearest else settings.max,
@@ -154,7 +121,7 @@ def _quiet(
         unit=settings.rule.unit,
         message=message,
         advice=None,
-        source=_source(settings, nearest.measurement if nearest else None),
+        source=_source(settings, nearest),
         location=locate(settings.key, None),
         reasons=reasons,
     )
