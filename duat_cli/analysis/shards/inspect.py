@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from duat_cli.analysis.inspect.batch import leaders_of
 from duat_cli.analysis.inspect.options import InspectOptions
@@ -27,22 +27,6 @@ from duat_cli.models.budgets import most_together
 from duat_cli.models.instrument.activations import Place
 from duat_cli.results.base import Certificate, Run
 from duat_cli.results.inspect import EndToEnd, InspectReport, PromptBlock, UatTerm
-
-
-class Settings(Stored):
-    """The options that numbers or the report follow from."""
-
-    layers: list[int]
-    threshold: float
-    conv_width: int
-    spectrum: bool
-    terms: bool
-    end_to_end: bool
-    routing: bool
-    heads: bool
-    per_prompt: bool
-    null: Literal["all", "uniform"]
-    max_tokens: int | None
 
 
 class Facts(Stored):
@@ -132,8 +116,7 @@ class _Worker(Worker):
     ) -> None:
         self._session, self._options, self._progress, self._total = session, options, progress, total
         given = vars(options) | {"layers": chosen(options.layers, session.depth), "max_tokens": max_tokens}
-        del given["cache"]  # numbers do not follow from it
-        self.settings = Settings(**given).model_dump(mode="json")
+        self.settings = {name: value for name, value in given.items() if name != "cache"}  # no number follows from it
 
     def begin(self, first: Prompt, /, *, own: bool) -> Sequence[PromptRecord]:
         """Of another process's prompt the comparison with the model that has no instruments is enough."""
@@ -184,10 +167,10 @@ class _Worker(Worker):
 def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> InspectReport:
     """The report of all prompts. run: asked for at the end."""
     index = folder.complete()
-    settings = Settings.model_validate(folder.manifest.settings)
+    settings: Mapping[str, Any] = folder.manifest.settings
     facts = Facts.model_validate(folder.manifest.facts)
-    known = _untrained(folder, index.counts()) if settings.null == "all" else None
-    total = InspectTotal(settings.layers, settings.terms, settings.per_prompt)
+    known = _untrained(folder, index.counts()) if settings["null"] == "all" else None
+    total = InspectTotal(settings["layers"], settings["terms"], settings["per_prompt"])
     error = plain_error = 0.0
     for prompt, record in folder.each(index, InspectRecord, progress):
         sweep = record.sweep()

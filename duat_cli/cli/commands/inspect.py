@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -105,19 +106,9 @@ class Asked(Options):
 
         layers = blocks_of(self.layers)
         at_least("--threshold", self.threshold, 0)
-        return InspectOptions(
-            layers=layers,
-            threshold=self.threshold,
-            conv_width=self.conv_width,
-            spectrum=self.spectrum,
-            terms=self.terms,
-            end_to_end=self.end_to_end,
-            routing=self.routing,
-            heads=self.heads,
-            per_prompt=self.per_prompt,
-            null=self.null,
-            cache=not self.no_cache,
-        )
+        alike = {field.name for field in dataclasses.fields(InspectOptions)} - {"layers", "cache"}
+        given = {name: getattr(self, name) for name in alike}
+        return InspectOptions(layers=layers, cache=not self.no_cache, **given)
 
 
 class Card(Options):
