@@ -44,9 +44,9 @@ def one_line(text: str, limit: int = 400) -> str:
     return f"{line[: limit - tail - 5]} ... {line[len(line) - tail :]}"
 
 
-def plural(number: int, noun: str) -> str:
-    """1 prompt, 2 prompts."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def plural(number: int, noun: str, many: str | None = None) -> str:
+    """1 prompt, 2 prompts. many: of a noun that takes no s."""
+    return f"{number} {noun}" if number == 1 else f"{number} {many or noun + 's'}"
 
 
 def indices(word: str, numbers: list[int]) -> str:

@@ -203,7 +203,7 @@ def _magnitude(norms: Iterable[RelativeNorm]) -> Iterator[LintFinding]:
     for group, limit in ((extreme, TOO_LARGE), (others, LARGE)):
         if group:
             name = max(group, key=lambda one: group[one])
-            many = f"; {plural(len(group), 'matrix') if len(group) == 1 else f'{len(group)} matrices'} above {limit:g}"
+            many = f"; {plural(len(group), 'matrix', 'matrices')} above {limit:g}"
             yield LintFinding(
                 rule="magnitude",
                 level="error" if limit == TOO_LARGE else "warning",

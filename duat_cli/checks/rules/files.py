@@ -53,7 +53,7 @@ def _mixed(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 def _quantised(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     names = [n for n, t in evidence.files.tensors.items() if t.dtype in _WHOLE and sum(s > 1 for s in t.shape) > 1]
     if names:
-        many = plural(len(names), "matrix") if len(names) == 1 else f"{len(names)} matrices"
+        many = plural(len(names), "matrix", "matrices")
         yield Measurement(len(names), f"{many} of integers: {listed(names)}", where=min(names))
 
 
