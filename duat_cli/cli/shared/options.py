@@ -244,18 +244,7 @@ class Loading(Options):
         """InputError for a --memory that is no size. task: where the command is planned."""
         from duat_cli.analysis.opening import ModelRequest
 
-        return ModelRequest(
-            model,
-            revision=self.revision,
-            token=self.token,
-            cache_dir=self.cache_dir,
-            trust_remote_code=self.trust_remote_code,
-            dtype=self.dtype,
-            device=self.device,
-            memory=parse_memory(self.memory),
-            task=task,
-            device_map=self.device_map,
-        )
+        return ModelRequest(model, task=task, **(vars(self) | {"memory": parse_memory(self.memory)}))
 
 
 class Page(Options):
