@@ -42,11 +42,9 @@ def _config(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
         why = "the baseline was made without a load, so whether that was the class's default is not known"
         yield Measurement(len(alone), f"config.json: {told(alone)}; {why}", where=CONFIG, level="warn")
     files: dict[str, list[Change]] = {}
-    for kind, changed in (
-        (EMBEDDER, _embedder_changes(below(evidence.old, EMBEDDER), evidence.declared.embedder.fields)),
-        (PROCESSOR, _processor_changes(below(evidence.old, PROCESSOR), evidence.declared.processor)),
-    ):
-        for name, old, new in changed:
+    for kind, now in ((EMBEDDER, evidence.declared.embedder.fields), (PROCESSOR, evidence.declared.processor)):
+        before = below(evidence.old, kind)  # nothing of a baseline that may know nothing of these files
+        for name, old, new in _differing(before, _as_known(before, now)) if before else ():
             file, found, field = name.rpartition(".json.")
             file, field = (f"{file}.json", field) if found else (name.removesuffix(".weights"), "weights")
             files.setdefault(f"{kind}.{file}", []).append((field, old, new))
@@ -56,21 +54,14 @@ def _config(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
         yield Measurement(1, evidence.retokenised, where="prompts")
 
 
-def _embedder_changes(before: dict[str, Any], now: dict[str, Any]) -> Iterator[Change]:
-    """None of a baseline that may know nothing of these files. An older one knows of modules the last parts of their
+def _as_known(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """What an older baseline would hold of these fields: of an embedder's modules it knows the last parts of their
     types, and nothing of their paths and weights."""
-    if not before:
-        return
-    if _SHORT_TYPES in before:
-        types = now.get(TYPES)
-        now = {name: value for name, value in now.items() if name not in (TYPES, PATHS) and ".json." in name}
-        now[_SHORT_TYPES] = types and [one.rpartition(".")[2] for one in types]
-    yield from _differing(before, now)
-
-
-def _processor_changes(before: dict[str, Any], now: dict[str, Any]) -> Iterator[Change]:
-    """None of a baseline that may know nothing of these files."""
-    return _differing(before, now) if before else iter(())
+    if _SHORT_TYPES not in before:
+        return now
+    types = now.get(TYPES)
+    now = {name: value for name, value in now.items() if name not in (TYPES, PATHS) and ".json." in name}
+    return now | {_SHORT_TYPES: types and [one.rpartition(".")[2] for one in types]}
 
 
 def config_changes(old: Mapping[str, Any], new: Declared) -> Iterator[Change]:
