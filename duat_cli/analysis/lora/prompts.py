@@ -343,7 +343,7 @@ def _prompt(
     answer = _answer(prompt, logits, each, why_no_kl)
     if answer is None:
         reasons["answer"] = NOT_SEEN if prompt.answered is None else NO_ANSWER
-    moved = [] if each is None else largest(each, MOVED_TOKENS)
+    moved = [] if each is None else [(i, float(each[i])) for i in largest(each, MOVED_TOKENS)]
     return PromptChange(
         prompt=number,
         output=output,
@@ -351,9 +351,7 @@ def _prompt(
         loss_base=losses[0],
         loss_tuned=losses[1],
         answer=answer,
-        moved_tokens=[TokenChange(position=i, text=decode(int(ids[i])), kl=float(each[i])) for i in moved]
-        if each is not None
-        else [],
+        moved_tokens=[TokenChange(position=i, text=decode(int(ids[i])), kl=nats) for i, nats in moved],
         reasons=reasons if why_no_kl is None else {**reasons, "kl": why_no_kl},
     )
 
