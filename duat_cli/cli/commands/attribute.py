@@ -122,7 +122,7 @@ def attribute(
         raise InputError(f"--stack {given.stack}: duat attribute reads text, with pictures or without, and a decoder")
     read = texts.request(given if given.stack or given.option else None)
     talk = talk_of(voice)
-    presentation = Presentation.of(shown.output, shown.form, shown.json, voice.no_color)
+    presentation = Presentation.of(shown, voice)
 
     def settings(loaded: LoadedModel) -> tuple[Words, AttributeOptions]:
         from duat_cli.analysis.attribute.run import AttributeOptions

@@ -87,7 +87,7 @@ def check(
     """
     with Outlets(model) as outlets:
         talk = talk_of(voice)
-        outlets.open(places.form, places.json, places.output, places.report or [], voice.no_color)
+        outlets.open(places.form, places.json, places.output, places.report or [], voice)
         if model is None and any(os.environ.get(name) for name in ("CI", "PRE_COMMIT")):
             # a job whose variable is empty would pass, on the bundled demo
             raise InputError("MODEL missing: a gate does not fall back to the bundled demo; give a folder or a hub id")

@@ -94,7 +94,7 @@ def compare(
     wanted = loading.request(model, Task("compare", fixed=asked.fixed))
     talk = talk_of(voice)
     chosen = blocks_of(asked.layers)
-    presentation = Presentation.of(shown.output, shown.form, shown.json, voice.no_color, wide=wide)
+    presentation = Presentation.of(shown, voice, wide=wide)
     prompt, prompts, shared, prefix, answer = asked.prompt, asked.prompts, asked.shared, asked.prefix, asked.answer
     beside_shared(asked.max_tokens, asked.align, shared)
     together = shared is not None or prefix or answer is not None

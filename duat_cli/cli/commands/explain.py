@@ -28,8 +28,8 @@ def explain(
     Exit code: 0 found, 2 there is no such name.
     """
 
-    talk = talk_of(options.Voice(quiet=quiet, no_color=no_color))
-    presentation = Presentation.of(shown.output, shown.form, shown.json, no_color, page=False)
+    voice = options.Voice(quiet=quiet, no_color=no_color)
+    talk, presentation = talk_of(voice), Presentation.of(shown, voice)
     from duat_cli.explain.find import explain as look_up
     from duat_cli.report.explain import render_explain
 

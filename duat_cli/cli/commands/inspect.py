@@ -111,21 +111,6 @@ class Asked(Options):
         return InspectOptions(layers=layers, cache=not self.no_cache, **given)
 
 
-class Card(Options):
-    """Where the report goes, and in which form."""
-
-    form: options.CardFormat | None = options.output_option(
-        None,
-        "--format",
-        metavar="FORMAT",
-        show_default=False,
-        help="table, json, html (a page with pictures) or model-card (a section for a model's README). Default: table, "
-        "or what the output file's name ends in.",
-    )
-    json: bool = options.Page.json
-    output: str | None = options.Page.output
-
-
 @grouped
 def inspect(
     model: str | None = options.MODEL,
@@ -134,7 +119,7 @@ def inspect(
     files: options.Files,
     asked: Asked,
     loading: options.Loading,
-    shown: Card,
+    shown: options.Card,
     wide: bool = options.WIDE,
     voice: options.Voice,
 ) -> int:
@@ -153,7 +138,7 @@ def inspect(
     read = texts.request(files.given())
     talk = talk_of(voice)
     settings = asked.settings()
-    presentation = Presentation.of(shown.output, shown.form, shown.json, voice.no_color, wide=wide)
+    presentation = Presentation.of(shown, voice, wide=wide)
     every = files.stack == EVERY
     if every and presentation.form == "model-card":
         raise InputError("--stack all and --format model-card contradict each other: a section is of one stack")

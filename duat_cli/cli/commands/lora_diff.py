@@ -95,7 +95,7 @@ def lora_diff(
 
     clock = Clock()
     talk = talk_of(voice)
-    presentation = Presentation.of(shown.output, shown.form, shown.json, voice.no_color, wide=wide)
+    presentation = Presentation.of(shown, voice, wide=wide)
     read = PromptRequest(asked.prompt, asked.prompts, asked.max_tokens, chat=asked.chat)
     texts = texts_to_run(read, default_prompts=asked.default_prompts)
     request = LoraRequest(

@@ -95,8 +95,8 @@ def matrix(
     texts = PromptRequest([one_prompt(prompt)], None, asked.max_tokens, given, made_up=not prompt, chat=asked.chat)
     talk = talk_of(voice)
     paged = not places.json and _is_page(places.output, places.form)
-    report = places.output if paged else None
-    presentation = Presentation.of(report, places.form, places.json, voice.no_color)
+    report = options.Page(form=places.form, json=places.json, output=places.output if paged else None)
+    presentation = Presentation.of(report, voice)
     target = tensor_target("--output", None if paged else places.output)
     for option, is_given in (("--layer", asked.layer is not None), ("--dense", places.dense)):
         if asked.network and is_given:

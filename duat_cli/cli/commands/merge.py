@@ -32,7 +32,7 @@ def merge(
     """
 
     talk = talk_of(voice)
-    presentation = Presentation.of(shown.output, shown.form, shown.json, voice.no_color, wide=wide)
+    presentation = Presentation.of(shown, voice, wide=wide)
     with Progress(talk) as progress:
         from duat_cli.analysis.clock import Clock
 

@@ -140,7 +140,7 @@ def plan(
         device=loading.device,
     )
     talk = talk_of(voice)
-    presentation = Presentation.of(shown.output, shown.form, shown.json, voice.no_color)
+    presentation = Presentation.of(shown, voice)
     clock = Clock()
 
     announce(model, talk)

@@ -83,7 +83,7 @@ def prune_bound(
     talk, settings, out = talk_of(voice), asked.settings(), asked.out
     task = Task("prune-bound", pruning=settings, processes=1 if out is not None else processes())
     wanted = replace(wanted, task=task)
-    presentation = Presentation.of(shown.output, shown.form, shown.json, voice.no_color, wide=wide)
+    presentation = Presentation.of(shown, voice, wide=wide)
     chosen = _Chosen.of(chosen_set, settings)
 
     def opened(ranks: Ranks | None, progress: Progress) -> PruneOutcome | None:

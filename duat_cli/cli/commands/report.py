@@ -40,8 +40,8 @@ def report(
     """
     from duat_cli.api.pages import page_of
 
-    talk = talk_of(options.Voice(quiet=quiet, no_color=no_color))
-    presentation = Presentation.of(output, form, False, no_color)
+    voice = options.Voice(quiet=quiet, no_color=no_color)
+    talk, presentation = talk_of(voice), Presentation.of(options.Card(form=form, output=output), voice)
     if form == "model-card":
         from duat_cli.report.forms.model_card import COMMANDS, model_card
 

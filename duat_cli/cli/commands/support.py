@@ -41,7 +41,7 @@ def support(
         raise InputError(f"MODEL '{model}' and --all exclude each other")
     wanted = loading.request(model)
     talk = talk_of(voice)
-    presentation = Presentation.of(shown.output, shown.form, shown.json, voice.no_color, page=False)
+    presentation = Presentation.of(shown, voice)
     clock = Clock()
 
     if not all_types:

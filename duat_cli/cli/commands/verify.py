@@ -32,7 +32,7 @@ def verify(
     wanted = loading.request(model, Task("verify", processes=processes()))
     read = texts.request(files.given())
     talk = talk_of(voice)
-    presentation = Presentation.of(shown.output, shown.form, shown.json, voice.no_color, wide=wide, page=False)
+    presentation = Presentation.of(shown, voice, wide=wide)
 
     announce(model, talk)
     with Progress(talk) as progress:

@@ -267,8 +267,23 @@ class Page(Options):
     )
 
 
+class Card(Options):
+    """The same, or a section for a model's README."""
+
+    form: CardFormat | None = output_option(
+        None,
+        "--format",
+        metavar="FORMAT",
+        show_default=False,
+        help="table, json, html (a page with pictures) or model-card (a section for a model's README). Default: table, "
+        "or what the output file's name ends in.",
+    )
+    json: bool = Page.json
+    output: str | None = Page.output
+
+
 class Plain(Options):
-    """The same of a command without one."""
+    """The same of a command without a page."""
 
     form: Format | None = output_option(
         None,

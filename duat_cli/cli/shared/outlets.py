@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, Self, cast, get_args
 
 from duat_cli import __version__
 from duat_cli.api.target import refuse_overwriting
+from duat_cli.cli.shared.options import Page, Voice
 from duat_cli.cli.shared.presentation import Presentation
 from duat_cli.cli.terminal.faults import code_of, kind_of, line_of
 from duat_cli.cli.terminal.output import Target
@@ -51,10 +52,11 @@ class Outlets:
         """What has no result yet."""
         self._presentation: Presentation | None = None
 
-    def open(self, form: CheckForm | None, json: bool, output: str | None, reports: list[str], no_color: bool) -> None:
+    def open(self, form: CheckForm | None, json: bool, output: str | None, reports: list[str], voice: Voice) -> None:
         """The result's own place, then the others, each checked now; InputError says what cannot be written."""
         chosen = _form(form, json, output)
-        self._presentation = Presentation.of(output, chosen if chosen in ("json", "html") else "table", False, no_color)
+        own = Page(form=chosen if chosen in ("json", "html") else "table", output=output)
+        self._presentation = Presentation.of(own, voice)
         self._open.append(_Outlet(chosen, self._presentation.target))
         faults = []
         for text in reports:
@@ -121,7 +123,7 @@ def say_usage(arguments: Sequence[str], error: BaseException) -> None:
     others = [(name, value) for name, value in given if name not in ("--output", "-o", "--report")]
     with contextlib.suppress(DuatError), Outlets(model) as outlets:
         refuse_overwriting([("-o", name) for name in (output, *(text.partition("=")[2] for text in reports))], others)
-        outlets.open(form, "--json" in arguments and form is None, output or None, reports, True)
+        outlets.open(form, "--json" in arguments and form is None, output or None, reports, Voice(no_color=True))
         raise InputError(line_of(error)) from error
 
 

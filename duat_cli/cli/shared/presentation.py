@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from duat_cli.cli.shared.options import CardFormat, Voice
+from duat_cli.cli.shared.options import Card, CardFormat, Page, Plain, Voice
 from duat_cli.cli.terminal import libraries, streams
 from duat_cli.cli.terminal.output import Target
 from duat_cli.cli.terminal.talk import Talk
@@ -18,7 +18,7 @@ from duat_cli.errors import CheckpointError, InputError
 from duat_cli.text import clean
 
 if TYPE_CHECKING:
-    from duat_cli.report.tables.page import Page
+    from duat_cli.report.tables.page import Page as Sheet
     from duat_cli.results.base import Report
 
 
@@ -36,22 +36,14 @@ class Presentation:
     wide: bool = False
 
     @classmethod
-    def of(
-        cls,
-        output: str | None,
-        form: CardFormat | None,
-        json: bool,
-        no_color: bool,
-        *,
-        page: bool = True,
-        wide: bool = False,
-    ) -> Presentation:
-        """InputError for options that contradict each other, and for a place that cannot be written. page: whether the
-        command has one, which a file name that ends in .html asks for."""
+    def of(cls, shown: Page | Card | Plain, voice: Voice, *, wide: bool = False) -> Presentation:
+        """InputError for options that contradict each other, and for a place that cannot be written."""
+        output, json = shown.output, shown.json
+        form: CardFormat | None = shown.form
         if json and form in ("table", "html", "model-card"):
             raise InputError(f"--json and --format {form} contradict each other; give one of them")
         if form is None and not json and output is not None and output.lower().endswith((".html", ".htm")):
-            if not page:
+            if isinstance(shown, Plain):
                 raise InputError(f"--output {clean(output)}: this command writes no page; give another name")
             form = "html"
         target = Target.of_text("--output", output)
@@ -59,9 +51,9 @@ class Presentation:
         terminal = target.path is None and sys.stdout.isatty()
         if form == "html" and terminal:
             raise InputError("--format html: a page is no text for a terminal; name a file, such as -o report.html")
-        return cls(target, form or implied, _is_colorful(terminal, no_color), wide)
+        return cls(target, form or implied, _is_colorful(terminal, voice.no_color), wide)
 
-    def emit(self, report: R, render: Callable[[R, Page], str], talk: Talk) -> None:
+    def emit(self, report: R, render: Callable[[R, Sheet], str], talk: Talk) -> None:
         """Write the report."""
         if self.form == "json":
             from duat_cli.report.json import to_json
@@ -81,7 +73,7 @@ class Presentation:
             talk.note(f"wrote {self.target.path}")
 
     def emit_stacks(
-        self, reports: Sequence[R], together: Report | None, render: Callable[[R, Page], str], talk: Talk
+        self, reports: Sequence[R], together: Report | None, render: Callable[[R, Sheet], str], talk: Talk
     ) -> None:
         """Write reports of the stacks of one model. together: all of them; None where there is one."""
         if together is None:
@@ -89,13 +81,13 @@ class Presentation:
         else:
             self.emit(together, lambda _all, page: "\n\n".join(render(each, page) for each in reports), talk)
 
-    def page(self) -> Page:
+    def page(self) -> Sheet:
         """The sheet to print on."""
-        from duat_cli.report.tables.page import Page
+        from duat_cli.report.tables.page import Page as Sheet
 
         width = max(NARROWEST, shutil.get_terminal_size((80, 24)).columns)
         boxes = self.target.path is not None or streams.boxes()
-        return Page(width=width, color=self.color, boxes=boxes, wide=self.wide)
+        return Sheet(width=width, color=self.color, boxes=boxes, wide=self.wide)
 
 
 def talk_of(voice: Voice) -> Talk:
