@@ -129,7 +129,7 @@ def _adapters(
             f"OTHER '{request.other}': is a checkpoint, and an adapter is compared with an adapter; with the base: "
             f"duat lora-diff {request.base.model or 'BASE'} {request.other}"
         )
-    adapters = [_adapter(place) for place in places]
+    adapters = [open_adapter(place.path, place.name) for place in places]
     progress(0, 0, "loading torch")
     with uncollected():
         from duat_cli.analysis.lora.adapter_diff import adapter_report
@@ -184,7 +184,7 @@ def _on_prompts(request: LoraRequest, opened: AbstractContextManager[Pair], aske
 def task_of(found: Found, place: Source, *, runs: bool) -> Task:
     """What is planned. place: of an adapter or a tuned checkpoint; runs: whether there are prompts."""
     if _as_adapter(place):
-        return adapter_task(runs, _adapter(place), found)
+        return adapter_task(runs, open_adapter(place.path, place.name), found)
     from duat_cli.loading.checkpoint.preflight import inspect_folder
 
     return Task("lora-diff", runs=runs, tuned=inspect_folder(place.path))
@@ -238,7 +238,3 @@ def place_of(name: str | None, base: ModelRequest, progress: Progress) -> Source
 
 def _as_adapter(place: Source) -> bool:
     return is_adapter(place.path) or not (place.path / "config.json").exists()
-
-
-def _adapter(place: Source) -> AdapterFiles:
-    return open_adapter(place.path, place.name)
