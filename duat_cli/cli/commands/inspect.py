@@ -177,9 +177,9 @@ def inspect(
     from duat_cli.report.tables.inspect import render_inspect
     from duat_cli.results.inspect import InspectStacks
 
-    several = InspectStacks(duat_version=reports[0].duat_version, stacks=reports) if every else None
-    presentation.emit_stacks(reports, several, render_inspect, talk)
-    return EXIT_SOUND if all(report.certificate.exact for report in reports) else EXIT_FINDINGS
+    report = InspectStacks(duat_version=reports[0].duat_version, stacks=reports) if every else reports[0]
+    presentation.emit(report, render_inspect, talk)
+    return EXIT_SOUND if all(one.certificate.exact for one in reports) else EXIT_FINDINGS
 
 
 def _alone(

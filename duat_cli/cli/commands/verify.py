@@ -45,6 +45,7 @@ def verify(
     from duat_cli.report.tables.verify import render_verify
     from duat_cli.results.inspect import VerifyStacks
 
-    several = VerifyStacks(duat_version=reports[0].duat_version, stacks=reports) if files.stack == EVERY else None
-    presentation.emit_stacks(reports, several, render_verify, talk)
-    return EXIT_SOUND if all(report.certificate.exact for report in reports) else EXIT_FINDINGS
+    every = files.stack == EVERY
+    report = VerifyStacks(duat_version=reports[0].duat_version, stacks=reports) if every else reports[0]
+    presentation.emit(report, render_verify, talk)
+    return EXIT_SOUND if all(one.certificate.exact for one in reports) else EXIT_FINDINGS

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from duat_cli.cli.shared.options import Card, CardFormat, Page, Plain, Voice
 from duat_cli.cli.terminal import libraries, streams
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 NARROWEST = 20
-R = TypeVar("R", bound="Report")
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,8 @@ class Presentation:
             raise InputError("--format html: a page is no text for a terminal; name a file, such as -o report.html")
         return cls(target, form or implied, _is_colorful(terminal, voice.no_color), wide)
 
-    def emit(self, report: R, render: Callable[[R, Sheet], str], talk: Talk) -> None:
-        """Write the report."""
+    def emit(self, report: Report, render: Callable[[Any, Sheet], str], talk: Talk) -> None:
+        """Write the report. render: its table, or that of each of its stacks."""
         if self.form == "json":
             from duat_cli.report.json import to_json
 
@@ -68,18 +67,10 @@ class Presentation:
 
             self.target.write(model_card(report))
         else:
-            self.target.write(render(report, self.page()))
+            stacks, page = getattr(report, "stacks", [report]), self.page()
+            self.target.write("\n\n".join(render(one, page) for one in stacks))
         if self.target.path is not None:
             talk.note(f"wrote {self.target.path}")
-
-    def emit_stacks(
-        self, reports: Sequence[R], together: Report | None, render: Callable[[R, Sheet], str], talk: Talk
-    ) -> None:
-        """Write reports of the stacks of one model. together: all of them; None where there is one."""
-        if together is None:
-            self.emit(reports[0], render, talk)
-        else:
-            self.emit(together, lambda _all, page: "\n\n".join(render(each, page) for each in reports), talk)
 
     def page(self) -> Sheet:
         """The sheet to print on."""
