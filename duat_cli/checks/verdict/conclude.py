@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -363,8 +364,7 @@ class _Locator:
     def __init__(self, plan: CheckPlan, evidence: Evidence) -> None:
         self._folder, self._tensors = evidence.files.path, evidence.files.tensors
         self._baseline = plan.baseline_name
-        self._lines: dict[str, int] | None = None
-        self._texts: dict[str, list[str]] = {}
+        self._entries, self._lines = functools.cache(baselines.lines_of), functools.cache(_lines)
 
     def __call__(self, key: tuple[str, str] | None, where: str | None) -> Location:
         if key is None:
@@ -373,18 +373,18 @@ class _Locator:
             return Location(file=_relative(about if about.is_file() else self._folder / "config.json"), line=1)
         file, name = key
         if file == self._baseline:
-            if self._lines is None:
-                self._lines = baselines.lines_of(Path(file).expanduser())
-            return Location(file=_relative(Path(file)), line=self._lines.get(name, 1))
-        return Location(file=_relative(Path(file)), line=self._policy_line(file, name))
+            line = self._entries(Path(file).expanduser()).get(name, 1)
+        else:
+            line = next((number for number, text in enumerate(self._lines(file), 1) if name in text), 1)
+        return Location(file=_relative(Path(file)), line=line)
 
-    def _policy_line(self, file: str, name: str) -> int:
-        if file not in self._texts:
-            try:
-                self._texts[file] = Path(file).read_text(encoding="utf-8", errors="replace").split("\n")
-            except OSError:
-                self._texts[file] = []
-        return next((n for n, line in enumerate(self._texts[file], 1) if name in line), 1)
+
+def _lines(file: str) -> list[str]:
+    """None of a file that cannot be read."""
+    try:
+        return Path(file).read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return []
 
 
 def _relative(path: Path) -> str:
