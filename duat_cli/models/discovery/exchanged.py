@@ -61,13 +61,17 @@ def restored(model: nn.Module) -> Iterator[None]:
 
 
 def weights_kept(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """Around a pass: UnsupportedModelError in front of a write to a weight, which may be that of a caller's model."""
+    """Around a pass: UnsupportedModelError in front of a write that would change a weight: it may be that of a caller's
+    model."""
     weights = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters() if not p.is_meta}
 
     def run(operation: Any, args: Any, kwargs: Any) -> Any:
         if operation.overloadpacket.__name__.endswith("_") and isinstance(args[0], Tensor):
             name = weights.get(args[0].untyped_storage().data_ptr())
             if name is not None and not args[0].is_meta:
+                operation(changed := args[0].clone(), *args[1:], **kwargs)
+                if torch.equal(changed, args[0]):
+                    return args[0]
                 raise UnsupportedModelError(
                     f"{type(model).__name__}: its forward pass writes to a weight of its own ({name}), so that what it "
                     'gives depends on what it ran on before (RWKV does not with "rescale_every": 0 in config.json)'
