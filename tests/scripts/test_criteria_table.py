@@ -23,10 +23,7 @@ WAVE = torch.tensor([-1.0, 1.0], dtype=torch.float64).repeat(10)  # of mean 0, o
 def outcome(
     method: str, damage: float, spread: float = 0.0, wanted: float = 0.1, variant: str = "", *, means: bool = False
 ) -> Outcome:
-    # never the same in every window, where there would be no interval
-    judged = Judged(
-        damage + (spread or 1e-6 * damage) * WAVE, torch.full((20,), math.log(30 + damage), dtype=torch.float64)
-    )
+    judged = Judged(damage + spread * WAVE, torch.full((20,), math.log(30 + damage), dtype=torch.float64))
     return Outcome(method, variant, wanted, wanted, judged, means)
 
 

@@ -23,10 +23,12 @@ class Ratio:
 
     @classmethod
     def of(cls, one: Outcome, other: Outcome) -> Ratio:
-        interval = paired_interval((one.judged.damage - other.judged.damage).tolist(), CONFIDENCE)
-        assert interval is not None
-        low, high = (1 + end / other.damage for end in (interval.low, interval.high))
-        return cls(one.damage / other.damage, low, high, other)
+        value, interval = one.damage / other.damage, None
+        if one is not other:
+            interval = paired_interval((one.judged.damage - other.judged.damage).tolist(), CONFIDENCE)
+        if interval is None:  # sets that do the same to every window
+            return cls(value, value, value, other)
+        return cls(value, 1 + interval.low / other.damage, 1 + interval.high / other.damage, other)
 
     @property
     def between(self) -> str:
