@@ -23,9 +23,8 @@ class Ratio:
 
     @classmethod
     def of(cls, one: Outcome, other: Outcome) -> Ratio:
-        value, interval = one.damage / other.damage, None
-        if one is not other:
-            interval = paired_interval((one.judged.damage - other.judged.damage).tolist(), CONFIDENCE)
+        value = one.damage / other.damage
+        interval = paired_interval((one.judged.damage - other.judged.damage).tolist(), CONFIDENCE)
         if interval is None:  # sets that do the same to every window
             return cls(value, value, value, other)
         return cls(value, 1 + interval.low / other.damage, 1 + interval.high / other.damage, other)
