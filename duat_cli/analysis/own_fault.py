@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from duat_cli.analysis.prepared import apart, parts_of
@@ -47,14 +48,19 @@ def own_fault(loaded: LoadedModel, prompts: Sequence[Given | None] = (None,)) ->
     def run(prompt: Given | None) -> None:
         given = probe_inputs(stack, loaded.like, _TOKENS, loaded.device) if prompt is None else prompt
         try:
-            with weights_kept(stack):
-                run_stack(stack, placed(given, loaded.device, loaded.model.dtype))
+            run_stack(stack, placed(given, loaded.device, loaded.model.dtype))
         except Exception:
             failed.append(prompt)
             raise
 
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        with torch.no_grad(), weights_kept(stack):
+            yield
+
+    pager = None if loaded.paged is None else loaded.paged.pager
     try:
-        forwards(None if loaded.paged is None else loaded.paged.pager, [partial(run, prompt) for prompt in prompts])
+        forwards(pager, [partial(run, prompt) for prompt in prompts], around)
     except Exception as fault:
         if is_out_of_memory(fault):
             raise

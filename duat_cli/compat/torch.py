@@ -168,3 +168,12 @@ def operations_through(run: Callable[[Any, Any, Any], Any]) -> AbstractContextMa
             return run(func, args, kwargs or {})
 
     return Mode()
+
+
+def written(operation: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The tensors that an operation writes to, as its schema declares them. Without it, a forward pass that changes its
+    own weights is not told from one that does not."""
+    stated = operation._schema.arguments
+    given = {**dict(zip((one.name for one in stated), args, strict=False)), **kwargs}
+    values = [given.get(one.name) for one in stated if one.alias_info is not None and one.alias_info.is_write]
+    return [one for value in values if value is not None for one in (value if isinstance(value, list) else [value])]

@@ -85,10 +85,12 @@ class Means:
     @property
     def loss_interval(self) -> tuple[float, float] | None:
         """Student's, 95 %, of the mean over prompts drawn as these are, which two sums are enough for, unlike
-        `paired_interval`; None of too few to say how they differ."""
+        `paired_interval`; None of too few, or too equal ones, to say how they differ."""
         if self.loss is None or self.scored < FEWEST:
             return None
         spread = max(0.0, self._squares.mean() - self.loss**2) / (self.scored - 1)
+        if not spread:
+            return None
         half = quantile((1 + CONFIDENCE) / 2, self.scored - 1) * spread**0.5
         return self.loss - half, self.loss + half
 

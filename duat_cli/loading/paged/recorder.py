@@ -31,7 +31,11 @@ class Step:
     state: Tensor | None  # of the generator in front of a draw
 
     def again(self, whole: Tensor) -> None:
-        part = whole.as_strided(self.size, self.stride, self.offset)
+        if not whole.is_contiguous():  # as the tensor on `meta` was
+            self.again(copy := whole.contiguous())
+            whole.copy_(copy)
+            return
+        part = whole.as_strided(self.size, self.stride, whole.storage_offset() + self.offset)
         args = [value.again() if isinstance(value, Made) else value for value in self.args]
         if self.state is None:
             self.function(part, *args, **self.kwargs)

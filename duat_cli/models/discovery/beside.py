@@ -10,7 +10,7 @@ from torch import Tensor
 from duat_cli.models.arrays import equal, random_like
 from duat_cli.models.block.slots import HiddenSlot
 from duat_cli.models.holding import holding
-from duat_cli.models.instrument.calls import exchanged, handed
+from duat_cli.models.instrument.calls import handed, with_handed
 from duat_cli.models.instrument.records import handed_values
 from duat_cli.models.instrument.rig import BlockRun
 
@@ -55,7 +55,7 @@ def _is_handed(run: BlockRun) -> bool:
     before, at_other = (_values(run, z) for z in (zero, random_like(zero)))
     if not all(map(torch.equal, before, at_other)):
         return False
-    with holding(run, call=exchanged(*run.call, lambda _, tensor: random_like(tensor))):
+    with holding(run, call=with_handed(*run.call, lambda _, tensor: random_like(tensor))):
         return not all(map(torch.equal, before, _values(run, zero)))
 
 

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from duat_cli.compat.torch import children_of, operations_through
+from duat_cli.compat.torch import children_of, operations_through, written
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.instrument.hooks import ExchangedError, hooked
 
@@ -62,23 +62,30 @@ def restored(model: nn.Module) -> Iterator[None]:
 
 def weights_kept(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
     """Around a pass: UnsupportedModelError in front of a write that would change a weight: it may be that of a caller's
-    model."""
-    weights = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters() if not p.is_meta}
+    model, or none that is in memory."""
+    weights = {p.untyped_storage(): name for name, p in model.named_parameters()}
 
     def run(operation: Any, args: Any, kwargs: Any) -> Any:
-        if operation.overloadpacket.__name__.endswith("_") and isinstance(args[0], Tensor):
-            name = weights.get(args[0].untyped_storage().data_ptr())
-            if name is not None and not args[0].is_meta:
-                operation(changed := args[0].clone(), *args[1:], **kwargs)
-                if torch.equal(changed, args[0]):
-                    return args[0]
+        for tensor in written(operation, args, kwargs):
+            name = weights.get(tensor.untyped_storage())
+            if name is not None and not _keeps(operation, args, kwargs):
                 raise UnsupportedModelError(
                     f"{type(model).__name__}: its forward pass writes to a weight of its own ({name}), so that what it "
-                    'gives depends on what it ran on before (RWKV does not with "rescale_every": 0 in config.json)'
+                    "gives depends on what it ran on before; its config may have a field that turns this off"
                 )
         return operation(*args, **kwargs)
 
     return operations_through(run)
+
+
+def _keeps(operation: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation that writes to what it is given first leaves that as it is; of others this is not known."""
+    found, others = written(operation, args, kwargs), [*args[1:], *kwargs.values()]
+    if len(found) != 1 or found[0] is not args[0] or any(isinstance(one, Tensor) for one in others):
+        return False
+    before = torch.rand(args[0].shape).to(args[0].dtype) if args[0].is_meta else args[0]
+    operation(after := before.clone(), *args[1:], **kwargs)
+    return torch.equal(before, after)
 
 
 def _require_same_exchange(stack: nn.Module, given: Mapping[str, Any]) -> None:
@@ -107,8 +114,8 @@ def _require_same_exchange(stack: nn.Module, given: Mapping[str, Any]) -> None:
     if found:
         name, kept, there = found[0]
         raise UnsupportedModelError(
-            f"{type(stack).__name__}: on {_size(given)} it runs {kept} ({name}), and on what it ran on before, of "
-            f"another length, {there}, which stays and is what duat reads: give inputs on which it runs that "
+            f"{type(stack).__name__}: on {_size(given)} it runs {kept} ({name}), and on what it ran on before {there}, "
+            "which stays and is what duat reads: give inputs on which it runs that, of other lengths, perhaps "
             "(--max-tokens cuts prompts)"
         )
 

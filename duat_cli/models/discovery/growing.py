@@ -8,7 +8,7 @@ once all are through.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.chains import StagesError, outermost_lists
+from duat_cli.models.discovery.exchanged import weights_kept
 from duat_cli.models.discovery.modality import stack_of
 from duat_cli.models.discovery.proof import Proof, Unproved, Verdict, opened
 from duat_cli.models.discovery.structure import Discovery, ModelStructure
@@ -124,9 +125,11 @@ class Growing(Discovery):
         """Around this pass and all others."""
         return self.tracer.attached()
 
-    def active(self) -> contextlib.AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
         """What `run` needs around it."""
-        return self.tracer.active()
+        with self.tracer.active(), weights_kept(self.stack):
+            yield
 
     def run(self) -> None:
         """The pass that finds blocks and parts."""

@@ -76,14 +76,11 @@ def without_cache(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any
     return [None if isinstance(value, Cache) else value for value in args], kwargs | caches
 
 
-def apart(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def apart(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments with a copy of each mapping: what another call puts into one (keys and values for later blocks) would
     reach the real run."""
-
-    def own(value: Any) -> Any:
-        return copy.copy(value) if isinstance(value, MutableMapping) else value
-
-    return tuple(map(own, args)), {key: own(value) for key, value in kwargs.items()}
+    args, kwargs = with_handed(args, kwargs, lambda _path, tensor: tensor)
+    return tuple(args), kwargs
 
 
 def handed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Path, Tensor]:
@@ -97,7 +94,7 @@ def beside_handed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor
     return [tensor for _, tensor in _tensors_in(others)]
 
 
-def exchanged(args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[Path, Tensor], Tensor]) -> Arguments:
+def with_handed(args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[Path, Tensor], Tensor]) -> Arguments:
     """Arguments with a copy of each mapping, and in it what `change` makes of each of the tensors of `handed`."""
 
     def other(value: Any, path: Path) -> Any:
@@ -108,7 +105,8 @@ def exchanged(args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[
             found.update({key: other(inner, (*path, key)) for key, inner in value.items()})
             return found
         if isinstance(value, tuple | list):
-            return type(value)(other(inner, (*path, place)) for place, inner in enumerate(value))
+            made = [other(inner, (*path, place)) for place, inner in enumerate(value)]
+            return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
         return value
 
     return put(args, kwargs, {key: other(one, (key,)) for key, one in mappings_in(args, kwargs).items()})
@@ -117,8 +115,9 @@ def exchanged(args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[
 def hand_on(args: Sequence[Any], kwargs: Mapping[str, Any], known: tuple[Sequence[Any], Mapping[str, Any]]) -> None:
     """Put into each mapping what it holds in another call of the same module: blocks that do not run hand nothing on
     themselves."""
+    held = mappings_in(*apart(*known))
     for key, mapping in mappings_in(args, kwargs).items():
-        mapping.update(mappings_in(*known)[key])
+        mapping.update(held[key])
 
 
 def mappings_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Key, MutableMapping[Any, Any]]:

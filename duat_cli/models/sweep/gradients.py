@@ -7,6 +7,7 @@ probes go through its graph at once.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ import torch
 from torch import Tensor
 
 from duat_cli.compat.transformers import stated
+from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.budgets import GRADIENT_BYTES, gradient_elements
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.instrument.calls import Path, exchanged, handed, hidden_of
+from duat_cli.models.instrument.calls import Path, handed, hidden_of, with_handed
 from duat_cli.models.instrument.functions.activations import SlopesOnce
 from duat_cli.models.sweep.detached import Again, without_gradient
 from duat_cli.models.sweep.lockstep import Weights
@@ -66,7 +68,7 @@ class Backward:
         """probes: makes (probes, *output.shape) when they are needed, some at a time. weights: as of `BlockPass`.
         gone: what the pass was recorded without."""
         self._structure, self._sites, self._recorded, self._probes = structure, sites, recorded, probes
-        self._gone = gone
+        self._gone, self._handed = gone, handed_on(recorded.calls)
         self._heads = (
             stated(structure.stack.config, "num_attention_heads") or 1
         )  # their matrices have gradients in any case
@@ -105,7 +107,7 @@ class Backward:
             captured.append((site, value, index))
             return value.clone()  # what the block does to it in place must not reach the captured tensor
 
-        run = _Rerun(self._structure, self._sites, self._recorded.calls, number, self._gone)
+        run = _Rerun(number, call, parts, self._sites[parts.module].sites, self._handed[number], self._gone)
         with torch.enable_grad(), SlopesOnce():
             after = run(run.read, capture)
         read, handed_on = run.read, [run.left[path] for path in self._at_handed]
@@ -137,16 +139,18 @@ class _Rerun:
     """A recorded block call, to be run anew from what it reads."""
 
     def __init__(
-        self, structure: ModelStructure, sites: Sites, calls: Sequence[BlockCall], number: int, gone: Removals | None
+        self,
+        number: int,
+        call: BlockCall,
+        parts: BlockParts,
+        watched: Sequence[Site],
+        handed: Sequence[Path],
+        gone: Removals | None,
     ) -> None:
-        """gone: as of `Backward`."""
-        self._call, self._parts, self._number, self._gone = calls[number], structure.block(number).parts, number, gone
-        self._watched = sites[self._parts.module].sites
-        first = calls[0].handed
-        self.handed = [path for path, t in self._call.handed.items() if t is not first.get(path)]
-        """Where blocks in front put into a mapping what it is given."""
-        given = [self._call.handed[path] for path in self.handed]
-        self.read = [t.detach().clone().requires_grad_() for t in (self._call.before, *given)]
+        """handed: where blocks in front put into a mapping what it is given. gone: as of `Backward`."""
+        self._number, self._call, self._parts, self._watched, self._gone = number, call, parts, watched, gone
+        self.handed, given = handed, call.handed
+        self.read = [t.detach().clone().requires_grad_() for t in (call.before, *(given[path] for path in handed))]
         """Its hidden states, and that."""
         self.left: dict[Path, Tensor] = {}
         """What the mappings held behind the last run."""
@@ -155,12 +159,21 @@ class _Rerun:
         """Its output, (1, N, M). watch: sees its sites; where all of it is gone, it runs for what it hands on alone."""
         x, *others = (tensor.clone() for tensor in read)  # blocks may write to them
         given = dict(zip(self.handed, others, strict=True))
-        args, kwargs = exchanged(self._call.args, self._call.kwargs, given.get)
+        args, kwargs = with_handed(self._call.args, self._call.kwargs, given.get)
         args, kwargs = self._parts.hidden.put(args, kwargs, x)
         with without_terms(self._gone, self._number) as bridge, watching(() if bridge else self._watched, watch):
             after = hidden_of(self._parts.module(*args, **kwargs), x)
         self.left = handed(args, kwargs)
         return after if bridge is None else bridge(read[0].clone())
+
+
+def handed_on(calls: Sequence[BlockCall]) -> list[list[Path]]:
+    """Where each call is given in a mapping what those in front of it put there."""
+    found: list[list[Path]] = [[]]
+    for front, call in itertools.pairwise(calls):
+        made = {path: t for path, t in front.left.items() if path in found[-1] or t is not front.handed.get(path)}
+        found.append([path for path, t in call.handed.items() if path in made and torch.equal(t, made[path])])
+    return found
 
 
 def _piece(others: Sequence[Tensor], x: Tensor, heads: int) -> int:

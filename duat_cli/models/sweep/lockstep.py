@@ -205,9 +205,14 @@ def together(passes: Sequence[Pass], weights: Weights | None) -> None:
         side_by_side(weights, passes[0], lambda: passes[1:], lambda _page: None)
 
 
-def forwards(weights: Weights | None, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """What these calls of a model give. weights: where they are read block by block, for all calls at once."""
-    passes = [Call(call) for call in calls]
+def forwards(
+    weights: Weights | None,
+    calls: Sequence[Callable[[], Any]],
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = torch.no_grad,
+) -> list[Any]:
+    """What these calls of a model give. weights: where they are read block by block, for all calls at once. around:
+    what each needs whenever it is taken up."""
+    passes = [Call(call, around) for call in calls]
     try:
         together(passes, weights)
     except ExchangedError:  # from now on it is known before a pass begins

@@ -49,6 +49,7 @@ class BlockCall:
     output: Any  # with `before` in place of what it gave
     before: Tensor  # the hidden states it took, (1, N, M)
     after: Tensor  # the hidden states it gave
+    left: Mapping[Path, Tensor]  # what stood in its mappings behind it
 
     @property
     def handed(self) -> dict[Path, Tensor]:
@@ -221,7 +222,7 @@ class RecordingPass(BlockPass):
         if bridge is not None:
             output = with_hidden(output, before, bridge(before.clone()))
         after = hidden_of(output, before).clone()
-        self.calls.append(BlockCall(*given, with_hidden(output, before, before), before, after))
+        self.calls.append(BlockCall(*given, with_hidden(output, before, before), before, after, handed(args, kwargs)))
         return output
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.budgets import ROW_BLOCKS, rows_at_once
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.instrument.calls import Path, exchanged, hand_on, hidden_of
+from duat_cli.models.instrument.calls import Path, hand_on, hidden_of, with_handed
 from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.sweep.passes import (
     BlockPass,
@@ -73,7 +73,7 @@ def without_each(
     start = min((min(one, default=0) for one in gone), default=0)
 
     def in_rows(_path: Path, tensor: Tensor) -> Tensor:
-        if len(tensor) != 1:
+        if tensor.shape[:1] != (1,):
             raise NotInRowsError(f"expected one row, got a tensor of shape {tuple(tensor.shape)}")
         return tensor.expand(len(gone), *tensor.shape[1:])
 
@@ -83,7 +83,7 @@ def without_each(
             repeated = call.after.expand(len(gone), *call.after.shape[1:]).clone()
             return with_hidden(call.output, call.before, repeated)
         if number == start:
-            hand_on(args, kwargs, exchanged(calls[number].args, calls[number].kwargs, in_rows))
+            hand_on(args, kwargs, with_handed(calls[number].args, calls[number].kwargs, in_rows))
         here = {row: one[number] for row, one in enumerate(gone) if number in one}
         if not here:
             return original(*args, **kwargs)

@@ -57,8 +57,7 @@ def inner_of(structure: ModelStructure, sites: Sites, written: Trace, number: in
         heads = "its token mixer is held as a whole, so no head is shown to be an average of values"
     elif each == 1:
         heads = or_reason(lambda: layer_factors(parts, written, attention[0]))
-        if parts.output_projection is not None:
-            output = matrix_of(parts.output_projection.linear, attention[0].output.shape[2:].numel())
+        output = _output_layer(parts, attention[0]) if isinstance(heads, str) else heads[1].output.flatten(0, 1)
     routed = sites[parts.module].of("expert")
     units = []
     for event in (e for e in written.events if e.module in parts.units):
@@ -66,6 +65,13 @@ def inner_of(structure: ModelStructure, sites: Sites, written: Trace, number: in
         units.append((event.module, form_of(parts, routed, written, event.module, occurrence)))
     one = attention[0] if each == 1 else None
     return Inner(written.calls(parts.module)[0], parts, one, heads, output, tuple(units))
+
+
+def _output_layer(parts: BlockParts, call: AttentionCall) -> Tensor | None:
+    """The layer that takes the concatenated heads, (heads d, M); None without one."""
+    last = parts.output_projection
+    found = None if last is None else or_reason(lambda: matrix_of(last.linear, call.output.shape[2:].numel()))
+    return None if isinstance(found, str) else found
 
 
 def form_of(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from duat_cli.analysis.session import Session
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.discovery.exchanged import restored, run_as_loaded
+from duat_cli.models.discovery.exchanged import restored, run_as_loaded, weights_kept
 from duat_cli.models.discovery.structure import discover
 from duat_cli.models.instrument.hooks import ExchangedError
 from duat_cli.models.sweep.lockstep import forwards
@@ -39,6 +41,46 @@ def test_weights_of_a_caller_are_not_written_to() -> None:
     with torch.no_grad():  # as it does without duat
         model(torch.tensor([[40, 41, 42]]))
     assert not all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_weights_that_are_not_in_memory_are_not_written_to_either(tmp_path: Path) -> None:
+    """What a pass does to weights that are read block by block would be lost: the model would be another."""
+    model = tiny.tiny_model("rwkv").eval()
+    model.config.rescale_every = 1
+    model.save_pretrained(tmp_path)
+    with in_parts(tmp_path) as loaded, pytest.raises(UnsupportedModelError, match=r"writes to a weight of its own"):
+        _ = Session(loaded, lambda *_: None).structure
+    model.config.rescale_every = 6  # the first six blocks are divided by 1
+    model.save_pretrained(tmp_path)
+    with in_parts(tmp_path) as loaded:
+        assert len(Session(loaded, lambda *_: None).structure.calls) == 3
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(8, dtype=torch.int32), requires_grad=False)
+        self.empty = nn.Parameter(torch.empty(0))
+
+
+def test_what_writes_is_told_by_what_operations_declare() -> None:
+    module = Counting()
+    weight = module.weight
+    writing: list[Callable[[], object]] = [
+        functools.partial(weight.add_, 1),
+        weight[2:].zero_,
+        lambda: torch.add(weight, 1, out=weight),
+        lambda: torch._foreach_add_([weight], 1),
+    ]
+    for write in writing:
+        with torch.no_grad(), weights_kept(module), pytest.raises(UnsupportedModelError, match=r"own \(weight\)"):
+            write()
+    assert weight.tolist() == list(range(8))
+    with torch.no_grad(), weights_kept(module):
+        assert (weight >> 1).tolist() == [k // 2 for k in range(8)]
+        torch.empty(0, 4).add_(1)
+        weight.add_(0)
+        weight.clone().add_(1)
 
 
 class Mixing(nn.Module):

@@ -1,16 +1,35 @@
-"""Names of parameters, of functions and methods, as long as they live."""
+"""Names of parameters, of functions and methods, as long as they live; what calls hand on in mappings."""
 
 from __future__ import annotations
 
 import functools
 import gc
+from typing import Any
+
+import torch
 
 from duat_cli.models.instrument import calls
-from duat_cli.models.instrument.calls import taken_by
+from duat_cli.models.instrument.calls import apart, beside_handed, hand_on, handed, taken_by, with_handed
 
 
 class Layer:
     def forward(self, ids: int, *rest: int, mask: int = 0) -> None: ...
+
+
+def test_what_is_handed_on_is_copied_to_its_depth() -> None:
+    """What a later call puts into a mapping within a mapping is not in what was kept, nor in what it came from."""
+    key, mask = torch.ones(1, 2), torch.ones(1, dtype=torch.long)
+    args, kwargs = apart((1,), {"shared": {"kv": {"a": (key, None)}, "mask": mask}, "x": key})
+    kept = kwargs["shared"]["kv"]
+    live: dict[str, Any] = {"shared": {}}
+    hand_on((), live, (args, kwargs))
+    live["shared"]["kv"]["b"] = key
+    assert kept == {"a": (key, None)}
+    assert list(handed(args, kwargs)) == [("shared", "kv", "a", 0)]
+    assert beside_handed(args, kwargs) == [key]
+    _, changed = with_handed(args, kwargs, lambda _path, tensor: tensor + 1)
+    assert changed["shared"]["kv"]["a"][0].tolist() == [[2.0, 2.0]]
+    assert changed["shared"]["mask"] is mask
 
 
 def test_names_of_a_method_and_of_what_wraps_it() -> None:

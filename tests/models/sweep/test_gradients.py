@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import single_model, token_ids
 from removal import TYPES, forward_of, prepared, untouched
 from torch import Tensor, nn
 
-from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.discovery.structure import ModelStructure, discover
 from duat_cli.models.sweep import gradients
-from duat_cli.models.sweep.gradients import Backward, BlockGradient
+from duat_cli.models.sweep.gradients import Backward, BlockGradient, handed_on
 from duat_cli.models.sweep.lockstep import one_by_one
 from duat_cli.models.sweep.passes import Forward, Recorded, record, with_hidden
 from duat_cli.models.terms.sites import find_sites
@@ -61,6 +62,23 @@ def continued(
     finally:
         for handle in handles:
             handle.remove()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_the_model_itself_gives_in_a_mapping_has_no_gradient(first: int) -> None:
+    """A constant of each block is not handed on, whether the first block has one or not."""
+    model = single_model("llama")
+    structure = discover(model)
+    forward = forward_of(structure, token_ids(structure.stack))
+    plain = record(structure, forward)
+    for number, layer in enumerate(structure.calls):
+        given = {"constant": torch.full((1, 4), float(number))} if number >= first else {}
+        layer.register_forward_pre_hook(lambda _m, a, k, given=given: (a, {**k, "shared": given}), with_kwargs=True)
+    recorded = record(structure, forward)
+    assert handed_on(recorded.calls) == [[]] * len(structure.calls)
+    probes = torch.randn(2, *recorded.output.shape, generator=torch.Generator().manual_seed(3))
+    found, want = ([b.after for b in walked(structure, forward, one, probes)] for one in (recorded, plain))
+    assert all(map(torch.equal, found, want))
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mixtral", "falcon"])

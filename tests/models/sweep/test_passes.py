@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
 from removal import TYPES, forward_of, prepared, scaled, untouched
-from torch import nn
+from torch import Tensor, nn
 
+from duat_cli.models.discovery.structure import discover
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.hooks import hooked
-from duat_cli.models.sweep.passes import Behind, Removal, record, run_alone, run_without
+from duat_cli.models.sweep.passes import Behind, Removal, record, removals, run_alone, run_without
 from duat_cli.models.terms.sites import TermId, find_sites
+from duat_cli.zoo import tiny
 
 
 class StoppedError(Exception):
@@ -93,6 +96,42 @@ def test_a_block_that_is_removed_whole_does_not_run(model_type: str, mean: float
     assert torch.equal(output, expected)
     assert not torch.equal(output, recorded.output)
     assert untouched(model)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_a_removal_does_to_what_is_handed_on(nested: bool) -> None:
+    """Each block adds some of what the one in front put into a mapping, or into one within it."""
+    model = tiny.tiny_model("llama")
+    layers = model.model.layers
+    shared: dict[str, Any] = {}
+
+    def begin(_module: nn.Module, _args: Any) -> None:
+        nonlocal shared
+        shared = {"kept": {}}
+
+    def run(own: Any, number: int, hidden: Tensor, *args: Any, shared: dict[str, Any], **kwargs: Any) -> Tensor:
+        held = shared["kept"] if nested else shared
+        output: Tensor = own(hidden + 0.3 * held[number - 1] if number else hidden, *args, **kwargs)
+        held[number] = output * 0.5
+        return output
+
+    model.model.register_forward_pre_hook(begin)
+    for number, layer in enumerate(layers):
+        layer.register_forward_pre_hook(lambda _m, a, k: (a, {**k, "shared": shared}), with_kwargs=True)
+        layer.forward = functools.partial(run, layer.forward, number)
+    structure, ids = discover(model), torch.tensor([[40, 41, 42, 43]])
+    sites, forward = find_sites(structure), forward_of(structure, ids)
+    recorded = record(structure, forward)
+    for number, layer in enumerate(layers):
+        gone = removals(structure, sites, [TermId("neuron", number, k) for k in range(4)])
+        output, down = run_without(structure, forward, recorded, gone), layer.mlp.down_proj
+        with torch.no_grad():
+            kept = down.weight.clone()
+            down.weight[:, :4] = 0
+            zeroed = forward()
+            down.weight.copy_(kept)
+        assert torch.allclose(output, zeroed, rtol=1e-5, atol=1e-6)
+        assert (zeroed - recorded.output).norm() > 1e-3 * recorded.output.norm()
 
 
 def test_what_stands_in_for_a_removed_term() -> None:

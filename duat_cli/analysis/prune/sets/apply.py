@@ -25,6 +25,7 @@ from duat_cli import __version__
 from duat_cli.analysis.prune.sets.cut import Cut, cuts_of
 from duat_cli.compat.safetensors import system_error
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
+from duat_cli.loading.checkpoint.dtypes import STORED_FLOATS
 from duat_cli.loading.checkpoint.files import plain_mode, read_json
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.stored import STORED, most_stored
@@ -226,7 +227,7 @@ def _state(model: Any, files: CheckpointFiles) -> tuple[dict[str, Tensor] | None
     """The weights in the dtypes that the checkpoint has, where that loses nothing; None: as they are. And the dtype of
     most."""
     dtype = most_stored(files) or model.dtype
-    if dtype == model.dtype:
+    if {dtype, *(STORED[one.dtype] for one in files.tensors.values() if one.dtype in STORED_FLOATS)} == {model.dtype}:
         return None, dtype
     state: dict[str, Tensor] = {}
     # One converted tensor for each in memory: save_pretrained knows tied weights by their address and writes them once.
@@ -273,12 +274,14 @@ def _fault_as_called(model: Any) -> Exception | None:
     ids = probe_ids(without_decoder(model), DISCOVERY_TOKENS)
     try:
         with hushed():
-            if is_pair(model):
+            if is_pair(model) and model.can_generate():
                 model.generate(input_ids=ids, decoder_start_token_id=int(ids[0, 0]), max_new_tokens=2, do_sample=False)
                 return None
-            kept = getattr(model(ids), "past_key_values", None)
+            read = "decoder_input_ids" if is_pair(model) else "input_ids"
+            given = {"input_ids": ids, read: ids}
+            kept = getattr(model(**given), "past_key_values", None)
             if kept is not None:
-                model(ids[:, -1:], past_key_values=kept)
+                model(**given | {read: ids[:, -1:]}, past_key_values=kept)
     except Exception as fault:  # of code that is not duat's
         return fault
     return None
