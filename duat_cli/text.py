@@ -94,3 +94,9 @@ def about(seconds: float) -> str:
         return f"about {round(minutes / 5) * 5 if minutes >= 20 else max(1, round(minutes))} min"
     hours = seconds / 3600
     return f"about {hours:.0f} h" if hours >= 10 else f"about {round(2 * hours) / 2:g} h"
+
+
+def natural(key: str) -> list[tuple[int, int, str]]:
+    """To sort names by: block 2 before block 10."""
+    parts = re.split(r"(\d{1,9})", key)
+    return [(0, int(p), "") if p.isascii() and p.isdigit() else (1, 0, p) for p in parts if p]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duat_cli.text import about, clean, in_one, indices, one_line, plural, spans
+from duat_cli.text import about, clean, in_one, indices, natural, one_line, plural, spans
 
 
 def test_clean_escapes_what_steers_or_hides() -> None:
@@ -59,3 +59,7 @@ def test_about(seconds: float, said: str) -> None:
 
 def test_one_is_no_plural() -> None:
     assert [plural(count, "token") for count in (0, 1, 2)] == ["0 tokens", "1 token", "2 tokens"]
+
+
+def test_names_sort_by_number() -> None:
+    assert sorted(["b.10.x", "b.2.x", "b.x", "a"], key=natural) == ["a", "b.2.x", "b.10.x", "b.x"]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duat_cli.analysis.prepared import apart, parts_of
+from duat_cli.analysis.prepared import parts_of, stack_options
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.loading.model.load import LoadedModel, load_tokenizer
@@ -95,7 +95,7 @@ def all_chains(loaded: LoadedModel) -> list[LoadedModel]:
     """The model once for each of its chains that can be read; what cannot is said in the notes. InputError for one."""
     names, kind = chains_of(loaded) if loaded.paged is None else (), type(loaded.model).__name__
     if not names:
-        way = f"give --stack {stack}" if (stack := apart(loaded.model)) else "leave it out"
+        way = f"give --stack {stack}" if (stack := stack_options(loaded.model)) else "leave it out"
         raise InputError(f"--stack all: {kind} has no two stacks to read; {way}")
     found, notes = list[str](), list[str]()
     for name in names:

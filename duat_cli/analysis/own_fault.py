@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duat_cli.analysis.prepared import apart, parts_of
+from duat_cli.analysis.prepared import parts_of, stack_options
 from duat_cli.compat.torch import hooked_modules
 from duat_cli.errors import (
     CheckpointError,
@@ -78,7 +78,7 @@ def _why(model: Any, fault: str, prompt: Given | None) -> str:
             f"its own forward pass fails on a prompt of {prompt.shape[-1]} tokens: {fault}; "
             "if it has no so many positions, --max-tokens cuts prompts"
         )
-    if named := apart(model):
+    if named := stack_options(model):
         can = "its parts can" if len(parts_of(model)) > 1 else "a part of it can"
         return f"{type(model).__name__} cannot run on one kind of input ({fault}); {can}: give --stack {named}"
     said = f"its own forward pass fails: {fault}; "

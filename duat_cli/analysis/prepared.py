@@ -67,7 +67,7 @@ def parts_of(model: Any) -> list[StackName]:
     return [stack for stack in READS if {stack} in found]
 
 
-def apart(model: Any) -> str:
+def stack_options(model: Any) -> str:
     """What --stack can name of a model that reads several kinds of input, in words: its parts that read one alone;
     empty where none does."""
     parts = parts_of(model)

@@ -30,7 +30,7 @@ from duat_cli.loading.declared.facts import Declared
 from duat_cli.results.base import Finite
 from duat_cli.results.inspect import InspectReport
 from duat_cli.results.prompts import PromptSetFacts
-from duat_cli.text import clean, shown
+from duat_cli.text import clean, natural, shown
 
 SCHEMA = 3
 SCHEMAS = (1, 2, 3)  # that are read
@@ -197,12 +197,6 @@ def rounded(value: Value) -> Value:
 
 def _digits(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}") + 0.0  # and no -0.0
-
-
-def natural(key: str) -> list[tuple[int, int, str]]:
-    """Block 2 before block 10."""
-    parts = re.split(r"(\d{1,9})", key)
-    return [(0, int(p), "") if p.isascii() and p.isdigit() else (1, 0, p) for p in parts if p]
 
 
 # --- the file -----------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from duat_cli.checks.baseline import (
     Value,
     identity,
     metric_of,
-    natural,
     stored_floats,
     tensor_key,
 )
@@ -23,7 +22,7 @@ from duat_cli.checks.tolerances import COARSENESS, STORED_AS, Tolerance, toleran
 from duat_cli.checks.weights import WeightFacts, distance
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
-from duat_cli.text import clean, plural, shown
+from duat_cli.text import clean, natural, plural, shown
 
 # |W - W'| / sqrt(|W|^2 + |W'|^2) is 1 for independent tensors, give or take a quarter for the sketch; for another
 # model its root mean square over the matrices must be near 1, where that spread cancels, and none may be related

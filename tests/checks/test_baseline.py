@@ -13,10 +13,10 @@ import torch
 from running_checks import Duat, apart
 from safetensors.torch import load_file, save_file
 
-from duat_cli.checks.baseline import natural
 from duat_cli.cli.main import run
 from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.results import prompts
+from duat_cli.text import natural
 
 QUICK = ("--prompt", "hello", "-q")
 UNTRAINED = {"behaviour.loss"}  # warns: a random model is no better than the uniform distribution
@@ -174,10 +174,6 @@ def test_nulls_and_own_terms_are_no_metrics(made: Path) -> None:
     metrics = json.loads(made.read_text(encoding="utf-8"))["metrics"]
     assert any(".terms.dynamic." in key for key in metrics)
     assert [key for key in metrics if ".null." in key or ".terms.own." in key] == []
-
-
-def test_keys_sort_by_number() -> None:
-    assert sorted(["b.10.x", "b.2.x", "b.x", "a"], key=natural) == ["a", "b.2.x", "b.10.x", "b.x"]
 
 
 @pytest.mark.parametrize("ci", ["", "true"])

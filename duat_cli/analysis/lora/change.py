@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duat_cli.checks.baseline import natural
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.adapter.keys import Keys, read_keys
@@ -23,6 +22,7 @@ from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
 from duat_cli.loading.adapter.plan import plans
 from duat_cli.loading.checkpoint.stored import open_tensors
 from duat_cli.operators.lowrank import LowRank, Piece, is_zero, nonfinite, singular, written_out
+from duat_cli.text import natural
 
 Read = Callable[[str], Tensor]
 _AS_SAVED = 1e-6  # relative: what float32 leaves open of a value computed from the base

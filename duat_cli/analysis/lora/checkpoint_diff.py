@@ -14,7 +14,6 @@ from duat_cli.analysis.lora.change import Change, common_rows, replaced
 from duat_cli.analysis.lora.notable import numbered_anew, summarise
 from duat_cli.analysis.lora.weight_change import Directions, rounding
 from duat_cli.analysis.progress import Progress
-from duat_cli.checks.baseline import natural
 from duat_cli.checks.rules.declared import config_changes, told
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.adapter.base_weights import EMBEDDINGS, HEADS, BaseWeights, Place
@@ -25,7 +24,7 @@ from duat_cli.loading.declared.fields import flat
 from duat_cli.operators.lowrank import nonfinite
 from duat_cli.results.base import Run, Skipped
 from duat_cli.results.lora import BlockOrigin, LoraReport
-from duat_cli.text import listed, plural, shown
+from duat_cli.text import listed, natural, plural, shown
 
 Pairs = dict[str, tuple[Place, Place]]
 

@@ -39,7 +39,7 @@ from duat_cli.results.check import (
     RuleFacts,
 )
 from duat_cli.results.prompts import all_prompts, set_of
-from duat_cli.text import clean, shown
+from duat_cli.text import clean, natural, shown
 
 NO_FORWARD = "needs a forward pass, which --weights-only leaves out"
 
@@ -308,7 +308,7 @@ def _baseline_facts(
 
 
 def _changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[Change]:
-    keys = sorted({*old, *new}, key=baselines.natural)
+    keys = sorted({*old, *new}, key=natural)
     changed = [key for key in keys if old.get(key) != new.get(key)]
     return [Change(key=key, old=_text(old.get(key)), new=_text(new.get(key))) for key in changed]
 

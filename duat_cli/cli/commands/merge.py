@@ -30,7 +30,6 @@ def merge(
 
     Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell, such as where a prompt is missing.
     """
-
     talk = talk_of(voice)
     presentation = Presentation.of(shown, voice, wide=wide)
     with Progress(talk) as progress:
