@@ -70,7 +70,6 @@ def test_what_writes_is_told_by_what_operations_declare() -> None:
         functools.partial(weight.add_, 1),
         weight[2:].zero_,
         lambda: torch.add(weight, 1, out=weight),
-        lambda: torch._foreach_add_([weight], 1),
     ]
     for write in writing:
         with torch.no_grad(), weights_kept(module), pytest.raises(UnsupportedModelError, match=r"own \(weight\)"):
