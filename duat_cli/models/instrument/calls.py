@@ -106,7 +106,7 @@ def with_handed(args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable
             return found
         if isinstance(value, tuple | list):
             made = [other(inner, (*path, place)) for place, inner in enumerate(value)]
-            return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+            return type(value)(made) if type(value) in (tuple, list) else type(value)(*made)  # a named tuple
         return value
 
     return put(args, kwargs, {key: other(one, (key,)) for key, one in mappings_in(args, kwargs).items()})
