@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import functools
 import gc
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from duat_cli.models.instrument import calls
 from duat_cli.models.instrument.calls import apart, beside_handed, hand_on, handed, taken_by, with_handed
+
+
+class Pair(NamedTuple):
+    key: Tensor
+    value: Tensor
 
 
 class Layer:
@@ -30,6 +36,9 @@ def test_what_is_handed_on_is_copied_to_its_depth() -> None:
     _, changed = with_handed(args, kwargs, lambda _path, tensor: tensor + 1)
     assert changed["shared"]["kv"]["a"][0].tolist() == [[2.0, 2.0]]
     assert changed["shared"]["mask"] is mask
+    _, changed = with_handed((), {"shared": {0: Pair(key, key)}}, lambda path, tensor: tensor * path[-1])
+    assert isinstance(changed["shared"][0], Pair)
+    assert [tensor.tolist() for tensor in changed["shared"][0]] == [[[0.0, 0.0]], [[1.0, 1.0]]]
 
 
 def test_names_of_a_method_and_of_what_wraps_it() -> None:
