@@ -67,26 +67,32 @@ def mean_of(rows: Sequence[BlockComparison]) -> BlockComparison:
     """The same block over pairs of prompts; a number that one pair has not is null, and that pair is named."""
     if len(rows) == 1:
         return rows[0]
-    mean = mean_over([_named(row, number, rows) for number, row in enumerate(rows, 1)])
+    whole = _named([row.reasons for row in rows])
+    operators = _named([row.operator.reasons for row in rows])
+    named = [
+        row.model_copy(
+            update={
+                "heads": [],
+                "ffns": [],
+                "reasons": reasons,
+                "operator": row.operator.model_copy(update={"reasons": moved}),
+            }
+        )
+        for row, reasons, moved in zip(rows, whole, operators, strict=True)
+    ]
+    mean = mean_over(named)
     heads = [mean_over(one) for one in zip(*(row.heads for row in rows), strict=False)]
     ffns = [mean_over(one) for one in zip(*(row.ffns for row in rows), strict=False)]
     return mean.model_copy(update={"heads": heads, "ffns": ffns})
 
 
-def _named(row: BlockComparison, number: int, rows: Sequence[BlockComparison]) -> BlockComparison:
-    """The pair's own numbers, without its lists; its reasons name it, unless every pair has the same."""
-    reasons, moved = (
-        {
-            key: why if all(other.get(key) == why for other in others) else f"pair {number}: {why}"
-            for key, why in mine.items()
-        }
-        for mine, others in (
-            (row.reasons, [one.reasons for one in rows]),
-            (row.operator.reasons, [one.operator.reasons for one in rows]),
-        )
-    )
-    operator = row.operator.model_copy(update={"reasons": moved})
-    return row.model_copy(update={"heads": [], "ffns": [], "reasons": reasons, "operator": operator})
+def _named(every: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """The reasons of each pair, which name it, unless every pair has the same."""
+    shared = set.intersection(*(set(reasons.items()) for reasons in every))
+    return [
+        {key: why if (key, why) in shared else f"pair {number}: {why}" for key, why in reasons.items()}
+        for number, reasons in enumerate(every, 1)
+    ]
 
 
 def _operator(before: BlockState, after: BlockState, aligned: Aligned) -> tuple[InputChange, list[HeadChange]]:

@@ -14,8 +14,12 @@ Arguments = tuple[list[Any], dict[str, Any]]
 
 def slots_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Key, Tensor]]:
     """The tensors among the arguments, each with its position or name."""
-    every: list[tuple[Key, Any]] = [*enumerate(args), *kwargs.items()]
-    return [(key, value) for key, value in every if isinstance(value, Tensor)]
+    return [(key, value) for key, value in by_slot(args, kwargs) if isinstance(value, Tensor)]
+
+
+def by_slot(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Key, Any]]:
+    """Every argument, with its position or name."""
+    return [*enumerate(args), *kwargs.items()]
 
 
 def taken(args: Sequence[Any], kwargs: Mapping[str, Any], key: Key) -> Tensor:

@@ -7,7 +7,6 @@ more than one block's weights and tensors have to be there. What stays unproved 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -195,7 +194,7 @@ def discover(
 
 def _instruments_error(structure: ModelStructure, probe: Given) -> float:
     """How far a pass under instruments is from the model as transformers runs it."""
-    forward = functools.partial(run_stack, structure.stack, probe)
+    forward = partial(run_stack, structure.stack, probe)
     passes = InstrumentedPass(structure.rig(), forward, lambda _run: None), PlainPass(structure.calls, forward)
     for each in passes:
         with each.active():

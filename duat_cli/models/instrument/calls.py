@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import Cache
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.block.slots import Arguments, Key, parted, put, slots_of
+from duat_cli.models.block.slots import Arguments, Key, by_slot, parted, put, slots_of
 
 Path = tuple[Any, ...]
 """Where a tensor stands in nested arguments: the argument's position or name, and keys within it."""
@@ -122,8 +122,7 @@ def hand_on(args: Sequence[Any], kwargs: Mapping[str, Any], known: tuple[Sequenc
 
 def mappings_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Key, MutableMapping[Any, Any]]:
     """The arguments that are mappings, each with its position or name: blocks may put into one what later ones read."""
-    every: list[tuple[Key, Any]] = [*enumerate(args), *kwargs.items()]
-    return {key: value for key, value in every if isinstance(value, MutableMapping)}
+    return {key: value for key, value in by_slot(args, kwargs) if isinstance(value, MutableMapping)}
 
 
 def _tensors_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:

@@ -151,11 +151,8 @@ def _reasons(failed: Sequence[tuple[Cut, DuatError]], written: Cut) -> list[str]
     for plan, fault in failed:
         what = [plural(len(plan.blocks), "block")] if plan.blocks and not written.blocks else []
         what += [f"{plural(plan.width, 'neuron')} a block"] if plan.neurons and not written.neurons else []
-        what += (
-            [f"{plural(len(plan.heads[0][1]), 'key and value head')} a block"]
-            if plan.heads and not written.heads
-            else []
-        )
+        if plan.heads and not written.heads:
+            what.append(f"{plural(len(plan.heads[0][1]), 'key and value head')} a block")
         reason = one_line(str(fault), 300)
         found.append(f"{' and '.join(what)} not removed but zeroed: {reason}" if what else f"zeroed: {reason}")
     return list(dict.fromkeys(found))
