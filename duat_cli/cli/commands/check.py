@@ -51,11 +51,7 @@ class Asked(Options):
 class Places(Options):
     """Where the results go."""
 
-    form: CheckForm | None = options.output_option(
-        None,
-        "--format",
-        metavar="FORMAT",
-        show_default=False,
+    form: CheckForm | None = options.format_option(
         help="table, json, junit, github (annotations), markdown, sarif, html (a page with pictures), or for the hub "
         "eval-results (YAML for a model card's metadata) and model-card (a section for it). Default: by the suffix of "
         "the output file (.json .xml .md .sarif .html), else table.",

@@ -44,11 +44,7 @@ class Places(Options):
     """Where the report goes, and where the matrices."""
 
     # unlike other commands', whose FILE holds the report in every form
-    form: options.PageFormat | None = options.output_option(
-        None,
-        "--format",
-        metavar="FORMAT",
-        show_default=False,
+    form: options.PageFormat | None = options.format_option(
         help="table or json: the report, on standard output; html: a page with pictures, with -o FILE.html. Default: "
         "table, or html when FILE ends in .html.",
     )

@@ -56,6 +56,7 @@ input_option = functools.partial(option, panel=PANEL_INPUT)
 compute_option = functools.partial(option, panel=PANEL_COMPUTE)
 loading_option = functools.partial(option, panel=PANEL_LOADING)
 output_option = functools.partial(option, panel=PANEL_OUTPUT)
+format_option = functools.partial(output_option, None, "--format", metavar="FORMAT", show_default=False)
 
 
 def same_dashes(name: str) -> str:
@@ -250,11 +251,7 @@ class Loading(Options):
 class Page(Options):
     """Where the report of a command goes that has a page with pictures, and in which form."""
 
-    form: PageFormat | None = output_option(
-        None,
-        "--format",
-        metavar="FORMAT",
-        show_default=False,
+    form: PageFormat | None = format_option(
         help="table, json, or html: a page with pictures. Default: table, or what the output file's name ends in.",
     )
     json: bool = output_option(False, "--json", help="Short for --format json.")
@@ -270,11 +267,7 @@ class Page(Options):
 class Card(Options):
     """The same, or a section for a model's README."""
 
-    form: CardFormat | None = output_option(
-        None,
-        "--format",
-        metavar="FORMAT",
-        show_default=False,
+    form: CardFormat | None = format_option(
         help="table, json, html (a page with pictures) or model-card (a section for a model's README). Default: table, "
         "or what the output file's name ends in.",
     )
@@ -285,11 +278,7 @@ class Card(Options):
 class Plain(Options):
     """The same of a command without a page."""
 
-    form: Format | None = output_option(
-        None,
-        "--format",
-        metavar="FORMAT",
-        show_default=False,
+    form: Format | None = format_option(
         help="table or json. Default: table, or json when the output file ends in .json.",
     )
     json: bool = Page.json
