@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 
 from duat_cli import __version__
 from duat_cli.analysis.aggregate import Mean, spreads
@@ -36,8 +37,8 @@ class PromptSweep:
     faults: dict[int, str] = field(default_factory=dict)  # blocks whose factors this prompt refuted
     largest: dict[int, tuple[float, Place]] = field(default_factory=dict)  # activation of every chosen block
     end_to_end: EndToEnd | None = None
-    beside: Any = None
-    """What the same pass gave to what was asked beside."""
+    beside: Annotated[Any, Field(exclude=True)] = None
+    """What the same pass gave to what was asked beside; not kept in files."""
 
 
 class InspectHead(Result):

@@ -24,9 +24,8 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompt_set import PromptSet
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.budgets import most_together
-from duat_cli.models.instrument.activations import Place
 from duat_cli.results.base import Certificate, Run
-from duat_cli.results.inspect import EndToEnd, InspectReport, PromptBlock, UatTerm
+from duat_cli.results.inspect import InspectReport
 
 
 class Facts(Stored):
@@ -37,50 +36,12 @@ class Facts(Stored):
     """Its tolerance, and how attention is seen, are everybody's; its errors are those of the records."""
 
 
-class BlockRecord(Stored):
-    index: int
-    row: PromptBlock
-    largest: float
-    place: Place
-
-
 class InspectRecord(PromptRecord):
     """What one prompt gave."""
 
-    error: float
-    """Largest over the blocks of the certificate."""
+    found: PromptSweep
     plain_error: float
     """Of the process: its model against the one without instruments."""
-    blocks: list[BlockRecord]
-    terms: list[UatTerm]
-    end_to_end: EndToEnd | None
-    faults: dict[int, str]
-
-    @classmethod
-    def of(cls, prompt: Prompt, sweep: PromptSweep, plain_error: float) -> InspectRecord:
-        blocks = [
-            BlockRecord(index=i, row=row, largest=sweep.largest[i][0], place=sweep.largest[i][1])
-            for i, row in sweep.blocks.items()
-        ]
-        return cls(
-            **of_prompt(prompt),
-            error=max(sweep.errors),
-            plain_error=plain_error,
-            blocks=blocks,
-            terms=sweep.terms,
-            end_to_end=sweep.end_to_end,
-            faults=sweep.faults,
-        )
-
-    def sweep(self) -> PromptSweep:
-        return PromptSweep(
-            blocks={b.index: b.row for b in self.blocks},
-            errors=[self.error],
-            terms=self.terms,
-            end_to_end=self.end_to_end,
-            faults=self.faults,
-            largest={b.index: (b.largest, b.place) for b in self.blocks},
-        )
 
 
 class NullRecord(Aside):
@@ -138,7 +99,10 @@ class _Worker(Worker):
         prompts, progress = [prompt for _, prompt in chunk], self._within(begun, last + 1)
         found = sweep_together(session, prompts, self._options, progress)
         error = session.plain_error
-        return [InspectRecord.of(prompt, sweep, error) for prompt, sweep in zip(prompts, found, strict=True)]
+        return [
+            InspectRecord(**of_prompt(prompt), found=one, plain_error=error)
+            for prompt, one in zip(prompts, found, strict=True)
+        ]
 
     def _within(self, begun: int, end: int) -> Progress:
         """Of prompts from one place of the set to another, as that of all."""
@@ -173,11 +137,9 @@ def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> Inspec
     total = InspectTotal(settings["layers"], settings["terms"], settings["per_prompt"])
     error = plain_error = 0.0
     for prompt, record in folder.each(index, InspectRecord, progress):
-        sweep = record.sweep()
-        error, plain_error = max(error, record.error), max(plain_error, record.plain_error)
-        if known is not None:
-            sweep = with_untrained(sweep, prompt.tokens, known)
-        total.add(prompt, sweep)
+        sweep = record.found
+        error, plain_error = max([error, *sweep.errors]), max(plain_error, record.plain_error)
+        total.add(prompt, sweep if known is None else with_untrained(sweep, prompt.tokens, known))
     return total.report(facts.head, facts.certificate.with_errors(error, plain_error), run())
 
 

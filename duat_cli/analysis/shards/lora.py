@@ -26,7 +26,7 @@ from duat_cli.errors import InputError
 from duat_cli.loading.prompt_set import PromptSet
 from duat_cli.loading.prompts import Prompt
 from duat_cli.results.base import Run
-from duat_cli.results.lora import BlockChange, Eq18, LoraReport, PromptChange
+from duat_cli.results.lora import Eq18, LoraReport
 from duat_cli.results.prompts import Roll
 
 _EQ18 = "eq18.json"
@@ -41,26 +41,9 @@ class Facts(Stored):
 class LoraRecord(PromptRecord):
     """What one prompt gave."""
 
-    base_error: float
-    tuned_error: float
+    found: Compared
     plain_errors: tuple[float, float]
     """Of the process: base and tuned model against the ones without instruments."""
-    blocks: list[BlockChange]
-    change: PromptChange
-
-    @classmethod
-    def of(cls, prompt: Prompt, found: Compared, pair: Pair) -> LoraRecord:
-        return cls(
-            **of_prompt(prompt),
-            base_error=found.base_error,
-            tuned_error=found.tuned_error,
-            plain_errors=(pair.base.plain_error, pair.tuned.plain_error),
-            blocks=found.blocks,
-            change=found.change,
-        )
-
-    def found(self) -> Compared:
-        return Compared(self.blocks, self.base_error, self.tuned_error, self.change)
 
 
 class Eq18Record(Aside):
@@ -100,8 +83,12 @@ class _Worker(Worker):
         if not self._begun:
             self._begun, beside = True, self._pair.norms(chunk[0][1])
             self._norms = beside
-        found = zip(chunk, self._compare(chunk, beside), strict=True)
-        return [LoraRecord.of(prompt, one, self._pair) for (_, prompt), one in found]
+        found = self._compare(chunk, beside)
+        errors = self._pair.base.plain_error, self._pair.tuned.plain_error
+        return [
+            LoraRecord(**of_prompt(prompt), found=one, plain_errors=errors)
+            for (_, prompt), one in zip(chunk, found, strict=True)
+        ]
 
     def facts(self) -> Facts:
         assert self._begun
@@ -127,7 +114,7 @@ def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> LoraRe
         raise InputError(f"{folder.path}: the test of Eq. 18 is missing: run the same command again")
     found, prompts, plain_errors = Findings(), Roll(), (0.0, 0.0)
     for prompt, record in folder.each(index, LoraRecord, progress):
-        found.add(record.found())
+        found.add(record.found)
         prompts.add(prompt)
         plain_errors = max(plain_errors[0], record.plain_errors[0]), max(plain_errors[1], record.plain_errors[1])
     return whole_report(head, prompts, found, plain_errors, tested.eq18, run())

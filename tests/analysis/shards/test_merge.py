@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -71,12 +72,13 @@ def test_one_inexact_prompt_is_seen(into: Into, tmp_path: Path) -> None:
     record = InspectRecord.model_validate(json.loads(lines[5])["record"])
     [line] = [line for line in folder.lines(folder.index()) if line.position == 5]
     prompt = type("P", (), {"sha256": line.sha256})
-    for fault in ({"error": 0.5}, {"plain_error": 0.25}):
+    inexact = dataclasses.replace(record.found, errors=[1e-7, 0.5])
+    for fault, size in (({"found": inexact}, 0.5), ({"plain_error": 0.25}, 0.25)):
         lines[5] = written(folder.seal, 5, prompt, record.model_copy(update=fault))  # type: ignore[arg-type]
         file.write_bytes(b"".join(lines))
         certificate = merged(out).certificate
         assert not certificate.exact
-        assert max(certificate.relative_error, certificate.plain_error) == max(fault.values())
+        assert max(certificate.relative_error, certificate.plain_error) == size
 
 
 def test_many_prompts_are_a_set(

@@ -11,7 +11,7 @@ from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.run import sweep_prompts
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.shards.inspect import InspectRecord
-from duat_cli.analysis.shards.records import read, written
+from duat_cli.analysis.shards.records import of_prompt, read, written
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 
@@ -30,13 +30,7 @@ def record(loaded: LoadedModel, prompts: Callable[..., list[Prompt]]) -> tuple[P
     [sweep] = sweep_prompts(session, [prompt], options, None, quiet)
     sweep.largest[2] = (float("inf"), "ffn")
     sweep.faults[0] = "refuted"
-    found = InspectRecord.of(prompt, sweep, 1e-7)
-    assert found.sweep().largest == sweep.largest
-    assert found.sweep().blocks == sweep.blocks
-    assert found.sweep().terms == sweep.terms
-    assert found.sweep().faults == {0: "refuted"}
-    assert max(found.sweep().errors) == max(sweep.errors)
-    return prompt, found
+    return prompt, InspectRecord(**of_prompt(prompt), found=sweep, plain_error=1e-7)
 
 
 def test_a_record_comes_back_to_the_bit(record: tuple[Prompt, InspectRecord]) -> None:
