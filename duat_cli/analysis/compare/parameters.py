@@ -27,7 +27,7 @@ DYNAMIC = {
     "W'": "attention as one matrix, sum_h (H_h S) (x) A_h^T",
     "b'_{j,2}": "what the FFN's nonlinearity reads beside the linear path from x_0",
     "f_j": "the FFN's output, without the bias of its last layer",
-    "b'_{j,3}": "the block's output but for the linear path from x_0",
+    "b'_{j,3}": "the constants in the block's output: all biases so far, carried by what the input sets",
 }
 
 
@@ -43,7 +43,7 @@ class Moves:
             "W'": block.operator.relative,
             "b'_{j,2}": block.bias,
             "f_j": block.ffn,
-            "b'_{j,3}": relative_change(before.carried_bias, after.carried_bias, aligned),
+            "b'_{j,3}": _change(before.carried_bias, after.carried_bias, aligned),
             "norm scales": _change(before.scales, after.scales, aligned),
             "router weights": _change(before.routers, after.routers, aligned),
             "output gates": _change(before.gates, after.gates, aligned),

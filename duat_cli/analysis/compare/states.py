@@ -38,7 +38,7 @@ class BlockState:
     terms: dict[str, Tensor]  # f of every FFN by its module, (N, width)
     bias: Tensor | None  # b'_{j,2}, (N, width)
     why_no_bias: str
-    carried_bias: Tensor  # b'_{j,3}: the output but for the linear path, (N, M)
+    carried_bias: Tensor | None  # b'_{j,3}: the static part of the output, (N, M); None without biases
     scales: Tensor | None  # of the block's norms, (N, norms)
     gates: Tensor | None  # of its attention, (N, width)
     error: float  # of the certificate
@@ -78,7 +78,7 @@ def state_of(
         terms=_terms(run, tokens),
         bias=None if bias is None else bias.reshape(tokens, -1).clone(),
         why_no_bias=step.terms.pre_activation_reason or "its FFN's input has no row a token",
-        carried_bias=carried.dynamic.clone() if carried.static is None else carried.dynamic + carried.static,
+        carried_bias=None if carried.static is None else carried.static.clone(),
         scales=_scales(run, tokens),
         gates=_gates(run, tokens),
         error=step.terms.error,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +286,18 @@ def test_which_parameters_moved() -> None:
     largest = max(block.operator.relative or 0.0 for block in report.comparison.blocks)
     assert found["W'"].change == largest
     assert "output gates" not in found
+
+
+def test_the_constants_of_a_block_are_its_biases() -> None:
+    """Behind gpt2's first block they are the same for every input, as each row of H sums to 1; llama has none."""
+    report = report_of(
+        as_loaded(single_model("gpt2")), *ids_of(single_model("gpt2")), options=replace(OPTIONS, layers={0})
+    )
+    [constants] = [one for one in report.comparison.parameters if one.name == "b'_{j,3}"]
+    assert constants.change == pytest.approx(0.0, abs=1e-6)
+    model = single_model("llama")
+    report = report_of(as_loaded(model), *ids_of(model))
+    assert all(one.name != "b'_{j,3}" for one in report.comparison.parameters)
 
 
 def test_the_divergence_is_that_of_the_models_own_logits() -> None:
