@@ -1,6 +1,6 @@
 """The difference of one block's W' between two inputs, split into what moved: routing, scale, and both together.
 
-With W' = Σ_h Ĥ_h ⊗ A_hᵀ, Ĥ = H ∘ S and S_h[i, j] = t_i s_h[j] (Eq. 5-10 of Wang & Li; A does not depend on the input),
+With W' = Σ_h Ĥ_h ⊗ A_hᵀ, Ĥ = H ∘ S and S_h[i, j] = t_i s_h[j] (Eq. 10 of Wang & Li; A does not depend on the input),
 
     Ĥ_b - Ĥ_a  =  (H_b - H_a) ∘ S_a  +  H_a ∘ (S_b - S_a)  +  (H_b - H_a) ∘ (S_b - S_a)
                        routing              scale                  interaction

@@ -1,7 +1,7 @@
 """The attention operator W' as a sum of Kronecker products, never built.
 
 X is N x M, one token a row; x' = vec(X) is row-major (`X.reshape(-1)`), so vec(H X A) = (H ⊗ Aᵀ) vec(X).
-With Ĥ_h (N x N), V_h (M x d) and O_h (d x M), Eq. 5-10 of Wang & Li read
+With Ĥ_h (N x N), V_h (M x d) and O_h (d x M), the W' of Eq. 10 of Wang & Li, who leave it without a formula, is
 
     W' = Σ_h Ĥ_h ⊗ (V_h O_h)ᵀ,      block from token j to token i:  B_ij = (Σ_h Ĥ_h[i, j] V_h O_h)ᵀ
 

@@ -1,6 +1,6 @@
 """The difference of two attention operators, split into what moved: routing, weights, and both together.
 
-With W' = Σ_h Ĥ_h ⊗ A_hᵀ before and Σ_h Ĥ'_h ⊗ A'_hᵀ after (Eq. 17 of Wang & Li for the attention operator),
+With W' = Σ_h Ĥ_h ⊗ A_hᵀ before and Σ_h Ĥ'_h ⊗ A'_hᵀ after (what Eq. 17 of Wang & Li is for a linear layer),
 
     W'_tuned - W'_base = Σ (Ĥ'-Ĥ) ⊗ Aᵀ  +  Σ Ĥ ⊗ (A'-A)ᵀ  +  Σ (Ĥ'-Ĥ) ⊗ (A'-A)ᵀ
                             routing           weights             interaction

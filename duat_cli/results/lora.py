@@ -52,14 +52,14 @@ class OperatorChange(WithReasons):
     )
     routing: Annotated[
         Finite | None,
-        _of_operator("|sum_h (H'_h - H_h) (x) A_h^T|_F / |W'_base|_F; the scale of a norm counts as part of H"),
-    ] = Field(description="the part of the difference that lies in what attention looks at")
-    weights: Annotated[Finite | None, _of_operator("|sum_h H_h (x) (A'_h - A_h)^T|_F / |W'_base|_F")] = Field(
+        _of_operator("|sum_h (H'_h S' - H_h S) (x) A_h^T|_F / |W'_base|_F"),
+    ] = Field(description="the part of the difference that lies in what attention looks at, scales of norms included")
+    weights: Annotated[Finite | None, _of_operator("|sum_h (H_h S) (x) (A'_h - A_h)^T|_F / |W'_base|_F")] = Field(
         description="the part that lies in what attention carries"
     )
-    interaction: Annotated[Finite | None, _of_operator("|sum_h (H'_h - H_h) (x) (A'_h - A_h)^T|_F / |W'_base|_F")] = (
-        Field(description="the part that only the two together make")
-    )
+    interaction: Annotated[
+        Finite | None, _of_operator("|sum_h (H'_h S' - H_h S) (x) (A'_h - A_h)^T|_F / |W'_base|_F")
+    ] = Field(description="the part that only the two together make")
 
 
 class TermsChange(WithReasons):
@@ -158,7 +158,7 @@ class Eq18(WithReasons):
     relative_error: Annotated[
         Finite | None,
         Meaning(
-            "relative", "measured", formula="max over layers of |y - (W_base x + dW x + b)| / |y|", source="Eq. 18"
+            "relative", "measured", formula="max over layers of |y - (W_base x + dW x + b)| / |y|", source="Eq. 17, 18"
         ),
     ] = Field(description="of the sum, largest over layers; y is what the tuned model made of the layer's input x")
     tolerance: Annotated[Finite, _TOLERANCE] = Field(description="of relative_error")

@@ -25,8 +25,13 @@ from duat_cli.results.meaning import Meaning
 class MatrixForm(WithReasons):
     """One of the paper's explicit matrices for one block and one prompt."""
 
-    name: str = Field(description="the matrix, as the paper names it")
-    formula: str = Field(description="(x) is the Kronecker product, vec is row-major")
+    name: str = Field(
+        description="the paper's; as its appendix B has it, W'_HV x' are the heads, where its Eq. 9 applies transposes"
+    )
+    formula: str = Field(
+        description="(x) is the Kronecker product, vec is row-major; S, V_h and O_h hold what norms do, of which the "
+        "paper has none"
+    )
     shape: list[int] = Field(description="sides of the matrix")
     built: bool = Field(description="written out entry by entry; otherwise only its factors exist")
     density: Annotated[Share | None, Meaning("share, 0 to 1", "exact", how="counted where the matrix is built")] = (

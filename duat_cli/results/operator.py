@@ -11,6 +11,7 @@ from pydantic import Field
 from duat_cli.results.base import Finite, Result, WithReasons
 from duat_cli.results.meaning import Meaning
 
+_OF_EQ_10 = "of the W' of Eq. 10; its Kronecker form is duat's"
 PROVED = Meaning(
     "relative",
     "measured",
@@ -27,8 +28,9 @@ _OF_A_NULL = Field(description="the model's statistic of that name, where nothin
 _HEADS = Meaning(
     "Kronecker products, 1 to the number of heads",
     "exact",
-    formula="exp(-sum_k p_k ln p_k), p_k = s_k^2 / sum s^2; s_k^2 the eigenvalues of K G",
-    source="Eq. 5-10; Kronecker spectrum by Van Loan & Pitsianis (1993)",
+    formula="exp(-sum_k p_k ln p_k), p_k = s_k^2 / sum s^2; s_k^2 the eigenvalues of K G, K_hk = <H_h S, H_k S>, "
+    "G_hk = <A_h, A_k>",
+    source=f"{_OF_EQ_10}; Kronecker spectrum by Van Loan & Pitsianis (1993)",
 )
 _ALIKE = Meaning(
     "0 to 1",
@@ -57,8 +59,8 @@ class OperatorStats(WithReasons):
         Meaning(
             "norm of W'",
             "exact",
-            formula="sqrt(sum_hk K_hk G_hk), K_hk = <H_h, H_k>, G_hk = <A_h, A_k>",
-            source="Eq. 5-10; <H (x) A, K (x) B> = <H, K> <A, B>",
+            formula="sqrt(sum_hk K_hk G_hk), K_hk = <H_h S, H_k S>, G_hk = <A_h, A_k>",
+            source=f"{_OF_EQ_10}; <H (x) A, K (x) B> = <H, K> <A, B>",
             drift="norm",
         ),
     ] = Field(description="|W'|_F, the root of the sum of the squares of all entries")
@@ -96,7 +98,7 @@ class OperatorStats(WithReasons):
             "0 to 1",
             "exact",
             formula="sqrt(mean over pairs of nonzero blocks, each with itself included, of cos^2(B_ij, B_kl)), "
-            "B_ij = (sum_h H_h[i,j] A_h)^T",
+            "B_ij = (sum_h (H_h S)[i,j] A_h)^T",
             source="the paper calls the elements of W'_HVO highly correlated (section 4.2); this puts a number on it",
             drift="number",
         ),
@@ -154,7 +156,7 @@ class Density(WithReasons):
         Finite, Meaning("root mean square entries of W'", "given", formula="--threshold", over_prompts="same")
     ] = Field(description="with --threshold: what an entry must exceed to count in `numerical`")
     linear_reference: Annotated[Finite, Meaning("share, 0 to 1", "exact", formula="1 / N")] = Field(
-        description="1/N: a linear layer as transformers uses it, I_N (x) W^T"
+        description="1/N: a linear layer as transformers uses it, I_N (x) W"
     )
     linear_reference_paper: Annotated[Finite, Meaning("share, 0 to 1", "exact", formula="1 / M")] = Field(
         description="1/M: a linear layer in the paper's orientation, W (x) I_M"
@@ -165,7 +167,7 @@ class Density(WithReasons):
             "share, 0 to 1",
             "exact",
             formula="pairs (i, j) with j in the window of i, over N^2",
-            source="the comparison of section 4.1 and Appendix D",
+            source="the comparison of section 4.1 and appendix C",
         ),
     ] = Field(description="a 1-D convolution of width conv_width over N tokens, zero padded")
     conv_width: Annotated[int, Meaning("tokens", "given", over_prompts="same")] = Field(
@@ -365,8 +367,8 @@ class CrossOperator(WithReasons):
         Meaning(
             "norm of W'_c",
             "exact",
-            formula="sqrt(sum_hk K_hk G_hk), K_hk = <H_h, H_k>, G_hk = <A_h, A_k>",
-            source="Eq. 5-10; <H (x) A, K (x) B> = <H, K> <A, B>",
+            formula="sqrt(sum_hk K_hk G_hk), K_hk = <H_h S, H_k S>, G_hk = <A_h, A_k>",
+            source=f"{_OF_EQ_10}; <H (x) A, K (x) B> = <H, K> <A, B>",
         ),
     ] = Field(description="|W'_c|_F, the root of the sum of the squares of all entries")
     structural_density: Annotated[Finite | None, _FULL] = Field(

@@ -44,7 +44,7 @@ def forms(case: Case, dense: Dense | None) -> list[MatrixForm]:
     )
     left = MatrixForm(
         name="W (x) I_M",
-        formula="W from the left, the paper's orientation",
+        formula="W_O from the left, as the paper has its linear layers",
         shape=[case.width**2, case.inner * case.width],
         built=False,
         density=filled / case.width,
@@ -73,7 +73,7 @@ def _value_form(case: Case, dense: Dense | None) -> MatrixForm:
     expected, formula = _mask_density(case)
     return MatrixForm(
         name="W'_HV",
-        formula="H_h (x) W_V,h^T, token before head",
+        formula="(H_h S) (x) V_h^T, token before head",
         shape=[case.tokens * case.inner, case.tokens * case.width],
         built=dense is not None,
         density=paper.density(dense.W_HV) if dense else _value_density(case),
@@ -87,7 +87,7 @@ def _operator_form(case: Case, dense: Dense | None) -> MatrixForm:
     expected, formula = _mask_density(case)
     return MatrixForm(
         name="W'_HVO",
-        formula="sum_h H_h (x) (W_V,h W_O,h)^T",
+        formula="sum_h (H_h S) (x) (V_h O_h)^T",
         shape=[case.tokens * case.width] * 2,
         built=dense is not None,
         density=paper.density(dense.W_HVO) if dense else _operator_density(case),

@@ -20,6 +20,10 @@ from duat_cli.text import plural
 _ROOM_FOR_TEXT = 72  # narrower, a column of formulas would be a word wide
 _LONGEST_TOKEN = 12
 _STYLES = {True: "green", False: "bold red", None: "dim"}
+NORMS = (
+    "S: scales of the norms in front of attention and behind it, one a token; V_h, O_h: W_V and W_O of head h with the "
+    "gains of these norms. The paper has no norms."
+)
 VERDICTS = {True: "holds", False: "FAILS", None: "not checked"}
 
 
@@ -73,8 +77,8 @@ def _forms(forms: list[MatrixForm], page: Page) -> list[RenderableType]:
 def _papers(forms: list[MatrixForm]) -> list[RenderableType]:
     """What is expected, and what the papers state, which is not the same."""
     quoted = [f"{form.name}: {form.papers}" for form in forms if form.papers]
-    legend = line("expected: what the form and the mask leave if no weight is zero.", "dim")
-    return [BLANK, legend, *facts.section("What the papers say", quoted)]
+    legend = [line(text, "dim") for text in ("expected: what the form and the mask leave if no weight is zero.", NORMS)]
+    return [BLANK, *legend, *facts.section("What the papers say", quoted)]
 
 
 def _form(form: MatrixForm) -> str:

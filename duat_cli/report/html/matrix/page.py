@@ -12,6 +12,7 @@ from duat_cli.report.html.matrix.maps import convolution, corner, coupling
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.facts import heads, named
 from duat_cli.report.tables.grid import Column
+from duat_cli.report.tables.matrix import NORMS
 from duat_cli.results.matrix import MatrixReport
 
 
@@ -61,7 +62,8 @@ def _forms(report: MatrixReport) -> Figure:
         key="matrices",
         wide=True,
         title="The paper's matrices: what they are, their shape and how dense they are",
-        says="Density is counted where built; expected is what the form and the mask leave if no weight is zero.",
+        says="Density is counted where built; expected is what the form and the mask leave if no weight is zero. "
+        + NORMS,
         tables=[
             table_by(
                 "matrices[]",
