@@ -75,8 +75,8 @@ def duat(
         False, "--version", is_eager=True, help="Print the versions of duat and of what it runs on."
     ),
 ) -> None:
-    """What a Hugging Face checkpoint really computes: the exact Dynamic Universal Approximation form of any
-    transformer, with a certificate.
+    """What a Hugging Face checkpoint really computes: its exact Dynamic Universal Approximation form, with a
+    certificate.
 
     Start with duat inspect: it reads a bundled demo model.
     """

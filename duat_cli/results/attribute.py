@@ -118,8 +118,8 @@ class HeadPart(Result):
     head: int = Field(description="number of the head, from 0")
     value: Annotated[Finite, _DIRECT] = Field(description="what it writes straight to the logit: one of the parts")
     moved: Annotated[Finite, _TOTAL] = Field(
-        description="what it moved between tokens towards the logit, through all later blocks: no part beside tokens, "
-        "biases and units, but a way that their parts take"
+        description="how much of the logit passes through this head, from token to token and through all later blocks. "
+        "It is in the parts of tokens, biases and units already: not to be added to them"
     )
 
 
@@ -210,11 +210,15 @@ class RemovedToken(WithReasons):
     cut: Annotated[Finite | None, _LOST] = Field(
         description="how much of the logit is lost when no token may attend to it"
     )
-    cut_kl: Annotated[Finite | None, _KL] = Field(description="of the output's distribution there, then")
+    cut_kl: Annotated[Finite | None, _KL] = Field(
+        description="of the distribution of the output there when no token may attend to it"
+    )
     replaced: Annotated[Finite | None, _LOST] = Field(
         description="how much of the logit is lost when its embedding is the mean of the vocabulary's"
     )
-    replaced_kl: Annotated[Finite | None, _KL] = Field(description="of the output's distribution there, then")
+    replaced_kl: Annotated[Finite | None, _KL] = Field(
+        description="of the distribution of the output there when the token's embedding is the mean of the vocabulary's"
+    )
 
 
 class Agreement(WithReasons):

@@ -130,7 +130,8 @@ class BlockComparison(WithReasons):
     operator: InputChange
     heads: list[HeadChange]
     bias: Annotated[Finite | None, _relative("b'_{j,2}", "Eq. 12, 34")] = Field(
-        description="change of b'_{j,2}, whole: all that the FFN's nonlinearity reads beside the linear path from x_0"
+        description="change of b'_{j,2}, whole: all that the FFN's nonlinearity reads beside the linear path from x_0; "
+        "of a gated FFN, what its gate reads"
     )
     ffn: Annotated[Finite | None, _relative("f", "Eq. 11, 33")] = Field(
         description="change of the FFN's term f_j; of several FFNs in a block, all as one vector"
@@ -157,7 +158,9 @@ class BlockComparison(WithReasons):
 class ParameterChange(WithReasons):
     """One parameter of the sum: fixed by the checkpoint, or set by the input."""
 
-    name: str = Field(description="as the paper writes it")
+    name: str = Field(
+        description="its symbol: W, b, H and primes are the paper's; A_h, S, f_j and the parameters in words are duat's"
+    )
     what: str = Field(description="what it is")
     set_by: Literal["checkpoint", "input"] = Field(description="what determines its value")
     moved: bool = Field(description="whether it differs between the prompts, in some block and pair")
@@ -241,7 +244,9 @@ class FixedParameters(Result):
     )
     own_error: Annotated[
         Finite, Meaning("nats a token", "measured", formula="max over prompts of |loss with own values - live loss|")
-    ] = Field(description="how far held at its own values the model is from the live one: rounding")
+    ] = Field(
+        description="loss with parameters frozen at the prompt's own values, less the live model's: rounding alone"
+    )
     tolerance: Annotated[Finite, Meaning("nats a token", "given")] = Field(description="the largest that passes")
     holds: bool = Field(description="own_error is at most the tolerance")
     runs: list[FixedLoss]

@@ -129,7 +129,7 @@ def _interval(estimate: ShareEstimate | None) -> dict[str, Any]:
 
 
 def _references(tokens: int, width: int, options: InspectOptions) -> dict[str, Any]:
-    """What a linear layer and a 1-D convolution would have (design of the papers: 1/N, 1/M and about k/N)."""
+    """What a linear layer and a 1-D convolution would have (1/N, the papers' 1/M, and about k/N)."""
     return {
         "threshold": options.threshold,
         "linear_reference": 1 / tokens,

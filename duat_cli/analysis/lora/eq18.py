@@ -1,7 +1,8 @@
 """Eq. 17 and 18, tested on the tuned run: each linear layer of an FFN gives W_base x + dW x, dW taken from elsewhere.
 
 Eq. 17 is h = W_0 x + dW x. Eq. 18 puts it into the FFNs of Eq. 11: W'_{j,2} + dW_{j,2} in front of the nonlinearity,
-W'_{j,3} + dW_{j,3} behind it (its print has a plus in front of sigma, where Eq. 11 has the product). dW comes from the
+W'_{j,3} + dW_{j,3} behind it (its print has a plus in front of sigma, where Eq. 11 has the product, and dW of layer
+j + 1). There W' are products of layers applied to x_0; tested is each layer on its own input. dW comes from the
 adapter's factors or from the difference of the files, W_base from the base model, x and the sum to be met from a plain
 run of the tuned model. Eq. 18 says nothing of attention: dW_q and dW_k act through H, dW_v and dW_o through A.
 """

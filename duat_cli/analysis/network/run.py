@@ -42,6 +42,11 @@ LARGEST_SIDE = 4096  # N M
 _UNSEEN = "experts hold their weights fused: no module of the model shows what their activation reads"
 UNPLANNED = "the plan is of the model and one block, and knows nothing of the matrices of all layers"
 _NO_FFN = "the layer has no FFN"
+ORIENTATION = (
+    "linear layers act on each token: W'_{j,2} and W'_{j,3} of one layer are I_N (x) W; the paper's act from the left "
+    "and mix tokens (Eq. 5, 6), and its heads read a slice of x each"
+)
+RESIDUAL = "W'_{j,1} of one layer is the residual stream and attention; Eq. 28 writes attention alone"
 GATED = (
     "gated FFNs have two pre-activations a neuron: sigma is sigma(gate) o up, a function of both, where the paper's is "
     "one of one number; W'_{j,2} and b'_{j,2} hold a token's gates in front of its ups"
@@ -256,6 +261,8 @@ def _ffn(
 def _report(session: Session, prompt: Prompt, found: _Found, whole: float, run: Run) -> NetworkReport:
     hidden = [one for one in found.hidden if one is not None]
     deviations = [
+        ORIENTATION,
+        RESIDUAL,
         *([NORMS] if any(block.parts.norms for block in session.structure.blocks) else []),
         *([GATED] if any(one.sigma.gated for one in hidden) else []),
         *([ROUTED] if any(one.sigma.experts for one in hidden) else []),

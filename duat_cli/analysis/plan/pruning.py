@@ -1,4 +1,4 @@
-"""Memory of `prune-bound`: the moments of its own, beside those of any sweep, and what Eq. 16 as printed carries.
+"""Memory of `prune-bound`: the moments of its own, beside those of any sweep, and what Eq. 16 carries.
 
 N: tokens; M, F, V: width, longest side of a block's matrices, vocabulary; L: blocks; K: probes. Where all weights are
 in memory one prompt goes after the other, else all of them side by side.
@@ -317,7 +317,7 @@ def _report(shape: Shape, task: Task) -> int:
     return every * (NAME_BYTES + found + max(TERM_BYTES, prompts * PREDICTED_BYTES * probes))
 
 
-# -- Eq. 16 as printed: sets and whole parts on their way through the blocks ---------------------------------
+# -- Eq. 16: sets and whole parts on their way through the blocks ---------------------------------
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class Spent:
     certified: bool = True
     """Whether certified bounds are computed."""
     printed: int | None = 4
-    """Prompts on which Eq. 16 is computed as printed; None: all."""
+    """Prompts on which Eq. 16 is computed; None: all."""
     tokens: int | None = 768
     """Of all prompts that choose sets together, about, by cutting the longest; held-out prompts are whole."""
     shortest: int = 48

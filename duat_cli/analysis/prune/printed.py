@@ -1,4 +1,4 @@
-"""Eq. 16 as printed for every chosen set and every whole part, beside what their removal does."""
+"""Eq. 16, f the model itself, for every chosen set and every whole part, beside what their removal does."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Printing:
             return []
         why = f"whole parts and a set of each order take more than {PRINTED_BYTES >> 20} MiB on their way to the last "
         why += "block, under every prompt; shorter ones may fit (--max-tokens)"
-        return [Skipped(what="Eq. 16 as printed", why=why)]
+        return [Skipped(what="Eq. 16", why=why)]
 
     def _missing(self, nested: Mapping[str, Nested]) -> dict[_Of, list[TermId]]:
         there = self._found[self._numbers[0]] if self._numbers else {}

@@ -112,7 +112,7 @@ class Texts(Options):
         "--prompts",
         metavar="FILE",
         help='Texts, one a line; a name that ends in .jsonl holds JSON lines with a "text" field, in .parquet a '
-        'column "text" or "prompt"; with .gz behind it, lines are compressed. '
+        'column "text", "prompt" or "messages"; with .gz behind it, lines are compressed. '
         "- reads standard input, one text a line.",
     )
     max_tokens: int | None = input_option(

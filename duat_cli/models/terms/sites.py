@@ -1,6 +1,7 @@
 """Where a block's terms can be seen and removed: the tensors that hold neurons, heads, experts, FFN and attention.
 
-A term is an additive contribution to the residual stream (Eq. 13-16). Each kind lives in one tensor of the model's own
+A term is an additive contribution to the residual stream. Those of Eq. 13-16 are neurons; heads, experts, attention
+and blocks are terms alike here. Each kind lives in one tensor of the model's own
 forward pass: neurons in the input of the FFN's last linear layer, heads in the input of attention's output projection,
 experts in the routing weights. A site names that tensor and says which of its elements belong to which term; whoever
 removes a term, or asks how the output depends on it, works on that tensor and nothing else.

@@ -1,4 +1,4 @@
-"""Eq. 16 as printed, in the report of `duat prune-bound`."""
+"""Eq. 16 with f the model itself, in the report of `duat prune-bound`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Eq16(WithReasons):
             "exact",
             how="no bound on measured: dynamic parameters are held",
             formula="|sum over the set of T_L ... T_{j+1} term_j| / |x_L|, T of the blocks without the set",
-            source="right-hand side of Eq. 16, without epsilon",
+            source="right-hand side of Eq. 16, f the model itself, so that epsilon is 0",
         ),
     ] = Field(description="norm of the vector sum of the removed terms, carried to the last block's output")
     triangle: Annotated[
@@ -75,7 +75,7 @@ class Eq16(WithReasons):
         Finite | None, Meaning("relative", "measured", formula="|x_L - x_L of the model without the set| / |x_L|")
     ] = Field(description="change of the last block's output with the set really removed, everything reacting")
     ratio: Annotated[Finite | None, Meaning("factor", "measured", formula="measured / bound")] = Field(
-        description="of the means; above 1 the printed bound does not hold"
+        description="of the means; above 1 the bound, which is of fixed parameters, does not hold"
     )
     ratio_largest: Annotated[Finite | None, Meaning("factor", "measured", formula="max over prompts")] = Field(
         description="the largest of the prompts' own ratios"

@@ -70,7 +70,7 @@ class PruneTerm(WithReasons):
             "exact",
             how="all else is held",
             formula="|what its removal takes from the stream| / |the stream| at the place",
-            source="a term of Eq. 13-16, before anything behind it",
+            source="of a neuron a term of Eq. 13-16, before anything behind it; of larger parts the same",
         ),
     ] = Field(
         description="|what its removal takes from the stream| / |the stream|, both at the place, over all tokens: "
@@ -83,12 +83,12 @@ class PruneTerm(WithReasons):
             "exact",
             how="dynamic parameters are held, so it is no bound on the ablation",
             formula="|T_L ... T_{j+1} term| / |x_L|",
-            source="one summand of Eq. 16",
+            source="of a neuron one summand of Eq. 16; of larger parts the same",
         ),
     ] = Field(
         description="|term carried to the last block's output with all dynamic parameters frozen| / |that output|, "
-        "exact: one summand of Eq. 16, which bounds by the norm of the sum over a set, to which single norms do not "
-        "add up; a direct effect, no bound on the ablation"
+        "exact; a direct effect, no bound on the ablation. Norms of several terms must not be added: Eq. 16 takes the "
+        "norm of their sum"
     )
     linearised: Annotated[
         Finite | None,

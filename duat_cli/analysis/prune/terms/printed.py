@@ -1,4 +1,4 @@
-"""Eq. 16 as printed, for sets of terms: what it bounds the change of the last block's output by, and what that is.
+"""Eq. 16, f the model itself, for sets of terms: its bound on the change of the last block's output, and that change.
 
 The paper bounds what the removal of a set does by |Σ removed terms|. Here every term of the set is taken at its own
 place and carried to the last block's output through the frozen blocks as they are without the set; the norm of the sum

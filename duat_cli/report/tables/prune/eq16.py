@@ -1,4 +1,4 @@
-"""Eq. 16 as printed, as text: the bound beside the change that is measured, for sets and for whole parts."""
+"""Eq. 16 with f the model itself, as text: the bound beside the measured change, for sets and for whole parts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def eq16(report: PruneReport, page: Page) -> list[RenderableType]:
     reacting = "; measured: with everything reacting" if any(row.measured is not None for row in report.eq16) else ""
     return [
         BLANK,
-        line("Eq. 16 as printed: norms at the last block's output, relative to that output's own", "bold"),
+        line("Eq. 16, f the model itself: norms at the last block's output, relative to that output's own", "bold"),
         *(spaced(sets, _SET, filled(sets, _SET_COLUMNS), page) if sets else []),
         *(spaced(parts, BLOCK, filled(parts, _PART_COLUMNS), page) if parts else []),
         BLANK,
@@ -50,7 +50,7 @@ def eq16(report: PruneReport, page: Page) -> list[RenderableType]:
 
 
 def _verdict(rows: Sequence[Eq16]) -> list[RenderableType]:
-    """In words, whether the printed bound holds."""
+    """In words, whether the bound holds."""
     error = max(row.error for row in rows)
     held = f"Held, the removal changes the output by the bound's own vector, to {numbers.error(error)}."
     known = [row for row in rows if row.exceeded is not None]
@@ -65,7 +65,7 @@ def _verdict(rows: Sequence[Eq16]) -> list[RenderableType]:
     )
     return [
         line(
-            f"{held} Once the dynamic parameters react the printed bound does not hold: what is measured exceeds it "
+            f"{held} The bound is of fixed parameters. Once these react it does not hold: what is measured exceeds it "
             f"for {len(above)} of {len(known)} sets and parts{most}.",
             "yellow",
         )
