@@ -102,22 +102,15 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "the table and nothing else: api/test_results.py": "api/pages report/notebook",
     "every page in a browser: report/html/test_document.py": """
         report/html/attribute/heads report/html/attribute/layers report/html/attribute/measured
-        report/html/attribute/overview
-        report/html/attribute/page report/html/attribute/parts report/html/attribute/text
-        report/html/check/drift report/html/check/findings report/html/check/page
-        report/html/compare/losses report/html/compare/operator report/html/compare/page
-        report/html/compare/stream
+        report/html/attribute/page report/html/attribute/text
+        report/html/compare/blocks report/html/compare/losses report/html/compare/page
         report/html/drawing/blocks report/html/drawing/facts report/html/drawing/figure
         report/html/drawing/layered report/html/drawing/marks
         report/html/drawing/plot report/html/drawing/series report/html/drawing/table
         report/html/glossary report/html/sheets
-        report/html/inspect/certificate report/html/inspect/heads report/html/inspect/nulls report/html/inspect/page
-        report/html/inspect/routing report/html/inspect/shares
-        report/html/lora/blocks report/html/lora/modules report/html/lora/page
-        report/html/matrix/checks report/html/matrix/maps report/html/matrix/network report/html/matrix/page
-        report/html/plan/page
-        report/html/prune/blocks report/html/prune/page report/html/prune/repair
-        report/html/prune/scatter report/html/prune/sets""",
+        report/html/inspect/heads report/html/inspect/nulls report/html/inspect/page report/html/inspect/shares
+        report/html/lora report/html/matrix report/html/network report/html/plan
+        report/html/prune/blocks report/html/prune/page report/html/prune/scatter report/html/prune/sets""",
     "a few probes at a time: analysis/prune/terms/test_responses.py": "models/budgets",
 }
 

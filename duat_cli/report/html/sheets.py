@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from duat_cli.report.html.attribute.page import attribute_sheet
-from duat_cli.report.html.check.page import check_sheet
+from duat_cli.report.html.check import check_sheet
 from duat_cli.report.html.compare.page import compare_sheet
 from duat_cli.report.html.drawing.figure import Sheet
 from duat_cli.report.html.inspect.page import inspect_sheet
-from duat_cli.report.html.lora.page import lora_sheet
-from duat_cli.report.html.matrix.network import network_sheet
-from duat_cli.report.html.matrix.page import matrix_sheet
-from duat_cli.report.html.plan.page import plan_sheet
+from duat_cli.report.html.lora import lora_sheet
+from duat_cli.report.html.matrix import matrix_sheet
+from duat_cli.report.html.network import network_sheet
+from duat_cli.report.html.plan import plan_sheet
 from duat_cli.report.html.prune.page import prune_sheet
 from duat_cli.results.base import Report
 

@@ -1,1 +1,1 @@
-"""The page of `duat attribute`, one file a picture."""
+"""The page of `duat attribute`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from duat_cli.report.html.attribute.parts import title, token
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.elements import short, tag
 from duat_cli.report.html.drawing.figure import Figure
@@ -14,6 +13,7 @@ from duat_cli.report.html.drawing.series import level
 from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute.report import SIGNED
+from duat_cli.report.tables.attribute.words import title, token
 from duat_cli.report.tables.grid import Column
 from duat_cli.results.attribute import AttributeReport, Attribution, Flow, Move
 

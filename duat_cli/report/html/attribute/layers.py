@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from duat_cli.report.html.attribute.parts import title, token
 from duat_cli.report.html.drawing.cells import cells, scale_of_cells
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot
@@ -10,7 +9,7 @@ from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import curve, level
 from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables.attribute.report import SIGNED
-from duat_cli.report.tables.attribute.words import by_block, by_token
+from duat_cli.report.tables.attribute.words import by_block, by_token, title, token
 from duat_cli.results.attribute import AttributeReport
 
 _TOKENS = 64  # of a map; those with the largest parts of a longer prompt

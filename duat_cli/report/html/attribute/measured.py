@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.report.html.attribute.parts import title
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot
@@ -12,7 +11,7 @@ from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.table import Head, Table, table_by
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute.report import SIGNED, place_of
-from duat_cli.report.tables.attribute.words import THROUGH_SCORES, called, lost
+from duat_cli.report.tables.attribute.words import THROUGH_SCORES, called, lost, title
 from duat_cli.report.tables.grid import Column
 from duat_cli.results.attribute import AttributeReport, MeasuredParts, RemovedPart
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from duat_cli.report.html.attribute.parts import title, token
 from duat_cli.report.html.drawing.cells import level, scale_of_cells, words
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.table import Head, Table, table_by
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute.report import SIGNED
-from duat_cli.report.tables.attribute.words import BARE, called, computed, is_bare
+from duat_cli.report.tables.attribute.words import BARE, called, computed, is_bare, title, token
 from duat_cli.report.tables.cut import TARGET, cut
 from duat_cli.report.tables.grid import Column
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from duat_cli.report.html.compare.blocks import (
+    amplification,
+    blocks_of,
+    by_pair,
+    heads,
+    named,
+    operator,
+    stream,
+    unaligned,
+)
 from duat_cli.report.html.compare.losses import answer, fixed, reads
-from duat_cli.report.html.compare.operator import blocks_of, heads, operator, unaligned
-from duat_cli.report.html.compare.stream import amplification, by_pair, named, stream
 from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
 from duat_cli.report.html.drawing.table import Head, table_by

@@ -1,1 +1,1 @@
-"""The page of `duat inspect`, one file a picture."""
+"""The page of `duat inspect`."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.report.html.drawing import facts
-from duat_cli.report.html.drawing.blocks import table_of_blocks
+from duat_cli.report.html.drawing import facts, marks
+from duat_cli.report.html.drawing.blocks import half_wide, line_over, table_of_blocks
 from duat_cli.report.html.drawing.elements import tag
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
+from duat_cli.report.html.drawing.scales import Linear, Log
+from duat_cli.report.html.drawing.series import level
 from duat_cli.report.html.drawing.table import Head, table_of
-from duat_cli.report.html.inspect.certificate import certificate
 from duat_cli.report.html.inspect.heads import heads
 from duat_cli.report.html.inspect.nulls import against_nulls
-from duat_cli.report.html.inspect.routing import routing
 from duat_cli.report.html.inspect.shares import shares, terms
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.columns import COLUMNS, SPECTRUM
 from duat_cli.report.tables.grid import Column, on_page
-from duat_cli.report.tables.inspect import END_COLUMNS
+from duat_cli.report.tables.inspect import END_COLUMNS, ROUTING_COLUMNS
 from duat_cli.results.inspect import CouplingMap, InspectReport
 from duat_cli.results.prompts import all_prompts
 from duat_cli.text import plural
@@ -36,6 +36,14 @@ _END_TO_END = (
     Column(("null: uniform, mean distance", "tokens"), "null.uniform.mean_distance", numbers.plain),
     Column(("null: re-initialised, context", "tokens"), "null.reinitialised.effective_context", numbers.plain),
 )
+_ERRORS = (
+    Column(("certificate error", "relative"), "certificate_error", numbers.error),
+    Column(("error of W' factors", "relative"), "operator.certificate_error", numbers.error),
+    Column(("largest activation", "as stored"), "range.largest_activation", numbers.plain),
+    Column(("of the dtype's largest", "%"), "range.share", numbers.percent),
+)
+_ROUTING = on_page(sorted(ROUTING_COLUMNS, key=lambda column: not column.path.startswith("routing.r2")))
+_LINES = ((_ROUTING[0], "s2"), (_ROUTING[1], "s3"), (_ROUTING[2], "s1"))
 
 
 def inspect_sheet(report: InspectReport, beside: Sequence[InspectReport]) -> Sheet:
@@ -45,9 +53,9 @@ def inspect_sheet(report: InspectReport, beside: Sequence[InspectReport]) -> She
         *against_nulls(report, beside),
         _coupling(report),
         terms(report, beside),
-        routing(report),
+        _routing(report),
         *heads(report),
-        certificate(report, beside),
+        _certificate(report, beside),
         _statistics(report),
         _end_to_end(report),
     ]
@@ -88,6 +96,52 @@ def _cut(found: CouplingMap) -> str:
     if shown == found.total_tokens:
         return ""
     return f"Prompt {found.prompt}: the first {shown} of {plural(found.total_tokens, 'token')} are shown."
+
+
+def _routing(report: InspectReport) -> Figure | None:
+    """Lines over blocks: what the scores of attention are explained by."""
+    if all(block.routing is None for block in report.blocks):
+        return None
+    plot = half_wide(report.blocks, "share of the scores' variance (%)", Linear(0, 1, percent=True))
+    drawn = []
+    for column, series in _LINES:
+        drawn += line_over(plot, report.blocks, column.path, series, column.name, numbers.share)
+    return Figure(
+        key="routing",
+        title="What the scores of attention are explained by",
+        says="R^2 of the scores before the softmax, mean over heads. What W_QK leaves is positions and biases.",
+        picture=plot.svg(drawn, "Three lines over blocks: by x.x, by the covariance of tokens, by W_QK."),
+        tables=[table_of_blocks(report.blocks, _ROUTING)],
+        terms=[f"blocks[].{column.path}" for column in _ROUTING],
+        legend=[("line", series, column.name) for column, series in _LINES],
+    )
+
+
+def _certificate(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | None:
+    """Errors by block against the tolerance; an error of exactly zero has no place on the axis and is only in the
+    table."""
+    if not report.blocks:
+        return None
+    errors = [block.certificate_error for block in report.blocks]
+    every = [b.certificate_error for r in beside for b in r.blocks] + [r.certificate.tolerance for r in beside]
+    plot = half_wide(report.blocks, "relative error of the output", Log.over(every))
+    drawn = [level(plot, report.certificate.tolerance, f"tolerance {report.certificate.tolerance:.0e}")]
+    drawn += [
+        marks.dot(plot.x(i), plot.y(e), "s1", f"block {report.blocks[i].index}: {numbers.error(e)}")
+        for i, e in enumerate(errors)
+        if e > 0
+    ]
+    notes = ["Blocks whose error is 0 have no place on this axis."] if not all(errors) else []
+    return Figure(
+        key="certificate",
+        title="How exact each block is: its rebuilt output against the model's own",
+        says="The largest over the prompts. What stands below the dashed line is within the arithmetic's tolerance.",
+        picture=plot.svg(drawn, "Relative error of every block, and the tolerance."),
+        tables=[table_of_blocks(report.blocks, _ERRORS)],
+        terms=["blocks[].certificate_error", "certificate.plain_error", "certificate.tolerance"],
+        legend=[("dot", "s1", "relative error"), ("rule", "s1", "tolerance")],
+        notes=notes,
+    )
 
 
 def _statistics(report: InspectReport) -> Figure | None:

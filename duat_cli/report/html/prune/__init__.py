@@ -1,1 +1,1 @@
-"""The page of `duat prune-bound`, one file a picture."""
+"""The page of `duat prune-bound`."""

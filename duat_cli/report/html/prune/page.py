@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
 from duat_cli.report.html.prune.blocks import histograms, parts
-from duat_cli.report.html.prune.repair import repairs, written
 from duat_cli.report.html.prune.scatter import scatter
-from duat_cli.report.html.prune.sets import curves, plans
+from duat_cli.report.html.prune.sets import curves, plans, repairs, written
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.prune.sets import guarantee, limit, mean_guarantee
 from duat_cli.results.prune.report import PruneReport

@@ -34,6 +34,18 @@ def named(one: Attribution) -> str:
     return f"{text} against the mean of all" if target.against_mean else text
 
 
+def title(one: Attribution, prompts: int) -> str:
+    """Which prediction: the target, the position, and the prompt where there are several."""
+    where = "" if one.position is None else f" at position {one.position}"
+    return f"{named(one)}{where}" + (f" of prompt {one.prompt}" if prompts > 1 else "")
+
+
+def token(one: Attribution, position: int) -> str:
+    """A token by its position and text."""
+    texts = one.parts.tokens
+    return f"{position} '{texts[position].text}'" if position < len(texts) else str(position)
+
+
 def called(one: Attribution) -> str:
     """What its number is called."""
     return _WORDS.get(one.target.kind, "logit")

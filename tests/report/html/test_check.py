@@ -1,4 +1,4 @@
-"""How near a measurement is to its bound, as the page draws it."""
+"""The page of `duat check`: how near a measurement is to its bound, as it is drawn."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from duat_cli.report.html.check.bounds import share
+from duat_cli.report.html.check import share
 from duat_cli.results.check import Outcome
 
 

@@ -1,1 +1,0 @@
-"""The page of `duat check`, one file a picture."""

@@ -1,0 +1,346 @@
+"""The page of `duat lora-diff`: what each module changes by, and what that does on prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from duat_cli.report.html.drawing import facts, marks
+from duat_cli.report.html.drawing.blocks import stacked, table_of_blocks
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Verdict
+from duat_cli.report.html.drawing.layered import layer_map, place_of
+from duat_cli.report.html.drawing.plot import Axis, Plot
+from duat_cli.report.html.drawing.scales import Linear, Log
+from duat_cli.report.html.drawing.series import dotted
+from duat_cli.report.html.drawing.table import Head, Table, table_at, table_by, table_of
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column, on_page
+from duat_cli.report.tables.lora import BLOCK_COLUMNS, PROMPT_COLUMNS
+from duat_cli.results.lora import LoraReport
+from duat_cli.results.prompts import all_prompts
+from duat_cli.results.weight_change import ModuleChange, ModuleComparison
+from duat_cli.text import plural
+
+_TILES = (
+    Column(("change of the weights", "%"), "summary.relative_frobenius", numbers.percent),
+    Column(("its norm", "of dW"), "summary.frobenius_norm", numbers.plain),
+    Column(("KL of the answers", "nats"), "summary.kl", numbers.plain),
+    Column(("loss", "nats a token"), "summary.loss_change", numbers.signed(numbers.plain)),
+)
+_PARTS = (
+    ("operator.routing", "s1", "routing: what attention looks at"),
+    ("operator.weights", "s2", "weights: what it carries"),
+    ("operator.interaction", "s3", "interaction of both"),
+)
+_POINTS = (("operator.relative_change", "the whole change", False),)
+_BLOCK = (
+    *on_page(BLOCK_COLUMNS),
+    Column(("certificate, base", "relative"), "base_certificate", numbers.error),
+    Column(("certificate, tuned", "relative"), "tuned_certificate", numbers.error),
+)
+_NORMS = (
+    Column(("norm of the change", "of dW"), "frobenius_norm", numbers.plain),
+    Column(("relative to the weight", "%"), "relative_frobenius", numbers.percent),
+    Column(("spectral norm", "of dW"), "spectral_norm", numbers.plain),
+    Column(("largest effect", "at one token"), "sup_local", numbers.plain),
+)
+_RANKS = (
+    Column(("stated rank", "directions"), "rank", numbers.whole),
+    Column(("numerical rank", "directions"), "numerical_rank", numbers.whole),
+    Column(("stable rank", "directions"), "stable_rank", numbers.plain),
+    Column(("entropy rank", "directions"), "entropy_rank", numbers.plain),
+    Column(("90 % of the energy", "directions"), "energy_rank_90", numbers.whole),
+    Column(("spectral norm", "of dW"), "spectral_norm", numbers.plain),
+    Column(("rounding alone", "of dW"), "rounding.floor", numbers.plain),
+    Column(("above rounding", "directions"), "rounding.rank_above_floor", numbers.whole),
+)
+_INTRUDERS = (
+    Column(("intruders, output side", "vectors"), "intruders.output", numbers.whole),
+    Column(("intruders, input side", "vectors"), "intruders.input", numbers.whole),
+    Column(("looked at", "vectors"), "intruders.k", numbers.whole),
+    Column(("alignment, output", "%"), "alignment.output", numbers.percent),
+    Column(("null: random", "%"), "alignment.output_random", numbers.percent),
+    Column(("alignment, input", "%"), "alignment.input", numbers.percent),
+    Column(("null: random", "%"), "alignment.input_random", numbers.percent),
+)
+_COMPARISON = (
+    Column(("cosine", "-1 to 1"), "cosine", numbers.signed(numbers.plain)),
+    Column(("distance", "of dW"), "distance", numbers.plain),
+    Column(("relative distance", "0-1"), "relative_distance", numbers.plain),
+)
+_LINES = 80  # modules of a plot; those with the largest relative change
+
+
+def lora_sheet(report: LoraReport, beside: Sequence[LoraReport]) -> Sheet:
+    """beside: all lora-diff reports of the page, this one among them: they share their axes."""
+    two = report.other_modules is not None
+    figures = [
+        _operator(report, beside),
+        _prompts(report, beside),
+        _eq18(report),
+        *(
+            picture(report.modules, "modules", f": {report.tuned}" if two else "")
+            for picture in (_norms, _spectra, _intruders)
+        ),
+        _compared(report),
+    ]
+    if report.other_modules is not None:
+        other = f": {report.comparison.other}" if report.comparison else ": the second adapter"
+        figures += [picture(report.other_modules, "other_modules", other) for picture in (_norms, _spectra, _intruders)]
+    figures.append(_lint(report))
+    return Sheet(
+        command=report.command,
+        name=f"{report.base} and {report.tuned}",
+        facts=_facts(report),
+        verdict=_verdict(report),
+        tiles=facts.tiles(report, _TILES),
+        lists=[
+            ("Notable", report.summary.notable),
+            facts.skipped(report.skipped),
+            ("Warnings", report.warnings),
+            ("Held and not changed", report.unchanged),
+            ("Not in the base", report.added),
+            ("Only in the base", report.removed),
+        ],
+        figures=[figure for figure in figures if figure is not None],
+    )
+
+
+def _facts(report: LoraReport) -> list[str]:
+    changed = report.summary.changed
+    what = "checked only" if changed is None else f"{plural(changed, 'parameter')} changed"
+    what += f", {len(report.reshaped)} of another shape, not compared" if report.reshaped else ""
+    found = [f"{report.mode}: {report.method} on {report.dtype} weights, {what}"]
+    if report.model is not None and report.environment is not None and report.prompts is not None:
+        found += facts.loaded(report.model, report.environment, all_prompts(report))
+    return found
+
+
+def _verdict(report: LoraReport) -> Verdict | None:
+    """The certificates of both models, and what the linter found."""
+    errors = [finding for finding in report.lint if finding.level == "error"]
+    lint = f"; {plural(len(errors), 'error')} of the linter" if errors else ""
+    both = [c for c in (report.certificate, report.tuned_certificate) if c is not None]
+    if not both:
+        return Verdict("bad", "ERRORS", lint.removeprefix("; ")) if errors else None
+    worst = max(max(c.relative_error, c.plain_error) for c in both)
+    text = f"largest relative error {numbers.error(worst)}, of the base and of the tuned model{lint}"
+    if all(c.exact for c in both) and not errors:
+        return Verdict("good", "exact", text)
+    return Verdict("bad", "ERRORS" if all(c.exact for c in both) else "NOT EXACT", text)
+
+
+def _operator(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
+    """Bars of three parts over blocks, and a point for the whole."""
+    if not report.blocks or all(block.operator.relative_change is None for block in report.blocks):
+        return None
+    every = [block for other in beside for block in other.blocks or []]
+    about = "Stacked bars over blocks: routing, weights, interaction."
+    return Figure(
+        key="operator",
+        wide=True,
+        title="What changed W' of each block: routing, weights, and both together",
+        says="The three add up to the change as matrices. Their norms, stacked here, need not: the point is the norm "
+        "of the whole change, and it lies below the bar where parts cancel.",
+        picture=stacked(report.blocks, every, _PARTS, "change (% of W' of the base)", about, _POINTS),
+        tables=[table_of_blocks(report.blocks, _BLOCK)],
+        terms=["blocks[].operator.relative_change", *(f"blocks[].{path}" for path, _, _ in _PARTS)],
+        legend=[*(("bar", series, name) for _, series, name in _PARTS), ("dot", "s4", "the whole change")],
+    )
+
+
+def _prompts(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
+    """A point a prompt: the base's loss across, the tuned model's upwards."""
+    if not report.by_prompt:
+        return None
+    rows = report.by_prompt
+    losses = [v for other in beside for p in other.by_prompt or [] for v in (p.loss_base, p.loss_tuned)]
+    scale = Linear.over(losses, zero=False)
+    plot = Plot(Axis("loss of the base (nats a token)", scale), Axis("loss, tuned (nats a token)", scale), 500, 330)
+    drawn = [marks.rule(plot.left, plot.bottom, plot.right, plot.top, "the same loss")]
+    for row in rows:
+        if row.loss_base is not None and row.loss_tuned is not None:
+            said = f"prompt {row.prompt}: {numbers.plain(row.loss_base)}, tuned {numbers.plain(row.loss_tuned)}"
+            drawn.append(marks.dot(plot.x(row.loss_base), plot.y(row.loss_tuned), "s1", said))
+    return Figure(
+        key="prompts",
+        title="What it does to the loss, prompt by prompt",
+        says="Below the dashed line the tuned model is better.",
+        picture=plot.svg(drawn, "A point for each prompt: loss of the base and of the tuned model."),
+        tables=[table_of(rows, Head("prompt"), lambda one: str(one.prompt), on_page(PROMPT_COLUMNS), "by_prompt[]")],
+        terms=["by_prompt[].kl", "by_prompt[].loss_base", "by_prompt[].loss_tuned", "by_prompt[].output"],
+    )
+
+
+def _eq18(report: LoraReport) -> Figure | None:
+    found = report.eq18
+    if found is None:
+        return None
+    word = {True: "holds", False: "does NOT hold", None: "was not tested"}[found.holds]
+    rows = [
+        ["the sum", numbers.error(found.relative_error), numbers.error(found.tolerance)],
+        ["the change alone", numbers.error(found.change_error), numbers.error(found.change_tolerance)],
+    ]
+    return Figure(
+        key="eq18",
+        title=f"Eq. 18, in the FFNs' linear layers: {word}",
+        says=f"{found.statement}. Tested on up to {plural(found.inputs, 'input')} a layer.",
+        tables=[Table([Head("what", number=False), Head("error", "relative"), Head("tolerance", "relative")], rows)],
+        terms=["eq18", "eq18.relative_error", "eq18.change_error"],
+        notes=[
+            *([f"It fails of {', '.join(found.failed)}."] if found.failed else []),
+            *(f"{one.what} was not tested: {one.why}." for one in found.not_covered),
+        ],
+    )
+
+
+def _norms(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | None:
+    """A map of |dW| / |W|. place: where the modules stand in the report; whose: of which adapter, '' for the only."""
+    values = {place_of(m.whole_name): m.relative_frobenius for m in modules if m.relative_frobenius is not None}
+    if not values:
+        return None
+    picture, left_out = layer_map({key: 100 * value for key, value in values.items()}, "change of the weight in %")
+    return Figure(
+        key=f"norms{place}",
+        wide=True,
+        title=f"How much each weight changes, by block{whose}",
+        says="|dW|_F / |W|_F in per cent. An empty cell is not in the change.",
+        picture=picture,
+        tables=[_table(modules, _NORMS, place)],
+        terms=[f"{place}[].relative_frobenius", f"{place}[].frobenius_norm", f"{place}[].sup_local"],
+        notes=[f"{left_out} kinds that change less are in the table."] if left_out else [],
+    )
+
+
+def _spectra(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | None:
+    """Singular values in falling order, a line a module, by kind of module."""
+    known = [i for i, m in enumerate(modules) if m.singular_values and m.singular_values[0] > 0]
+    if not known:
+        return None
+    known.sort(key=lambda i: -(modules[i].relative_frobenius or 0.0))
+    kept = known[:_LINES]
+    kinds = list(dict.fromkeys(place_of(modules[i].whole_name)[0] for i in kept))
+    series = {kind: marks.SERIES[min(n, len(marks.SERIES) - 1)] for n, kind in enumerate(kinds)}
+    ratios = {i: _ratios(modules[i]) for i in kept}
+    longest = max(map(len, ratios.values()))
+    plot = Plot(
+        Axis("number of the singular value", Linear(1, max(longest, 2), count=min(8, max(1, longest - 1)))),
+        Axis("share of the largest", Log.over(v for values in ratios.values() for v in values)),
+        height=320,
+    )
+    drawn = []
+    for i in reversed(kept):
+        kind = place_of(modules[i].whole_name)[0]
+        said = f"{modules[i].whole_name}, value"
+        points = [(k, v, f"{said} {k}: {v:.3g} of the largest") for k, v in enumerate(ratios[i], 1)]
+        drawn += dotted(plot, points, series[kind], size=2.5)
+    named = [("line", series[kind], kind) for kind in kinds[: len(marks.SERIES) - 1]]
+    if len(kinds) >= len(marks.SERIES):
+        named.append(("line", marks.SERIES[-1], f"{len(kinds) - len(named)} further kinds"))
+    left = len(known) - len(kept)
+    return Figure(
+        key=f"spectra{place}",
+        wide=True,
+        title=f"How fast the singular values of each change fall{whose}",
+        says="Each over the largest of its module: a line that falls at once is a change of one direction.",
+        picture=plot.svg(drawn, "Falling lines of singular values, one for each module."),
+        tables=[_table(modules, _RANKS, place), _values(modules, kept, place)],
+        terms=[f"{place}[].singular_values", f"{place}[].stable_rank", f"{place}[].numerical_rank"],
+        legend=named,
+        notes=[f"{left} modules that change less are in the tables."] if left else [],
+    )
+
+
+def _ratios(module: ModuleChange) -> list[float]:
+    values = module.singular_values or []
+    return [value / values[0] for value in values if value > 0]
+
+
+def _values(modules: Sequence[ModuleChange], kept: Sequence[int], place: str) -> Table:
+    longest = max(len(modules[i].singular_values or []) for i in kept)
+    return table_at(
+        f"{place}[]",
+        heads=[
+            Head("parameter", number=False),
+            *(Head(f"value {k + 1}", "of dW", f"singular_values.{k}") for k in range(longest)),
+        ],
+        rows=[
+            [modules[i].whole_name, *(numbers.plain(v) for v in modules[i].singular_values or []),
+             *([""] * (longest - len(modules[i].singular_values or [])))]
+            for i in kept
+        ],
+        numbers=kept,
+    )  # fmt: skip
+
+
+def _intruders(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | None:
+    """A map of the intruders on the output side; both sides in the table."""
+    values = {
+        place_of(m.whole_name): float(m.intruders.output)
+        for m in modules
+        if m.intruders is not None and m.intruders.output is not None
+    }
+    if not values:
+        return None
+    picture, _ = layer_map(values, "intruders on the output side", form=numbers.whole)
+    epsilon = next(m.intruders.epsilon for m in modules if m.intruders is not None)
+    return Figure(
+        key=f"intruders{place}",
+        wide=True,
+        title=f"Intruder dimensions, by block{whose}",
+        says="How many leading singular vectors of the tuned weight, on the output side, resemble none of the base "
+        f"weight (|cosine| below {epsilon:g}). An empty cell is not in the change, or was not settled.",
+        picture=picture,
+        tables=[_table(modules, _INTRUDERS, place)],
+        terms=[f"{place}[].intruders.output", f"{place}[].alignment.output", f"{place}[].alignment"],
+    )
+
+
+def _table(modules: Sequence[ModuleChange | ModuleComparison], columns: Sequence[Column], place: str) -> Table:
+    return table_of(modules, Head("parameter", number=False), lambda m: m.whole_name, columns, f"{place}[]")
+
+
+def _compared(report: LoraReport) -> Figure | None:
+    """Two adapters: the cosine of their changes, module by module."""
+    if report.comparison is None:
+        return None
+    rows = report.comparison.modules
+    values = {place_of(m.whole_name): m.cosine for m in rows if m.cosine is not None}
+    picture, _ = layer_map(values, "cosine", signed=True)
+    only = [
+        f"Only the {word} changes: {', '.join(names)}."
+        for word, names in (("first", report.comparison.only_first), ("second", report.comparison.only_second))
+        if names
+    ]
+    return Figure(
+        key="compared",
+        wide=True,
+        title="Whether the two adapters change weights in the same direction",
+        says=f"Cosine of the two changes of each weight, the first being {report.tuned}, the second "
+        f"{report.comparison.other}; all together {numbers.plain(report.comparison.cosine)}. A dash: opposed.",
+        picture=picture,
+        tables=[_table(rows, _COMPARISON, "comparison.modules")],
+        terms=["comparison.modules[].cosine", "comparison.modules[].distance", "comparison.cosine"],
+        notes=only,
+    )
+
+
+def _lint(report: LoraReport) -> Figure | None:
+    if not report.lint:
+        return None
+    return Figure(
+        key="lint",
+        wide=True,
+        title="What the linter found",
+        says="Faults that go wrong in practice.",
+        tables=[
+            table_by(
+                "lint[]",
+                report.lint,
+                (Head("level", path="level", number=False), lambda one: one.level),
+                (Head("rule", path="rule", number=False), lambda one: one.rule),
+                (Head("where", path="where", number=False), lambda one: one.where),
+                (Head("what", path="message", number=False, long=True), lambda one: one.message),
+            )
+        ],
+        terms=["lint"],
+    )

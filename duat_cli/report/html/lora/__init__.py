@@ -1,1 +1,0 @@
-"""The page of `duat lora-diff`, one file a picture."""

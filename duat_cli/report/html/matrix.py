@@ -1,0 +1,224 @@
+"""The page of `duat matrix`: the maps of one block, the checks, and the paper's matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from markupsafe import Markup
+
+from duat_cli.report.html.drawing import facts, marks
+from duat_cli.report.html.drawing.cells import cells, scale_of_cells
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
+from duat_cli.report.html.drawing.plot import Axis, Plot
+from duat_cli.report.html.drawing.scales import Band, Log
+from duat_cli.report.html.drawing.table import Head, Table, table_by
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.facts import heads, named
+from duat_cli.report.tables.grid import Column
+from duat_cli.report.tables.matrix import NORMS, VERDICTS, token_labels
+from duat_cli.results.matrix import MatrixReport
+
+_SIGNED = numbers.signed(numbers.plain)
+_SAYS = (
+    "|left - right| / |right|, both sides computed separately. The model's own is the H V of its forward pass "
+    "and what that moves in its own block, biases left out. c: as many of the M columns as can be built; <> is the "
+    "diamond product, W <> x = W^T x."
+)
+
+
+def matrix_sheet(report: MatrixReport, beside: Sequence[MatrixReport]) -> Sheet:
+    """beside: all matrix reports of the page, this one among them: their errors share an axis."""
+    return Sheet(
+        command=report.command,
+        name=f"{named(report.model)}, block {report.layer}",
+        facts=[*facts.loaded(report.model, report.environment, [report.prompt]), _case(report)],
+        verdict=_verdict(report),
+        tiles=[
+            Tile("tokens", str(report.tokens), "N", "tokens"),
+            Tile("width", str(report.hidden_size), "M", "hidden_size"),
+            Tile("certificate", numbers.error(report.certificate.relative_error), "relative",
+                 "certificate.relative_error"),
+        ],
+        lists=[
+            ("What the papers say", [f"{form.name}: {form.papers}" for form in report.matrices if form.papers]),
+            ("Warnings", report.warnings),
+        ],
+        figures=[_coupling(report), _convolution(report), _corner(report), _checks(report, beside), _forms(report)],
+    )  # fmt: skip
+
+
+def _case(report: MatrixReport) -> str:
+    origin = "read from the weights" if report.factors == "read" else "found with unit vectors"
+    built = "the matrices are built" if report.dense else "too large to build, so in factors"
+    return (
+        f"{report.name}: {heads(report, 'key/value')} of width d = {report.head_width}; W_V and W_O {origin}; {built}"
+    )
+
+
+def _verdict(report: MatrixReport) -> Verdict:
+    """Of the certificate and the checks together."""
+    plain = facts.verdict(report.certificate)
+    failed = [check.name for check in report.checks if check.holds is False]
+    made = sum(check.holds is not None for check in report.checks)
+    if failed:
+        return Verdict("bad", "FAILS", f"{', '.join(failed)}; {plain.word} {plain.text}")
+    of = "" if made == len(report.checks) else f" of {len(report.checks)}"
+    return Verdict(plain.state, plain.word, f"{plain.text}; {made}{of} checks hold")
+
+
+def _coupling(report: MatrixReport) -> Figure:
+    """The map of C, token by token."""
+    count = len(report.coupling)
+    which = f"the first {count} of {report.tokens} tokens" if count < report.tokens else "the tokens"
+    return Figure(
+        key="coupling",
+        title=f"Coupling through W': C between {which}",
+        says="C_ij = |B_ij|_F, from token j (column) into token i (row). A causal mask leaves what lies right of the "
+        "diagonal at zero.",
+        picture=_map(report.coupling, token_labels(report), ("from token j", "into token i"), "C", signed=False),
+        tables=[_table(report.coupling, token_labels(report), "i", "coupling", "norm", numbers.plain)],
+        terms=["coupling"],
+    )
+
+
+def _convolution(report: MatrixReport) -> Figure:
+    """The same of a convolution, to set beside it."""
+    found = report.convolution
+    return Figure(
+        key="convolution",
+        title=f"The same of a 1-D convolution, k = {found.width}",
+        says="Its weights are drawn, so only where it is zero says anything. An output token is made of "
+        f"{numbers.plain(found.attention_tokens_read)} tokens by this block's attention, of "
+        f"{numbers.plain(found.tokens_read)} by the convolution, mean over tokens.",
+        picture=_map(found.coupling, token_labels(report), ("from token j", "into token i"), "C", signed=False),
+        tables=[_table(found.coupling, token_labels(report), "i", "convolution.coupling", "norm", numbers.plain)],
+        terms=["convolution.coupling", "convolution.tokens_read", "convolution.attention_tokens_read"],
+    )
+
+
+def _corner(report: MatrixReport) -> Figure:
+    """The top-left entries of W'_HVO."""
+    side = len(report.corner)
+    labels = [str(i) for i in range(side)]
+    return Figure(
+        key="corner",
+        title=f"The corner of W'_HVO: {side} x {side} entries of its block B_00",
+        says="From token 0 to token 0: what this component of the input (column) adds to that of the output (row).",
+        picture=_map(
+            report.corner, labels, ("component of the input", "component of the output"), "entry", signed=True
+        ),
+        tables=[_table(report.corner, labels, "row", "corner", "entry", _SIGNED)],
+        terms=["corner"],
+    )
+
+
+def _map(
+    rows: Sequence[Sequence[float]], labels: Sequence[str], axes: tuple[str, str], word: str, *, signed: bool
+) -> Markup:
+    """Row 0 on top, as a matrix is written."""
+    count = len(rows)
+    plot = Plot(
+        Axis(axes[0], Band([str(i) for i in range(count)], most=count)),
+        Axis(axes[1], Band(list(reversed(labels)), most=count)),
+        width=540,
+        height=80 + max(26, 180 // max(1, count)) * count,
+        longest=max((len(label) for label in labels), default=1),
+    )
+
+    def said(r: int, c: int) -> str:
+        return f"{word}, row {count - 1 - r}, column {c}"
+
+    form = _SIGNED if signed else numbers.plain
+    drawn = cells(plot, list(reversed(rows)), said, form)
+    largest = max((abs(value) for row in rows for value in row), default=0.0)
+    about = f"Map of {count} x {count}: {axes[0]} across, {axes[1]} downwards."
+    return plot.svg(drawn, about) + scale_of_cells(largest, signed=signed)
+
+
+def _table(
+    rows: Sequence[Sequence[float]],
+    labels: Sequence[str],
+    label: str,
+    path: str,
+    unit: str,
+    form: Callable[[float | None], str],
+) -> Table:
+    return Table(
+        heads=[Head(label, number=False), *(Head(str(j), unit, str(j)) for j in range(len(rows)))],
+        rows=[[name, *(form(value) for value in row)] for name, row in zip(labels, rows, strict=True)],
+        place=f"{path}.",
+        at=[f"{path}.{i}" for i in range(len(rows))],
+    )
+
+
+def _checks(report: MatrixReport, beside: Sequence[MatrixReport]) -> Figure:
+    """A point a check, and a line at its tolerance; what is exactly zero has no place on the axis."""
+    rows = report.checks
+    every = [value for one in beside for check in one.checks for value in (check.relative_error, check.tolerance)]
+    plot = Plot(
+        Axis("check (number in the table)", Band([str(number + 1) for number in range(len(rows))])),
+        Axis("relative error", Log.over(every)),
+        height=250,
+    )
+    drawn = []
+    for place, check in enumerate(rows):
+        at = plot.y(check.tolerance)
+        said = f"tolerance {check.tolerance:.0e}"
+        drawn.append(marks.rule(plot.x(place - 0.4), at, plot.x(place + 0.4), at, said))
+        if check.relative_error:
+            text = f"{check.name}: {numbers.error(check.relative_error)}, {VERDICTS[check.holds]}"
+            drawn.append(marks.dot(plot.x(place), plot.y(check.relative_error), "s1", text))
+    zero = [str(number + 1) for number, check in enumerate(rows) if check.relative_error == 0]
+    notes = [f"An error of 0 has no place on this axis: check {', '.join(zero)}."] if zero else []
+    reasons = dict.fromkeys(check.reasons["relative_error"] for check in rows if "relative_error" in check.reasons)
+    return Figure(
+        key="checks",
+        wide=True,
+        title="Every step of the paper, checked",
+        says=_SAYS,
+        picture=plot.svg(drawn, "A point for each check, and its tolerance."),
+        tables=[
+            table_by(
+                "checks[]",
+                list(enumerate(rows, 1)),
+                (Head("check"), lambda one: str(one[0])),
+                (Head("statement", path="statement", number=False, long=True), lambda one: one[1].statement),
+                (Head("error", "relative", "relative_error"), lambda one: numbers.error(one[1].relative_error)),
+                (Head("tolerance", "relative", "tolerance"), lambda one: numbers.error(one[1].tolerance)),
+                (Head("verdict", number=False), lambda one: VERDICTS[one[1].holds]),
+            )
+        ],
+        terms=["checks[].relative_error", "checks[].tolerance"],
+        legend=[("dot", "s1", "relative error"), ("rule", "s1", "tolerance")],
+        notes=[*notes, *(f"Not checked: {reason}." for reason in reasons)],
+        opened=True,
+    )
+
+
+def _forms(report: MatrixReport) -> Figure:
+    rows = report.matrices
+    return Figure(
+        key="matrices",
+        wide=True,
+        title="The paper's matrices: what they are, their shape and how dense they are",
+        says="Density is counted where built; expected is what the form and the mask leave if no weight is zero. "
+        + NORMS,
+        tables=[
+            table_by(
+                "matrices[]",
+                rows,
+                (Head("matrix", number=False), lambda row: row.name),
+                (Head("what it is", path="formula", number=False, long=True), lambda row: row.formula),
+                (Head("shape"), lambda row: " x ".join(str(side) for side in row.shape)),
+                Column(("density", "%"), "density", numbers.percent),
+                Column(("expected", "%"), "expected_density", numbers.percent),
+                (Head("as", number=False), lambda row: row.expected_formula or numbers.ABSENT),
+                notes=[
+                    f"No density: {reason}."
+                    for reason in dict.fromkeys(row.reasons.get("density") for row in rows if row.density is None)
+                    if reason
+                ],
+            )
+        ],
+        terms=["matrices[].density", "matrices[].expected_density"],
+    )

@@ -1,1 +1,0 @@
-"""The pages of `duat matrix` and `duat matrix --network`."""
