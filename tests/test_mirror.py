@@ -101,16 +101,13 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         api/comparing api/files api/models api/planning api/settings api/words""",
     "the table and nothing else: api/test_results.py": "api/pages report/notebook",
     "every page in a browser: report/html/test_document.py": """
-        report/html/attribute/heads report/html/attribute/layers report/html/attribute/measured
-        report/html/attribute/page report/html/attribute/text
-        report/html/compare/blocks report/html/compare/losses report/html/compare/page
+        report/html/attribute/heads report/html/attribute/page report/html/attribute/tokens
+        report/html/compare/blocks report/html/compare/page
         report/html/drawing/blocks report/html/drawing/facts report/html/drawing/figure
         report/html/drawing/layered report/html/drawing/marks
         report/html/drawing/plot report/html/drawing/series report/html/drawing/table
-        report/html/glossary report/html/sheets
-        report/html/inspect/heads report/html/inspect/nulls report/html/inspect/page report/html/inspect/shares
-        report/html/lora report/html/matrix report/html/network report/html/plan
-        report/html/prune/blocks report/html/prune/page report/html/prune/scatter report/html/prune/sets""",
+        report/html/glossary report/html/inspect/blocks report/html/inspect/page report/html/lora report/html/matrix
+        report/html/network report/html/plan report/html/prune/damage report/html/prune/page report/html/sheets""",
     "a few probes at a time: analysis/prune/terms/test_responses.py": "models/budgets",
 }
 

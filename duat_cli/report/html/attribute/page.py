@@ -5,10 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from duat_cli.report.html.attribute.heads import flows, heads
-from duat_cli.report.html.attribute.layers import blocks, token_by_layer
-from duat_cli.report.html.attribute.measured import measured
-from duat_cli.report.html.attribute.text import coloured, continued
+from duat_cli.report.html.attribute.heads import flows, heads, measured
+from duat_cli.report.html.attribute.tokens import blocks, coloured, continued, token_by_layer
 from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
 from duat_cli.report.html.drawing.table import Head, table_by, table_of
@@ -38,7 +36,7 @@ def attribute_sheet(report: AttributeReport, beside: Sequence[AttributeReport]) 
         figures += [coloured(report, number), token_by_layer(report, number), blocks(report, number)]
         figures += [heads(report, number), flows(report, number), measured(report, number), _inner(report, number)]
     figures += [coloured(report, number, whole=False) for number in range(drawn, drawn + texts)]
-    figures += [*predictions(report, drawn, texts), *means(report)]
+    figures += [*_predictions(report, drawn, texts), *_means(report)]
     lists = [("How to read it", [NOT_CAUSAL]), ("Held fixed between the last block and the logits", report.held)]
     return facts.sheet(report, report.prompts, _tiles(report), lists, figures, said=_verdict(report.certificate))
 
@@ -92,7 +90,7 @@ def _inner(report: AttributeReport, number: int) -> Figure | None:
     )
 
 
-def predictions(report: AttributeReport, drawn: int, texts: int) -> list[Figure]:
+def _predictions(report: AttributeReport, drawn: int, texts: int) -> list[Figure]:
     """All predictions, a row each, where there are several. drawn: of how many there are all pictures; texts: of how
     many further ones there is the text."""
     if len(report.attribution) < 2:
@@ -144,7 +142,7 @@ def _left_out(drawn: int, texts: int, of: int) -> list[str]:
     return [f"Only {first} {'has' if drawn == 1 else 'have'} all pictures{behind}. The JSON has all parts of all {of}."]
 
 
-def means(report: AttributeReport) -> list[Figure]:
+def _means(report: AttributeReport) -> list[Figure]:
     """What leads over all predictions."""
     found = report.summary
     if found is None:

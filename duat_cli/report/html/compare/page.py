@@ -1,4 +1,4 @@
-"""The sheet of `duat compare`."""
+"""The sheet of `duat compare`: which prompts, which parameters, and what moving parameters buy."""
 
 from __future__ import annotations
 
@@ -14,21 +14,30 @@ from duat_cli.report.html.compare.blocks import (
     stream,
     unaligned,
 )
-from duat_cli.report.html.compare.losses import answer, fixed, reads
-from duat_cli.report.html.drawing import facts
+from duat_cli.report.html.drawing import facts, marks
+from duat_cli.report.html.drawing.blocks import across, line_over, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
-from duat_cli.report.html.drawing.table import Head, table_by
+from duat_cli.report.html.drawing.plot import Axis, Plot
+from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.series import level
+from duat_cli.report.html.drawing.table import Head, table_by, table_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column
-from duat_cli.results.compare import CompareReport, PairFacts
+from duat_cli.report.tables.compare import HELD_COLUMNS, READ_COLUMNS, RUN_COLUMNS
+from duat_cli.report.tables.grid import Column, on_page
+from duat_cli.results.compare import CompareReport, FixedLoss, PairFacts
+from duat_cli.text import plural
 
 _RUNS = 6  # aligned stretches of a pair that the page shows
+_FIXED, _CONTEXT, _READ = on_page(HELD_COLUMNS), on_page(RUN_COLUMNS), on_page(READ_COLUMNS)
+_SOURCES = {"own": "the prompt's own", "another prompt": "another prompt's", "mean": "the mean over the prompts"}
+_APART = 0.16  # of a band, between what is held
+_DEMONSTRATIONS = 5  # with a line of their own
 
 
 def compare_sheet(report: CompareReport, beside: Sequence[CompareReport]) -> Sheet:
     """beside: all compare reports of the page, this one among them: they share their axes."""
     blocks = blocks_of(report)
-    figures = [fixed(report, beside), answer(report, beside), reads(report)]
+    figures = [_fixed(report, beside), _answer(report, beside), _reads(report)]
     if blocks:
         figures += [operator(blocks, beside), *heads(blocks)]
         figures += [amplification(blocks, beside), stream(blocks, beside), unaligned(blocks, beside)]
@@ -49,6 +58,119 @@ def _tiles(report: CompareReport) -> list[Tile]:
         found.append(Tile("aligned", str(pair.aligned), "tokens", "pairs.0.aligned"))
         found.append(Tile("KL of the next token", numbers.plain(pair.kl), "nats", "pairs.0.kl"))
     return found
+
+
+def _fixed(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | None:
+    """A point and an interval for each way to hold parameters; live is the line at the bottom."""
+    found = report.fixed
+    if found is None:
+        return None
+    every = [v for r in beside if r.fixed for one in r.fixed.runs for v in (one.change, one.low, one.high)]
+    sources = list(dict.fromkeys(run.source for run in found.runs))
+    kinds = list(dict.fromkeys(run.held for run in found.runs))
+    plot = Plot(
+        Axis("whose values are held", Band([_SOURCES[source] for source in sources])),
+        Axis("loss less the live one (nats a token)", Linear.over(every)),
+        height=300,
+    )
+    drawn = [level(plot, 0.0, f"live: {numbers.plain(found.live)} nats a token")]
+    for run in found.runs:
+        kind = kinds.index(run.held)
+        x, series = plot.x(sources.index(run.source) + (kind - (len(kinds) - 1) / 2) * _APART), marks.SERIES[kind]
+        if run.low is not None and run.high is not None:
+            drawn.append(marks.span(x, plot.y(run.low), x, plot.y(run.high), series))
+        text = f"{_held(run)}: {numbers.signed(numbers.plain)(run.change)}, loss {numbers.plain(run.loss)}"
+        drawn.append(marks.dot(x, plot.y(run.change), series, text, size=5))
+    entries = [("dot", series, kind) for kind, series in zip(kinds, marks.SERIES, strict=False)]
+    error, tolerance = numbers.error(found.own_error), f"{found.tolerance:.0e}"
+    check = f"its own values give back the live loss to {error}, tolerance {tolerance}"
+    return Figure(
+        key="fixed",
+        wide=True,
+        title="What dynamic parameters buy: the loss with them held, against the live one",
+        says=f"The dashed line is the live model, {numbers.plain(found.live)} nats a token. Held at the prompt's own "
+        "values nothing may change; the FFNs' nonlinearity stays live throughout.",
+        picture=plot.svg(drawn, "A point with its interval for each way to hold parameters; a line at the live loss."),
+        tables=[table_of(found.runs, Head("held", number=False), _held, _FIXED, "fixed.runs[]")],
+        terms=["fixed.runs[].change", "fixed.runs[].loss", "fixed.runs[].held", "fixed.runs[].source", "fixed.live",
+               "fixed.own_error"],
+        legend=[*entries, ("span", "s1", "95 % interval over the prompts"), ("rule", "s1", "live")],
+        notes=[f"Holds: {check}." if found.holds else f"DOES NOT HOLD: {check}."],
+    )  # fmt: skip
+
+
+def _held(run: FixedLoss) -> str:
+    """What is held, and whose values."""
+    return f"{run.held}: {run.source}"
+
+
+def _answer(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | None:
+    """A point a context: the loss of the answer behind it."""
+    found = report.context
+    if found is None or all(run.loss is None for run in found.runs):
+        return None
+    every = [run.loss for r in beside if r.context for run in r.context.runs]
+    plot = Plot(
+        Axis("in front of the answer", Band([run.label for run in found.runs], most=10)),
+        Axis("loss of the answer (nats a token)", Linear.over(every, zero=False)),
+        height=280,
+    )
+    alone = found.runs[0].loss
+    drawn = []
+    if alone is not None:
+        drawn.append(level(plot, alone, f"without demonstrations: {numbers.plain(alone)}"))
+    for place, run in enumerate(found.runs):
+        if run.loss is not None:
+            text = f"{run.label}: {numbers.plain(run.loss)} nats a token"
+            drawn.append(marks.dot(plot.x(place), plot.y(run.loss), "s1", text, size=5))
+    question, words = (plural(n, "token") for n in (found.question_tokens, found.answer_tokens))
+    return Figure(
+        key="answer",
+        wide=True,
+        title="What demonstrations do to the answer: its loss by context",
+        says=f"The answer ({words}) behind the question ({question}) with none, each and all of the demonstrations; "
+        "below the dashed line they help.",
+        picture=plot.svg(drawn, "A point for each context, and a line at the loss without demonstrations."),
+        tables=[table_of(found.runs, Head("context", number=False), lambda run: run.label, _CONTEXT, "context.runs[]")],
+        terms=["context.runs[].loss", "context.runs[].loss_change", "context.runs[].bias"],
+    )
+
+
+def _reads(report: CompareReport) -> Figure | None:
+    """Of the run with all demonstrations: lines over blocks, how much of W' on the question reads each."""
+    runs = [] if report.context is None else report.context.runs
+    if not runs or not runs[-1].reads or not runs[-1].reads[0].blocks:
+        return None
+    last, number = runs[-1], len(runs) - 1
+    kept = last.reads[:_DEMONSTRATIONS]
+    every = [v for read in kept for block in read.blocks for v in (block.share, block.null)]
+    plot = Plot(across(kept[0].blocks), Axis("share of W' on the question (%)", Linear.over(every, percent=True)))
+    drawn, entries = [], []
+    for series, read in zip(marks.SERIES, kept, strict=False):
+        for name, path, hollow in (
+            (f"--prefix {read.demonstration}", "share", False),
+            (f"--prefix {read.demonstration}, uniform attention", "null", True),
+        ):
+            drawn += line_over(plot, read.blocks, path, series, name, numbers.share, hollow=hollow)
+            entries.append(("hollow line" if hollow else "line", series, name))
+    left = len(last.reads) - len(kept)
+    tables = [
+        table_of_blocks(
+            read.blocks, _READ, f"context.runs.{number}.reads.{place}.blocks[]", f"--prefix {read.demonstration}, block"
+        )
+        for place, read in enumerate(kept)
+    ]
+    return Figure(
+        key="reads",
+        wide=True,
+        title=f"How much of W' on the question reads each demonstration: {last.label}",
+        says="Hollow: the same share with uniform attention, so what length, mask and scales alone make.",
+        picture=plot.svg(drawn, "Two lines over blocks for each demonstration: this model, and uniform attention."),
+        tables=tables,
+        terms=["context.runs[].reads[].blocks[].share", "context.runs[].reads[].blocks[].null"],
+        legend=entries,
+        notes=[f"{plural(left, 'more demonstration')}: in the JSON."] if left > 0 else [],
+    )
 
 
 def _pairs(report: CompareReport) -> Figure | None:

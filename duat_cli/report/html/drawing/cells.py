@@ -18,7 +18,7 @@ _ROOM = (38, 16)  # pixels of a cell that a number needs
 _MINUS = "\N{MINUS SIGN}"
 
 
-def level(value: float, largest: float) -> str:
+def depth(value: float, largest: float) -> str:
     """The class of a number: p1 to p4 above zero, n1 to n4 below, z for less than 3 % of the largest."""
     size = sum(abs(value) >= step * largest for step in STEPS) if largest > 0 else 0
     return f"{'p' if value > 0 else 'n'}{size}" if size else "z"
@@ -42,14 +42,14 @@ def cells(
     largest = max(map(abs, known.values()), default=0.0) if largest is None else largest
     width, height = abs(plot.x(1) - plot.x(0)), abs(plot.y(1) - plot.y(0))
     printed = form if width >= _ROOM[0] and height >= _ROOM[1] else None
-    filled = (place for place, v in known.items() if printed is not None or level(v, largest) != "z")
+    filled = (place for place, v in known.items() if printed is not None or depth(v, largest) != "z")
     order = sorted(filled, key=lambda place: -abs(known[place]))
     drawn: list[Mark] = []
     rest: dict[str, list[str]] = {}
     dashes = []
     for number, (r, c) in enumerate(order):
         value = known[r, c]
-        left, top, name = plot.x(c) - width / 2, plot.y(r) - height / 2, f"cell {level(value, largest)}"
+        left, top, name = plot.x(c) - width / 2, plot.y(r) - height / 2, f"cell {depth(value, largest)}"
         path = f"M{short(left)} {short(top)}h{short(width)}v{short(height)}h{short(-width)}z"
         if number < _NAMED:
             title = tag("title", f"{said(r, c)}: {(form or numbers.signed(numbers.plain))(value)}")
@@ -83,7 +83,7 @@ def words(tokens: Sequence[tuple[str, float, str]]) -> Markup:
     is below 3 % of the largest."""
     largest = max((abs(value) for _, value, _ in tokens), default=0.0)
     found: list[Markup] = []
-    for name, run in itertools.groupby(tokens, lambda token: level(token[1], largest)):
+    for name, run in itertools.groupby(tokens, lambda token: depth(token[1], largest)):
         if name == "z":
             found.append(tag("bdi", *(text for text, _, _ in run)))
         else:

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import facts, marks
-from duat_cli.report.html.drawing.blocks import half_wide, line_over, table_of_blocks
+from duat_cli.report.html.drawing.blocks import half_wide, line_over, map_of_heads, table_of_blocks, table_of_heads
 from duat_cli.report.html.drawing.elements import tag
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
 from duat_cli.report.html.drawing.scales import Linear, Log
 from duat_cli.report.html.drawing.series import level
 from duat_cli.report.html.drawing.table import Head, table_of
-from duat_cli.report.html.inspect.heads import heads
-from duat_cli.report.html.inspect.nulls import against_nulls
-from duat_cli.report.html.inspect.shares import shares, terms
+from duat_cli.report.html.inspect.blocks import against_nulls, shares, terms
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.columns import COLUMNS, SPECTRUM
-from duat_cli.report.tables.grid import Column, on_page
+from duat_cli.report.tables.grid import Column, on_page, value_at
+from duat_cli.report.tables.heads import COLUMNS as HEAD_COLUMNS
 from duat_cli.report.tables.inspect import END_COLUMNS, ROUTING_COLUMNS
-from duat_cli.results.inspect import CouplingMap, InspectReport
+from duat_cli.results.inspect import Block, CouplingMap, InspectReport
 from duat_cli.results.prompts import all_prompts
 from duat_cli.text import plural
 
@@ -44,6 +43,15 @@ _ERRORS = (
 )
 _ROUTING = on_page(sorted(ROUTING_COLUMNS, key=lambda column: not column.path.startswith("routing.r2")))
 _LINES = ((_ROUTING[0], "s2"), (_ROUTING[1], "s3"), (_ROUTING[2], "s1"))
+_SAYS = {
+    "first_token_share": "The share of a row that the first token has. Large: an attention sink.",
+    "current_token_share": "The share of a row that its own token has.",
+    "previous_token_share": "The share of a row that the token in front of it has.",
+    "duplicate_token_share": "The share of equal tokens in front, over rows that see one.",
+    "induction_share": "The share of tokens behind another occurrence of the row's own, over rows that see one.",
+}
+_HEADS = on_page(HEAD_COLUMNS)
+_SHARES = [column for column in _HEADS if column.path in _SAYS]
 
 
 def inspect_sheet(report: InspectReport, beside: Sequence[InspectReport]) -> Sheet:
@@ -54,7 +62,7 @@ def inspect_sheet(report: InspectReport, beside: Sequence[InspectReport]) -> She
         _coupling(report),
         terms(report, beside),
         _routing(report),
-        *heads(report),
+        *_heads(report),
         _certificate(report, beside),
         _statistics(report),
         _end_to_end(report),
@@ -115,6 +123,42 @@ def _routing(report: InspectReport) -> Figure | None:
         terms=[f"blocks[].{column.path}" for column in _ROUTING],
         legend=[("line", series, column.name) for column, series in _LINES],
     )
+
+
+def _heads(report: InspectReport) -> list[Figure]:
+    """Maps, heads across and blocks upwards."""
+    known = [(place, b, b.heads.each) for place, b in enumerate(report.blocks) if b.heads is not None and b.heads.each]
+    figures = []
+    for column in _SHARES:
+        if all(column.value(head) is None for _, _, each in known for head in each):
+            continue
+        columns = _HEADS if column is _SHARES[0] else [column]
+        null = [Column((f"null: {c.name}", c.title[-1]), f"heads.uniform.{c.path}", c.form) for c in columns]
+        figures.append(
+            Figure(
+                key=f"heads-{column.path}",
+                title=f"What heads read by block and head: {column.name}",
+                name=f"Heads: {column.name}",
+                says=f"{_SAYS[column.path]} {_uniform([block for _, block, _ in known], column)}",
+                picture=map_of_heads(known, column, 1.0),
+                tables=[table_of_heads(known, columns, "blocks[].heads.each[]"), table_of_blocks(report.blocks, null)],
+                terms=[f"blocks[].heads.each[].{column.path}"],
+                notes=_without(report.blocks),
+            )
+        )
+    return figures
+
+
+def _uniform(blocks: Sequence[Block], column: Column) -> str:
+    """What the null is, in a sentence; of several blocks its range."""
+    values = [value for block in blocks if (value := value_at(block, f"heads.uniform.{column.path}")) is not None]
+    ends = dict.fromkeys(numbers.percent(end) for end in (min(values), max(values))) if values else {"not known": None}
+    return f"Null, H uniform over the tokens that a row may see: {' to '.join(ends)}{' %' if values else ''}."
+
+
+def _without(blocks: Sequence[Block]) -> list[str]:
+    none = [(block.index, block.heads.reasons.get("each")) for block in blocks if block.heads and not block.heads.each]
+    return [f"Block {index}: {why}." for index, why in none]
 
 
 def _certificate(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | None:

@@ -1,28 +1,38 @@
-"""The sheet of `duat prune-bound`."""
+"""The sheet of `duat prune-bound`: sets of terms, with repair and without it, and the checkpoint that was written."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.report.html.drawing import facts
+from duat_cli.kinds import KINDS, NAMES
+from duat_cli.report.html.drawing import facts, marks
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
-from duat_cli.report.html.prune.blocks import histograms, parts
-from duat_cli.report.html.prune.scatter import scatter
-from duat_cli.report.html.prune.sets import curves, plans, repairs, written
+from duat_cli.report.html.drawing.plot import Axis, Plot
+from duat_cli.report.html.drawing.scales import Linear
+from duat_cli.report.html.drawing.series import dotted, level
+from duat_cli.report.html.drawing.table import Head, Table, table_of
+from duat_cli.report.html.prune.damage import histograms, parts, scatter
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.prune.sets import guarantee, limit, mean_guarantee
+from duat_cli.report.tables.grid import Column, on_page
+from duat_cli.report.tables.prune.repair import left_out, repair_columns
+from duat_cli.report.tables.prune.sets import guarantee, held_out_columns, limit, mean_guarantee, plan_columns
+from duat_cli.results.prune.repair import RepairedSet, SetRepair
 from duat_cli.results.prune.report import PruneReport
+from duat_cli.results.prune.sets import CurvePoint, HeldOut, Plan
 from duat_cli.text import plural
+
+_MANY = {**NAMES, "attention": "attention layers"}
+_SERIES = (("held_out", "s1", "held-out prompts"), ("chosen_on", "s2", "prompts that chose the sets"))
 
 
 def prune_sheet(report: PruneReport, beside: Sequence[PruneReport]) -> Sheet:
     """beside: all prune-bound reports of the page, this one among them: they share their axes."""
     said = [text for plan in report.plans for text in (guarantee(plan), *mean_guarantee(plan), *limit(plan))]
     figures = [
-        *curves(report, beside),
-        *repairs(report),
+        *(_curve(report, number, beside) for number, plan in enumerate(report.plans) if plan.curve),
+        *(_repair(report, number, plan.repair) for number, plan in enumerate(report.plans) if plan.repair),
         _plans(report),
-        written(report),
+        _written(report),
         scatter(report),
         parts(report, beside),
         histograms(report, beside),
@@ -49,9 +59,127 @@ def _tiles(report: PruneReport) -> list[Tile]:
     return [tile for tile in found if tile.value != numbers.ABSENT]
 
 
+def _curve(report: PruneReport, number: int, beside: Sequence[PruneReport]) -> Figure:
+    plan, unit = report.plans[number], report.protocol.unit
+    alike = [p for other in beside for p in other.plans if p.granularity == plan.granularity]
+    plot = Plot(
+        Axis(
+            f"share of {_many(plan.granularity)} removed (%)",
+            Linear.over((c.share for p in alike for c in p.curve), percent=True),
+        ),
+        Axis(f"damage ({unit})", Linear.over(v for p in alike for v in _damages(p))),
+        width=500,
+        height=270,
+    )
+    drawn = [level(plot, plan.budget, "the budget")]
+    for series, word, points in (
+        ("s2", "predicted", [(c.share, c.predicted) for c in plan.curve]),
+        ("s1", "measured", [(c.share, c.measured) for c in plan.curve if c.measured is not None]),
+    ):
+        said = f"% removed, {word}:"
+        drawn += dotted(plot, [(x, y, f"{numbers.percent(x)} {said} {numbers.plain(y)}") for x, y in points], series)
+    for one in plan.held_out:
+        x = plot.x(one.share)
+        drawn.append(marks.interval(x, plot.y(one.mean), x, plot.y(one.percentile_90), "s3"))
+        said = f"{numbers.percent(one.share)} % removed, held-out mean: {numbers.plain(one.mean)} {unit}"
+        drawn.append(marks.dot(x, plot.y(one.mean), "s3", said))
+    columns = [column for column in plan_columns(unit) if column.path in CurvePoint.model_fields]
+    samples = [("line", "s2", "predicted"), ("line", "s1", "measured, on the prompts that chose the set")]
+    samples += [("dot", "s3", "held-out prompts: mean, up to 9 of 10")] if plan.held_out else []
+    samples.append(("rule", "s1", "budget"))
+    return Figure(
+        key=f"curve-{plan.granularity.replace(',', '-')}",
+        title=f"Damage against the share of {_many(plan.granularity)} removed, least damaging first",
+        says="Sets grow from the least damaging term on. Below the dashed line they are within the budget.",
+        picture=plot.svg(drawn, "Lines: predicted and measured damage against the share removed, with the budget."),
+        tables=[
+            _table(plan, number, "curve", plan.curve, columns),
+            *([_table(plan, number, "held_out", plan.held_out, held_out_columns(unit))] if plan.held_out else []),
+        ],
+        terms=["plans[].curve[].predicted", "plans[].curve[].measured", "plans[].guarantee", "plans[].held_out[].mean"],
+        legend=samples,
+    )
+
+
+def _damages(plan: Plan) -> list[float | None]:
+    held = [v for one in plan.held_out for v in (one.mean, one.percentile_90)]
+    return [plan.budget, *(v for c in plan.curve for v in (c.predicted, c.measured)), *held]
+
+
+def _table(
+    plan: Plan, number: int, field: str, rows: Sequence[CurvePoint] | Sequence[HeldOut], columns: Sequence[Column]
+) -> Table:
+    head, path = Head("set", number=False), f"plans.{number}.{field}[]"
+    return table_of(rows, head, lambda _: _many(plan.granularity), on_page(columns), path)
+
+
+def _repair(report: PruneReport, number: int, repair: SetRepair) -> Figure:
+    plan, unit = report.plans[number], report.protocol.unit
+    every = [one for field, _, _ in _SERIES for one in getattr(repair, field)]
+    plot = Plot(
+        Axis(f"share of {_many(plan.granularity)} removed (%)", Linear.over((o.share for o in every), percent=True)),
+        Axis(f"mean damage ({unit})", Linear.over([plan.budget, *(v for o in every for v in _means(o))])),
+        width=500,
+        height=270,
+    )
+    drawn = [level(plot, plan.budget, "the budget")]
+    for field, series, who in _SERIES:
+        for one in getattr(repair, field):
+            x, (before, after) = plot.x(one.share), map(plot.y, _means(one))
+            both = f"{numbers.plain(one.mean_before)}, repaired {numbers.plain(one.mean_after)}"
+            said = f"{one.removed} removed, {who}: {both}"
+            drawn += [
+                marks.interval(x, before, x, after, series),
+                marks.dot(x, before, series, said, hollow=True),
+                marks.dot(x, after, series, said),
+            ]
+    tokens = plural(repair.calibration_tokens, "token")
+    samples = [
+        (kind, series, f"{who}, {word}")
+        for field, series, who in _SERIES
+        if getattr(repair, field)
+        for kind, word in (("hollow dot", "before"), ("dot", "repaired"))
+    ]
+    return Figure(
+        key=f"repair-{plan.granularity.replace(',', '-')}",
+        title=f"Removing {_many(plan.granularity)}, before and after repair",
+        says=f"{plural(repair.refitted, 'layer')} refitted on {tokens} for the plan's set{left_out(plan, repair)}. "
+        "Where repair did not lower the damage it was left out, and both are the same.",
+        picture=plot.svg(drawn, "Pairs of points: mean damage of a set without repair and with it."),
+        tables=[
+            _repaired(getattr(repair, field), f"plans.{number}.repair.{field}[]", who, unit)
+            for field, _, who in _SERIES
+            if getattr(repair, field)
+        ],
+        terms=["plans[].repair.held_out[].mean_before", "plans[].repair.held_out[].mean_after", "plans[].repair"],
+        legend=[*samples, ("rule", "s1", "budget")],
+    )
+
+
+def _means(one: RepairedSet) -> tuple[float, float]:
+    return one.mean_before, one.mean_after
+
+
+def _repaired(rows: Sequence[RepairedSet], path: str, who: str, unit: str) -> Table:
+    return table_of(rows, Head("prompts", number=False), lambda _: who, on_page(repair_columns(unit)), path)
+
+
 def _plans(report: PruneReport) -> Figure | None:
     if not report.plans:
         return None
+    unit = report.protocol.unit
+    columns = [
+        Column(("removed", "terms"), "removed", numbers.whole),
+        Column(("of", "terms"), "of", numbers.whole),
+        Column(("share", "%"), "share", numbers.percent),
+        Column(("budget", unit), "budget", numbers.plain),
+        Column(("predicted", unit), "predicted", numbers.plain),
+        Column(("measured", unit), "measured", numbers.plain),
+        Column(("saved", "parameters"), "saves.parameters_removed", numbers.whole),
+        Column(("saved", "bytes"), "saves.bytes_removed", numbers.whole),
+        Column(("zeroed", "parameters"), "saves.parameters_zeroed", numbers.whole),
+        Column(("guaranteed", "terms"), "guarantee.removed", numbers.whole),
+    ]
     return Figure(
         key="plans",
         wide=True,
@@ -59,6 +187,36 @@ def _plans(report: PruneReport) -> Figure | None:
         if report.plans[0].remove is None
         else "The set of each kind that was asked for",
         says="Measured on the prompts that chose the set; guaranteed: of it, as many terms as held-out prompts allow.",
-        tables=[plans(report)],
+        tables=[table_of(report.plans, Head("kind", number=False), lambda plan: plan.granularity, columns, "plans[]")],
         terms=["plans[].removed", "plans[].saves.parameters_removed", "plans[].guarantee.removed"],
     )
+
+
+def _written(report: PruneReport) -> Figure | None:
+    """The checkpoint that --apply wrote, beside the model it was made of."""
+    one = report.written
+    if one is None:
+        return None
+    rows = [
+        ["parameters", str(one.parameters_before), str(one.parameters_after)],
+        ["bytes", str(one.bytes_before), str(one.bytes_after)],
+        ["perplexity", numbers.plain(one.perplexity_before), numbers.plain(one.perplexity_after)],
+    ]
+    if one.damage is not None:
+        rows.append([f"damage, {report.protocol.unit}", "0", numbers.plain(one.damage)])
+        rows.append(["prompts above the budget", "0", f"{one.exceeded} of {one.prompts}"])
+    if one.parameters_after < one.parameters_before:
+        rows.append(["seconds a token", numbers.plain(one.seconds_before), numbers.plain(one.seconds_after)])
+    return Figure(
+        key="written",
+        title=f"The checkpoint that was written, without {one.terms} {_many(one.granularity)}",
+        says=f"Read back; damage, perplexity and time on {plural(one.prompts, 'prompt')} ({one.measured_on}).",
+        tables=[Table([Head("what", number=False), Head("before"), Head("written")], rows)],
+        terms=["written.damage", "written.perplexity_after", "written.seconds_after", "written.bytes_after", "written"],
+        notes=one.notes,
+    )
+
+
+def _many(granularity: str) -> str:
+    """The terms of a set, such as neurons and heads."""
+    return " and ".join(_MANY[kind] for kind in KINDS if kind in granularity.split(","))

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from duat_cli.report.html.drawing.cells import cells, level, words
+from duat_cli.report.html.drawing.cells import cells, depth, words
 from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band
 
@@ -14,9 +14,9 @@ from duat_cli.report.html.drawing.scales import Band
 @pytest.mark.parametrize(
     ("value", "name"), [(1, "p4"), (-1, "n4"), (0.2, "p3"), (-0.1, "n2"), (0.031, "p1"), (0.029, "z"), (0, "z")]
 )
-def test_levels(value: float, name: str) -> None:
-    assert level(value, 1.0) == name
-    assert level(value, 0.0) == "z"
+def test_depths(value: float, name: str) -> None:
+    assert depth(value, 1.0) == name
+    assert depth(value, 0.0) == "z"
 
 
 def test_cells_stand_where_their_row_and_column_are() -> None:

@@ -1,0 +1,192 @@
+"""What a prediction is made of, token by token and block by block."""
+
+from __future__ import annotations
+
+from duat_cli.report.html.drawing.cells import cells, depth, scale_of_cells, words
+from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.plot import Axis, Plot
+from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.series import curve, level
+from duat_cli.report.html.drawing.table import Head, Table, table_by
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.attribute.report import SIGNED
+from duat_cli.report.tables.attribute.words import BARE, by_block, by_token, called, computed, is_bare, title, token
+from duat_cli.report.tables.cut import TARGET, cut
+from duat_cli.report.tables.grid import Column
+from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
+from duat_cli.text import plural
+
+_STATES = 200  # of the encoder, in their table: those with the largest parts
+_TOKENS = 64  # of a map; those with the largest parts of a longer prompt
+_SERIES = (("UAT terms, through later blocks", "s1"), ("biases, through later blocks", "s2"),
+           ("heads, straight to the logit", "s3"), ("UAT terms, straight to the logit", "s4"))  # fmt: skip
+
+
+def coloured(report: AttributeReport, number: int, *, whole: bool = True) -> Figure:
+    """number: of the prediction among the report's. whole: with a table of the sums."""
+    one = report.attribution[number]
+    here = computed(one)
+    tokens = [
+        (t.text, t.value + h, f"token {t.position}: {SIGNED(t.value + h)}")
+        for t, h in zip(one.parts.tokens, here, strict=True)
+    ]
+    largest = max((abs(value) for _, value, _ in tokens), default=0.0)
+    kept = [i for i, (_, value, _) in enumerate(tokens) if depth(value, largest) != "z"]
+    left = len(tokens) - len(kept)
+    rank = "" if one.rank is None else f", choice {one.rank} of the model"
+    return Figure(
+        key=f"text-{number}",
+        name=title(one, len(report.prompts)),
+        wide=True,
+        title=f"{title(one, len(report.prompts))}: {called(one)} {numbers.plain(one.logit)}{rank}",
+        says="Each token with what it adds: its embedding, and the UAT terms computed at it. + raises the "
+        f"{called(one)}, \N{MINUS SIGN} lowers it; unmarked tokens add little.{f' {BARE}' if is_bare(one) else ''}",
+        picture=words(tokens) + scale_of_cells(largest),
+        tables=[_tokens(one, number, here, kept), *_encoder(one, number), *([_sums(one)] if whole else [])],
+        terms=["attribution[].parts.tokens[].value", "attribution[].parts.units[].tokens", "attribution[].logit"],
+        notes=[f"{plural(left, 'unmarked token')}: in the JSON."] if left else [],
+    )
+
+
+def _tokens(one: Attribution, number: int, here: list[float], kept: list[int]) -> Table:
+    return table_by(
+        f"attribution.{number}.parts.tokens[]",
+        kept,
+        (Head("token", number=False), lambda i: token(one, i)),
+        (Head("its own part", "logits", "value"), lambda i: SIGNED(one.parts.tokens[i].value)),
+        (Head("of it straight to the logit", "logits", "direct"), lambda i: SIGNED(one.parts.tokens[i].direct)),
+        (Head("UAT terms at it", "logits"), lambda i: SIGNED(here[i])),
+        numbers=kept,
+    )
+
+
+def _encoder(one: Attribution, number: int) -> list[Table]:
+    """Of a decoder: what the encoder's states bring, the leading ones."""
+    if one.parts.encoder is None:
+        return []
+    tokens = one.parts.encoder.tokens
+    kept = sorted(sorted(range(len(tokens)), key=lambda k: -abs(tokens[k].value))[:_STATES])
+    return [
+        table_by(
+            f"attribution.{number}.parts.encoder.tokens[]",
+            [tokens[k] for k in kept],
+            (Head("token of the encoder", number=False), lambda t: f"{t.position} '{t.text}'"),
+            Column(("what its state brings", "logits"), "value", SIGNED),
+            Column(("of it straight to the logit", "logits"), "direct", SIGNED),
+            numbers=kept,
+        )
+    ]
+
+
+def _sums(one: Attribution) -> Table:
+    """What the parts of each kind add up to, in both readings."""
+    p, d = one.parts, one.direct
+    units = sum(unit.value for unit in p.units)
+    rows = [
+        ["through all later blocks", SIGNED(sum(t.value for t in p.tokens)), SIGNED(p.static.value), "", SIGNED(units),
+         SIGNED(p.head_bias)],
+        ["straight to the logit", SIGNED(d.tokens), SIGNED(d.static), SIGNED(sum(h.value for h in d.heads)),
+         SIGNED(sum(u.value for u in d.units)), SIGNED(d.head_bias)],
+    ]  # fmt: skip
+    names = ["tokens", "biases", "heads", "UAT terms", "head bias"]
+    if p.encoder is not None:
+        names.append("encoder")
+        rows = [[*row, SIGNED(value)] for row, value in zip(rows, (p.encoder.value, p.encoder.direct), strict=True)]
+    return Table([Head("reading", number=False), *(Head(n, "logits") for n in names)], rows)
+
+
+def continued(found: Continuation, number: int) -> Figure:
+    """A continuation: the text in front of its last token, coloured by what each token did for all of it."""
+    tokens = [(s.text, s.value, f"token {s.position}: {SIGNED(s.value)}") for s in found.sources]
+    added = "".join(token.text for token in found.tokens)
+    count = plural(len(found.tokens), "token")
+    says = f"What was attributed adds up to {numbers.plain(found.logits)} logits over {count}."
+    if found.log_probability is not None:
+        says += (
+            f" The log-probability is {numbers.plain(found.log_probability)} nats; parts are of its linearisation, "
+            f"which misses {SIGNED(found.first_order_error)} nats of what is gained over equal logits."
+        )
+    return Figure(
+        key=f"continuation-{number}",
+        name=f"Continuation of prompt {found.prompt}",
+        wide=True,
+        title=f"Prompt {found.prompt}, continued by '{cut(added, TARGET)}': what each token did for all of it",
+        says=says,
+        picture=words(tokens) + scale_of_cells(max((abs(value) for _, value, _ in tokens), default=0.0)),
+        tables=[
+            table_by(
+                f"continuations.{number}.sources[]",
+                found.sources,
+                (Head("token", number=False), lambda s: f"{s.position} '{s.text}'"),
+                Column(("all tokens together", "logits"), "value", SIGNED),
+            )
+        ],
+        terms=["continuations[].logits", "continuations[].sources[].value"],
+    )
+
+
+def token_by_layer(report: AttributeReport, number: int) -> Figure:
+    """A map: blocks upwards, tokens across."""
+    one = report.attribution[number]
+    rows = by_token(one)
+    weight = [sum(abs(row[t]) for row in rows) for t in range(len(one.parts.tokens))]
+    kept = sorted(sorted(range(len(weight)), key=lambda t: -weight[t])[:_TOKENS])
+    names = ["x_0", *(str(block) for block in range(len(rows) - 1))]
+    values = [[row[t] for t in kept] for row in rows]
+    plot = Plot(
+        Axis("token (position)", Band([str(one.parts.tokens[t].position) for t in kept], most=32)),
+        Axis("block", Band(names, most=24)),
+        height=90 + min(400, 24 * len(rows)),
+    )
+    drawn = cells(plot, values, lambda r, c: f"{_row(names[r])}, token {token(one, kept[c])}")
+    table = Table(
+        heads=[Head("token", number=False), *(Head(name, "logits") for name in names)],
+        rows=[[token(one, t), *(SIGNED(row[t]) for row in rows)] for t in kept],
+    )
+    left = len(weight) - len(kept)
+    return Figure(
+        key=f"layers-{number}",
+        wide=True,
+        title=f"Where it is formed: parts by block and token, {title(one, len(report.prompts))}",
+        says="x_0 is the token's embedding; the rows above are the UAT terms that each block computed at the token. A "
+        "dash marks parts against the prediction.",
+        picture=plot.svg(drawn, "Map of parts, a row a block, a column a token.")
+        + scale_of_cells(max((abs(v) for row in values for v in row), default=0.0)),
+        tables=[table],
+        terms=["attribution[].parts.units[].tokens", "attribution[].parts.tokens[].value"],
+        notes=[f"{left} tokens with smaller parts are left out."] if left else [],
+    )
+
+
+def blocks(report: AttributeReport, number: int) -> Figure:
+    """Lines over blocks: what each adds, total and direct."""
+    one = report.attribution[number]
+    columns = by_block(one)
+    names = [str(block) for block in range(len(one.parts.static.blocks))]
+    plot = Plot(
+        Axis("block", Band(names, most=12)),
+        Axis("part (logits)", Linear.over([v for column in columns for v in column])),
+        width=500,
+        height=260,
+    )
+    drawn = [level(plot, 0.0)]
+    for (name, series), values in zip(_SERIES, columns, strict=True):
+        drawn += curve(plot, values, series, [_row(block) for block in names], name, SIGNED)
+    return Figure(
+        key=f"blocks-{number}",
+        title=f"What each block adds: {title(one, len(report.prompts))}",
+        says="Two readings, each adding up to the logit with the tokens: through all later blocks, and straight to it.",
+        picture=plot.svg(drawn, "Four lines over blocks."),
+        tables=[
+            Table(
+                heads=[Head("block"), *(Head(name, "logits") for name, _ in _SERIES)],
+                rows=[[names[b], *(SIGNED(column[b]) for column in columns)] for b in range(len(names))],
+            )
+        ],
+        terms=["attribution[].parts.static.blocks", "attribution[].direct.units[].value"],
+        legend=[("line", series, name) for name, series in _SERIES],
+    )
+
+
+def _row(name: str) -> str:
+    return "embedding" if name == "x_0" else f"block {name}"
