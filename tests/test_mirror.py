@@ -104,8 +104,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         report/html/attribute/heads report/html/attribute/page report/html/attribute/tokens
         report/html/compare/blocks report/html/compare/page
         report/html/drawing/blocks report/html/drawing/facts report/html/drawing/figure
-        report/html/drawing/layered report/html/drawing/marks
-        report/html/drawing/plot report/html/drawing/series report/html/drawing/table
+        report/html/drawing/marks report/html/drawing/plot report/html/drawing/table
         report/html/glossary report/html/inspect/blocks report/html/inspect/page report/html/lora report/html/matrix
         report/html/network report/html/plan report/html/prune/damage report/html/prune/page report/html/sheets""",
     "a few probes at a time: analysis/prune/terms/test_responses.py": "models/budgets",

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from duat_cli.report.check.words import advice, against, heading, looked_at, number, verdict
 from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.cells import layer_map, place_of
 from duat_cli.report.html.drawing.facts import tiles
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Verdict
-from duat_cli.report.html.drawing.layered import layer_map, place_of
 from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Log
 from duat_cli.report.html.drawing.table import Head, Table, table_by

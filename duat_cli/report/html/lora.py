@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import facts, marks
-from duat_cli.report.html.drawing.blocks import stacked, table_of_blocks
+from duat_cli.report.html.drawing.blocks import meanings, stacked, table_of_blocks
+from duat_cli.report.html.drawing.cells import layer_map, place_of
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Verdict
-from duat_cli.report.html.drawing.layered import layer_map, place_of
-from duat_cli.report.html.drawing.plot import Axis, Plot
+from duat_cli.report.html.drawing.plot import Axis, Plot, dotted
 from duat_cli.report.html.drawing.scales import Linear, Log
-from duat_cli.report.html.drawing.series import dotted
-from duat_cli.report.html.drawing.table import Head, Table, table_at, table_by, table_of
+from duat_cli.report.html.drawing.table import Head, Table, table_by, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, on_page
 from duat_cli.report.tables.lora import BLOCK_COLUMNS, PROMPT_COLUMNS
@@ -31,7 +30,7 @@ _PARTS = (
     ("operator.weights", "s2", "weights: what it carries"),
     ("operator.interaction", "s3", "interaction of both"),
 )
-_POINTS = (("operator.relative_change", "the whole change", False),)
+_WHOLE = (("operator.relative_change", "s4", "the whole change"),)
 _BLOCK = (
     *on_page(BLOCK_COLUMNS),
     Column(("certificate, base", "relative"), "base_certificate", numbers.error),
@@ -141,10 +140,10 @@ def _operator(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None
         title="What changed W' of each block: routing, weights, and both together",
         says="The three add up to the change as matrices. Their norms, stacked here, need not: the point is the norm "
         "of the whole change, and it lies below the bar where parts cancel.",
-        picture=stacked(report.blocks, every, _PARTS, "change (% of W' of the base)", about, _POINTS),
+        picture=stacked(report.blocks, every, _PARTS, "change (% of W' of the base)", about, _WHOLE),
         tables=[table_of_blocks(report.blocks, _BLOCK)],
         terms=["blocks[].operator.relative_change", *(f"blocks[].{path}" for path, _, _ in _PARTS)],
-        legend=[*(("bar", series, name) for _, series, name in _PARTS), ("dot", "s4", "the whole change")],
+        legend=[*meanings("bar", _PARTS), *meanings("dot", _WHOLE)],
     )
 
 
@@ -257,8 +256,7 @@ def _ratios(module: ModuleChange) -> list[float]:
 
 def _values(modules: Sequence[ModuleChange], kept: Sequence[int], place: str) -> Table:
     longest = max(len(modules[i].singular_values or []) for i in kept)
-    return table_at(
-        f"{place}[]",
+    return Table(
         heads=[
             Head("parameter", number=False),
             *(Head(f"value {k + 1}", "of dW", f"singular_values.{k}") for k in range(longest)),
@@ -268,7 +266,8 @@ def _values(modules: Sequence[ModuleChange], kept: Sequence[int], place: str) ->
              *([""] * (longest - len(modules[i].singular_values or [])))]
             for i in kept
         ],
-        numbers=kept,
+        place=f"{place}[].",
+        at=[f"{place}.{i}" for i in kept],
     )  # fmt: skip
 
 

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
-from duat_cli.report.html.drawing.plot import Axis, Plot
+from duat_cli.report.html.drawing.plot import Axis, Plot, level, stack
 from duat_cli.report.html.drawing.scales import Band, Linear
-from duat_cli.report.html.drawing.series import level, stack
-from duat_cli.report.html.drawing.table import Head, Table, table_at, table_by
+from duat_cli.report.html.drawing.table import Head, Table, table_by
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
-from duat_cli.results.plan import PlannedPart, PlanReport, Way
+from duat_cli.results.plan import PlanReport, Way
 from duat_cli.text import about, plural
 
 _NAMED = len(marks.SERIES) - 1  # terms with a series of their own; the last series is of the others
@@ -110,7 +109,7 @@ def _peaks(report: PlanReport, beside: Sequence[PlanReport], unit: str) -> Figur
         title="What the command takes at its peak, with all weights in memory and block by block",
         says="Estimates from the files' headers alone. The first way that ends below the limit is taken.",
         picture=plot.svg(drawn, "A stacked bar for each way to hold the weights, and the limit."),
-        tables=[_ways(report, unit), *(_terms(report, number, unit) for number in range(len(report.ways)))],
+        tables=[_ways(report, unit), *(_terms(way, number, unit) for number, way in enumerate(report.ways))],
         terms=["ways[].peak_memory_bytes", "ways[].terms", "ways[].weights", "limit_bytes", "ways[].weight_reads"],
         legend=entries,
         notes=notes,
@@ -135,48 +134,39 @@ def _ways(report: PlanReport, unit: str) -> Table:
         "ways[]",
         report.ways,
         (Head("weights", number=False), lambda way: way.weights),
-        (Head("peak", unit, "peak_memory_bytes"), lambda way: numbers.plain(_in(unit, way.peak_memory_bytes))),
+        _size("peak", unit, "peak_memory_bytes"),
         Column(("the weights are read", "times"), "weight_reads", numbers.plain),
         (Head("fits", number=False), lambda way: "yes" if way.fits else "no"),
         *([(Head("time", number=False), took)] if timed else []),
     )
 
 
-def _terms(report: PlanReport, number: int, unit: str) -> Table:
-    way = report.ways[number]
-    return table_by(
-        f"ways.{number}.terms[]",
-        way.terms,
-        (Head(f"{way.weights}: what takes it", number=False), lambda term: term.what),
-        (Head("memory", unit, "bytes"), lambda term: numbers.plain(_in(unit, term.bytes))),
-    )
+def _terms(way: Way, number: int, unit: str) -> Table:
+    head = Head(f"{way.weights}: what takes it", number=False)
+    return table_by(f"ways.{number}.terms[]", way.terms, (head, lambda term: term.what), _size("memory", unit, "bytes"))
+
+
+def _size(name: str, unit: str, path: str) -> Column:
+    """A number of bytes in its unit."""
+    return Column((name, unit), path, lambda size: numbers.plain(size and _in(unit, size)))
 
 
 def _weights(report: PlanReport) -> Figure:
     """The largest block and layers, a row each."""
-    weights = report.weights
-    unit = numbers.unit_of(weights.bytes)
-    parts: list[tuple[str, PlannedPart]] = (
-        [] if weights.largest_block is None else [("largest_block", weights.largest_block)]
-    )
+    weights, unit = report.weights, numbers.unit_of(report.weights.bytes)
+    parts = [("largest_block", weights.largest_block)] if weights.largest_block is not None else []
     parts += [(f"layers.{number}", layer) for number, layer in enumerate(weights.layers)]
-
-    def sizes(stored: int, loaded: int) -> list[str]:
-        return [numbers.plain(_in(unit, stored)), numbers.plain(_in(unit, loaded))]
-
-    heads = [Head("stored", unit, "stored_bytes"), Head(f"as {report.dtype}", unit, "bytes")]
-    whole = table_at(
+    sizes = [_size("stored", unit, "stored_bytes"), _size(f"as {report.dtype}", unit, "bytes")]
+    whole = table_by(
         "weights",
-        heads=[
-            Head("all weights", number=False),
-            *heads,
-            Head("outside of blocks and large layers", unit, "frame_bytes"),
-        ],
-        rows=[["all", *sizes(weights.stored_bytes, weights.bytes), numbers.plain(_in(unit, weights.frame_bytes))]],
+        [weights],
+        (Head("all weights", number=False), lambda _: "all"),
+        *sizes,
+        _size("outside of blocks and large layers", unit, "frame_bytes"),
     )
     single = Table(
-        heads=[Head("module", path="name", number=False), *heads],
-        rows=[[part.name, *sizes(part.stored_bytes, part.bytes)] for _, part in parts],
+        heads=[Head("module", path="name", number=False), *(Head(c.name, unit, c.path) for c in sizes)],
+        rows=[[part.name, *(column.cell(part) for column in sizes)] for _, part in parts],
         place="weights.layers[].",
         at=[f"weights.{at}" for at, _ in parts],
     )

@@ -9,9 +9,8 @@ from markupsafe import Markup
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.elements import short, tag
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot
+from duat_cli.report.html.drawing.plot import Axis, Plot, level
 from duat_cli.report.html.drawing.scales import Band, Linear
-from duat_cli.report.html.drawing.series import level
 from duat_cli.report.html.drawing.table import Head, Table, table_by, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute.report import SIGNED, place_of

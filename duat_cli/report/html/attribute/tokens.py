@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from duat_cli.report.html.drawing.cells import cells, depth, scale_of_cells, words
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot
+from duat_cli.report.html.drawing.plot import Axis, Plot, curve, level
 from duat_cli.report.html.drawing.scales import Band, Linear
-from duat_cli.report.html.drawing.series import curve, level
 from duat_cli.report.html.drawing.table import Head, Table, table_by
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute.report import SIGNED

@@ -8,16 +8,16 @@ from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import (
     across,
     half_wide,
-    line_over,
+    lines,
     map_of_heads,
+    meanings,
     stacked,
     table_of_blocks,
     table_of_heads,
 )
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.plot import Axis, Plot
+from duat_cli.report.html.drawing.plot import Axis, Plot, level
 from duat_cli.report.html.drawing.scales import Linear
-from duat_cli.report.html.drawing.series import level
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, value_at
 from duat_cli.results.compare import BlockComparison, CompareReport, PairFacts
@@ -50,21 +50,16 @@ _PARTS = (
     ("operator.interaction", "s3", "interaction of both"),
 )
 _POINTS = (
-    ("operator.null.relative", "the whole, uniform attention", True),
-    ("operator.relative", "the whole change", False),
+    ("operator.null.relative", "s4", "the whole, uniform attention"),
+    ("operator.relative", "s4", "the whole change"),
 )
-_TITLES = {
-    "relative": "The whole change by block and head",
-    "routing": "Routing by block and head",
-    "scale": "Scale by block and head",
-    "interaction": "Interaction by block and head",
+_MAPS = {
+    "relative": ("The whole change", "|W'_b - W'_a| of the head's part, over |W'_a| of the same."),
+    "routing": ("Routing", "The part that lies in the attention weights H alone."),
+    "scale": ("Scale", "The part that lies in the scales S of the norms alone."),
+    "interaction": ("Interaction", "The part that only the two together make."),
 }
-_SAYS = {
-    "relative": "|W'_b - W'_a| of the head's part, over |W'_a| of the same.",
-    "routing": "The part that lies in the attention weights H alone.",
-    "scale": "The part that lies in the scales S of the norms alone.",
-    "interaction": "The part that only the two together make.",
-}
+"""Title and sentence of the map of a column."""
 _STREAM = (
     Column(("input", "%"), "input", numbers.percent),
     Column(("bias b'", "%"), "bias", numbers.percent),
@@ -102,7 +97,7 @@ def operator(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport])
             "comparison.blocks[].operator.null.relative",
         ],
         legend=[
-            *(("bar", series, name) for _, series, name in _PARTS),
+            *meanings("bar", _PARTS),
             ("dot", "s4", "the whole change"),
             ("hollow dot", "s4", "null: the whole, uniform attention"),
         ],
@@ -120,8 +115,8 @@ def heads(blocks: Sequence[BlockComparison]) -> list[Figure]:
     return [
         Figure(
             key=f"heads-{column.path}",
-            title=_TITLES[column.path],
-            says=_SAYS[column.path],
+            title=f"{_MAPS[column.path][0]} by block and head",
+            says=_MAPS[column.path][1],
             picture=map_of_heads(known, column, largest),
             tables=[table_of_heads(known, _HEADS if column is _HEADS[0] else [column], "comparison.blocks[].heads[]")],
             terms=[f"comparison.blocks[].heads[].{column.path}"],
@@ -144,7 +139,7 @@ def amplification(blocks: Sequence[BlockComparison], beside: Sequence[CompareRep
     plot = half_wide(blocks, "change out over change in (times)", Linear.over([*every, 1.0]), height=260)
     drawn = [
         level(plot, 1.0, "as large behind the block as in front of it"),
-        *line_over(plot, blocks, "amplification", "s1", "amplification", lambda v: f"{numbers.plain(v)} times"),
+        *lines(plot, blocks, [("amplification", "s1", "amplification")], lambda v: f"{numbers.plain(v)} times"),
     ]
     return Figure(
         key="amplification",
@@ -158,14 +153,12 @@ def amplification(blocks: Sequence[BlockComparison], beside: Sequence[CompareRep
 
 def stream(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
     """Lines over blocks: the relative change of the input, the bias, the FFN's term and the output."""
-    known = [(column, series) for column, series in zip(_STREAM, _SERIES, strict=True) if _any(blocks, column.path)]
+    known = [(c.path, series, c.name) for c, series in zip(_STREAM, _SERIES, strict=True) if _any(blocks, c.path)]
     if not known:
         return None
     every = [value_at(block, column.path) for r in beside for block in blocks_of(r) for column in _STREAM]
     plot = half_wide(blocks, "relative change (%)", Linear.over(every, percent=True), height=260)
-    drawn = []
-    for column, series in known:
-        drawn += line_over(plot, blocks, column.path, series, column.name, numbers.share)
+    drawn = lines(plot, blocks, known, numbers.share)
     return Figure(
         key="stream",
         title="How far the parts of each block move: input, bias, FFN, output",
@@ -173,20 +166,18 @@ def stream(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -
         picture=plot.svg(drawn, "Lines over blocks: input, bias, FFN, output."),
         tables=[table_of_blocks(blocks, _STREAM, "comparison.blocks[]")],
         terms=[f"comparison.blocks[].{column.path}" for column in _STREAM],
-        legend=[("line", series, column.name) for column, series in known],
+        legend=meanings("line", known),
     )
 
 
 def unaligned(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
     """Two lines over blocks."""
-    paths = (("operator.unaligned", "s1", "this model"), ("operator.null.unaligned", "s3", "null: uniform attention"))
-    every = [value_at(b, path) for r in beside for b in blocks_of(r) for path, _, _ in paths]
+    both = (("operator.unaligned", "s1", "this model"), ("operator.null.unaligned", "s3", "null: uniform attention"))
+    every = [value_at(b, path) for r in beside for b in blocks_of(r) for path, _, _ in both]
     if all(block.operator.unaligned is None for block in blocks):
         return None
     plot = half_wide(blocks, "share of W' (%)", Linear.over(every, percent=True))
-    drawn = []
-    for path, series, name in paths:
-        drawn += line_over(plot, blocks, path, series, name, numbers.share, hollow="null" in path)
+    drawn = lines(plot, blocks, both, numbers.share)
     return Figure(
         key="unaligned",
         title="How much of W' reads tokens that the other prompt does not have",
@@ -194,7 +185,7 @@ def unaligned(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]
         picture=plot.svg(drawn, "Two lines over blocks: this model, and uniform attention."),
         tables=[table_of_blocks(blocks, _UNALIGNED, "comparison.blocks[]")],
         terms=["comparison.blocks[].operator.unaligned", "comparison.blocks[].operator.null.unaligned"],
-        legend=[("hollow line" if "null" in path else "line", series, name) for path, series, name in paths],
+        legend=meanings("line", both),
     )
 
 
@@ -209,7 +200,7 @@ def by_pair(report: CompareReport) -> Figure | None:
     plot = Plot(across(blocks, most=12), Axis("change (% of |W'_a|)", Linear.over(every, percent=True)))
     drawn = []
     for series, (number, pair) in zip(marks.SERIES, kept, strict=False):
-        drawn += line_over(plot, pair.blocks or [], "operator.relative", series, f"pair {number}", numbers.share)
+        drawn += lines(plot, pair.blocks or [], [("operator.relative", series, f"pair {number}")], numbers.share)
     left = len(known) - len(kept)
     return Figure(
         key="pairs-blocks",

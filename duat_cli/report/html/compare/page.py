@@ -15,11 +15,10 @@ from duat_cli.report.html.compare.blocks import (
     unaligned,
 )
 from duat_cli.report.html.drawing import facts, marks
-from duat_cli.report.html.drawing.blocks import across, line_over, table_of_blocks
+from duat_cli.report.html.drawing.blocks import across, lines, meanings, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
-from duat_cli.report.html.drawing.plot import Axis, Plot
+from duat_cli.report.html.drawing.plot import Axis, Plot, level
 from duat_cli.report.html.drawing.scales import Band, Linear
-from duat_cli.report.html.drawing.series import level
 from duat_cli.report.html.drawing.table import Head, table_by, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.compare import HELD_COLUMNS, READ_COLUMNS, RUN_COLUMNS
@@ -147,12 +146,10 @@ def _reads(report: CompareReport) -> Figure | None:
     plot = Plot(across(kept[0].blocks), Axis("share of W' on the question (%)", Linear.over(every, percent=True)))
     drawn, entries = [], []
     for series, read in zip(marks.SERIES, kept, strict=False):
-        for name, path, hollow in (
-            (f"--prefix {read.demonstration}", "share", False),
-            (f"--prefix {read.demonstration}, uniform attention", "null", True),
-        ):
-            drawn += line_over(plot, read.blocks, path, series, name, numbers.share, hollow=hollow)
-            entries.append(("hollow line" if hollow else "line", series, name))
+        name = f"--prefix {read.demonstration}"
+        both = [("share", series, name), ("null", series, f"{name}, uniform attention")]
+        drawn += lines(plot, read.blocks, both, numbers.share)
+        entries += meanings("line", both)
     left = len(last.reads) - len(kept)
     tables = [
         table_of_blocks(

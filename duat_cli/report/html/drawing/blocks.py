@@ -10,15 +10,14 @@ from markupsafe import Markup
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.cells import cells, scale_of_cells
 from duat_cli.report.html.drawing.marks import Mark
-from duat_cli.report.html.drawing.plot import Axis, Plot
+from duat_cli.report.html.drawing.plot import Axis, Plot, Sample, curve, stack
 from duat_cli.report.html.drawing.scales import Band, Linear, Scale
-from duat_cli.report.html.drawing.series import curve, stack
 from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, value_at
 
 Parts = Sequence[tuple[str, str, str]]
-"""Of shares that a bar is made of: where each stands in a block, its series, and what it is called."""
+"""Numbers of each block: where each stands in it, its series, and what it is called."""
 Heads = Sequence[tuple[int, Any, Sequence[Any]]]
 """Of blocks that have heads: the place among all blocks, the block, and its heads."""
 
@@ -33,20 +32,26 @@ def half_wide(blocks: Sequence[Any], title: str, scale: Scale, height: float = 2
     return Plot(across(blocks, most=12), Axis(title, scale), width=500, height=height)
 
 
-def line_over(
-    plot: Plot,
-    blocks: Sequence[Any],
-    path: str,
-    series: str,
-    name: str,
-    form: Callable[[float], str],
-    *,
-    hollow: bool = False,
-    size: float = 4.0,
+def lines(
+    plot: Plot, blocks: Sequence[Any], parts: Parts, form: Callable[[float], str], *, size: float = 4.0
 ) -> list[Mark]:
-    """A number of every block that has it, at this path, as of `curve`."""
-    values, places = [value_at(block, path) for block in blocks], [f"block {block.index}" for block in blocks]
-    return curve(plot, values, series, places, name, form, hollow=hollow, size=size)
+    """Of each part a line over the blocks that have a number of it, hollow where that is a null; form, size: as of
+    `curve`."""
+    places = [f"block {block.index}" for block in blocks]
+    drawn = []
+    for path, series, name in parts:
+        values = [value_at(block, path) for block in blocks]
+        drawn += curve(plot, values, series, places, name, form, hollow=_is_null(path), size=size)
+    return drawn
+
+
+def meanings(kind: str, parts: Parts) -> list[Sample]:
+    """The legend of parts. kind: of their marks, as `marks.sample` has it."""
+    return [(f"hollow {kind}" if _is_null(path) else kind, series, name) for path, series, name in parts]
+
+
+def _is_null(path: str) -> bool:
+    return "null" in path.split(".")
 
 
 def stacked(
@@ -55,14 +60,13 @@ def stacked(
     parts: Parts,
     title: str,
     about: str,
-    points: Sequence[tuple[str, str, bool]] = (),
+    points: Parts = (),
     least: float = 0.0,
 ) -> Markup:
     """Every block's shares on each other, in percent.
 
     beside: the blocks of all pictures that share the upright axis. title: of that axis, which goes up to `least` in any
-    case. about: as of `Plot.svg`. points: drawn on the bars, where each stands in a block, what it is called, and
-    whether it is hollow.
+    case. about: as of `Plot.svg`. points: drawn on the bars, hollow where they are nulls.
     """
     heights = [value_at(block, path) for block in beside for path, _, _ in points]
     heights += [end for block in beside for end in _ends(block, parts)]
@@ -72,11 +76,11 @@ def stacked(
         shares = [(value_at(block, path), series, name) for path, series, name in parts]
         said = f"block {block.index}, "
         drawn += stack(plot, place, [(v, s, f"{said}{name}: {numbers.percent(v)} %") for v, s, name in shares])
-        for path, name, hollow in points:
+        for path, series, name in points:
             value = value_at(block, path)
             if value is not None:
                 text = f"{said}{name}: {numbers.percent(value)} %"
-                drawn.append(marks.dot(plot.x(place), plot.y(value), "s4", text, size=5, hollow=hollow))
+                drawn.append(marks.dot(plot.x(place), plot.y(value), series, text, size=5, hollow=_is_null(path)))
     return plot.svg(drawn, about)
 
 

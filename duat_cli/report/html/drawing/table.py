@@ -68,23 +68,6 @@ class Table:
         return max(0, len(self.rows) - MOST_ROWS)
 
 
-def table_at(
-    path: str,
-    heads: Sequence[Head],
-    rows: Sequence[Sequence[Content]],
-    numbers: Sequence[int] | None = None,
-    notes: Sequence[str] = (),
-) -> Table:
-    """A table of objects in the report, a row each.
-
-    path: of the list that holds them, such as 'attribution.3.parts.tokens[]', or of the only one, such as 'end_to_end'.
-    numbers: which entries of the list they are; None: all, in order.
-    """
-    within = path.removesuffix("[]")
-    entries = [f"{within}.{i}" for i in (range(len(rows)) if numbers is None else numbers)]
-    return Table(heads, rows, f"{_NUMBER.sub('[]', path)}.", [path] if within == path else entries, notes)
-
-
 def table_by(
     path: str,
     items: Sequence[_Item],
@@ -92,12 +75,20 @@ def table_by(
     numbers: Sequence[int] | None = None,
     notes: Sequence[str] = (),
 ) -> Table:
-    """The same, column by column: a number of each object, or a header and what is said of an object below it."""
+    """A table of objects in the report, a row each. columns: a number of each object, or a header and what is said of
+    an object below it.
+
+    path: of the list that holds the objects, such as 'attribution.3.parts.tokens[]', or of the only one, such as
+    'end_to_end'. numbers: which entries of the list they are; None: all, in order.
+    """
     pairs: list[tuple[Head, Callable[[Any], Content]]] = [
         (Head(c.name, c.title[-1], c.path), c.cell) if isinstance(c, Column) else c for c in columns
     ]
     rows = [[cell(item) for _, cell in pairs] for item in items]
-    return table_at(path, [head for head, _ in pairs], rows, numbers, notes)
+    within = path.removesuffix("[]")
+    entries = [f"{within}.{i}" for i in (range(len(rows)) if numbers is None else numbers)]
+    at = [path] if within == path else entries
+    return Table([head for head, _ in pairs], rows, f"{_NUMBER.sub('[]', path)}.", at, notes)
 
 
 def table_of(
@@ -112,7 +103,7 @@ def table_of(
     """A row a result: its name, then its columns. Columns without any value are left out; why single cells are empty
     is said below.
 
-    head, name: header and text of the first column. path, numbers: as of `table_at`. word: what a row is.
+    head, name: header and text of the first column. path, numbers: as of `table_by`. word: what a row is.
     """
     known = filled(rows, columns)
     first = 1 if word == "row" else 0  # blocks and prompts have numbers of their own

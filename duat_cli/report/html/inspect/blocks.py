@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from duat_cli.report.html.drawing import marks
-from duat_cli.report.html.drawing.blocks import half_wide, line_over, stacked, table_of_blocks
+from duat_cli.report.html.drawing.blocks import half_wide, lines, meanings, stacked, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.marks import Mark
-from duat_cli.report.html.drawing.plot import Axis, Plot, Sample
+from duat_cli.report.html.drawing.plot import Axis, Plot, stack
 from duat_cli.report.html.drawing.scales import Band, Linear
-from duat_cli.report.html.drawing.series import stack
 from duat_cli.report.html.drawing.table import Head, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.columns import COLUMNS, has_encoder, heads_of, scaled
@@ -101,7 +100,7 @@ def shares(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | N
             "blocks[].terms.linear.share",
             "blocks[].terms.own",
         ],
-        legend=[("bar", series, name) for _, series, name in present],
+        legend=meanings("bar", present),
     )
 
 
@@ -146,10 +145,12 @@ def _figure(statistic: _Statistic, report: InspectReport, beside: Sequence[Inspe
     every = [value for other in beside for block in other.blocks for value in _values(column.path, block)]
     plot = half_wide(report.blocks, f"{name} ({unit})", Linear.over(every, percent=unit == "%"))
     kinds = [kind for kind in _KINDS if any(getattr(block.null, kind[0]) is not None for block in report.blocks)]
+    own = [(column.path, "s1", "this model")]
+    nulls = [(f"null.{kind}.{column.path}", series, name) for kind, series, name in kinds]
+    spread = any((block.spreads or {}).get(column.path) for block in report.blocks)
     drawn = [
         *_spreads(plot, column.path, report.blocks),
-        *(mark for kind in kinds for mark in _series(plot, column, report.blocks, *kind)),
-        *_series(plot, column, report.blocks, "", "s1", "this model"),
+        *lines(plot, report.blocks, [*nulls, *own], column.form, size=4.0 if len(report.blocks) <= _FEW else 2.5),
     ]
     return Figure(
         key=statistic.key,
@@ -158,26 +159,14 @@ def _figure(statistic: _Statistic, report: InspectReport, beside: Sequence[Inspe
         picture=plot.svg(drawn, f"{statistic.name} of every block: this model and its nulls."),
         tables=[table_of_blocks(report.blocks, _columns(column))],
         terms=[f"blocks[].{column.path}", *(f"blocks[].null.{kind}" for kind, _, _ in kinds)],
-        legend=_meanings(kinds, any((b.spreads or {}).get(column.path) for b in report.blocks)),
+        legend=meanings("line", [*own, *nulls]) + [("span", "s1", "lowest to highest over the prompts")] * spread,
     )
-
-
-def _meanings(kinds: Sequence[tuple[str, str, str]], spreads: bool) -> list[Sample]:
-    found = [("line", "s1", "this model")]
-    found += [("hollow line", series, name) for _, series, name in kinds]
-    return [*found, ("span", "s1", "lowest to highest over the prompts")] if spreads else found
 
 
 def _values(path: str, block: Block) -> list[float | None]:
     paths = (path, *(f"null.{kind}.{path}" for kind, _, _ in _KINDS))
     spread = (block.spreads or {}).get(path)
     return [*(value_at(block, one) for one in paths), *((spread.low, spread.high) if spread else ())]
-
-
-def _series(plot: Plot, column: Column, blocks: Sequence[Block], kind: str, series: str, name: str) -> list[Mark]:
-    path = f"null.{kind}.{column.path}" if kind else column.path
-    size = 4.0 if len(blocks) <= _FEW else 2.5
-    return line_over(plot, blocks, path, series, name, column.form, hollow=bool(kind), size=size)
 
 
 def _spreads(plot: Plot, path: str, blocks: Sequence[Block]) -> list[Mark]:

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import facts, marks
-from duat_cli.report.html.drawing.blocks import half_wide, line_over, map_of_heads, table_of_blocks, table_of_heads
+from duat_cli.report.html.drawing.blocks import (
+    half_wide,
+    lines,
+    map_of_heads,
+    meanings,
+    table_of_blocks,
+    table_of_heads,
+)
 from duat_cli.report.html.drawing.elements import tag
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
+from duat_cli.report.html.drawing.plot import level
 from duat_cli.report.html.drawing.scales import Linear, Log
-from duat_cli.report.html.drawing.series import level
 from duat_cli.report.html.drawing.table import Head, table_of
 from duat_cli.report.html.inspect.blocks import against_nulls, shares, terms
 from duat_cli.report.tables import numbers
@@ -42,7 +49,7 @@ _ERRORS = (
     Column(("of the dtype's largest", "%"), "range.share", numbers.percent),
 )
 _ROUTING = on_page(sorted(ROUTING_COLUMNS, key=lambda column: not column.path.startswith("routing.r2")))
-_LINES = ((_ROUTING[0], "s2"), (_ROUTING[1], "s3"), (_ROUTING[2], "s1"))
+_LINES = [(column.path, series, column.name) for column, series in zip(_ROUTING, ("s2", "s3", "s1"), strict=False)]
 _SAYS = {
     "first_token_share": "The share of a row that the first token has. Large: an attention sink.",
     "current_token_share": "The share of a row that its own token has.",
@@ -111,9 +118,7 @@ def _routing(report: InspectReport) -> Figure | None:
     if all(block.routing is None for block in report.blocks):
         return None
     plot = half_wide(report.blocks, "share of the scores' variance (%)", Linear(0, 1, percent=True))
-    drawn = []
-    for column, series in _LINES:
-        drawn += line_over(plot, report.blocks, column.path, series, column.name, numbers.share)
+    drawn = lines(plot, report.blocks, _LINES, numbers.share)
     return Figure(
         key="routing",
         title="What the scores of attention are explained by",
@@ -121,7 +126,7 @@ def _routing(report: InspectReport) -> Figure | None:
         picture=plot.svg(drawn, "Three lines over blocks: by x.x, by the covariance of tokens, by W_QK."),
         tables=[table_of_blocks(report.blocks, _ROUTING)],
         terms=[f"blocks[].{column.path}" for column in _ROUTING],
-        legend=[("line", series, column.name) for column, series in _LINES],
+        legend=meanings("line", _LINES),
     )
 
 

@@ -11,9 +11,8 @@ from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import across, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.marks import Mark
-from duat_cli.report.html.drawing.plot import Axis, Plot
+from duat_cli.report.html.drawing.plot import Axis, Plot, dotted
 from duat_cli.report.html.drawing.scales import Band, Log
-from duat_cli.report.html.drawing.series import dotted
 from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, value_at

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from duat_cli.kinds import KINDS, NAMES
 from duat_cli.report.html.drawing import facts, marks
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
-from duat_cli.report.html.drawing.plot import Axis, Plot
+from duat_cli.report.html.drawing.plot import Axis, Plot, dotted, level
 from duat_cli.report.html.drawing.scales import Linear
-from duat_cli.report.html.drawing.series import dotted, level
 from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.html.prune.damage import histograms, parts, scatter
 from duat_cli.report.tables import numbers
