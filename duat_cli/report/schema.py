@@ -50,5 +50,4 @@ def schema_of(command: str) -> dict[str, Any]:
 
 
 def to_schema(command: str) -> str:
-    """The schema as text."""
     return json.dumps(schema_of(command), indent=2, allow_nan=False) + "\n"

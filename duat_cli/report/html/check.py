@@ -189,7 +189,6 @@ def _changes(report: CheckReport) -> Figure | None:
 
 
 def _every(report: CheckReport) -> Figure:
-    """All outcomes: what failed, then what warned, passed, was skipped."""
     order = {status: i for i, status in enumerate(_MARKS)}
     places = sorted(range(len(report.outcomes)), key=lambda i: order[report.outcomes[i].status])
     return Figure(

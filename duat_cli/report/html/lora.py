@@ -70,7 +70,6 @@ _LINES = 80  # modules of a plot; those with the largest relative change
 
 
 def lora_sheet(report: LoraReport, beside: Sequence[LoraReport]) -> Sheet:
-    """beside: all lora-diff reports of the page, this one among them: they share their axes."""
     two = report.other_modules is not None
     figures = [
         _operator(report, beside),
@@ -129,7 +128,6 @@ def _verdict(report: LoraReport) -> Verdict | None:
 
 
 def _operator(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
-    """Bars of three parts over blocks, and a point for the whole."""
     if not report.blocks or all(block.operator.relative_change is None for block in report.blocks):
         return None
     every = [block for other in beside for block in other.blocks or []]
@@ -148,7 +146,6 @@ def _operator(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None
 
 
 def _prompts(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
-    """A point a prompt: the base's loss across, the tuned model's upwards."""
     if not report.by_prompt:
         return None
     rows = report.by_prompt
@@ -211,7 +208,6 @@ def _norms(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | 
 
 
 def _spectra(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | None:
-    """Singular values in falling order, a line a module, by kind of module."""
     known = [i for i, m in enumerate(modules) if m.singular_values and m.singular_values[0] > 0]
     if not known:
         return None
@@ -272,7 +268,6 @@ def _values(modules: Sequence[ModuleChange], kept: Sequence[int], place: str) ->
 
 
 def _intruders(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | None:
-    """A map of the intruders on the output side; both sides in the table."""
     values = {
         place_of(m.whole_name): float(m.intruders.output)
         for m in modules
@@ -299,7 +294,6 @@ def _table(modules: Sequence[ModuleChange | ModuleComparison], columns: Sequence
 
 
 def _compared(report: LoraReport) -> Figure | None:
-    """Two adapters: the cosine of their changes, module by module."""
     if report.comparison is None:
         return None
     rows = report.comparison.modules

@@ -27,7 +27,6 @@ _SAYS = (
 
 
 def matrix_sheet(report: MatrixReport, beside: Sequence[MatrixReport]) -> Sheet:
-    """beside: all matrix reports of the page, this one among them: their errors share an axis."""
     return Sheet(
         command=report.command,
         name=f"{named(report.model)}, block {report.layer}",
@@ -67,7 +66,6 @@ def _verdict(report: MatrixReport) -> Verdict:
 
 
 def _coupling(report: MatrixReport) -> Figure:
-    """The map of C, token by token."""
     count = len(report.coupling)
     which = f"the first {count} of {report.tokens} tokens" if count < report.tokens else "the tokens"
     return Figure(
@@ -82,7 +80,6 @@ def _coupling(report: MatrixReport) -> Figure:
 
 
 def _convolution(report: MatrixReport) -> Figure:
-    """The same of a convolution, to set beside it."""
     found = report.convolution
     return Figure(
         key="convolution",
@@ -97,7 +94,6 @@ def _convolution(report: MatrixReport) -> Figure:
 
 
 def _corner(report: MatrixReport) -> Figure:
-    """The top-left entries of W'_HVO."""
     side = len(report.corner)
     labels = [str(i) for i in range(side)]
     return Figure(

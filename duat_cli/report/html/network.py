@@ -19,7 +19,6 @@ _LINES = ((_COLUMNS[1], "s2"), (_COLUMNS[2], "s3"), (_COLUMNS[3], "s1"))
 
 
 def network_sheet(report: NetworkReport, beside: Sequence[NetworkReport]) -> Sheet:
-    """beside: all such reports of the page, this one among them: they share their axis."""
     tiles = [
         Tile("Eq. 33, from the matrices alone", numbers.error(report.whole_error), "relative", "whole_error"),
         Tile("side of W'_{j,1}", str(report.side), "", "side"),

@@ -71,7 +71,6 @@ def _tile(name: str, size: int, path: str) -> Tile:
 
 
 def _peaks(report: PlanReport, beside: Sequence[PlanReport], unit: str) -> Figure:
-    """A bar for each way, of the terms of its peak, against the limit."""
     highest = max(way.peak_memory_bytes for one in beside for way in one.ways)
     limits = [one.limit_bytes for one in beside if one.limit_bytes <= _ROOM * highest]
     plot = Plot(

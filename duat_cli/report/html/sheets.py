@@ -18,6 +18,7 @@ from duat_cli.report.html.prune.page import prune_sheet
 from duat_cli.results.base import Report
 
 _Maker = Callable[[Any, Sequence[Any]], Sheet]
+"""Of a report, and of all reports of its command on the page, this one among them: they share their axes."""
 SHEETS: dict[str, _Maker] = {
     "attribute": attribute_sheet,
     "check": check_sheet,
@@ -32,5 +33,5 @@ SHEETS: dict[str, _Maker] = {
 
 
 def sheets(reports: Sequence[Report]) -> list[Sheet]:
-    """One of each report; reports of one command share their axes."""
+    """One of each report."""
     return [SHEETS[report.command](report, [r for r in reports if r.command == report.command]) for report in reports]

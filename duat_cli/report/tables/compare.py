@@ -93,7 +93,6 @@ def _compared(report: CompareReport, found: InputComparison, page: Page) -> list
 
 
 def _fixed(report: CompareReport, page: Page) -> list[RenderableType]:
-    """Losses with dynamic parameters held, beside the live model's."""
     found = report.fixed
     if found is None:
         return []

@@ -38,7 +38,6 @@ class Column:
         return value_at(row, self.path)
 
     def reason(self, row: Result) -> str | None:
-        """Why there is no value."""
         return reason_at(row, self.path)
 
     def cell(self, row: Result) -> str:

@@ -107,7 +107,6 @@ def _coupling(report: MatrixReport, page: Page) -> list[RenderableType]:
 
 
 def _convolution(report: MatrixReport, page: Page) -> list[RenderableType]:
-    """The same map for a convolution."""
     beside = report.convolution
     title = f"The same of a 1-D convolution, k = {beside.width}, its weights drawn: only its zeros say anything"
     read = (

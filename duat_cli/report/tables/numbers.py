@@ -63,7 +63,6 @@ def signed(form: Form) -> Form:
 
 
 def whole(value: float | None) -> str:
-    """A whole number."""
     return ABSENT if value is None else str(round(value))
 
 

@@ -30,7 +30,6 @@ _SERIES = (
 
 
 def heads(report: AttributeReport, number: int) -> Figure | None:
-    """Two points a head: straight to the logit, and moved towards it."""
     one = report.attribution[number]
     every = one.direct.heads
     places = sorted(range(len(every)), key=lambda i: -max(abs(every[i].value), abs(every[i].moved)))[:_HEADS]
@@ -71,7 +70,6 @@ def heads(report: AttributeReport, number: int) -> Figure | None:
 
 
 def flows(report: AttributeReport, number: int) -> Figure | None:
-    """Arcs over the tokens: the largest moves of the leading heads."""
     one = report.attribution[number]
     places = [(i, k) for i, flow in enumerate(one.flows) for k in range(len(flow.moves))]
     places.sort(key=lambda place: -abs(one.flows[place[0]].moves[place[1]].value))
@@ -144,7 +142,6 @@ def _arcs(one: Attribution, moves: list[tuple[Flow, Move]]) -> Markup:
 
 
 def measured(report: AttributeReport, number: int) -> Figure | None:
-    """A point for each part taken out: its frozen part across, what the logit lost upwards."""
     one = report.attribution[number]
     if one.measured is None:
         return None

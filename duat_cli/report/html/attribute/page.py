@@ -66,7 +66,6 @@ def _verdict(certificate: AttributionCertificate) -> Verdict:
 
 
 def _inner(report: AttributeReport, number: int) -> Figure | None:
-    """Leading neurons and experts."""
     one = report.attribution[number]
     tables = [
         table_of(parts, Head(word, "block.index"), place_of, _INNER, f"attribution.{number}.{reading}.{word}s[]")
@@ -134,7 +133,6 @@ def _head(one: Attribution) -> tuple[str, str]:
 
 
 def _left_out(drawn: int, texts: int, of: int) -> list[str]:
-    """Which predictions have no pictures."""
     if drawn == of:
         return []
     first = "the first prediction" if drawn == 1 else f"the first {drawn} predictions"
@@ -143,7 +141,6 @@ def _left_out(drawn: int, texts: int, of: int) -> list[str]:
 
 
 def _means(report: AttributeReport) -> list[Figure]:
-    """What leads over all predictions."""
     found = report.summary
     if found is None:
         return []

@@ -78,7 +78,6 @@ def _encoder(one: Attribution, number: int) -> list[Table]:
 
 
 def _sums(one: Attribution) -> Table:
-    """What the parts of each kind add up to, in both readings."""
     p, d = one.parts, one.direct
     units = sum(unit.value for unit in p.units)
     rows = [
@@ -125,7 +124,6 @@ def continued(found: Continuation, number: int) -> Figure:
 
 
 def token_by_layer(report: AttributeReport, number: int) -> Figure:
-    """A map: blocks upwards, tokens across."""
     one = report.attribution[number]
     rows = by_token(one)
     weight = [sum(abs(row[t]) for row in rows) for t in range(len(one.parts.tokens))]
@@ -158,7 +156,6 @@ def token_by_layer(report: AttributeReport, number: int) -> Figure:
 
 
 def blocks(report: AttributeReport, number: int) -> Figure:
-    """Lines over blocks: what each adds, total and direct."""
     one = report.attribution[number]
     columns = by_block(one)
     names = [str(block) for block in range(len(one.parts.static.blocks))]

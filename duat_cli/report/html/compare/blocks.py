@@ -77,7 +77,6 @@ _PAIRS = 5  # with a line of their own
 
 
 def operator(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
-    """Bars of three parts over blocks, a point for the whole, a hollow one for the null value."""
     if all(block.operator.relative is None for block in blocks):
         return None
     every = [block for other in beside for block in blocks_of(other)]
@@ -132,7 +131,6 @@ def _without(blocks: Sequence[BlockComparison]) -> list[str]:
 
 
 def amplification(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
-    """A line over blocks, and 1 to compare with."""
     if not _any(blocks, "amplification"):
         return None
     every = [block.amplification for r in beside for block in blocks_of(r)]
@@ -152,7 +150,6 @@ def amplification(blocks: Sequence[BlockComparison], beside: Sequence[CompareRep
 
 
 def stream(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
-    """Lines over blocks: the relative change of the input, the bias, the FFN's term and the output."""
     known = [(c.path, series, c.name) for c, series in zip(_STREAM, _SERIES, strict=True) if _any(blocks, c.path)]
     if not known:
         return None
@@ -171,7 +168,6 @@ def stream(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -
 
 
 def unaligned(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
-    """Two lines over blocks."""
     both = (("operator.unaligned", "s1", "this model"), ("operator.null.unaligned", "s3", "null: uniform attention"))
     every = [value_at(b, path) for r in beside for b in blocks_of(r) for path, _, _ in both]
     if all(block.operator.unaligned is None for block in blocks):
@@ -222,7 +218,6 @@ def by_pair(report: CompareReport) -> Figure | None:
 
 
 def named(report: CompareReport, pair: PairFacts) -> str:
-    """Which prompts a pair is."""
     return f"{report.prompts[pair.a].label} and {report.prompts[pair.b].label}"
 
 

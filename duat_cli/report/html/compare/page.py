@@ -34,7 +34,6 @@ _DEMONSTRATIONS = 5  # with a line of their own
 
 
 def compare_sheet(report: CompareReport, beside: Sequence[CompareReport]) -> Sheet:
-    """beside: all compare reports of the page, this one among them: they share their axes."""
     blocks = blocks_of(report)
     figures = [_fixed(report, beside), _answer(report, beside), _reads(report)]
     if blocks:
@@ -60,7 +59,6 @@ def _tiles(report: CompareReport) -> list[Tile]:
 
 
 def _fixed(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | None:
-    """A point and an interval for each way to hold parameters; live is the line at the bottom."""
     found = report.fixed
     if found is None:
         return None
@@ -99,12 +97,10 @@ def _fixed(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | N
 
 
 def _held(run: FixedLoss) -> str:
-    """What is held, and whose values."""
     return f"{run.held}: {run.source}"
 
 
 def _answer(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | None:
-    """A point a context: the loss of the answer behind it."""
     found = report.context
     if found is None or all(run.loss is None for run in found.runs):
         return None
@@ -171,7 +167,6 @@ def _reads(report: CompareReport) -> Figure | None:
 
 
 def _pairs(report: CompareReport) -> Figure | None:
-    """Which tokens were compared."""
     if not report.pairs:
         return None
     return Figure(

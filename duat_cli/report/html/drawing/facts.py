@@ -53,5 +53,4 @@ def verdict(certificate: Certificate) -> Verdict:
 
 
 def skipped(entries: Sequence[Skipped]) -> tuple[str, list[str]]:
-    """What was left out of a report, and why."""
     return "Skipped", facts.left_out(entries)

@@ -41,7 +41,6 @@ def bar(x: float, y: float, width: float, height: float, series: str, said: str 
 
 
 def line(points: Sequence[tuple[float, float]], series: str) -> Mark:
-    """A line through points."""
     path = "".join(f"{'L' if i else 'M'}{short(x)} {short(y)}" for i, (x, y) in enumerate(points))
     return Mark(f"line {series}", tag("path", d=path))
 

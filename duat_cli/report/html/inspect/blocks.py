@@ -105,7 +105,6 @@ def shares(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | N
 
 
 def terms(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | None:
-    """A bar a term."""
     if not report.terms:
         return None
     every = [term.share for other in beside for term in other.terms or []]
@@ -133,7 +132,6 @@ def terms(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | No
 
 
 def against_nulls(report: InspectReport, beside: Sequence[InspectReport]) -> list[Figure]:
-    """One figure a statistic, each with its own axis."""
     return [figure for s in _STATISTICS if (figure := _figure(s, report, beside)) is not None]
 
 

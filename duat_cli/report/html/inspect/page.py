@@ -62,7 +62,6 @@ _SHARES = [column for column in _HEADS if column.path in _SAYS]
 
 
 def inspect_sheet(report: InspectReport, beside: Sequence[InspectReport]) -> Sheet:
-    """beside: all inspect reports of the page, this one among them: they share their axes."""
     figures = [
         shares(report, beside),
         *against_nulls(report, beside),
@@ -114,7 +113,6 @@ def _cut(found: CouplingMap) -> str:
 
 
 def _routing(report: InspectReport) -> Figure | None:
-    """Lines over blocks: what the scores of attention are explained by."""
     if all(block.routing is None for block in report.blocks):
         return None
     plot = half_wide(report.blocks, "share of the scores' variance (%)", Linear(0, 1, percent=True))
@@ -131,7 +129,6 @@ def _routing(report: InspectReport) -> Figure | None:
 
 
 def _heads(report: InspectReport) -> list[Figure]:
-    """Maps, heads across and blocks upwards."""
     known = [(place, b, b.heads.each) for place, b in enumerate(report.blocks) if b.heads is not None and b.heads.each]
     figures = []
     for column in _SHARES:

@@ -25,7 +25,6 @@ _PARTS = (("block", "s1"), ("attention", "s2"), ("ffn", "s3"))
 
 
 def parts(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | None:
-    """Points over blocks: removing the block, its attention, its FFN; predicted filled, measured hollow."""
     shown = [part for part in _PARTS if any(getattr(block, part[0]) is not None for block in report.blocks)]
     if not shown:
         return None
@@ -63,7 +62,6 @@ def parts(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | None:
 
 
 def histograms(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | None:
-    """A histogram a block, below each other: how many neurons have which predicted damage."""
     known = [(t.block, t.linearised) for t in report.terms if t.kind == "neuron" and t.linearised is not None]
     damages = by_key((block, damage) for block, damage in known if damage > 0)
     left = sum(damage <= 0 for _, damage in known)
@@ -176,7 +174,6 @@ def _interval(plot: Plot, scale: Log, term: PruneTerm, measured: float, series: 
 
 
 def name(term: PruneTerm) -> str:
-    """A term by its kind, block and index."""
     return f"{term.kind} {term.block}" if term.index is None else f"{term.kind} {term.block}.{term.index}"
 
 

@@ -25,7 +25,6 @@ _SERIES = (("held_out", "s1", "held-out prompts"), ("chosen_on", "s2", "prompts 
 
 
 def prune_sheet(report: PruneReport, beside: Sequence[PruneReport]) -> Sheet:
-    """beside: all prune-bound reports of the page, this one among them: they share their axes."""
     said = [text for plan in report.plans for text in (guarantee(plan), *mean_guarantee(plan), *limit(plan))]
     figures = [
         *(_curve(report, number, beside) for number, plan in enumerate(report.plans) if plan.curve),
@@ -192,7 +191,6 @@ def _plans(report: PruneReport) -> Figure | None:
 
 
 def _written(report: PruneReport) -> Figure | None:
-    """The checkpoint that --apply wrote, beside the model it was made of."""
     one = report.written
     if one is None:
         return None

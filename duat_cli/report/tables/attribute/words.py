@@ -41,7 +41,6 @@ def title(one: Attribution, prompts: int) -> str:
 
 
 def token(one: Attribution, position: int) -> str:
-    """A token by its position and text."""
     texts = one.parts.tokens
     return f"{position} '{texts[position].text}'" if position < len(texts) else str(position)
 

@@ -50,7 +50,6 @@ def eq16(report: PruneReport, page: Page) -> list[RenderableType]:
 
 
 def _verdict(rows: Sequence[Eq16]) -> list[RenderableType]:
-    """In words, whether the bound holds."""
     error = max(row.error for row in rows)
     held = f"Held, the removal changes the output by the bound's own vector, to {numbers.error(error)}."
     known = [row for row in rows if row.exceeded is not None]

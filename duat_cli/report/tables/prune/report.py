@@ -72,7 +72,6 @@ def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
 
 
 def _how(shown: list[Column]) -> str:
-    """What the columns of damage are."""
     ablated = any(column.path.endswith("_measured") for column in shown)
     return "predicted, and really ablated" if ablated else "predicted alone (--measure 0)"
 
@@ -157,7 +156,6 @@ def _head_columns(unit: str) -> list[Column]:
 
 
 def _shared_heads(report: PruneReport) -> list[RenderableType]:
-    """Which heads share a key and value head."""
     heads = next((b.heads for b in report.blocks if b.heads), None)
     if heads is None or heads.kv_heads >= heads.count:
         return []

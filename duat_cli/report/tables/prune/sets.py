@@ -212,7 +212,6 @@ def _saving(saves: SetSize | None) -> str:
 
 
 def _of_size(plan: Plan, removed: int) -> HeldOut | None:
-    """The set of so many terms on held-out prompts."""
     return next((one for one in plan.held_out if one.removed == removed), None)
 
 
