@@ -28,7 +28,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "the command with nothing faked: checks/test_command.py, checks/test_cases.py": """
         cli/commands/check cli/shared/outlets checks/verdict/conclude checks/rules/files""",
     "golden text at every width: report/test_table.py": """
-        report/check/table report/tables/attribute/report report/tables/columns report/tables/compare report/tables/cut
+        report/check/table report/tables/attribute/report report/tables/columns report/tables/compare
         report/tables/facts report/tables/inspect report/tables/lora report/tables/nulls
         report/tables/page report/tables/plan report/tables/prune/eq16 report/tables/prune/repair
         report/tables/prune/report report/tables/prune/sets report/tables/support report/tables/verify""",
@@ -106,7 +106,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         report/html/drawing/blocks report/html/drawing/facts report/html/drawing/figure
         report/html/drawing/marks report/html/drawing/plot report/html/drawing/table
         report/html/glossary report/html/inspect/blocks report/html/inspect/page report/html/lora report/html/matrix
-        report/html/network report/html/plan report/html/prune/damage report/html/prune/page report/html/sheets""",
+        report/html/plan report/html/prune/damage report/html/prune/page report/html/sheets""",
     "a few probes at a time: analysis/prune/terms/test_responses.py": "models/budgets",
 }
 

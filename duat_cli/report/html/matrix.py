@@ -1,4 +1,4 @@
-"""The page of `duat matrix`: the maps of one block, the checks, and the paper's matrices."""
+"""The pages of `duat matrix`: the maps of one block, the checks, and the paper's matrices; and of `--network`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from markupsafe import Markup
 from duat_cli.report.html.drawing import facts, marks
 from duat_cli.report.html.drawing.cells import cells, scale_of_cells
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
-from duat_cli.report.html.drawing.plot import Axis, Plot
+from duat_cli.report.html.drawing.plot import Axis, Plot, curve, level
 from duat_cli.report.html.drawing.scales import Band, Log
-from duat_cli.report.html.drawing.table import Head, Table, table_by
+from duat_cli.report.html.drawing.table import Head, Table, table_by, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.facts import heads, named
-from duat_cli.report.tables.grid import Column
-from duat_cli.report.tables.matrix import NORMS, VERDICTS, token_labels
-from duat_cli.results.matrix import MatrixReport
+from duat_cli.report.tables.grid import Column, on_page
+from duat_cli.report.tables.matrix import LAYER_COLUMNS, NORMS, VERDICTS, token_labels
+from duat_cli.results.matrix import MatrixReport, NetworkReport
 
 _SIGNED = numbers.signed(numbers.plain)
+_LAYER = on_page(LAYER_COLUMNS)
+_LINES = ((_LAYER[1], "s2"), (_LAYER[2], "s3"), (_LAYER[3], "s1"))
 _SAYS = (
     "|left - right| / |right|, both sides computed separately. The model's own is the H V of its forward pass "
     "and what that moves in its own block, biases left out. c: as many of the M columns as can be built; <> is the "
@@ -217,4 +219,46 @@ def _forms(report: MatrixReport) -> Figure:
             )
         ],
         terms=["matrices[].density", "matrices[].expected_density"],
+    )
+
+
+def network_sheet(report: NetworkReport, beside: Sequence[NetworkReport]) -> Sheet:
+    tiles = [
+        Tile("Eq. 33, from the matrices alone", numbers.error(report.whole_error), "relative", "whole_error"),
+        Tile("side of W'_{j,1}", str(report.side), "", "side"),
+    ]
+    size = f"N = {report.tokens}, M = {report.hidden_size}: W'_{{j,1}} is {report.side} x {report.side}"
+    lists = [("Not as in the paper", report.deviations)]
+    return facts.sheet(report, [report.prompt], tiles, lists, [_layers(report, beside)], more=[size])
+
+
+def _layers(report: NetworkReport, beside: Sequence[NetworkReport]) -> Figure:
+    """Errors over layers; what is exactly zero has no place on the axis."""
+    rows = report.layers
+    every = [column.value(row) for one in beside for row in one.layers for column, _ in _LINES]
+    plot = Plot(
+        Axis("layer j", Band([str(row.layer) for row in rows])),
+        Axis("relative error", Log.over([*every, *(one.certificate.tolerance for one in beside)])),
+    )
+    drawn = [level(plot, report.certificate.tolerance, f"tolerance {report.certificate.tolerance:.0e}")]
+    layers = [f"layer {row.layer}" for row in rows]
+    for column, series in _LINES:
+        values = [column.value(row) or None for row in rows]
+        drawn += curve(plot, values, series, layers, column.name, numbers.error)
+    return Figure(
+        key="layers",
+        wide=True,
+        title="How exact the network of the paper's matrices is, layer by layer",
+        says="x'_j = W'_{j,1} x'_0 + b'_{j,3} + sum_k W'_{k,3} sigma(W'_{k,2} x'_0 + b'_{k,2}) with sigma live, "
+        "against the model's own values.",
+        picture=plot.svg(drawn, "Lines of errors over layers, and the tolerance."),
+        tables=[
+            table_of(
+                rows, Head("layer", number=False), lambda row: f"{row.layer} (Eq. {row.equation})", _LAYER, "layers[]"
+            )
+        ],
+        terms=[f"layers[].{column.path}" for column, _ in _LINES],
+        legend=[*(("line", series, column.name) for column, series in _LINES), ("rule", "s1", "tolerance")],
+        notes=["An error of 0 has no place on this axis."] if 0 in every else [],
+        opened=True,
     )

@@ -11,8 +11,7 @@ from duat_cli.report.html.compare.page import compare_sheet
 from duat_cli.report.html.drawing.figure import Sheet
 from duat_cli.report.html.inspect.page import inspect_sheet
 from duat_cli.report.html.lora import lora_sheet
-from duat_cli.report.html.matrix import matrix_sheet
-from duat_cli.report.html.network import network_sheet
+from duat_cli.report.html.matrix import matrix_sheet, network_sheet
 from duat_cli.report.html.plan import plan_sheet
 from duat_cli.report.html.prune.page import prune_sheet
 from duat_cli.results.base import Report

@@ -5,9 +5,8 @@ from __future__ import annotations
 from rich.console import RenderableType
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.cut import cut
 from duat_cli.report.tables.grid import BLOCK, Column, Labels, missing, titled
-from duat_cli.report.tables.page import BLANK, Page, item, line
+from duat_cli.report.tables.page import BLANK, Page, cut, item, line
 from duat_cli.results.compare import AlignedRun, CompareReport, InContext, InputComparison, PairFacts
 from duat_cli.text import plural
 

@@ -10,9 +10,8 @@ from rich.text import Text
 
 from duat_cli.grouping import by_key
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.cut import cut
 from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, filled, fits, spaced, titled, unshown
-from duat_cli.report.tables.page import BLANK, Page, item, line
+from duat_cli.report.tables.page import BLANK, Page, cut, item, line
 from duat_cli.results.lora import Eq18, LoraReport, TokenChange
 from duat_cli.results.prompts import all_prompts
 from duat_cli.text import plural

@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.cut import cut
 from duat_cli.report.tables.grid import GAP, Column, Labels, missing, packs, titled
-from duat_cli.report.tables.page import BLANK, Page, item, line
+from duat_cli.report.tables.page import BLANK, Page, cut, item, line
 from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport, NetworkLayer, NetworkReport
 from duat_cli.text import plural
 

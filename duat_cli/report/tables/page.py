@@ -6,6 +6,7 @@ import io
 from dataclasses import dataclass
 
 from rich import box
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -14,6 +15,8 @@ from rich.text import Text
 from duat_cli.text import clean
 
 BLANK = Text("")
+TOKEN = 16  # cells of a token in a table
+TARGET = 40  # of one in a sentence
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,11 @@ class Page:
 def line(text: str, style: str = "") -> Text:
     """A paragraph; foreign characters escaped, never read as markup."""
     return Text(clean(text), style=style, overflow="fold")
+
+
+def cut(text: str, cells: int = TOKEN) -> str:
+    """The text, of at most so many cells."""
+    return text if cell_len(text) <= cells else set_cell_size(text, cells - 2) + ".."
 
 
 def item(text: str, style: str = "") -> RenderableType:

@@ -5,22 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from duat_cli.report.tables import numbers
 
 _SLACK = 1e-4  # of a step: what rounding adds to a value is no reason for one more
 _EMPTY = (0.0, 1.0)  # the range of an axis without any value
-
-
-class Scale(Protocol):
-    """An axis' map. Places are in the unit interval: 0 is its beginning, 1 its end."""
-
-    def __call__(self, value: float, /) -> float: ...
-
-    def ticks(self) -> list[tuple[float, str]]:
-        """(value, label) of each tick."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -100,6 +89,10 @@ class Band:
     def ticks(self) -> list[tuple[float, str]]:
         step = next(s for s in _steps() if len(self.names) <= s * self.most)
         return [(float(i), name) for i, name in enumerate(self.names) if i % step == 0]
+
+
+Scale = Linear | Log | Band
+"""Of an axis. Places are in the unit interval: 0 is its beginning, 1 its end; a tick is (value, label)."""
 
 
 def _steps() -> Iterable[int]:

@@ -21,8 +21,7 @@ from duat_cli.report.tables.attribute.words import (
     lost,
     named,
 )
-from duat_cli.report.tables.cut import TARGET, cut
-from duat_cli.report.tables.page import BLANK, Page, line
+from duat_cli.report.tables.page import BLANK, TARGET, Page, cut, line
 from duat_cli.results.attribute import (
     AttributeReport,
     Attribution,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duat_cli.report.tables.cut import TARGET, cut
+from duat_cli.report.tables.page import TARGET, cut
 from duat_cli.results.attribute import Attribution
 
 NOT_CAUSAL = (
