@@ -6,18 +6,7 @@ from rich.console import RenderableType
 from rich.padding import Padding
 
 from duat_cli.grouping import by_key
-from duat_cli.report.check.words import (
-    advice,
-    against,
-    effects,
-    heading,
-    limit,
-    looked_at,
-    number,
-    own,
-    verdict,
-    without_findings,
-)
+from duat_cli.report.check import words
 from duat_cli.report.tables import facts
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.check import CheckReport, Outcome, UndecidedReport
@@ -35,7 +24,7 @@ def render_check(report: CheckReport, page: Page, every: bool = False) -> str:
     style = "bold green" if report.verdict == "passed" else "bold red"
     return page.render(
         line(facts.named(report.model), "bold"),
-        *map(line, looked_at(report)),
+        *map(line, words.looked_at(report)),
         *_causes(report, every),
         *_brief(report, "passed"),
         *_brief(report, "skipped"),
@@ -43,7 +32,7 @@ def render_check(report: CheckReport, page: Page, every: bool = False) -> str:
         *_baseline(report, every),
         *([BLANK, *facts.section("warnings", report.warnings, "yellow")] if report.warnings else []),
         BLANK,
-        line(verdict(report), style),
+        line(words.verdict(report), style),
     )
 
 
@@ -56,17 +45,17 @@ def _causes(report: CheckReport, every: bool) -> list[RenderableType]:
     parts: list[RenderableType] = []
     said: list[str] = []
     for cause in report.causes:
-        found = own(report, cause)
-        parts += [BLANK, line(heading(cause), _STYLES[cause.status])]
+        found = words.own(report, cause)
+        parts += [BLANK, line(words.heading(cause), _STYLES[cause.status])]
         if len(found) > 1 and cause.id in ("weights", "forward"):
             parts.append(_indented(cause.message))
         parts += _places(found, every)
-        parts += [_indented(text, "dim") for text in advice(found) if text not in said]
-        said = advice(found)
+        parts += [_indented(text, "dim") for text in words.advice(found) if text not in said]
+        said = words.advice(found)
         if cause.folded:
             hint = "" if every else "; --all lists them"
             parts.append(_indented(f"{cause.folded}{hint}"))
-            parts += _places(effects(report, cause), every) if every else []
+            parts += _places(words.effects(report, cause), every) if every else []
     return parts
 
 
@@ -80,7 +69,7 @@ def _places(found: list[Outcome], every: bool) -> list[RenderableType]:
     shown = found if every else found[:_SHOWN]
     for outcome in shown:
         block = f"block {outcome.block}: " if outcome.block is not None else ""
-        parts.append(item(f"{block}{outcome.message} {limit(outcome)}"))
+        parts.append(item(f"{block}{outcome.message} {words.limit(outcome)}"))
     rest = found[len(shown) :]
     if rest:
         blocks = sorted({o.block for o in rest if o.block is not None})
@@ -96,7 +85,7 @@ def _brief(report: CheckReport, status: str) -> list[RenderableType]:
     parts: list[RenderableType] = [BLANK, line(status, _STYLES[status])]
     if status == "passed":
         clear = [o.rule for o in found if o.measured == 0 and o.high == 0]
-        rest = [item(f"{o.rule}: {without_findings(o)}") for o in found if o.rule not in clear]
+        rest = [item(f"{o.rule}: {words.without_findings(o)}") for o in found if o.rule not in clear]
         return [*parts, *rest, *([item(f"nothing found: {', '.join(_whole(clear, report))}")] if clear else [])]
     whys = by_key((outcome.message, outcome.rule) for outcome in found)
     ran = {_family(o.rule) for o in report.outcomes if o.status != "skipped"}
@@ -112,12 +101,12 @@ def _behaviour(report: CheckReport) -> list[RenderableType]:
     if found.loss_per_token is not None:
         what = "pseudo-loss" if found.predicts == "masked token" else "loss"
         by_byte = f", {found.loss_per_byte:.3g} per byte" if found.loss_per_byte is not None else ""
-        nulls = f"uniform {number(found.uniform, 3)}, the prompts' own unigram {number(found.unigram, 3)}"
+        nulls = f"uniform {words.number(found.uniform, 3)}, the prompts' own unigram {words.number(found.unigram, 3)}"
         scored = plural(found.scored, "token")
         texts.append(f"{what} on {scored}: {found.loss_per_token:.3g} nats per token{by_byte} ({nulls})")
     if found.entropy is not None and found.never_predicted is not None:
         texts.append(
-            f"logits: entropy {found.entropy:.3g} nats per token, range {number(found.logit_range, 3)}; "
+            f"logits: entropy {found.entropy:.3g} nats per token, range {words.number(found.logit_range, 3)}; "
             f"{found.never_predicted:.0%} of {found.vocabulary:,} tokens never above 1/{found.vocabulary:,}"
         )
     if found.predicts == "embedding":
@@ -159,4 +148,4 @@ def _baseline(report: CheckReport, every: bool) -> list[RenderableType]:
     if len(shown) < len(changes):
         shown.append(f"and {len(changes) - _CHANGES} more; --all lists them")
     why = "; a check failed" if found.status == "not written" else ""
-    return [BLANK, line(against(found) + why), *(item(text) for text in shown)]
+    return [BLANK, line(words.against(found) + why), *(item(text) for text in shown)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.grid import BLOCK, Column, titled_named, value_at
+from duat_cli.report.tables.grid import BLOCK, Column, on_page, titled_named, value_at
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.base import Result
 from duat_cli.results.heads import Attended, HeadAttended, Heads
@@ -25,13 +25,7 @@ COLUMNS = [
     Column(("dupl.", "token", "%"), "duplicate_token_share", numbers.percent, ("duplicate token", "%")),
     Column(("induc\N{SOFT HYPHEN}", "tion", "%"), "induction_share", numbers.percent),
 ]
-_SHARES = {
-    "induction_share": "induction",
-    "duplicate_token_share": "duplicate token",
-    "previous_token_share": "previous token",
-    "current_token_share": "current token",
-    "first_token_share": "first token",
-}
+_SHARES = {column.path: column.name for column in reversed(on_page(COLUMNS)) if column.path.endswith("_share")}
 _ALL = 24  # heads that are all shown; of more the leading ones
 _LEADING = 4  # heads of each share
 _ONE = 1e-2  # rounding of a sum of a row in half precision

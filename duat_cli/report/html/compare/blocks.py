@@ -76,10 +76,23 @@ _BY_PAIR = (*_OPERATOR[:5], *_STREAM[1:], _AMPLIFICATION[0])
 _PAIRS = 5  # with a line of their own
 
 
-def operator(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
+def figures_of_blocks(report: CompareReport, beside: Sequence[CompareReport]) -> list[Figure | None]:
+    blocks = _blocks_of(report)
+    if not blocks:
+        return []
+    return [
+        _operator(blocks, beside),
+        *_heads(blocks),
+        _amplification(blocks, beside),
+        _stream(blocks, beside),
+        _unaligned(blocks, beside),
+    ]
+
+
+def _operator(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
     if all(block.operator.relative is None for block in blocks):
         return None
-    every = [block for other in beside for block in blocks_of(other)]
+    every = [block for other in beside for block in _blocks_of(other)]
     about = "Stacked bars over blocks: routing, scale, interaction; points: the whole, its null."
     return Figure(
         key="operator",
@@ -103,7 +116,7 @@ def operator(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport])
     )
 
 
-def heads(blocks: Sequence[BlockComparison]) -> list[Figure]:
+def _heads(blocks: Sequence[BlockComparison]) -> list[Figure]:
     """Maps, heads across and blocks upwards: the whole change and its three parts, of one scale of colours."""
     largest = max(
         (v for b in blocks for h in b.heads for c in _HEADS if (v := value_at(h, c.path)) is not None), default=0.0
@@ -130,10 +143,10 @@ def _without(blocks: Sequence[BlockComparison]) -> list[str]:
     return [f"No heads of W': block {', '.join(none)}."] if none else []
 
 
-def amplification(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
+def _amplification(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
     if not _any(blocks, "amplification"):
         return None
-    every = [block.amplification for r in beside for block in blocks_of(r)]
+    every = [block.amplification for r in beside for block in _blocks_of(r)]
     plot = half_wide(blocks, "change out over change in (times)", Linear.over([*every, 1.0]), height=260)
     drawn = [
         level(plot, 1.0, "as large behind the block as in front of it"),
@@ -149,11 +162,11 @@ def amplification(blocks: Sequence[BlockComparison], beside: Sequence[CompareRep
     )
 
 
-def stream(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
+def _stream(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
     known = [(c.path, series, c.name) for c, series in zip(_STREAM, _SERIES, strict=True) if _any(blocks, c.path)]
     if not known:
         return None
-    every = [value_at(block, column.path) for r in beside for block in blocks_of(r) for column in _STREAM]
+    every = [value_at(block, column.path) for r in beside for block in _blocks_of(r) for column in _STREAM]
     plot = half_wide(blocks, "relative change (%)", Linear.over(every, percent=True), height=260)
     drawn = lines(plot, blocks, known, numbers.share)
     return Figure(
@@ -167,9 +180,9 @@ def stream(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -
     )
 
 
-def unaligned(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
+def _unaligned(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
     both = (("operator.unaligned", "s1", "this model"), ("operator.null.unaligned", "s3", "null: uniform attention"))
-    every = [value_at(b, path) for r in beside for b in blocks_of(r) for path, _, _ in both]
+    every = [value_at(b, path) for r in beside for b in _blocks_of(r) for path, _, _ in both]
     if all(block.operator.unaligned is None for block in blocks):
         return None
     plot = half_wide(blocks, "share of W' (%)", Linear.over(every, percent=True))
@@ -221,7 +234,7 @@ def named(report: CompareReport, pair: PairFacts) -> str:
     return f"{report.prompts[pair.a].label} and {report.prompts[pair.b].label}"
 
 
-def blocks_of(report: CompareReport) -> list[BlockComparison]:
+def _blocks_of(report: CompareReport) -> list[BlockComparison]:
     """Its blocks; none with --fixed."""
     return [] if report.comparison is None else report.comparison.blocks
 

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.report.html.compare.blocks import (
-    amplification,
-    blocks_of,
-    by_pair,
-    heads,
-    named,
-    operator,
-    stream,
-    unaligned,
-)
+from duat_cli.report.html.compare.blocks import by_pair, figures_of_blocks, named
 from duat_cli.report.html.drawing import facts, marks
 from duat_cli.report.html.drawing.blocks import across, lines, meanings, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
@@ -34,11 +25,7 @@ _DEMONSTRATIONS = 5  # with a line of their own
 
 
 def compare_sheet(report: CompareReport, beside: Sequence[CompareReport]) -> Sheet:
-    blocks = blocks_of(report)
-    figures = [_fixed(report, beside), _answer(report, beside), _reads(report)]
-    if blocks:
-        figures += [operator(blocks, beside), *heads(blocks)]
-        figures += [amplification(blocks, beside), stream(blocks, beside), unaligned(blocks, beside)]
+    figures = [_fixed(report, beside), _answer(report, beside), _reads(report), *figures_of_blocks(report, beside)]
     figures += [by_pair(report), _pairs(report), _parameters(report)]
     notable = [] if report.comparison is None else report.comparison.notable
     return facts.sheet(report, report.prompts, _tiles(report), [("Notable", notable)], figures)

@@ -9,18 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.attribute.words import (
-    BARE,
-    NOT_CAUSAL,
-    THROUGH_SCORES,
-    by_block,
-    by_token,
-    called,
-    computed,
-    is_bare,
-    lost,
-    named,
-)
+from duat_cli.report.tables.attribute import words
 from duat_cli.report.tables.page import BLANK, TARGET, Page, cut, line
 from duat_cli.results.attribute import (
     AttributeReport,
@@ -52,13 +41,13 @@ def render_attribute(report: AttributeReport, page: Page) -> str:
     for continuation in report.continuations:
         parts += [*_continuation(continuation, page), BLANK]
     if report.summary is not None and not report.continuations:
-        parts += [*_summary(report.summary, called(report.attribution[0]), page), BLANK]
+        parts += [*_summary(report.summary, words.called(report.attribution[0]), page), BLANK]
     return page.render(
         *parts,
         *facts.section("held fixed between the last block and the logits", report.held),
         _verdict(report.certificate),
-        line(NOT_CAUSAL, "dim"),
-        *([line(BARE, "dim")] if any(is_bare(one) for one in report.attribution) else []),
+        line(words.NOT_CAUSAL, "dim"),
+        *([line(words.BARE, "dim")] if any(words.is_bare(one) for one in report.attribution) else []),
         *facts.remarks(report.skipped, report.warnings),
     )
 
@@ -87,7 +76,7 @@ def _title(one: Attribution, prompts: int) -> str:
     where = "" if one.position is None else f" at position {one.position}"
     prompt = f"prompt {one.prompt}, " if prompts > 1 else ""
     choice = "" if one.rank is None else f", choice {one.rank} of the model"
-    return f"{prompt}{named(one)}{where}: {called(one)} {numbers.plain(one.logit)}{choice}"
+    return f"{prompt}{words.named(one)}{where}: {words.called(one)} {numbers.plain(one.logit)}{choice}"
 
 
 def _sums(one: Attribution) -> list[str]:
@@ -105,7 +94,7 @@ def _sums(one: Attribution) -> list[str]:
 
 def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
     """One row a token: what it adds, what was computed at it, and a bar of both."""
-    tokens, here = one.parts.tokens, computed(one)
+    tokens, here = one.parts.tokens, words.computed(one)
     shown = sorted(sorted(range(len(tokens)), key=lambda t: -abs(tokens[t].value) - abs(here[t]))[:_TOKENS])
     table = page.table()
     bars = page.width >= _ROOM_FOR_BARS
@@ -142,7 +131,7 @@ def _encoder(one: Attribution, page: Page) -> list[RenderableType]:
 
 def _map(one: Attribution, page: Page) -> list[RenderableType]:
     """Where the prediction is formed: a row for the embeddings and for each block, a column for each token."""
-    found_rows = by_token(one)
+    found_rows = words.by_token(one)
     rows = dict(zip(["x_0", *map(str, range(len(found_rows) - 1))], found_rows, strict=True))
     largest = max(abs(value) for row in rows.values() for value in row)
     side, count = max(map(len, rows)), len(one.parts.tokens)
@@ -180,7 +169,7 @@ def _bar(value: float, largest: float, width: int, page: Page) -> Text:
 
 def _blocks(one: Attribution, page: Page) -> list[RenderableType]:
     """The leading blocks: their UAT terms and biases, total; heads and units, direct."""
-    rows = list(zip(*by_block(one), strict=True))
+    rows = list(zip(*words.by_block(one), strict=True))
     leading = sorted(range(len(rows)), key=lambda b: -max(map(abs, rows[b])))[:10]
     table = page.table()
     table.add_column("block", justify="right", overflow="fold")
@@ -258,11 +247,11 @@ def _measured(one: Attribution, page: Page) -> list[RenderableType]:
     if tokens:
         tables.append(_rows(("token", "part", "cut", "KL", "replaced", "KL"), tokens, page))
     agreement = [f"{a.what} {a.rank_correlation:.2f}" for a in found.agreement if a.rank_correlation is not None]
-    words = f"lost: {lost(one)}; cut: attention to the token; replaced: its embedding by the mean one."
+    said = f"lost: {words.lost(one)}; cut: attention to the token; replaced: its embedding by the mean one."
     order = f" Rank correlation with the parts: {'; '.join(agreement)}." if agreement else ""
     skipped = [line(f"Not taken out: {one.what}: {one.why}.", "dim") for one in found.skipped]
-    through = [line(THROUGH_SCORES, "dim")] if heads else []
-    return [*tables, line(words + order, "dim"), *through, *skipped]
+    through = [line(words.THROUGH_SCORES, "dim")] if heads else []
+    return [*tables, line(said + order, "dim"), *through, *skipped]
 
 
 def _continuation(found: Continuation, page: Page) -> list[RenderableType]:
@@ -275,16 +264,16 @@ def _continuation(found: Continuation, page: Page) -> list[RenderableType]:
         here = source.position in marked
         text.append(f"[{source.text}]" if here else source.text, style="bold red" if here else "")
     tokens = "".join(token.text for token in found.tokens)
-    words = f"logits {numbers.plain(found.logits)}"
+    said = f"logits {numbers.plain(found.logits)}"
     if found.log_probability is not None:
-        words = (
+        said = (
             f"log-probability {numbers.plain(found.log_probability)} nats; parts are of its linearisation, "
             f"{SIGNED(found.logits)}, which misses {SIGNED(found.first_order_error)} nats of what is gained over equal "
             "logits"
         )
     rows = [(f"{t} '{cut(sources[t].text)}'", SIGNED(sources[t].value)) for t in leading]
     return [
-        line(f"prompt {found.prompt}, continued by '{cut(tokens, TARGET)}': {words}", "bold"),
+        line(f"prompt {found.prompt}, continued by '{cut(tokens, TARGET)}': {said}", "bold"),
         line("[ ] marks the tokens with the largest parts, their own and the UAT terms at them:", "dim"),
         text,
         _rows(("token", "all tokens together"), rows, page),
@@ -312,14 +301,14 @@ def _overview(report: AttributeReport, page: Page) -> list[RenderableType]:
     several = len(report.prompts) > 1
     rows = []
     for one in report.attribution:
-        here = computed(one)
+        here = words.computed(one)
         lead = max(range(len(here)), key=lambda t: abs(one.parts.tokens[t].value + here[t]))
         unit = max(one.parts.units, key=lambda u: abs(u.value), default=None)
         token = one.parts.tokens[lead]
         rows.append(
             (
                 (f"{one.prompt}:" if several else "") + ("-" if one.position is None else str(one.position)),
-                cut(named(one)),
+                cut(words.named(one)),
                 SIGNED(one.logit),
                 numbers.ABSENT if one.rank is None else str(one.rank),
                 f"{lead} '{cut(token.text)}' {SIGNED(token.value + here[lead])}",
@@ -329,7 +318,7 @@ def _overview(report: AttributeReport, page: Page) -> list[RenderableType]:
     title = f"{len(report.attribution)} predictions; the leading token and block of each, in full with --json"
     return [
         line(title, "bold"),
-        _rows(("at", "target", called(report.attribution[0]), "rank", "token", "block"), rows, page),
+        _rows(("at", "target", words.called(report.attribution[0]), "rank", "token", "block"), rows, page),
     ]
 
 
@@ -348,8 +337,8 @@ def _verdict(certificate: AttributionCertificate) -> Text:
 def _rows(headers: Sequence[str], rows: Sequence[Sequence[str]], page: Page) -> Table:
     table = page.table()
     for k, header in enumerate(headers):
-        words = k == 0 or header in ("target", "token", "block")
-        table.add_column(header, justify="left" if words else "right", overflow="fold")
+        text = k == 0 or header in ("target", "token", "block")
+        table.add_column(header, justify="left" if text else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table
