@@ -103,7 +103,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "every page in a browser: report/html/test_document.py": """
         report/html/attribute/heads report/html/attribute/page report/html/attribute/tokens
         report/html/compare/blocks report/html/compare/page
-        report/html/drawing/blocks report/html/drawing/facts report/html/drawing/figure
+        report/html/drawing/blocks report/html/drawing/figure
         report/html/drawing/marks report/html/drawing/plot report/html/drawing/table
         report/html/glossary report/html/inspect/blocks report/html/inspect/page report/html/lora report/html/matrix
         report/html/plan report/html/prune/damage report/html/prune/page report/html/sheets""",

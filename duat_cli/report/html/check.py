@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from duat_cli.report.check.words import advice, against, heading, looked_at, number, verdict
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.cells import layer_map, place_of
-from duat_cli.report.html.drawing.facts import tiles
-from duat_cli.report.html.drawing.figure import Figure, Sheet, Verdict
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Verdict, tiles_of
 from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Log
 from duat_cli.report.html.drawing.table import Head, Table, table_by
@@ -46,7 +45,7 @@ _COLUMNS: tuple[tuple[Head, Callable[[Outcome], str]], ...] = (
     (Head("where to look", path="", number=False), lambda one: f"{one.location.file}:{one.location.line}"),
 )
 _RULE = "drift.weights"
-_SERIES = {"failed": ("s4", "failed"), "warned": ("s2", "warned"), "passed": ("s1", "passed")}
+_SERIES = {"failed": "s4", "warned": "s2", "passed": "s1"}
 _RULES = 40
 _LEAST = 1e-3  # of a bound: what is nearer to the centre is drawn here
 
@@ -62,7 +61,7 @@ def check_sheet(report: CheckReport | UndecidedReport, beside: Sequence[CheckRep
         name=facts.named(report.model),
         facts=[*looked_at(report), *([against(report.baseline)] if report.baseline is not None else [])],
         verdict=Verdict("good" if report.verdict == "passed" else "bad", word, text),
-        tiles=tiles(report, _TILES),
+        tiles=tiles_of(report, _TILES),
         lists=[("Turned off", [", ".join(report.off)] if report.off else []), ("Warnings", report.warnings)],
         figures=[figure for figure in figures if figure is not None],
     )
@@ -130,7 +129,7 @@ def _bounds(report: CheckReport) -> Figure | None:
     drawn = [marks.rule(line, plot.top, line, plot.bottom, "the bound")]
     drawn += [
         marks.dot(
-            plot.x(ratio), plot.y(rules.index(one.rule)), _SERIES[one.status][0],
+            plot.x(ratio), plot.y(rules.index(one.rule)), _SERIES[one.status],
             f"{one.rule}: {ratio:.3g} of its bound; {one.message}",
         )
         for i, ratio in found
@@ -147,7 +146,7 @@ def _bounds(report: CheckReport) -> Figure | None:
         picture=plot.svg(drawn, "Points by rule: measurement over bound, on a logarithmic axis."),
         tables=[_outcomes(report, [i for i, _ in found])],
         terms=["outcomes[].measured", "outcomes[].high", "outcomes[].low"],
-        legend=[("dot", _SERIES[name][0], _SERIES[name][1]) for name in shown],
+        legend=[("dot", _SERIES[name], name) for name in shown],
         notes=["Of a single bound, measurements of 0, bounds of 0 and negative numbers have no place on this axis; the "
                "list of all checks has them."],
     )  # fmt: skip

@@ -40,7 +40,6 @@ class Glossary:
 
     def __init__(self, sheets: Iterable[Sheet], known: Known) -> None:
         self._anchors: dict[tuple[str, str], Entry] = {}
-        self.entries: list[Entry] = []
         of: dict[int, Entry] = {}
         for sheet in sheets:
             for path in dict.fromkeys(_paths(sheet)):
@@ -48,12 +47,10 @@ class Glossary:
                 explanation = known.get(place)
                 if explanation is None or place in self._anchors:
                     continue
-                entry = of.get(id(explanation))
-                if entry is None:
-                    entry = of[id(explanation)] = Entry(f"d{len(self.entries)}", explanation)
-                    self.entries.append(entry)
+                entry = of.setdefault(id(explanation), Entry(f"d{len(of)}", explanation))
                 entry.places.append(path)
                 self._anchors[place] = entry
+        self.entries = list(of.values())
 
     def entry(self, command: str, path: str) -> Entry | None:
         """Of a field; None where `duat explain` has none."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.report.html.drawing import facts, marks
+from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import meanings, stacked, table_of_blocks
 from duat_cli.report.html.drawing.cells import layer_map, place_of
-from duat_cli.report.html.drawing.figure import Figure, Sheet, Verdict
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Verdict, loaded, skipped, tiles_of
 from duat_cli.report.html.drawing.plot import Axis, Plot, dotted
 from duat_cli.report.html.drawing.scales import Linear, Log
 from duat_cli.report.html.drawing.table import Head, Table, table_by, table_of
@@ -90,10 +90,10 @@ def lora_sheet(report: LoraReport, beside: Sequence[LoraReport]) -> Sheet:
         name=f"{report.base} and {report.tuned}",
         facts=_facts(report),
         verdict=_verdict(report),
-        tiles=facts.tiles(report, _TILES),
+        tiles=tiles_of(report, _TILES),
         lists=[
             ("Notable", report.summary.notable),
-            facts.skipped(report.skipped),
+            skipped(report.skipped),
             ("Warnings", report.warnings),
             ("Held and not changed", report.unchanged),
             ("Not in the base", report.added),
@@ -109,7 +109,7 @@ def _facts(report: LoraReport) -> list[str]:
     what += f", {len(report.reshaped)} of another shape, not compared" if report.reshaped else ""
     found = [f"{report.mode}: {report.method} on {report.dtype} weights, {what}"]
     if report.model is not None and report.environment is not None and report.prompts is not None:
-        found += facts.loaded(report.model, report.environment, all_prompts(report))
+        found += loaded(report.model, report.environment, all_prompts(report))
     return found
 
 

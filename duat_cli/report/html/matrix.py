@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
 
-from duat_cli.report.html.drawing import facts, marks
+from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.cells import cells, scale_of_cells
-from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict, loaded, sheet_of, verdict_of
 from duat_cli.report.html.drawing.plot import Axis, Plot, curve, level
 from duat_cli.report.html.drawing.scales import Band, Log
 from duat_cli.report.html.drawing.table import Head, Table, table_by, table_of
@@ -32,7 +32,7 @@ def matrix_sheet(report: MatrixReport, beside: Sequence[MatrixReport]) -> Sheet:
     return Sheet(
         command=report.command,
         name=f"{named(report.model)}, block {report.layer}",
-        facts=[*facts.loaded(report.model, report.environment, [report.prompt]), _case(report)],
+        facts=[*loaded(report.model, report.environment, [report.prompt]), _case(report)],
         verdict=_verdict(report),
         tiles=[
             Tile("tokens", str(report.tokens), "N", "tokens"),
@@ -58,7 +58,7 @@ def _case(report: MatrixReport) -> str:
 
 def _verdict(report: MatrixReport) -> Verdict:
     """Of the certificate and the checks together."""
-    plain = facts.verdict(report.certificate)
+    plain = verdict_of(report.certificate)
     failed = [check.name for check in report.checks if check.holds is False]
     made = sum(check.holds is not None for check in report.checks)
     if failed:
@@ -229,7 +229,7 @@ def network_sheet(report: NetworkReport, beside: Sequence[NetworkReport]) -> She
     ]
     size = f"N = {report.tokens}, M = {report.hidden_size}: W'_{{j,1}} is {report.side} x {report.side}"
     lists = [("Not as in the paper", report.deviations)]
-    return facts.sheet(report, [report.prompt], tiles, lists, [_layers(report, beside)], more=[size])
+    return sheet_of(report, [report.prompt], tiles, lists, [_layers(report, beside)], more=[size])
 
 
 def _layers(report: NetworkReport, beside: Sequence[NetworkReport]) -> Figure:

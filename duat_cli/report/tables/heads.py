@@ -66,11 +66,12 @@ def head_tables(report: InspectReport, page: Page) -> list[RenderableType]:
     rows += [(name, null) for name, (null, _) in zip(numbered, nulls, strict=True)]
     where = [f"{name}: {indices('block', at)}" for name, (_, at) in zip(numbered, nulls, strict=True)]
     zero = [f"{head.name}: {why}" for head in shown if (why := head.row.reasons.get("entropy_bits"))]
+    leading = f"{len(shown)} of {len(every)} heads: by each share the {_LEADING} farthest above the null"
     title = "What each head (block.head) reads; null: H uniform over the tokens that a row may see"
     return [
         *titled_named(title, rows, COLUMNS, page, head="head"),
         BLANK,
-        *([line(_left_out(len(shown), len(every)), "dim")] if len(shown) < len(every) else []),
+        *([line(f"{leading}; the others are in the JSON.", "dim")] if len(shown) < len(every) else []),
         line(_legend([found for _, found in blocks]), "dim"),
         *([line(f"{'; '.join(where)}. What rows may see differs between them.", "dim")] if len(nulls) > 1 else []),
         *facts.section("far above uniform attention", _far(every) if report.certificate.exact else []),
@@ -90,10 +91,6 @@ def _by(every: Sequence[_Head], path: str) -> list[_Head]:
     """The farthest above uniform attention first; without those that are below it."""
     known = [(above, head) for head in every if (above := head.above(path)) is not None and above > 0]
     return [head for _, head in sorted(known, key=lambda pair: -pair[0])]
-
-
-def _left_out(shown: int, of: int) -> str:
-    return f"{shown} of {of} heads: by each share the {_LEADING} farthest above the null; the others are in the JSON."
 
 
 def _nulls(blocks: Sequence[tuple[Block, Heads]]) -> list[tuple[Attended, list[int]]]:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from duat_cli.report.html.attribute.heads import flows, heads, measured
 from duat_cli.report.html.attribute.tokens import blocks, coloured, continued, token_by_layer
-from duat_cli.report.html.drawing import facts
-from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict, sheet_of
 from duat_cli.report.html.drawing.table import Head, table_by, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute.report import SIGNED, missed, place_of
@@ -36,9 +35,9 @@ def attribute_sheet(report: AttributeReport, beside: Sequence[AttributeReport]) 
         figures += [coloured(report, number), token_by_layer(report, number), blocks(report, number)]
         figures += [heads(report, number), flows(report, number), measured(report, number), _inner(report, number)]
     figures += [coloured(report, number, whole=False) for number in range(drawn, drawn + texts)]
-    figures += [*_predictions(report, drawn, texts), *_means(report)]
+    figures += [_predictions(report, drawn, texts), _means(report)]
     lists = [("How to read it", [NOT_CAUSAL]), ("Held fixed between the last block and the logits", report.held)]
-    return facts.sheet(report, report.prompts, _tiles(report), lists, figures, said=_verdict(report.certificate))
+    return sheet_of(report, report.prompts, _tiles(report), lists, figures, said=_verdict(report.certificate))
 
 
 def _leading(predictions: Sequence[Attribution], room: int, least: int = 0) -> int:
@@ -89,11 +88,11 @@ def _inner(report: AttributeReport, number: int) -> Figure | None:
     )
 
 
-def _predictions(report: AttributeReport, drawn: int, texts: int) -> list[Figure]:
+def _predictions(report: AttributeReport, drawn: int, texts: int) -> Figure | None:
     """All predictions, a row each, where there are several. drawn: of how many there are all pictures; texts: of how
     many further ones there is the text."""
     if len(report.attribution) < 2:
-        return []
+        return None
     table = table_by(
         "attribution[]",
         report.attribution,
@@ -106,17 +105,15 @@ def _predictions(report: AttributeReport, drawn: int, texts: int) -> list[Figure
         (Head("head that moves most", "block.head"), lambda one: _head(one)[0]),
         (Head("it moved", "logits"), lambda one: _head(one)[1]),
     )
-    return [
-        Figure(
-            key="all",
-            wide=True,
-            title=f"All {len(report.attribution)} predictions",
-            says="In their order. Adding most is by size, whether it raises the logit or lowers it.",
-            tables=[table],
-            terms=["attribution[].logit", "attribution[].rank"],
-            notes=_left_out(drawn, texts, len(report.attribution)),
-        )
-    ]
+    return Figure(
+        key="all",
+        wide=True,
+        title=f"All {len(report.attribution)} predictions",
+        says="In their order. Adding most is by size, whether it raises the logit or lowers it.",
+        tables=[table],
+        terms=["attribution[].logit", "attribution[].rank"],
+        notes=_left_out(drawn, texts, len(report.attribution)),
+    )
 
 
 def _token(one: Attribution) -> tuple[str, str]:
@@ -140,19 +137,17 @@ def _left_out(drawn: int, texts: int, of: int) -> list[str]:
     return [f"Only {first} {'has' if drawn == 1 else 'have'} all pictures{behind}. The JSON has all parts of all {of}."]
 
 
-def _means(report: AttributeReport) -> list[Figure]:
+def _means(report: AttributeReport) -> Figure | None:
     found = report.summary
     if found is None:
-        return []
-    return [
-        Figure(
-            key="means",
-            title=f"What leads over all {found.predictions} predictions",
-            says="By the mean of absolute parts; the deviation is from prediction to prediction.",
-            tables=[
-                table_of(found.heads, Head("head", number=False), place_of, _SPREAD, "summary.heads[]"),
-                table_of(found.neurons, Head("neuron", number=False), place_of, _SPREAD, "summary.neurons[]"),
-            ],
-            terms=["summary.heads", "summary.neurons"],
-        )
-    ]
+        return None
+    return Figure(
+        key="means",
+        title=f"What leads over all {found.predictions} predictions",
+        says="By the mean of absolute parts; the deviation is from prediction to prediction.",
+        tables=[
+            table_of(found.heads, Head("head", number=False), place_of, _SPREAD, "summary.heads[]"),
+            table_of(found.neurons, Head("neuron", number=False), place_of, _SPREAD, "summary.neurons[]"),
+        ],
+        terms=["summary.heads", "summary.neurons"],
+    )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from duat_cli.report.html.compare.blocks import by_pair, figures_of_blocks, named
-from duat_cli.report.html.drawing import facts, marks
+from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import across, lines, meanings, table_of_blocks
-from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, sheet_of
 from duat_cli.report.html.drawing.plot import Axis, Plot, level
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.table import Head, table_by, table_of
@@ -28,7 +28,7 @@ def compare_sheet(report: CompareReport, beside: Sequence[CompareReport]) -> She
     figures = [_fixed(report, beside), _answer(report, beside), _reads(report), *figures_of_blocks(report, beside)]
     figures += [by_pair(report), _pairs(report), _parameters(report)]
     notable = [] if report.comparison is None else report.comparison.notable
-    return facts.sheet(report, report.prompts, _tiles(report), [("Notable", notable)], figures)
+    return sheet_of(report, report.prompts, _tiles(report), [("Notable", notable)], figures)
 
 
 def _tiles(report: CompareReport) -> list[Tile]:

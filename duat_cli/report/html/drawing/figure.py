@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from markupsafe import Markup
 
 from duat_cli.report.html.drawing.plot import Sample, legend
 from duat_cli.report.html.drawing.table import Table
+from duat_cli.report.tables import facts
+from duat_cli.report.tables.grid import Column
+from duat_cli.results.base import Certificate, Environment, ModelFacts, Result, Skipped
+from duat_cli.results.prompts import Prompts
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,6 @@ class Figure:
 
     @property
     def samples(self) -> Markup:
-        """The legend as it is drawn."""
         return legend(self.legend)
 
     @property
@@ -86,3 +89,46 @@ class Sheet:
     lists: Sequence[tuple[str, Sequence[str]]] = ()
     """Titled lists of sentences: what is notable, what was skipped, warnings. Empty ones are left out."""
     figures: Sequence[Figure] = ()
+
+
+def sheet_of(
+    report: Any,
+    prompts: Prompts,
+    tiles: Sequence[Tile],
+    lists: Sequence[tuple[str, Sequence[str]]],
+    figures: Iterable[Figure | None],
+    *,
+    more: Sequence[str] = (),
+    said: Verdict | None = None,
+) -> Sheet:
+    """Of a report on a model under prompts. lists: those in front of what was skipped and of the warnings. more: facts
+    beside those of the model. said: the verdict, where it is not of the certificate alone."""
+    return Sheet(
+        command=report.command,
+        name=facts.named(report.model),
+        facts=[*loaded(report.model, report.environment, prompts), *more],
+        verdict=said or verdict_of(report.certificate),
+        tiles=tiles,
+        lists=[*lists, skipped(report.skipped), ("Warnings", report.warnings)],
+        figures=[figure for figure in figures if figure is not None],
+    )
+
+
+def tiles_of(report: Result, columns: Iterable[Column]) -> list[Tile]:
+    """Of those numbers that the report has."""
+    known = (column for column in columns if column.value(report) is not None)
+    return [Tile(column.name, column.cell(report), column.title[-1], column.path) for column in known]
+
+
+def loaded(model: ModelFacts, environment: Environment, prompts: Prompts) -> list[str]:
+    """What was loaded, what ran, and with which arithmetic."""
+    return [facts.shape(model, "key/value"), facts.ran(prompts, environment)]
+
+
+def verdict_of(certificate: Certificate) -> Verdict:
+    word, _, text = facts.verdict(certificate).plain.partition(": ")
+    return Verdict("good" if certificate.exact else "bad", word, text)
+
+
+def skipped(entries: Sequence[Skipped]) -> tuple[str, list[str]]:
+    return "Skipped", facts.left_out(entries)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import half_wide, lines, meanings, stacked, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.html.drawing.marks import Mark
 from duat_cli.report.html.drawing.plot import Axis, Plot, stack
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.table import Head, table_of
@@ -16,7 +15,7 @@ from duat_cli.report.tables import numbers
 from duat_cli.report.tables.columns import COLUMNS, has_encoder, heads_of, scaled
 from duat_cli.report.tables.grid import Column, on_page, value_at
 from duat_cli.report.tables.inspect import TERM_COLUMNS
-from duat_cli.results.inspect import Block, InspectReport
+from duat_cli.results.inspect import InspectReport, Spread
 from duat_cli.text import plural
 
 _COLUMNS = (
@@ -137,43 +136,34 @@ def against_nulls(report: InspectReport, beside: Sequence[InspectReport]) -> lis
 
 def _figure(statistic: _Statistic, report: InspectReport, beside: Sequence[InspectReport]) -> Figure | None:
     column = scaled(statistic.column, heads_of(report))
-    name, unit = column.title
-    if all(value_at(block, column.path) is None for block in report.blocks):
+    (name, unit), path, form = column.title, column.path, column.form
+    if all(value_at(block, path) is None for block in report.blocks):
         return None
-    every = [value for other in beside for block in other.blocks for value in _values(column.path, block)]
+    own = (path, "s1", "this model")
+    nulls = {kind: (f"null.{kind}.{path}", series, called) for kind, series, called in _KINDS}
+    every = [value_at(block, at) for one in beside for block in one.blocks for at, _, _ in (own, *nulls.values())]
+    every += [end for one in beside for _, spread in _spreads(one, path) for end in (spread.low, spread.high)]
     plot = half_wide(report.blocks, f"{name} ({unit})", Linear.over(every, percent=unit == "%"))
-    kinds = [kind for kind in _KINDS if any(getattr(block.null, kind[0]) is not None for block in report.blocks)]
-    own = [(column.path, "s1", "this model")]
-    nulls = [(f"null.{kind}.{column.path}", series, name) for kind, series, name in kinds]
-    spread = any((block.spreads or {}).get(column.path) for block in report.blocks)
+    kinds = [kind for kind in nulls if any(getattr(block.null, kind) is not None for block in report.blocks)]
+    known, spreads = [nulls[kind] for kind in kinds], _spreads(report, path)
     drawn = [
-        *_spreads(plot, column.path, report.blocks),
-        *lines(plot, report.blocks, [*nulls, *own], column.form, size=4.0 if len(report.blocks) <= _FEW else 2.5),
+        *(marks.span(plot.x(place), plot.y(s.low), plot.x(place), plot.y(s.high), "s1") for place, s in spreads),
+        *lines(plot, report.blocks, [*known, own], form, size=4.0 if len(report.blocks) <= _FEW else 2.5),
     ]
+    columns = [Column(("this model", unit), path, form)]
+    columns += [Column((f"null: {called}", unit), at, form) for at, _, called in nulls.values()]
+    ends = [("span", "s1", "lowest to highest over the prompts")] if spreads else []
     return Figure(
         key=statistic.key,
         title=f"{statistic.name}, beside what it is without training",
         says=f"{statistic.says} Only what differs from both nulls was learned.",
         picture=plot.svg(drawn, f"{statistic.name} of every block: this model and its nulls."),
-        tables=[table_of_blocks(report.blocks, _columns(column))],
-        terms=[f"blocks[].{column.path}", *(f"blocks[].null.{kind}" for kind, _, _ in kinds)],
-        legend=meanings("line", [*own, *nulls]) + [("span", "s1", "lowest to highest over the prompts")] * spread,
+        tables=[table_of_blocks(report.blocks, columns)],
+        terms=[f"blocks[].{path}", *(f"blocks[].null.{kind}" for kind in kinds)],
+        legend=[*meanings("line", [own, *known]), *ends],
     )
 
 
-def _values(path: str, block: Block) -> list[float | None]:
-    paths = (path, *(f"null.{kind}.{path}" for kind, _, _ in _KINDS))
-    spread = (block.spreads or {}).get(path)
-    return [*(value_at(block, one) for one in paths), *((spread.low, spread.high) if spread else ())]
-
-
-def _spreads(plot: Plot, path: str, blocks: Sequence[Block]) -> list[Mark]:
-    """The smallest and largest over the prompts, with --per-prompt."""
-    found = [(place, spread) for place, b in enumerate(blocks) if (spread := (b.spreads or {}).get(path))]
-    return [marks.span(plot.x(p), plot.y(s.low), plot.x(p), plot.y(s.high), "s1") for p, s in found]
-
-
-def _columns(column: Column) -> list[Column]:
-    named = [("this model", column.path)]
-    named += [(f"null: {name}", f"null.{kind}.{column.path}") for kind, _, name in _KINDS]
-    return [Column((name, column.title[-1]), path, column.form) for name, path in named]
+def _spreads(report: InspectReport, path: str) -> list[tuple[int, Spread]]:
+    """With --per-prompt: the places of blocks, and their smallest and largest over the prompts."""
+    return [(place, s) for place, block in enumerate(report.blocks) if (s := (block.spreads or {}).get(path))]

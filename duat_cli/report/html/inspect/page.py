@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.report.html.drawing import facts, marks
+from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import (
     half_wide,
     lines,
@@ -14,7 +14,7 @@ from duat_cli.report.html.drawing.blocks import (
     table_of_heads,
 )
 from duat_cli.report.html.drawing.elements import tag
-from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, sheet_of
 from duat_cli.report.html.drawing.plot import level
 from duat_cli.report.html.drawing.scales import Linear, Log
 from duat_cli.report.html.drawing.table import Head, table_of
@@ -73,7 +73,7 @@ def inspect_sheet(report: InspectReport, beside: Sequence[InspectReport]) -> She
         _statistics(report),
         _end_to_end(report),
     ]
-    return facts.sheet(report, all_prompts(report), _tiles(report), [("Notable", report.summary.notable)], figures)
+    return sheet_of(report, all_prompts(report), _tiles(report), [("Notable", report.summary.notable)], figures)
 
 
 def _tiles(report: InspectReport) -> list[Tile]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from duat_cli.kinds import KINDS, NAMES
-from duat_cli.report.html.drawing import facts, marks
-from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
+from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, sheet_of
 from duat_cli.report.html.drawing.plot import Axis, Plot, dotted, level
 from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.table import Head, Table, table_of
@@ -36,7 +36,7 @@ def prune_sheet(report: PruneReport, beside: Sequence[PruneReport]) -> Sheet:
         histograms(report, beside),
     ]
     lists = [("Guarantee", said)]
-    return facts.sheet(report, report.prompts, _tiles(report), lists, figures, more=[_protocol(report)])
+    return sheet_of(report, report.prompts, _tiles(report), lists, figures, more=[_protocol(report)])
 
 
 def _protocol(report: PruneReport) -> str:

@@ -224,7 +224,6 @@ def _flows(flows: Sequence[Flow], one: Attribution) -> list[RenderableType]:
 
 
 def _measured(one: Attribution, page: Page) -> list[RenderableType]:
-    """Frozen parts beside what removal does."""
     found = one.measured
     if found is None:
         return []
@@ -323,7 +322,6 @@ def _overview(report: AttributeReport, page: Page) -> list[RenderableType]:
 
 
 def missed(certificate: AttributionCertificate) -> str:
-    """The certificate in words."""
     by = f"{numbers.error(certificate.residual)} of the largest partial sum, tolerance {certificate.tolerance:.0e}"
     return f"the parts miss the untouched model's own logit by {by}"
 

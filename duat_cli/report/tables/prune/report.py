@@ -63,17 +63,14 @@ def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
     for column in filled(rows, optional):
         if fits(rows, BLOCK, [*shown, column], page):
             shown.append(column)
+    ablated = any(column.path.endswith("_measured") for column in shown)
+    how = "predicted, and really ablated" if ablated else "predicted alone (--measure 0)"
     said = [*_far_off(report), *_certified(report, shown), *facts.without_value(rows, BLOCK, shown)]
     return [
-        *titled(f"Damage of removing one whole part, {report.protocol.unit}: {_how(shown)}", rows, BLOCK, shown, page),
+        *titled(f"Damage of removing one whole part, {report.protocol.unit}: {how}", rows, BLOCK, shown, page),
         *unshown(rows, wanted, shown),
         *([BLANK, *said] if said else []),
     ]
-
-
-def _how(shown: list[Column]) -> str:
-    ablated = any(column.path.endswith("_measured") for column in shown)
-    return "predicted, and really ablated" if ablated else "predicted alone (--measure 0)"
 
 
 def _part_columns(unit: str) -> list[Column]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -196,11 +194,12 @@ def guarantee(plan: Plan) -> str:
             return f"{tried} budget too often"
         may = f"{given.may_exceed or 'none'} of {given.holdout_prompts} may"
         return f"{tried} budget on {one.exceeded} of {one.prompts} held-out prompts; {may}"
+    which = ", ".join(given.set) if len(given.set) <= NAMED_TERMS else "--json or --export"
     return (
         f"{plan.granularity}: with {numbers.exactly(given.confidence)}% confidence, removing {given.removed} of "
         f"{plan.of} exceeds the budget on at most {numbers.exactly(given.share_above_limit)}% of prompts "
         f"({given.exceeded} of {given.holdout_prompts} "
-        f"held-out prompts did). {_saving(given.saves)}{_named(given.set)}"
+        f"held-out prompts did). {_saving(given.saves)}Which: {which}"
     )
 
 
@@ -213,10 +212,6 @@ def _saving(saves: SetSize | None) -> str:
 
 def _of_size(plan: Plan, removed: int) -> HeldOut | None:
     return next((one for one in plan.held_out if one.removed == removed), None)
-
-
-def _named(terms: Sequence[str]) -> str:
-    return f"Which: {', '.join(terms) if len(terms) <= NAMED_TERMS else '--json or --export'}"
 
 
 def _pictures(report: PruneReport, page: Page) -> list[RenderableType]:
