@@ -16,7 +16,6 @@ from duat_cli.report.tables.page import BLANK, Page, item
 
 _FENCE = "```"
 _SPAN = re.compile(r"\*\*(.+?)\*\*|`([^`]+)`|\[([^\]]+)\]\([^)]+\)")
-_NARROW = 72  # below it the columns of a table would be a word wide
 
 
 def markdown(text: str, page: Page) -> list[RenderableType]:
@@ -71,7 +70,7 @@ def _items(lines: list[str]) -> Iterator[str]:
 def _table(rows: list[list[str]], page: Page) -> list[RenderableType]:
     """As a table; on a narrow page entry by entry, every cell behind the header of its column."""
     head, *body = rows
-    if page.width < _NARROW:
+    if page.narrow:
         return [item("; ".join(f"{h}: {c}" if h else c for h, c in zip(head, map(_plain, row), strict=True) if c))
                 for row in body]  # fmt: skip
     table = page.table()

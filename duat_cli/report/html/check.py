@@ -76,7 +76,6 @@ def _causes(report: CheckReport) -> list[Figure]:
         found.append(
             Figure(
                 key=f"cause-{k}",
-                wide=True,
                 title=f"{'What was found first: ' if k == 0 else ''}{heading(cause)}",
                 says=f"{cause.message}.{behind} {' '.join(advice(own))}".strip(),
                 tables=[_outcomes(report, cause.findings)],
@@ -102,7 +101,6 @@ def _drift(report: CheckReport) -> Figure | None:
     picture, left_out = layer_map(moved, "relative change")
     return Figure(
         key="drift",
-        wide=True,
         title="How far tensors moved from the baseline, by block",
         says="Change relative to the tensor's norm, estimated from the baseline's sketches. Only tensors beyond their "
         "tolerance are listed; an empty cell is within it.",
@@ -138,7 +136,6 @@ def _bounds(report: CheckReport) -> Figure | None:
     shown = [name for name in _SERIES if any(report.outcomes[i].status == name for i, _ in found)]
     return Figure(
         key="bounds",
-        wide=True,
         title="How near each measurement is to its bound",
         says="Right of the dashed line a measurement lies outside: above the most that passes, or below the least. "
              "Between two bounds it is the distance from their centre, as a share of half their distance; one of "
@@ -174,7 +171,6 @@ def _changes(report: CheckReport) -> Figure | None:
     changes = report.baseline.changes
     return Figure(
         key="changes",
-        wide=True,
         title="What changed in the baseline",
         says=f"{report.baseline.file}: {report.baseline.status}.",
         tables=[
@@ -192,7 +188,6 @@ def _every(report: CheckReport) -> Figure:
     places = sorted(range(len(report.outcomes)), key=lambda i: order[report.outcomes[i].status])
     return Figure(
         key="all",
-        wide=True,
         title="All checks, with their thresholds",
         says="What failed first, then warnings, what passed, and what was skipped with the reason.",
         tables=[_outcomes(report, places)],

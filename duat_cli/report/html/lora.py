@@ -134,7 +134,6 @@ def _operator(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None
     about = "Stacked bars over blocks: routing, weights, interaction."
     return Figure(
         key="operator",
-        wide=True,
         title="What changed W' of each block: routing, weights, and both together",
         says="The three add up to the change as matrices. Their norms, stacked here, need not: the point is the norm "
         "of the whole change, and it lies below the bar where parts cancel.",
@@ -159,6 +158,7 @@ def _prompts(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
             drawn.append(marks.dot(plot.x(row.loss_base), plot.y(row.loss_tuned), "s1", said))
     return Figure(
         key="prompts",
+        half=True,
         title="What it does to the loss, prompt by prompt",
         says="Below the dashed line the tuned model is better.",
         picture=plot.svg(drawn, "A point for each prompt: loss of the base and of the tuned model."),
@@ -178,6 +178,7 @@ def _eq18(report: LoraReport) -> Figure | None:
     ]
     return Figure(
         key="eq18",
+        half=True,
         title=f"Eq. 18, in the FFNs' linear layers: {word}",
         says=f"{found.statement}. Tested on up to {plural(found.inputs, 'input')} a layer.",
         tables=[Table([Head("what", number=False), Head("error", "relative"), Head("tolerance", "relative")], rows)],
@@ -197,7 +198,6 @@ def _norms(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | 
     picture, left_out = layer_map({key: 100 * value for key, value in values.items()}, "change of the weight in %")
     return Figure(
         key=f"norms{place}",
-        wide=True,
         title=f"How much each weight changes, by block{whose}",
         says="|dW|_F / |W|_F in per cent. An empty cell is not in the change.",
         picture=picture,
@@ -234,7 +234,6 @@ def _spectra(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure 
     left = len(known) - len(kept)
     return Figure(
         key=f"spectra{place}",
-        wide=True,
         title=f"How fast the singular values of each change fall{whose}",
         says="Each over the largest of its module: a line that falls at once is a change of one direction.",
         picture=plot.svg(drawn, "Falling lines of singular values, one for each module."),
@@ -279,7 +278,6 @@ def _intruders(modules: Sequence[ModuleChange], place: str, whose: str) -> Figur
     epsilon = next(m.intruders.epsilon for m in modules if m.intruders is not None)
     return Figure(
         key=f"intruders{place}",
-        wide=True,
         title=f"Intruder dimensions, by block{whose}",
         says="How many leading singular vectors of the tuned weight, on the output side, resemble none of the base "
         f"weight (|cosine| below {epsilon:g}). An empty cell is not in the change, or was not settled.",
@@ -306,7 +304,6 @@ def _compared(report: LoraReport) -> Figure | None:
     ]
     return Figure(
         key="compared",
-        wide=True,
         title="Whether the two adapters change weights in the same direction",
         says=f"Cosine of the two changes of each weight, the first being {report.tuned}, the second "
         f"{report.comparison.other}; all together {numbers.plain(report.comparison.cosine)}. A dash: opposed.",
@@ -322,7 +319,6 @@ def _lint(report: LoraReport) -> Figure | None:
         return None
     return Figure(
         key="lint",
-        wide=True,
         title="What the linter found",
         says="Faults that go wrong in practice.",
         tables=[

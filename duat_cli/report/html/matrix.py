@@ -72,6 +72,7 @@ def _coupling(report: MatrixReport) -> Figure:
     which = f"the first {count} of {report.tokens} tokens" if count < report.tokens else "the tokens"
     return Figure(
         key="coupling",
+        half=True,
         title=f"Coupling through W': C between {which}",
         says="C_ij = |B_ij|_F, from token j (column) into token i (row). A causal mask leaves what lies right of the "
         "diagonal at zero.",
@@ -85,6 +86,7 @@ def _convolution(report: MatrixReport) -> Figure:
     found = report.convolution
     return Figure(
         key="convolution",
+        half=True,
         title=f"The same of a 1-D convolution, k = {found.width}",
         says="Its weights are drawn, so only where it is zero says anything. An output token is made of "
         f"{numbers.plain(found.attention_tokens_read)} tokens by this block's attention, of "
@@ -100,6 +102,7 @@ def _corner(report: MatrixReport) -> Figure:
     labels = [str(i) for i in range(side)]
     return Figure(
         key="corner",
+        half=True,
         title=f"The corner of W'_HVO: {side} x {side} entries of its block B_00",
         says="From token 0 to token 0: what this component of the input (column) adds to that of the output (row).",
         picture=_map(
@@ -171,7 +174,6 @@ def _checks(report: MatrixReport, beside: Sequence[MatrixReport]) -> Figure:
     reasons = dict.fromkeys(check.reasons["relative_error"] for check in rows if "relative_error" in check.reasons)
     return Figure(
         key="checks",
-        wide=True,
         title="Every step of the paper, checked",
         says=_SAYS,
         picture=plot.svg(drawn, "A point for each check, and its tolerance."),
@@ -197,7 +199,6 @@ def _forms(report: MatrixReport) -> Figure:
     rows = report.matrices
     return Figure(
         key="matrices",
-        wide=True,
         title="The paper's matrices: what they are, their shape and how dense they are",
         says="Density is counted where built; expected is what the form and the mask leave if no weight is zero. "
         + NORMS,
@@ -247,7 +248,6 @@ def _layers(report: NetworkReport, beside: Sequence[NetworkReport]) -> Figure:
         drawn += curve(plot, values, series, layers, column.name, numbers.error)
     return Figure(
         key="layers",
-        wide=True,
         title="How exact the network of the paper's matrices is, layer by layer",
         says="x'_j = W'_{j,1} x'_0 + b'_{j,3} + sum_k W'_{k,3} sigma(W'_{k,2} x'_0 + b'_{k,2}) with sigma live, "
         "against the model's own values.",

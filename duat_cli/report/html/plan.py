@@ -104,7 +104,6 @@ def _peaks(report: PlanReport, beside: Sequence[PlanReport], unit: str) -> Figur
         notes = [f"The limit, {numbers.size(limit)}, lies far above the bars."]
     return Figure(
         key="peaks",
-        wide=True,
         title="What the command takes at its peak, with all weights in memory and block by block",
         says="Estimates from the files' headers alone. The first way that ends below the limit is taken.",
         picture=plot.svg(drawn, "A stacked bar for each way to hold the weights, and the limit."),
@@ -171,7 +170,6 @@ def _weights(report: PlanReport) -> Figure:
     )
     return Figure(
         key="weights",
-        wide=True,
         title="How large the weights are: all, the largest block, large layers outside of the blocks",
         says="From the headers of the files. Streamed, one block is in memory, and the next one as it is stored.",
         tables=[whole, single],

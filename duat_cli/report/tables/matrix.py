@@ -16,7 +16,6 @@ from duat_cli.report.tables.page import BLANK, Page, cut, item, line
 from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport, NetworkLayer, NetworkReport
 from duat_cli.text import plural
 
-_ROOM_FOR_TEXT = 72  # narrower, a column of formulas would be a word wide
 _LONGEST_TOKEN = 12
 _STYLES = {True: "green", False: "bold red", None: "dim"}
 NORMS = (
@@ -59,7 +58,7 @@ def _case(report: MatrixReport) -> str:
 def _forms(forms: list[MatrixForm], page: Page) -> list[RenderableType]:
     built = "built entry by entry" if all(f.built for f in forms[:-1]) else "too large to build: in factors"
     title = line(f"The paper's matrices, {built}", "bold")
-    if page.width < _ROOM_FOR_TEXT:
+    if page.narrow:
         return [title, *(item(_form(form)) for form in forms)]
     table = page.table()
     table.add_column("", no_wrap=True)
@@ -152,7 +151,7 @@ def _checks(checks: list[MatrixCheck], page: Page) -> list[RenderableType]:
 
 
 def _check_rows(checks: list[MatrixCheck], page: Page) -> list[RenderableType]:
-    if page.width < _ROOM_FOR_TEXT:
+    if page.narrow:
         return [
             item(f"{c.statement}: {numbers.error(c.relative_error)}, {VERDICTS[c.holds]}", _STYLES[c.holds])
             for c in checks

@@ -29,6 +29,11 @@ class Page:
     wide: bool = False
     """Whether tables of numbers show all their columns side by side, however far beyond `width`."""
 
+    @property
+    def narrow(self) -> bool:
+        """Whether a column of sentences beside others would be a word wide."""
+        return self.width < 72
+
     def table(self, space: int = 1) -> Table:
         """A table with one line under its header, and none between columns: the numbers need the room. space: columns
         behind each, beside the one of the line that is not drawn."""

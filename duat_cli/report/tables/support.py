@@ -12,7 +12,6 @@ from duat_cli.report.tables import numbers
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.support import SupportEntry, SupportReport
 
-_ROOM_FOR_REASONS = 72  # narrower, a column of reasons would be a letter wide
 _STYLES = {"exact": "green", "partly": "yellow", "refused": "red"}
 _PATHS = {"attention interface": "interface", "softmax interception": "softmax", "frozen kernel": "kernel"}
 
@@ -20,9 +19,7 @@ _PATHS = {"attention interface": "interface", "softmax interception": "softmax",
 def render_support(report: SupportReport, page: Page) -> str:
     """A row a model type, and the counts."""
     entries = report.entries
-    rows: list[RenderableType] = (
-        [_table(entries, page)] if page.width >= _ROOM_FOR_REASONS else [_entry(entry) for entry in entries]
-    )
+    rows: list[RenderableType] = [_entry(entry) for entry in entries] if page.narrow else [_table(entries, page)]
     return page.render(*rows, BLANK, line(_total(report), "bold"))
 
 

@@ -50,6 +50,7 @@ def heads(report: AttributeReport, number: int) -> Figure | None:
             drawn.append(marks.dot(plot.x(place), plot.y(value), series, said))
     return Figure(
         key=f"heads-{number}",
+        half=True,
         title=f"Leading heads: {title(one, len(report.prompts))}",
         says="Moved: towards the logit through all later blocks, a way that other parts take. Written: straight to it.",
         picture=plot.svg(drawn, "Two points for each leading head."),
@@ -79,6 +80,7 @@ def flows(report: AttributeReport, number: int) -> Figure | None:
     moves = [(one.flows[i], one.flows[i].moves[k]) for i, k in kept]
     return Figure(
         key=f"flows-{number}",
+        half=True,
         title=f"What the leading heads moved from token to token: {title(one, len(report.prompts))}",
         says="Arcs above lead to a later token, arcs below to an earlier one, rings stay. Thick arcs move much; dashed "
         "ones against the prediction. Tokens that take no part are left out.",
@@ -169,6 +171,7 @@ def measured(report: AttributeReport, number: int) -> Figure | None:
     ]
     return Figure(
         key=f"measured-{number}",
+        half=True,
         title=f"Frozen parts against removal: {title(one, len(report.prompts))}",
         says="Each leading part taken out for real, one at a time. On the dashed line as much is lost as the part "
         f"says; parts are no causal statement, so points may lie elsewhere. Lost: {lost(one)}. {THROUGH_SCORES}",

@@ -80,6 +80,7 @@ def _inner(report: AttributeReport, number: int) -> Figure | None:
         return None
     return Figure(
         key=f"inner-{number}",
+        half=True,
         title=f"Leading neurons and experts: {title(one, len(report.prompts))}",
         says="Parts of their unit's part, not beside it: those that lead through all later blocks, then those that "
         "lead straight to the logit.",
@@ -107,7 +108,6 @@ def _predictions(report: AttributeReport, drawn: int, texts: int) -> Figure | No
     )
     return Figure(
         key="all",
-        wide=True,
         title=f"All {len(report.attribution)} predictions",
         says="In their order. Adding most is by size, whether it raises the logit or lowers it.",
         tables=[table],
@@ -143,6 +143,7 @@ def _means(report: AttributeReport) -> Figure | None:
         return None
     return Figure(
         key="means",
+        half=True,
         title=f"What leads over all {found.predictions} predictions",
         says="By the mean of absolute parts; the deviation is from prediction to prediction.",
         tables=[

@@ -36,7 +36,6 @@ def coloured(report: AttributeReport, number: int, *, whole: bool = True) -> Fig
     return Figure(
         key=f"text-{number}",
         name=title(one, len(report.prompts)),
-        wide=True,
         title=f"{title(one, len(report.prompts))}: {called(one)} {numbers.plain(one.logit)}{rank}",
         says="Each token with what it adds: its embedding, and the UAT terms computed at it. + raises the "
         f"{called(one)}, \N{MINUS SIGN} lowers it; unmarked tokens add little.{f' {BARE}' if is_bare(one) else ''}",
@@ -107,7 +106,6 @@ def continued(found: Continuation, number: int) -> Figure:
     return Figure(
         key=f"continuation-{number}",
         name=f"Continuation of prompt {found.prompt}",
-        wide=True,
         title=f"Prompt {found.prompt}, continued by '{cut(added, TARGET)}': what each token did for all of it",
         says=says,
         picture=words(tokens) + scale_of_cells(max((abs(value) for _, value, _ in tokens), default=0.0)),
@@ -143,7 +141,6 @@ def token_by_layer(report: AttributeReport, number: int) -> Figure:
     left = len(weight) - len(kept)
     return Figure(
         key=f"layers-{number}",
-        wide=True,
         title=f"Where it is formed: parts by block and token, {title(one, len(report.prompts))}",
         says="x_0 is the token's embedding; the rows above are the UAT terms that each block computed at the token. A "
         "dash marks parts against the prediction.",
@@ -170,6 +167,7 @@ def blocks(report: AttributeReport, number: int) -> Figure:
         drawn += curve(plot, values, series, [_row(block) for block in names], name, SIGNED)
     return Figure(
         key=f"blocks-{number}",
+        half=True,
         title=f"What each block adds: {title(one, len(report.prompts))}",
         says="Two readings, each adding up to the logit with the tokens: through all later blocks, and straight to it.",
         picture=plot.svg(drawn, "Four lines over blocks."),

@@ -96,7 +96,6 @@ def _operator(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]
     about = "Stacked bars over blocks: routing, scale, interaction; points: the whole, its null."
     return Figure(
         key="operator",
-        wide=True,
         title="How far W' of each block moves with the input: routing, scale, interaction",
         says="On the aligned tokens. The three add up to the change as matrices; their norms, stacked "
         "here, need not: the point is the norm of the whole, and lies below the bar where parts cancel. The hollow "
@@ -127,6 +126,7 @@ def _heads(blocks: Sequence[BlockComparison]) -> list[Figure]:
     return [
         Figure(
             key=f"heads-{column.path}",
+            half=True,
             title=f"{_MAPS[column.path][0]} by block and head",
             says=_MAPS[column.path][1],
             picture=map_of_heads(known, column, largest),
@@ -154,6 +154,7 @@ def _amplification(blocks: Sequence[BlockComparison], beside: Sequence[CompareRe
     ]
     return Figure(
         key="amplification",
+        half=True,
         title="Which blocks drive the two prompts apart: amplification along the depth",
         says="Above the dashed line the relative difference is larger behind the block than in front of it.",
         picture=plot.svg(drawn, "A line over blocks: relative change of the output over that of the input."),
@@ -171,6 +172,7 @@ def _stream(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) 
     drawn = lines(plot, blocks, known, numbers.share)
     return Figure(
         key="stream",
+        half=True,
         title="How far the parts of each block move: input, bias, FFN, output",
         says="On the aligned tokens, over the size under the first prompt.",
         picture=plot.svg(drawn, "Lines over blocks: input, bias, FFN, output."),
@@ -189,6 +191,7 @@ def _unaligned(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport
     drawn = lines(plot, blocks, both, numbers.share)
     return Figure(
         key="unaligned",
+        half=True,
         title="How much of W' reads tokens that the other prompt does not have",
         says="Mean of the two prompts, of the rows of aligned tokens.",
         picture=plot.svg(drawn, "Two lines over blocks: this model, and uniform attention."),
@@ -213,7 +216,6 @@ def by_pair(report: CompareReport) -> Figure | None:
     left = len(known) - len(kept)
     return Figure(
         key="pairs-blocks",
-        wide=True,
         title="The change of W' pair by pair",
         says="The pictures above are means over the pairs.",
         picture=plot.svg(drawn, "A line over blocks for each pair."),

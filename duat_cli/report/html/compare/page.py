@@ -70,7 +70,6 @@ def _fixed(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | N
     check = f"its own values give back the live loss to {error}, tolerance {tolerance}"
     return Figure(
         key="fixed",
-        wide=True,
         title="What dynamic parameters buy: the loss with them held, against the live one",
         says=f"The dashed line is the live model, {numbers.plain(found.live)} nats a token. Held at the prompt's own "
         "values nothing may change; the FFNs' nonlinearity stays live throughout.",
@@ -108,7 +107,6 @@ def _answer(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | 
     question, words = (plural(n, "token") for n in (found.question_tokens, found.answer_tokens))
     return Figure(
         key="answer",
-        wide=True,
         title="What demonstrations do to the answer: its loss by context",
         says=f"The answer ({words}) behind the question ({question}) with none, each and all of the demonstrations; "
         "below the dashed line they help.",
@@ -142,7 +140,6 @@ def _reads(report: CompareReport) -> Figure | None:
     ]
     return Figure(
         key="reads",
-        wide=True,
         title=f"How much of W' on the question reads each demonstration: {last.label}",
         says="Hollow: the same share with uniform attention, so what length, mask and scales alone make.",
         picture=plot.svg(drawn, "Two lines over blocks for each demonstration: this model, and uniform attention."),
@@ -158,7 +155,6 @@ def _pairs(report: CompareReport) -> Figure | None:
         return None
     return Figure(
         key="pairs",
-        wide=True,
         title="Which prompts were compared, and on which tokens",
         says="Aligned are the tokens that both have, in one order, or with --align position those at one place (a | b "
         "where they differ); KL is of the next token behind each prompt.",
@@ -191,7 +187,6 @@ def _parameters(report: CompareReport) -> Figure | None:
         return None
     return Figure(
         key="parameters",
-        wide=True,
         title="Which parameters of the sum are fixed, and which move with the input",
         says="The largest change over blocks and pairs; what the checkpoint sets does not move.",
         tables=[

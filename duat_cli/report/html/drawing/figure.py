@@ -37,8 +37,8 @@ class Figure:
     """What the picture leaves out, and why."""
     opened: bool = False
     """Whether its tables are seen without being opened, though there is a picture."""
-    wide: bool = False
-    """Whether it takes a line of its own."""
+    half: bool = False
+    """Whether another one has room beside it."""
     name: str = ""
     """In the page's contents; where it is empty, the title up to a colon or comma."""
 

@@ -88,7 +88,6 @@ def shares(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | N
     columns = [c for c in _COLUMNS if has_encoder(report) or not c.path.startswith("terms.encoder")]
     return Figure(
         key="shares",
-        wide=True,
         title="What makes the stream behind each block: linear, static and UAT parts",
         says="Everything up to a block's output, split exactly; the shares sum to 100 %. A share below zero "
         "points against the stream.",
@@ -117,7 +116,6 @@ def terms(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | No
         drawn += stack(plot, place, [(term.share, _SERIES[term.kind], said)])
     return Figure(
         key="terms",
-        wide=True,
         title="What each term of the sum makes of the last block's output",
         says="x_0 is the linear path from the first block's input, bias all static parts together, a number the UAT "
         "term that this block's FFN makes. All shares sum to 100 %.",
@@ -155,6 +153,7 @@ def _figure(statistic: _Statistic, report: InspectReport, beside: Sequence[Inspe
     ends = [("span", "s1", "lowest to highest over the prompts")] if spreads else []
     return Figure(
         key=statistic.key,
+        half=True,
         title=f"{statistic.name}, beside what it is without training",
         says=f"{statistic.says} Only what differs from both nulls was learned.",
         picture=plot.svg(drawn, f"{statistic.name} of every block: this model and its nulls."),

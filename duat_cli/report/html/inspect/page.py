@@ -94,7 +94,6 @@ def _coupling(report: InspectReport) -> Figure | None:
         return None
     return Figure(
         key="coupling",
-        wide=True,
         title="Coupling of tokens through W': C, from token (column) to token (row)",
         says="Each cell is the size of the block of W' that leads from one token to another, |B_ij|_F. Left and right "
         "change the block when the choice of block has the focus; on the map the arrow keys move from cell to cell.",
@@ -119,6 +118,7 @@ def _routing(report: InspectReport) -> Figure | None:
     drawn = lines(plot, report.blocks, _LINES, numbers.share)
     return Figure(
         key="routing",
+        half=True,
         title="What the scores of attention are explained by",
         says="R^2 of the scores before the softmax, mean over heads. What W_QK leaves is positions and biases.",
         picture=plot.svg(drawn, "Three lines over blocks: by x.x, by the covariance of tokens, by W_QK."),
@@ -139,6 +139,7 @@ def _heads(report: InspectReport) -> list[Figure]:
         figures.append(
             Figure(
                 key=f"heads-{column.path}",
+                half=True,
                 title=f"What heads read by block and head: {column.name}",
                 name=f"Heads: {column.name}",
                 says=f"{_SAYS[column.path]} {_uniform([block for _, block, _ in known], column)}",
@@ -180,6 +181,7 @@ def _certificate(report: InspectReport, beside: Sequence[InspectReport]) -> Figu
     notes = ["Blocks whose error is 0 have no place on this axis."] if not all(errors) else []
     return Figure(
         key="certificate",
+        half=True,
         title="How exact each block is: its rebuilt output against the model's own",
         says="The largest over the prompts. What stands below the dashed line is within the arithmetic's tolerance.",
         picture=plot.svg(drawn, "Relative error of every block, and the tolerance."),
@@ -196,7 +198,6 @@ def _statistics(report: InspectReport) -> Figure | None:
     first = report.blocks[0].density
     return Figure(
         key="statistics",
-        wide=True,
         title="All statistics of W' by block",
         says=f"Means over the prompts. Density counts entries above {first.threshold:g} root mean square entries; a "
         f"linear layer has {numbers.percent(first.linear_reference)} %, a 1-D convolution of width {first.conv_width} "
@@ -211,7 +212,6 @@ def _end_to_end(report: InspectReport) -> Figure | None:
         return None
     return Figure(
         key="end-to-end",
-        wide=True,
         title="End to end: how tokens of the first block's input reach the last output",
         says="The linear path through all blocks, the residual path included.",
         tables=[table_of([report.end_to_end], Head("blocks"), lambda _: "all", _END_TO_END, "end_to_end")],

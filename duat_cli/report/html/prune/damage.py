@@ -51,6 +51,7 @@ def parts(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | None:
     samples += [("hollow dot", series, f"{part}, measured") for part, series in shown]
     return Figure(
         key="parts",
+        half=True,
         title="Damage of removing whole parts: a block, its attention, its FFN",
         says="One at a time. Hollow marks are real ablations, of the parts that were in the sample.",
         picture=plot.svg(drawn, "Points over blocks, on a logarithmic axis."),
@@ -100,7 +101,6 @@ def histograms(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | N
     ]
     return Figure(
         key="histograms",
-        wide=True,
         title="How the damage of single neurons is spread, block by block",
         says=f"Each row is a histogram of one block's neurons on a common scale; the tallest bar is "
         f"{plural(most, 'neuron')}. The dashed line is the budget, which all removed terms share.",
@@ -148,6 +148,7 @@ def scatter(report: PruneReport) -> Figure | None:
     left = len(known) - len(drawable)
     return Figure(
         key="scatter",
+        half=True,
         title="Predicted damage against measured damage, term by term",
         says="On the dashed line the ablation did what was predicted. Bars: the prediction's interval.",
         picture=plot.svg(drawn, "Scatter plot, both axes logarithmic, with the line of equal damage."),

@@ -87,6 +87,7 @@ def _curve(report: PruneReport, number: int, beside: Sequence[PruneReport]) -> F
     samples.append(("rule", "s1", "budget"))
     return Figure(
         key=f"curve-{plan.granularity.replace(',', '-')}",
+        half=True,
         title=f"Damage against the share of {_many(plan.granularity)} removed, least damaging first",
         says="Sets grow from the least damaging term on. Below the dashed line they are within the budget.",
         picture=plot.svg(drawn, "Lines: predicted and measured damage against the share removed, with the budget."),
@@ -140,6 +141,7 @@ def _repair(report: PruneReport, number: int, repair: SetRepair) -> Figure:
     ]
     return Figure(
         key=f"repair-{plan.granularity.replace(',', '-')}",
+        half=True,
         title=f"Removing {_many(plan.granularity)}, before and after repair",
         says=f"{plural(repair.refitted, 'layer')} refitted on {tokens} for the plan's set{left_out(plan, repair)}. "
         "Where repair did not lower the damage it was left out, and both are the same.",
@@ -180,7 +182,6 @@ def _plans(report: PruneReport) -> Figure | None:
     ]
     return Figure(
         key="plans",
-        wide=True,
         title="The largest set of each kind within the budget"
         if report.plans[0].remove is None
         else "The set of each kind that was asked for",
@@ -206,6 +207,7 @@ def _written(report: PruneReport) -> Figure | None:
         rows.append(["seconds a token", numbers.plain(one.seconds_before), numbers.plain(one.seconds_after)])
     return Figure(
         key="written",
+        half=True,
         title=f"The checkpoint that was written, without {one.terms} {_many(one.granularity)}",
         says=f"Read back; damage, perplexity and time on {plural(one.prompts, 'prompt')} ({one.measured_on}).",
         tables=[Table([Head("what", number=False), Head("before"), Head("written")], rows)],
