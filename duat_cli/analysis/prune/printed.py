@@ -9,12 +9,13 @@ from typing import TypeAlias
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.report import NOT_ABLATED
 from duat_cli.analysis.prune.sets.nested import Candidates, Nested
+from duat_cli.analysis.prune.sets.order import Group
 from duat_cli.analysis.prune.sets.plan import name_of
 from duat_cli.analysis.prune.terms.ablation import Ablator
 from duat_cli.analysis.prune.terms.printed import Printed, PrintedReader
 from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.analysis.session import Session
-from duat_cli.kinds import WHOLE, Kind
+from duat_cli.kinds import WHOLE
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
@@ -45,16 +46,16 @@ class Printing:
         options: PruneOptions,
         prompts: Sequence[Prompt],
         processes: Processes,
-        groups: Sequence[Sequence[Kind]],
+        groups: Sequence[Group],
         *,
         tried: bool,
     ) -> None:
-        """groups: the kinds of every order. tried: whether the chosen sets are run again, on held-out prompts."""
+        """groups: of every order. tried: whether the chosen sets are run again, on held-out prompts."""
         self._session, self._ablator, self._tried = session, ablator, tried
         self._options, self._prompts, self._processes = options, prompts, processes
         self._parts: dict[_Of, list[TermId]] = {term: [term] for term in terms.ids if term.kind in WHOLE}
         self._width, depth = session.structure.hidden_size, len(session.structure.calls)
-        counts = {",".join(kinds): sum(len(terms.places(kind)) for kind in kinds) for kinds in groups}
+        counts = {group.name: sum(len(terms.places(kind)) for kind in group.kinds) for group in groups}
         self._vectors = {name: printed_vectors(count, depth) for name, count in counts.items()}
         tokens, every = [prompt.input_ids.shape[1] for prompt in prompts], sum(self._vectors.values())
         self._numbers = printed_on(tokens, options.spent.printed, self._width, 2 * len(self._parts) + every)

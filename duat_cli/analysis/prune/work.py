@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import statistics
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -23,12 +24,13 @@ from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.plan.task import PruneOptions, ablated, by_measure
 from duat_cli.analysis.prune.printed import Printing
 from duat_cli.analysis.prune.responding import Measured, Part, Responded, Responder
-from duat_cli.analysis.prune.sets.choosing import Chooser, sizes_of
+from duat_cli.analysis.prune.sets.choosing import chosen_in_rounds, chosen_once
 from duat_cli.analysis.prune.sets.nested import Candidates, Nested, nested_sets
+from duat_cli.analysis.prune.sets.order import Group, Sizes
 from duat_cli.analysis.prune.sets.path import Sketch
 from duat_cli.analysis.prune.sets.trial import Trial, trials_of, try_alone, try_together
 from duat_cli.analysis.prune.steps import Steps
-from duat_cli.analysis.prune.terms.ablation import Ablations, Ablator, Tick, effects_of, mean_values
+from duat_cli.analysis.prune.terms.ablation import Ablations, Ablator, Effect, Tick, effects_of, mean_values
 from duat_cli.analysis.prune.terms.certified import Certified
 from duat_cli.analysis.prune.terms.criteria import Activations, Scores, WeightScores, block_scores
 from duat_cli.analysis.prune.terms.damage import Interval, Metric
@@ -88,11 +90,9 @@ class Work:
         self.readings: list[Readings] = []
         self.errors: list[float] = []
         self.nested: dict[str, Nested] = {}
-        self.groups = options.groups(self.kinds)
         self.parameters = self._ground.parameters
-        self.sizes = sizes_of(
-            session.loaded.model, self.structure, self.parameters, self.terms, uniform=options.uniform
-        )
+        self.sizes = Sizes.of(session.loaded.model, self.structure, self.parameters, self.terms)
+        self.groups = [Group(kinds, self.terms, self.sizes, options) for kinds in options.groups(self.kinds)]
         if options.rounds > 1 and self.weights is not None:
             raise InputError(
                 "--rounds: sketches the model again while weights that are read block by block would be read for every "
@@ -195,13 +195,12 @@ class Work:
             recorded = self._record(range(len(self.prompts)), [Activations() for _ in self.prompts])
             self._measure_sets(self.groups, recorded, self._finals())
             return
-        chooser, each, found = self._chooser(self.responses), self.processes.each, []
-        for kinds in self.groups:
-            tick = self._named(f"sets of {names_of(','.join(kinds))}")
-            found.append(chooser.in_rounds(kinds, self._again, self.prompts, tick, each))
-        sets, tick = [one for wanted, _ in found for one in wanted.sets], self._named("sets on the prompts")
-        effects = effects_of(self.ablator, self.prompts, sets, tick, each)
-        self.nested = nested_sets(found, effects, self.options.budget)
+        sketch, wanted = self._sketch(self.responses), list[Candidates]()
+        for group in self.groups:
+            damages = functools.partial(self._damages, f"sets of {names_of(group.name)}")
+            wanted.append(chosen_in_rounds(group, sketch, self._again, damages))
+        effects = self._effects("sets on the prompts", [terms for one in wanted for terms in one.sets])
+        self.nested = nested_sets(wanted, effects, self.options.budget)
         self.processes(0, 1, "certified bounds" if self.options.spent.certified else "magnitudes of the weights")
         finals = self._finals()
         with self._attached(finals):
@@ -212,9 +211,9 @@ class Work:
         numbers = range(len(self.prompts))
         responded = self._respond(numbers, recorded)
         self._draw(responded)
-        chooser = self._chooser([one.responses for one in responded])
-        later = [kinds for kinds in self.groups if by_measure(self._counts(kinds), self.options.measure)]
-        wanted = [chooser.candidates(kinds) for kinds in self.groups if kinds not in later]
+        sketch = self._sketch([one.responses for one in responded])
+        later = [group for group in self.groups if by_measure(self._counts(group.kinds), self.options.measure)]
+        wanted = [chosen_once(group, sketch) for group in self.groups if group not in later]
         readers = {} if later else self.printing.readers(wanted)
         measured, sets = self._measure(numbers, recorded, wanted, self._finals(), readers)
         self.printing.keep(readers)
@@ -223,14 +222,12 @@ class Work:
         self._keep(wanted, sets)
         if later:
             self._measure_sets(later, recorded, [])
-            self.nested = {name: self.nested[name] for name in map(",".join, self.groups)}
+            self.nested = {group.name: self.nested[group.name] for group in self.groups}
 
-    def _measure_sets(
-        self, groups: Sequence[tuple[Kind, ...]], recorded: Sequence[Recorded], tail: Sequence[Pass]
-    ) -> None:
+    def _measure_sets(self, groups: Sequence[Group], recorded: Sequence[Recorded], tail: Sequence[Pass]) -> None:
         """Sets that are chosen once the terms in the sample are measured, over weights that are read block by block."""
-        chooser = self._chooser(self.responses)
-        wanted = [chooser.candidates(kinds) for kinds in groups]
+        sketch = self._sketch(self.responses)
+        wanted = [chosen_once(group, sketch) for group in groups]
         readers = self.printing.readers(wanted, self.nested.values())
 
         def run(passes: Sequence[Pass]) -> None:
@@ -241,14 +238,21 @@ class Work:
 
     def _keep(self, wanted: Sequence[Candidates], sets: Sequence[Ablations]) -> None:
         """sets: of every prompt, those of all candidates."""
-        effects = [each.effects for each in sets]
-        self.nested |= nested_sets([(one, ()) for one in wanted], effects, self.options.budget)
+        self.nested |= nested_sets(wanted, [each.effects for each in sets], self.options.budget)
 
-    def _chooser(self, responses: Sequence[Tensor]) -> Chooser:
+    def _effects(self, what: str, sets: Sequence[Sequence[TermId]]) -> list[list[Effect]]:
+        """Of each set under every prompt."""
+        return effects_of(self.ablator, self.prompts, sets, self._named(what), self.processes.each)
+
+    def _damages(self, what: str, sets: Sequence[Sequence[TermId]]) -> list[float]:
+        """Of each set, mean over the prompts."""
+        effects = self._effects(what, sets)
+        return [statistics.fmean(one.damage for one in under) for under in zip(*effects, strict=True)]
+
+    def _sketch(self, responses: Sequence[Tensor]) -> Sketch:
         known = self.measured()
         places = {k: known[term] for k, term in enumerate(self.terms.ids) if term in known and term.kind in WHOLE}
-        sketch = Sketch(self.metric, responses, known=places)
-        return Chooser(self.ablator, self.terms, sketch, self.sizes, self.options)
+        return Sketch(self.metric, responses, known=places)
 
     def _again(self, gone: Sequence[TermId]) -> Sketch:
         """A sketch of the model without these terms."""

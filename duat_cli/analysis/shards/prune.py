@@ -207,7 +207,7 @@ def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> PruneR
 
 def _outcome(begun: Begun, known: SetsRecord) -> PruneOutcome:
     work, terms = begun.work, begun.work.terms.ids
-    kinds = {",".join(group): group for group in work.groups}
+    kinds = {group.name: group.kinds for group in work.groups}
     nested = {
         name: Nested(kinds[name], [terms[place] for place in order], [], None) for name, order in known.orders.items()
     }

@@ -11,28 +11,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
-from duat_cli.analysis.prune.sets.path import Path, reaching
+from duat_cli.analysis.plan.task import PruneOptions
+from duat_cli.analysis.prune.sets.order import Group
+from duat_cli.analysis.prune.sets.path import Path
 from duat_cli.analysis.prune.terms.ablation import Effect
-from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.kinds import Kind
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.prune.sets import SketchRound
 
 BEYOND = 2.0  # the curve goes on to this multiple of the budget
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What a set is wanted for."""
-
-    budget: float
-    """The largest damage allowed."""
-    points: int = 10
-    """Sets that are measured, about."""
-    parameters: float | None = None
-    """How many parameters are to go, whatever the damage; None: as many as the budget allows."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +66,7 @@ class Candidates:
     ends: list[int]
     uniform: bool = False
     wanted: int | None = None  # the size that was asked for
+    rounds: list[SketchRound] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -98,7 +86,7 @@ class Candidates:
         order = sorted(range(len(self.sizes)), key=lambda k: (abs(k + 1 - beyond), k))
         return [self.sizes[k] for k in order[:most]]
 
-    def nested(self, effects: Sequence[Sequence[Effect]], budget: float, rounds: Sequence[SketchRound] = ()) -> Nested:
+    def nested(self, effects: Sequence[Sequence[Effect]], budget: float) -> Nested:
         """The sets with what was measured of each. effects: under every prompt, those of all sets."""
         points = [
             Point(size, predicted, statistics.fmean(one.damage for one in under), tuple(one.moved for one in under))
@@ -109,51 +97,40 @@ class Candidates:
             if self.wanted is None and not point.measured <= budget:
                 break
             chosen = point if self.wanted in (None, point.removed) else chosen
-        return Nested(self.kinds, self.order, points, chosen, self.ends, self.uniform, list(rounds))
+        return Nested(self.kinds, self.order, points, chosen, self.ends, self.uniform, self.rounds)
 
 
-def candidates(path: Path, terms: TermList, kinds: Sequence[Kind], parameters: Tensor, goal: Goal) -> Candidates:
-    """The sets to be measured. parameters: of every term."""
-    order = path.order
-    names = [terms.ids[k] for k in order.places.tolist()]
-    if not order.ends:
-        return Candidates(tuple(kinds), names, [], [], [], order.uniform)
-    wanted = None if goal.parameters is None else reaching(order, parameters, goal.parameters)
-    sizes = _sizes(path.curve, order.ends, goal.budget, wanted, goal.points)
+def candidates(group: Group, path: Path, rounds: Sequence[SketchRound] = ()) -> Candidates:
+    """The sets to be measured. rounds: what the path came about in, if several."""
+    order = [group.terms.ids[k] for k in path.places.tolist()]
+    wanted, sizes = None, list[int]()
+    if path.ends:
+        wanted = None if group.wanted is None else path.within(group)
+        sizes = _sizes(path, group.options, wanted)
     predicted = [float(path.curve[size - 1]) for size in sizes]
-    return Candidates(tuple(kinds), names, sizes, predicted, order.ends, order.uniform, wanted)
+    return Candidates(group.kinds, order, sizes, predicted, path.ends, group.uniform, wanted, list(rounds))
 
 
-def within(path: Path, goal: Goal, parameters: Tensor) -> int:
-    """The size that the goal asks for, by the prediction alone; 0 if there is none."""
-    ends = path.order.ends
-    if goal.parameters is not None:
-        return reaching(path.order, parameters, goal.parameters)
-    inside = [end for end in ends if float(path.curve[end - 1]) <= goal.budget]
-    return inside[-1] if inside else 0
-
-
-def nested_sets(
-    found: Sequence[tuple[Candidates, Sequence[SketchRound]]], effects: Sequence[Sequence[Effect]], budget: float
-) -> dict[str, Nested]:
+def nested_sets(found: Sequence[Candidates], effects: Sequence[Sequence[Effect]], budget: float) -> dict[str, Nested]:
     """The nested sets of several orders, by their names. effects: under every prompt, those of all candidates."""
     nested, start = dict[str, Nested](), 0
-    for one, rounds in found:
+    for one in found:
         end = start + len(one.sizes)
-        nested[one.name] = one.nested([row[start:end] for row in effects], budget, rounds)
+        nested[one.name] = one.nested([row[start:end] for row in effects], budget)
         start = end
     return nested
 
 
-def _sizes(curve: Tensor, ends: Sequence[int], budget: float, wanted: int | None, points: int) -> list[int]:
+def _sizes(path: Path, options: PruneOptions, wanted: int | None) -> list[int]:
     """Sizes worth measuring: evenly up to where the prediction leaves the picture, or to what was asked for, and the
     smallest set."""
-    outside = (curve > BEYOND * budget).nonzero()
-    last = wanted or (int(outside[0]) + 1 if len(outside) else len(curve))
+    outside = (path.curve > BEYOND * options.budget).nonzero()
+    last = wanted or (int(outside[0]) + 1 if len(outside) else len(path.curve))
+    points = options.spent.points
     steps = {round(last * k / points) for k in range(1, points + 1)}
-    inside = (curve > budget).nonzero()
+    inside = (path.curve > options.budget).nonzero()
     edge = {int(inside[0])} if len(inside) else set()  # the largest that the prediction puts within the budget
-    return sorted({_down(size, ends) for size in steps | {1} | {one for one in edge if one <= last}})
+    return sorted({_down(size, path.ends) for size in steps | {1} | {one for one in edge if one <= last}})
 
 
 def _down(size: int, ends: Sequence[int]) -> int:

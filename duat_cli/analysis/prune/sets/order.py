@@ -13,14 +13,17 @@ linear, and sets that it picks from many terms overshoot.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.kinds import Kind
+from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.edits.parameters import BlockParameters
 
 Damages = Callable[[Sequence[Sequence[int]]], Tensor]  # units, as places of their terms -> the damage of each
 STEPS = 50
@@ -62,42 +65,70 @@ class Sizes:
     """Parameters of all blocks, and of the model."""
     groups: tuple[int, ...] = ()
     """Of every block call, the neighbouring heads that share a key and value head."""
-    uniform: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        structure: ModelStructure,
+        parameters: Mapping[nn.Module, BlockParameters],
+        terms: TermList,
+    ) -> Sizes:
+        """parameters: of every block."""
+        calls = structure.calls
+        each = [float(parameters[calls[term.block]].each[term.kind][term.index or 0]) for term in terms.ids]
+        blocks = sum(p.numel() for p in {p for call in calls for p in call.parameters()})
+        every = sum(p.numel() for p in model.parameters())
+        groups = tuple(parameters[call].group for call in calls)
+        return cls(torch.tensor(each, dtype=torch.float64), (float(blocks), float(every)), groups)
 
 
-@dataclass(frozen=True)
-class Order:
-    """The order of the terms of some kinds."""
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Kinds whose terms go into one set, and what is asked of the set."""
 
-    places: Tensor
-    """(terms,) of the term list."""
-    ends: list[int]
-    """How many terms a set may have, rising."""
-    uniform: bool = False
+    kinds: tuple[Kind, ...]
+    terms: TermList
+    sizes: Sizes
+    options: PruneOptions
+
+    @property
+    def name(self) -> str:
+        """The kinds, as --granularity takes them."""
+        return ",".join(self.kinds)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether every block is to lose as many."""
+        return self.options.uniform and set(self.kinds) <= set(UNIFORM)
+
+    @property
+    def wanted(self) -> float | None:
+        """How many parameters are to go, whatever the damage; None: as many as the budget allows."""
+        share = self.options.remove
+        return None if share is None else share * self.sizes.whole[self.options.of_all]
+
+
+Order = tuple[Tensor, list[int]]
+"""Terms in the order in which they go, (terms,) places in the term list; and how many a set may have, rising."""
 
 
 def order_of(
-    terms: TermList,
-    kinds: Sequence[Kind],
-    damages: Damages,
-    sizes: Sizes,
-    gone: Iterable[int] = (),
-    alike: Callable[[Sequence[int]], Alike] | None = None,
+    group: Group, damages: Damages, gone: Sequence[int], alike: Callable[[Sequence[int]], Alike] | None
 ) -> Order:
-    """The order of the terms of these kinds that are not gone yet. alike: of terms by their places; None: no steps.
+    """The order of the group's terms that are not gone yet. alike: of terms by their places; None: no steps.
 
     Never all blocks, and with `uniform` never all neurons of an FFN or heads of an attention, are a set.
     """
-    left = set(gone)
-    members = [k for kind in kinds for k in terms.places(kind) if k not in left]
-    if sizes.uniform and set(kinds) <= set(UNIFORM):
-        return _uniform(terms, kinds, members, damages, sizes)
+    left, kinds = set(gone), group.kinds
+    members = [k for kind in kinds for k in group.terms.places(kind) if k not in left]
+    if group.uniform:
+        return _uniform(group, members, damages)
     damage = damages([[k] for k in members])
-    held = sizes.parameters[members].clamp_min(1.0) if len(kinds) > 1 else torch.ones_like(damage)
+    held = group.sizes.parameters[members].clamp_min(1.0) if len(kinds) > 1 else torch.ones_like(damage)
     order = (damage / held).argsort(stable=True) if alike is None else _in_steps(damage, held, alike(members))
-    places = torch.tensor(members, dtype=torch.long)[order]
-    most = len(members) - (tuple(kinds) == ("block",) and not left)
-    return Order(places, list(range(1, most + 1)))
+    most = len(members) - (kinds == ("block",) and not left)
+    return torch.tensor(members, dtype=torch.long)[order], list(range(1, most + 1))
 
 
 def _in_steps(damage: Tensor, held: Tensor, alike: Alike) -> Tensor:
@@ -115,10 +146,11 @@ def _in_steps(damage: Tensor, held: Tensor, alike: Alike) -> Tensor:
     return torch.cat(taken)
 
 
-def _uniform(terms: TermList, kinds: Sequence[Kind], members: Sequence[int], damages: Damages, sizes: Sizes) -> Order:
+def _uniform(group: Group, members: Sequence[int], damages: Damages) -> Order:
+    terms, sizes = group.terms, group.sizes
     units: list[tuple[float, list[int]]] = []  # the damage for what a unit holds, and its terms
     rest: list[int] = []
-    for kind in kinds:
+    for kind in group.kinds:
         mine = [k for k in members if terms.ids[k].kind == kind]
         rounds, last = _rounds(terms, mine, damages, sizes.groups)
         rest += last
@@ -133,7 +165,7 @@ def _uniform(terms: TermList, kinds: Sequence[Kind], members: Sequence[int], dam
     for _, unit in units:
         places += unit
         ends.append(len(places))
-    return Order(torch.tensor(places + rest, dtype=torch.long), ends, uniform=True)
+    return torch.tensor(places + rest, dtype=torch.long), ends
 
 
 def _rounds(

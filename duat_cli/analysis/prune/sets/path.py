@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from duat_cli.analysis.prune.sets.order import Alike, Order, Sizes, order_of
+from duat_cli.analysis.prune.sets.order import Alike, Group, order_of
 from duat_cli.analysis.prune.terms.damage import Metric
-from duat_cli.analysis.prune.terms.responses import TermList
-from duat_cli.kinds import WHOLE, Kind
+from duat_cli.kinds import WHOLE
+from duat_cli.models.terms.sites import TermId
 
 
 @dataclass(frozen=True)
@@ -89,76 +89,73 @@ class Sketch:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """The end of a round: how many terms are gone, and the damage that is measured of it."""
-
-    removed: int
-    measured: float
-
-
-@dataclass(frozen=True)
 class Path:
-    """An order, and the predicted damage of its beginnings."""
+    """An order of terms, and the predicted damage of its beginnings."""
 
-    order: Order
+    places: Tensor
+    """(terms,) of the term list."""
+    ends: list[int]
+    """How many terms a set may have, rising."""
     curve: Tensor
     """(largest set,): of the first 1, 2, … terms."""
-    stages: list[Stage] = field(default_factory=list)
-    """Of rounds before the last."""
+
+    def reaching(self, parameters: Tensor, wanted: float, gone: float = 0.0) -> int:
+        """The smallest set that holds, with what is gone, as many parameters; the largest one if none does.
+
+        parameters: of every term.
+        """
+        held = parameters[self.places].cumsum(dim=0) + gone
+        return next((end for end in self.ends if float(held[end - 1]) >= wanted), self.ends[-1] if self.ends else 0)
+
+    def within(self, group: Group) -> int:
+        """The size of the set that is asked for, by the prediction alone; 0 if there is none."""
+        if group.wanted is not None:
+            return self.reaching(group.sizes.parameters, group.wanted)
+        return max((end for end in self.ends if float(self.curve[end - 1]) <= group.options.budget), default=0)
+
+    def beginning(self, size: int) -> Path:
+        """A set of this size alone."""
+        return Path(self.places[:size], [end for end in self.ends if end <= size], self.curve[:size])
+
+    def then(self, other: Path) -> Path:
+        """This, and behind it the terms of a path that begins without these."""
+        ends = [*self.ends, *(len(self.places) + end for end in other.ends)]
+        places, curve = torch.cat([self.places, other.places]), torch.cat([self.curve, other.curve])
+        return Path(places, ends, curve)
 
 
-def path_of(sketch: Sketch, terms: TermList, kinds: Sequence[Kind], sizes: Sizes, *, asked: bool = False) -> Path:
-    """From one sketch. asked: whether a set of a size was asked for, whatever is predicted of it."""
-    order = order_of(terms, kinds, sketch.damages, sizes, alike=_alike(sketch, terms, kinds, asked))
-    most = order.ends[-1] if order.ends else 0
-    return Path(order, sketch.curve(order.places[:most]))
+def path_of(group: Group, sketch: Sketch, gone: Sequence[int] = ()) -> Path:
+    """From one sketch, behind what is gone in it.
 
-
-def _alike(
-    sketch: Sketch, terms: TermList, kinds: Sequence[Kind], asked: bool
-) -> Callable[[Sequence[int]], Alike] | None:
-    """Where terms also count with what they do alike with what is gone: whole parts that are known, and small ones if
-    their set was asked for. The probes that pick small ones then predict less for the set than it does, so that is not
-    for a prediction which is to meet a budget."""
-    if set(kinds) <= WHOLE:
-        known = all(k in sketch.known for kind in kinds for k in terms.places(kind))
-        return functools.partial(sketch.alike, whole=True) if known else None
-    return sketch.alike if asked and not set(kinds) & WHOLE else None
+    Terms also count with what they do alike with what is gone where they are whole parts that are all known, or small
+    ones of which a set of a size was asked for. The probes that pick small ones then predict less for the set than it
+    does, so that is not for a prediction which is to meet a budget.
+    """
+    kinds = set(group.kinds)
+    alike: Callable[[Sequence[int]], Alike] | None = None
+    if kinds <= WHOLE and all(k in sketch.known for kind in group.kinds for k in group.terms.places(kind)):
+        alike = functools.partial(sketch.alike, whole=True)
+    elif group.wanted is not None and not kinds & WHOLE:
+        alike = sketch.alike
+    places, ends = order_of(group, sketch.damages, gone, alike)
+    return Path(places, ends, sketch.curve(places[: ends[-1] if ends else 0]))
 
 
 def path_in_rounds(
-    first: Path,
-    again: Callable[[Tensor], Sketch],
-    wanted: float,
-    rounds: int,
-    terms: TermList,
-    kinds: Sequence[Kind],
-    sizes: Sizes,
-    *,
-    asked: bool,
-) -> Path:
-    """Of as many rounds, each of which takes an equal share of `wanted` parameters.
+    group: Group, first: Path, again: Callable[[Sequence[TermId]], Sketch], wanted: float
+) -> tuple[Path, list[tuple[int, float]]]:
+    """Of as many rounds as the options say, each of which takes an equal share of `wanted` parameters; and of each but
+    the last how many terms are gone at its end, with the damage that is measured of it.
 
-    again: a sketch without these terms.
+    again: a sketch of the model without these terms.
     """
-    order, curve = first.order, first.curve
-    places, ends, predicted, stages = order.places[:0], list[int](), curve[:0], list[Stage]()
+    parameters, rounds, ends = group.sizes.parameters, group.options.rounds, list[tuple[int, float]]()
+    path, rest = first.beginning(0), first
     for number in range(1, rounds):
-        step = reaching(order, sizes.parameters, wanted * number / rounds, float(sizes.parameters[places].sum()))
-        ends += [len(places) + end for end in order.ends if end <= step]
-        predicted = torch.cat([predicted, curve[:step]])
-        places = torch.cat([places, order.places[:step]])
-        sketch = again(places)
-        stages.append(Stage(len(places), sketch.start))
-        alike = _alike(sketch, terms, kinds, asked)
-        order = order_of(terms, kinds, sketch.damages, sizes, places.tolist(), alike)
-        curve = sketch.curve(order.places[: order.ends[-1] if order.ends else 0])
-    ends += [len(places) + end for end in order.ends]
-    whole = Order(torch.cat([places, order.places]), ends, order.uniform)
-    return Path(whole, torch.cat([predicted, curve]), stages)
-
-
-def reaching(order: Order, parameters: Tensor, wanted: float, gone: float = 0.0) -> int:
-    """The smallest set that holds, with what is gone, as many parameters; the largest one if none does."""
-    held = parameters[order.places].cumsum(dim=0) + gone
-    return next((end for end in order.ends if float(held[end - 1]) >= wanted), order.ends[-1] if order.ends else 0)
+        size = rest.reaching(parameters, wanted * number / rounds, float(parameters[path.places].sum()))
+        path = path.then(rest.beginning(size))
+        gone = path.places.tolist()
+        sketch = again([group.terms.ids[k] for k in gone])
+        ends.append((len(gone), sketch.start))
+        rest = path_of(group, sketch, gone)
+    return path.then(rest), ends

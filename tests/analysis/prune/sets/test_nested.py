@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from helpers import single_model, token_ids
 from pruning import Fake, prompts
 from torch import Tensor
 
-from duat_cli.analysis.prune.sets.nested import BEYOND, Candidates, Goal, Nested, Point, candidates, nested_sets
-from duat_cli.analysis.prune.sets.order import Sizes
+from duat_cli.analysis.plan.task import PruneOptions
+from duat_cli.analysis.prune.sets.nested import BEYOND, Candidates, Nested, Point, candidates, nested_sets
+from duat_cli.analysis.prune.sets.order import Group, Sizes
 from duat_cli.analysis.prune.sets.path import Sketch, path_of
 from duat_cli.analysis.prune.sets.trial import Claim, Trial, try_alone
 from duat_cli.analysis.prune.terms.ablation import Ablator, Effect, effects_of
@@ -36,15 +38,15 @@ def found_of(
     uniform: bool = False,
     remove: float | None = None,
 ) -> Nested:
-    """The nested sets of one kind or several, each term holding one parameter."""
+    """The nested sets of one kind or several, each term holding one parameter. remove: share of them."""
     kinds = (kind,) if isinstance(kind, str) else kind
     count = len(terms.ids)
     blocks = 1 + max(term.block for term in terms.ids)
-    sizes = Sizes(torch.ones(count, dtype=torch.float64), (count, count), (1,) * blocks, uniform)
-    path = path_of(Sketch(fake.metric, responses), terms, kinds, sizes, asked=remove is not None)
-    wanted: Candidates = candidates(path, terms, kinds, sizes.parameters, Goal(budget, 10, remove))
+    sizes = Sizes(torch.ones(count, dtype=torch.float64), (count, count), (1,) * blocks)
+    group = Group(kinds, terms, sizes, PruneOptions(budget=budget, uniform=uniform, remove=remove))
+    wanted: Candidates = candidates(group, path_of(group, Sketch(fake.metric, responses)))
     effects = effects_of(fake, given, wanted.sets, lambda *_: None)
-    return nested_sets([(wanted, [])], effects, budget)[wanted.name]
+    return nested_sets([wanted], effects, budget)[wanted.name]
 
 
 def curve_of(metric: Any, responses: list[Tensor], order: Tensor) -> Tensor:
@@ -152,7 +154,7 @@ def drawn(moves: Tensor, probes: int) -> list[Tensor]:
 def test_what_adds_up_goes_apart_and_what_cancels_is_not_gone_by() -> None:
     """Terms 0 and 1 move the output alike, 2 moves it at a right angle and 3 against them."""
     moves = torch.tensor([[1.0, 0], [1.05, 0], [0, 1.2], [-1.6, 0]])
-    found = found_of(Fake(lambda *_: 9.0), terms_of(4), "head", drawn(moves, 300), prompts(2), 0.1, remove=4)
+    found = found_of(Fake(lambda *_: 9.0), terms_of(4), "head", drawn(moves, 300), prompts(2), 0.1, remove=0.99)
     assert [term.index for term in found.order] == [0, 2, 3, 1]  # 1 would do 1.1 + 2.1; 3 does 2.6 by itself
 
 
@@ -166,7 +168,7 @@ def test_the_order_is_that_of_a_naive_choice_of_one_term_after_the_other(kinds: 
     responses = drawn(moves, probes)
     fake = Fake(lambda *_: 9.0)
     fake.metric = Divergence(None)  # type: ignore[assignment]
-    found = found_of(fake, terms, kinds, responses, prompts(2), 0.1, remove=count)
+    found = found_of(fake, terms, kinds, responses, prompts(2), 0.1, remove=0.99)
     samples = torch.cat(responses).double().numpy()
     left, order = list(range(count)), list[int]()
     while left:
@@ -243,12 +245,13 @@ def test_one_set_of_several_kinds_is_ordered_by_damage_a_parameter() -> None:
     )
     damage = torch.tensor([1.0, 2.0, 3.0, 30.0])
     held = torch.tensor([1.0, 1.0, 10.0, 10.0], dtype=torch.float64)
-    sizes = Sizes(held, (22.0, 44.0), (1,))
-    path = path_of(Sketch(Hidden(None), [damage[None]]), terms, ("neuron", "head"), sizes)  # type: ignore[arg-type]
-    assert [terms.ids[k].kind for k in path.order.places.tolist()] == ["head", "neuron", "neuron", "head"]
+    group = Group(("neuron", "head"), terms, Sizes(held, (22.0, 44.0), (1,)), PruneOptions(budget=1e-9))
+    path = path_of(group, Sketch(Hidden(None), [damage[None]]))  # type: ignore[arg-type]
+    assert [terms.ids[k].kind for k in path.places.tolist()] == ["head", "neuron", "neuron", "head"]
     assert path.curve.tolist() == pytest.approx([3.0, 4.0, 6.0, 36.0])
-    for wanted, removed in ((10.0, 1), (10.5, 2), (12.1, 4), (99.0, 4)):
-        found = candidates(path, terms, ("neuron", "head"), held, Goal(1e-9, 10, wanted))
+    for wanted, removed in ((10.0, 1), (10.5, 2), (12.1, 4), (21.9, 4)):
+        asked = PruneOptions(budget=1e-9, remove=wanted / 22)
+        found = candidates(replace(group, options=asked), path)
         assert found.sizes[-1] == found.wanted == removed
         assert found.likely(1e-9, 4) == [removed]
         effects = [[Effect(damage, damage / 10)] * len(found.sizes) for damage in (4.0, 6.0)]
@@ -277,8 +280,9 @@ def test_lengths_are_compared_by_their_squares() -> None:
     terms.starts.update({("head", 0): 0, ("neuron", 0): 1})
     responses = torch.diag(torch.tensor([3.0, 1.0, 1.0, 1.0, 1.0])) * 5**0.5  # the mean over five probes is of squares
     sizes = Sizes(torch.tensor([4.0, 1.0, 1.0, 1.0, 1.0], dtype=torch.float64), (8.0, 8.0), (1,))
-    path = path_of(Sketch(Hidden(None), [responses]), terms, ("head", "neuron"), sizes)  # type: ignore[arg-type]
-    assert path.order.places.tolist() == [1, 2, 3, 4, 0]
+    group = Group(("head", "neuron"), terms, sizes, PruneOptions())
+    path = path_of(group, Sketch(Hidden(None), [responses]))  # type: ignore[arg-type]
+    assert path.places.tolist() == [1, 2, 3, 4, 0]
     assert float(path.curve[3]) == pytest.approx(2.0)
     assert float(path.curve[4]) == pytest.approx(13**0.5)
 
@@ -292,13 +296,13 @@ def test_uniform_sets_take_whole_key_and_value_heads_of_every_block() -> None:
     damage = torch.tensor([9.0, 9, 9, 1, 1, 8, 2, 2, 2, 3, 3, 3, 1, 50, 2, 60, 3, 4])
     held = torch.ones(18, dtype=torch.float64)
     responses = torch.diag(damage)  # no interactions: a unit does the root of the sum of squares
-    sizes = Sizes(held, (18.0, 18.0), (3, 3), uniform=True)
-    path = path_of(Sketch(Hidden(None), [responses]), terms, ("head", "neuron"), sizes)  # type: ignore[arg-type]
-    order = [ids[k] for k in path.order.places.tolist()]
-    heads = {(t.block, t.index) for t in order[: path.order.ends[-1]] if t.kind == "head"}
+    group = Group(("head", "neuron"), terms, Sizes(held, (18.0, 18.0), (3, 3)), PruneOptions(uniform=True))
+    path = path_of(group, Sketch(Hidden(None), [responses]))  # type: ignore[arg-type]
+    order = [ids[k] for k in path.places.tolist()]
+    heads = {(t.block, t.index) for t in order[: path.ends[-1]] if t.kind == "head"}
     assert heads == {(0, 3), (0, 4), (0, 5), (1, 0), (1, 1), (1, 2)}
-    steps = [b - a for a, b in zip([0, *path.order.ends], path.order.ends, strict=False)]
+    steps = [b - a for a, b in zip([0, *path.ends], path.ends, strict=False)]
     assert sorted(steps) == [2, 2, 6]
     assert sorted(order) == sorted(ids)
-    neurons = [(t.block, t.index) for t in order[: path.order.ends[-1]] if t.kind == "neuron"]
+    neurons = [(t.block, t.index) for t in order[: path.ends[-1]] if t.kind == "neuron"]
     assert neurons == [(0, 0), (1, 1), (0, 2), (1, 2)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from duat_cli.analysis.prune.run import PruneOptions, prune_bound
-from duat_cli.analysis.prune.sets.order import Sizes
+from duat_cli.analysis.prune.sets.order import Group, Sizes
 from duat_cli.analysis.prune.sets.path import Sketch, path_of
 from duat_cli.analysis.prune.terms.damage import Divergence
 from duat_cli.analysis.prune.terms.responses import TermList
@@ -16,12 +16,12 @@ from duat_cli.loading.prompts import default_prompts, encode
 from duat_cli.models.terms.sites import TermId
 
 
-def order(kind: Kind, responses: torch.Tensor, known: dict[int, float], *, asked: bool = False) -> list[int]:
+def order(kind: Kind, responses: torch.Tensor, known: dict[int, float]) -> list[int]:
     count = responses.shape[1]
     terms = TermList([TermId(kind, k) for k in range(count)], {(kind, k): k for k in range(count)})
     sizes = Sizes(torch.ones(count, dtype=torch.float64), (count, count))
-    path = path_of(Sketch(Divergence(None), [responses], known=known), terms, (kind,), sizes, asked=asked)
-    return path.order.places.tolist()
+    group = Group((kind,), terms, sizes, PruneOptions())
+    return path_of(group, Sketch(Divergence(None), [responses], known=known)).places.tolist()
 
 
 def test_whole_parts_go_as_they_were_measured() -> None:
