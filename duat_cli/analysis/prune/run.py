@@ -24,7 +24,6 @@ from duat_cli.analysis.prune.sets.export import chosen_set, kinds_of_blocks, mer
 from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.sets.plan import NONE_UNIFORM, plan_of, short_of_wanted, worse_in_rounds
 from duat_cli.analysis.prune.sets.size import set_size
-from duat_cli.analysis.prune.sets.trial import claim_of
 from duat_cli.analysis.prune.sets.worth import worth
 from duat_cli.analysis.prune.terms.ablation import Ablator
 from duat_cli.analysis.prune.terms.certified import Bound
@@ -212,21 +211,17 @@ def conclude(begun: Begun) -> PruneOutcome:
     """The chosen sets tested, and the report."""
     work, held_out = begun.work, begun.held_out
     session, options, prompts = work.session, work.options, work.prompts
-    nested, repairs, repairer = work.nested, Repairs({}, [], []), begun.repairer()
+    repairer = begun.repairer()
     if repairer is None:
-        trials = work.tested(held_out)
+        repairs = Repairs(work.nested, work.tested(held_out))
     else:
-        claim = claim_of(options)
-        repairs = repair_sets(
-            repairer, nested, held_out, claim, tested=options.spent.tested, asked=options.remove is not None
-        )
-        nested, trials = repairs.nested, repairs.trials
+        repairs = repair_sets(repairer, work.nested, held_out, options)
+    nested = repairs.nested
     size_of = functools.partial(set_size, session.loaded, session.structure, work.sites, work.parameters)
     digest = set_of(prompt_facts(held_out)).sha256
     held = dict(zip(work.terms.ids, work.sizes.parameters.tolist(), strict=True))
-    reports = {name: one.report for name, one in repairs.sets.items()}
     plans = [
-        plan_of(one, options, work.sizes, held, trials.get(name), digest, size_of, reports.get(name))
+        plan_of(one, options, work.sizes, held, repairs.trials.get(name), digest, size_of, repairs.reports.get(name))
         for name, one in nested.items()
     ]
     eq16 = work.printing.rows(nested, work.moved)

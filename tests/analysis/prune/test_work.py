@@ -16,7 +16,7 @@ from sharing import SHARING
 from duat_cli.analysis.prune.run import PruneOptions, PruneOutcome, begin, prune_bound
 from duat_cli.analysis.prune.sets import nested
 from duat_cli.analysis.prune.sets.nested import Candidates
-from duat_cli.analysis.prune.sets.trial import Claim, Trial
+from duat_cli.analysis.prune.sets.trial import Trial
 from duat_cli.errors import InputError
 from duat_cli.kinds import WHOLE, Kind
 from duat_cli.loading.checkpoint.preflight import inspect_folder
@@ -222,7 +222,7 @@ def test_a_set_that_failed_is_not_counted_beside_the_prompt_it_failed_on(tmp_pat
 
 def test_only_sets_that_are_alive_are_asked_for() -> None:
     chosen = nested.Nested(("head",), [TermId("head", 0, k) for k in range(4)], [], nested.Point(4, 0.0, 0.0))
-    trial, asked = Trial(chosen, 7, Claim(0.5, 0.5, 0.9)), list[int]()
+    trial, asked = Trial(chosen, 7, PruneOptions(budget=0.5, exceed=0.5, confidence=0.9)), list[int]()
 
     def damage(number: int) -> float:
         asked.append(number)

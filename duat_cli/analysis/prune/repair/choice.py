@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from duat_cli.analysis.plan.task import Spent
+from duat_cli.analysis.plan.task import PruneOptions
+from duat_cli.analysis.prune.repair.refit import Refit
 from duat_cli.analysis.prune.repair.repairer import Damages, Repaired, Repairer
 from duat_cli.analysis.prune.sets.nested import Nested
-from duat_cli.analysis.prune.sets.trial import Claim, Trial
+from duat_cli.analysis.prune.sets.trial import Trial
 from duat_cli.analysis.session import prompt_facts
 from duat_cli.loading.prompts import Prompt
 from duat_cli.results.base import Skipped
@@ -27,77 +28,59 @@ from duat_cli.results.prune.repair import RepairedSet, SetRepair
 NOTHING_REPAIRED = "no layer was refitted"
 
 
-@dataclass(frozen=True)
-class RepairedSets:
-    """Nested sets with their repairs."""
-
-    nested: Nested
-    """Its chosen set is within the budget with repair, or was asked for; its measured damage is that with repair."""
-    trial: Trial | None
-    """None without a set, or without held-out prompts."""
-    report: SetRepair | None
-    """None where no set, even repaired, is within the budget."""
-
-
-@dataclass(frozen=True)
+@dataclass
 class Repairs:
-    """Of all sets."""
+    """Nested sets with their repairs, by the names of the sets' kinds."""
 
-    sets: Mapping[str, RepairedSets]
-    """By the names of the sets' kinds."""
-    skipped: list[Skipped]
-    warnings: list[str]
-
-    @property
-    def nested(self) -> dict[str, Nested]:
-        return {name: one.nested for name, one in self.sets.items()}
-
-    @property
-    def trials(self) -> dict[str, Trial]:
-        return {name: one.trial for name, one in self.sets.items() if one.trial is not None}
+    nested: dict[str, Nested] = field(default_factory=dict)
+    """The chosen set of each is within the budget with repair, or was asked for; its measured damage is that with
+    repair."""
+    trials: dict[str, Trial] = field(default_factory=dict)
+    """Of those that have a set, where prompts are held out."""
+    reports: dict[str, SetRepair] = field(default_factory=dict)
+    """Of those of which a set, repaired, is within the budget."""
+    skipped: list[Skipped] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 def repair_sets(
-    repairer: Repairer,
-    nested: Mapping[str, Nested],
-    held_out: Sequence[Prompt],
-    claim: Claim,
-    *,
-    tested: int = Spent.tested,
-    asked: bool = False,
+    repairer: Repairer, nested: Mapping[str, Nested], held_out: Sequence[Prompt], options: PruneOptions
 ) -> Repairs:
-    """The sets, repaired one after the other. tested: how many of each are tried on the held-out prompts; asked:
-    whether the chosen ones were asked for by their size, whatever their damage."""
-    found = {name: _Sets(repairer, one, claim, tested, asked) for name, one in nested.items()}
-    sets = {name: one.run(held_out) for name, one in found.items()}
-    refits = [repaired.refit for one in found.values() for repaired in one.seen]
-    warnings = []
+    """The sets, repaired one after the other."""
+    found, refits = Repairs(), list[Refit]()
+    for one in nested.values():
+        sets = _Sets(repairer, one, options)
+        sets.run(held_out, found)
+        refits += sets.seen
     if any(refit.short for refit in refits):
-        warnings.append(
+        found.warnings.append(
             f"--repair: {repairer.tokens} calibration tokens are fewer than the inputs of some layers: what they do "
             "not determine stays as it is; give more text with --calibration FILE"
         )
-    return Repairs(sets, repairer.skipped(refits), warnings)
+    found.skipped += repairer.skipped(refits)
+    return found
 
 
 class _Sets:
-    def __init__(self, repairer: Repairer, nested: Nested, claim: Claim, tested: int, asked: bool) -> None:
-        self._repairer, self._nested, self._claim = repairer, nested, claim
-        self._count, self._asked = tested, asked
-        self.seen: list[Repaired] = []
+    def __init__(self, repairer: Repairer, nested: Nested, options: PruneOptions) -> None:
+        self._repairer, self._nested, self._options = repairer, nested, options
+        self.seen: list[Refit] = []
         self._on_prompts: dict[int, RepairedSet] = {}
 
-    def run(self, held_out: Sequence[Prompt]) -> RepairedSets:
-        chosen = self._wanted() if self._asked else self._largest()
+    def run(self, held_out: Sequence[Prompt], found: Repairs) -> None:
+        """Into what is found."""
+        name, tested = self._nested.name, list[RepairedSet]()
+        found.nested[name] = replace(self._nested, chosen=None)
+        chosen = self._largest() if self._options.remove is None else self._wanted()
         if chosen is None:
-            return RepairedSets(replace(self._nested, chosen=None), None, None)
+            return
         place, repaired = chosen
         point = replace(self._nested.curve[place], measured=repaired.after)
-        nested = replace(self._nested, chosen=point)
-        trial, tested = (Trial(nested, len(held_out), self._claim, self._count), []) if held_out else (None, [])
-        if trial is not None:
-            tested = self._tested(trial, held_out, point.removed, repaired)
-        return RepairedSets(nested, trial, self._report(repaired, tested))
+        found.nested[name] = replace(self._nested, chosen=point)
+        if held_out:
+            found.trials[name] = Trial(found.nested[name], len(held_out), self._options)
+            tested = self._tested(found.trials[name], held_out, point.removed, repaired)
+        found.reports[name] = self._report(repaired, tested)
 
     def _wanted(self) -> tuple[int, Repaired] | None:
         """The set that was asked for."""
@@ -114,9 +97,9 @@ class _Sets:
         middle = high
         while low <= high:
             size = self._nested.curve[middle].removed
-            repaired = self._repaired(size, self._claim.budget)
+            repaired = self._repaired(size, self._options.budget)
             self._on_prompts[size] = self._set(size, repaired, repaired.damages)
-            if repaired.after <= self._claim.budget:
+            if repaired.after <= self._options.budget:
                 best, low = (middle, repaired), middle + 1
             else:
                 high = middle - 1
@@ -125,7 +108,7 @@ class _Sets:
 
     def _repaired(self, size: int, limit: float = math.inf) -> Repaired:
         found = self._repairer.repaired(self._nested.order[:size], limit)
-        self.seen.append(replace(found, refit=replace(found.refit, values={})))  # what is told of it needs no weights
+        self.seen.append(replace(found.refit, values={}))  # what is told of it needs no weights
         return found
 
     def _tested(self, trial: Trial, held_out: Sequence[Prompt], chosen: int, repaired: Repaired) -> list[RepairedSet]:
@@ -148,7 +131,7 @@ class _Sets:
         sides = [without, without if repaired.dropped else [after for _, after in damages]]
         mean = [statistics.fmean(side) for side in sides]
         tenth = [float(torch.tensor(side, dtype=torch.float64).quantile(0.9)) for side in sides]
-        over = [sum(value > self._claim.budget for value in side) / len(side) for side in sides]
+        over = [sum(value > self._options.budget for value in side) / len(side) for side in sides]
         return RepairedSet(
             removed=size,
             share=size / len(self._nested.order),

@@ -16,7 +16,6 @@ from duat_cli.kinds import names_of
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.prune.repair import SetRepair
 from duat_cli.results.prune.sets import CurvePoint, Guarantee, HeldOut, MeanGuarantee, Plan, SetSize
-from duat_cli.statistics.binomial import allowed
 
 NO_HOLDOUT = "no held-out prompts: give --holdout FILE, or a share such as --holdout 0.5"
 ONE_BLOCK = "the model has one block, and one has to stay"
@@ -82,8 +81,8 @@ def plan_of(
             for p in nested.curve
         ],
         held_out=[] if trial is None else _held_out(trial, total),
-        guarantee=None if trial is None else _guarantee(nested, budget, trial, holdout, size_of),
-        mean_guarantee=None if trial is None else _mean_guarantee(nested, budget, trial, holdout),
+        guarantee=None if trial is None else _guarantee(nested, trial, holdout, size_of),
+        mean_guarantee=None if trial is None else _mean_guarantee(nested, trial, holdout),
         repair=repair,
         set=[name_of(term) for term in gone],
         reasons=reasons,
@@ -142,18 +141,18 @@ def _held_out(trial: Trial, total: int) -> list[HeldOut]:
     ]
 
 
-def _guarantee(nested: Nested, budget: float, trial: Trial, holdout: str, size_of: SizeOf) -> Guarantee:
+def _guarantee(nested: Nested, trial: Trial, holdout: str, size_of: SizeOf) -> Guarantee:
     """The statement is about the share fixed in advance, for the last set that passed."""
     number = trial.choice()
     removed = 0 if number is None else trial.sizes[number]
     gone = nested.order[:removed]
     saves = _saves(gone, size_of)
     return Guarantee(
-        budget=budget,
-        confidence=trial.claim.confidence,
-        share_above_limit=trial.claim.share,
+        budget=trial.options.budget,
+        confidence=trial.options.confidence,
+        share_above_limit=trial.options.exceed,
         exceeded=0 if number is None else trial.exceeded[number],
-        may_exceed=allowed(trial.prompts, trial.claim.share, trial.claim.confidence),
+        may_exceed=trial.may_exceed,
         holdout_prompts=trial.prompts,
         holdout_sha256=holdout,
         method=METHOD,
@@ -171,15 +170,15 @@ def _saves(gone: Sequence[TermId], size_of: SizeOf) -> SetSize | str:
     return or_reason(lambda: size_of(gone)) if gone else "the set is empty"
 
 
-def _mean_guarantee(nested: Nested, budget: float, trial: Trial, holdout: str) -> MeanGuarantee:
+def _mean_guarantee(nested: Nested, trial: Trial, holdout: str) -> MeanGuarantee:
     """Of the largest set that passed."""
     number = trial.mean_choice()
     removed = 0 if number is None else trial.sizes[number]
     return MeanGuarantee.explained(
         "the set is empty",
-        budget=budget,
-        confidence=trial.claim.confidence,
-        most=trial.claim.most,
+        budget=trial.options.budget,
+        confidence=trial.options.confidence,
+        most=trial.most,
         counted_for_less=0 if number is None else trial.capped(number),
         mean=None if number is None else statistics.fmean(trial.damages[number]),
         holdout_prompts=trial.prompts,

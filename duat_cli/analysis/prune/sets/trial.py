@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-from duat_cli.analysis.plan.task import PruneOptions, Spent
+from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.terms.ablation import Ablations, Ablator, Tick, counted
 from duat_cli.loading.model.processes import Each, in_turn
@@ -26,21 +25,6 @@ from duat_cli.statistics.binomial import allowed, choose_nested
 CAP = 5.0  # budgets: a prompt's damage counts for no more in the mean, which could not be bounded otherwise
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What is to be shown: fixed before a held-out prompt is run."""
-
-    budget: float
-    share: float
-    """Of prompts that may exceed the budget."""
-    confidence: float
-
-    @property
-    def most(self) -> float:
-        """What a prompt's damage counts for in the mean, at most."""
-        return CAP * self.budget
-
-
 class Trial:
     """Nested sets up to the chosen one, on held-out prompts.
 
@@ -48,12 +32,16 @@ class Trial:
     prompt, for what it does to prompts that did not choose it.
     """
 
-    def __init__(self, nested: Nested, prompts: int, claim: Claim, tested: int = Spent.tested) -> None:
+    def __init__(self, nested: Nested, prompts: int, options: PruneOptions) -> None:
+        """options: what is to be shown, fixed before a held-out prompt is run."""
         assert nested.chosen is not None
-        self._order, self.prompts, self.claim = nested.order, prompts, claim
-        may = nested.sizes(nested.chosen.removed)
+        self._order, self.prompts, self.options = nested.order, prompts, options
+        self.most = CAP * options.budget
+        """What a prompt's damage counts for in the mean, at most."""
+        may, tested = nested.sizes(nested.chosen.removed), options.spent.tested
         self.sizes = sorted({may[max(1, round(len(may) * k / tested)) - 1] for k in range(1, tested + 1)})
-        self._most = allowed(prompts, claim.share, claim.confidence) or 0
+        self.may_exceed = allowed(prompts, options.exceed, options.confidence)
+        """How many prompts may, for a set to pass; None: there are too few."""
         self.damages: list[list[float]] = [[] for _ in self.sizes]
         """Of each set, on the prompts that it was run on; see `add`."""
         self.exceeded = [0 for _ in self.sizes]
@@ -73,21 +61,21 @@ class Trial:
     def add(self, number: int, damage: float) -> None:
         """What a set that is run does to one more prompt."""
         self.damages[number].append(damage)
-        self.exceeded[number] += damage > self.claim.budget
-        self._capped[number] += min(damage, self.claim.most)
+        self.exceeded[number] += damage > self.options.budget
+        self._capped[number] += min(damage, self.most)
 
     def limit(self, number: int) -> float | None:
-        """What at most the claim's share of prompts exceed, by this set's own damages; None if some were not run.
+        """What at most the share of prompts asked for exceed, by this set's own damages; None if some were not run.
 
-        As many of the prompts as the claim allows may lie above it.
+        As many of the prompts as may exceed the budget may lie above it.
         """
         damages = self.damages[number]
-        return sorted(damages)[-1 - self._most] if len(damages) == self.prompts else None
+        return sorted(damages)[-1 - (self.may_exceed or 0)] if len(damages) == self.prompts else None
 
     def choice(self) -> int | None:
         """Number of the largest set of which few prompts are shown to exceed the budget, once all are counted."""
         seen = self.exceeded[: self._failed(self._exceeds) + 1]
-        return choose_nested(seen, self.prompts, self.claim.share, self.claim.confidence)
+        return choose_nested(seen, self.prompts, self.options.exceed, self.options.confidence)
 
     def mean_choice(self) -> int | None:
         """Number of the largest set whose mean damage is shown to be within the budget, once all are counted."""
@@ -98,36 +86,27 @@ class Trial:
 
     def capped(self, number: int) -> int:
         """How many prompts counted for less than their damage in the mean."""
-        return sum(value > self.claim.most for value in self.damages[number])
+        return sum(value > self.most for value in self.damages[number])
 
     def _failed(self, test: Callable[[int], bool]) -> int:
         """Number of the first set that a statement has failed for; how many there are if none has."""
         return next((k for k in range(len(self.sizes)) if test(k)), len(self.sizes))
 
     def _exceeds(self, number: int) -> bool:
-        return self.exceeded[number] > self._most
+        return self.exceeded[number] > (self.may_exceed or 0)
 
     def _too_much(self, number: int) -> bool:
         """Whether even prompts without damage could not bring the mean within the budget."""
-        return self._capped[number] > self.claim.budget * self.prompts
+        return self._capped[number] > self.options.budget * self.prompts
 
     def _mean_shown(self, damages: Sequence[float]) -> bool:
-        claim = self.claim
-        return len(damages) == self.prompts and mean_is_below(damages, claim.budget, claim.most, claim.confidence)
-
-
-def claim_of(options: PruneOptions) -> Claim:
-    """What was asked to be shown."""
-    return Claim(options.budget, options.exceed, options.confidence)
+        budget, confidence = self.options.budget, self.options.confidence
+        return len(damages) == self.prompts and mean_is_below(damages, budget, self.most, confidence)
 
 
 def trials_of(every: Mapping[str, Nested], prompts: int, options: PruneOptions) -> dict[str, Trial]:
     """Of the sets that were chosen, by their names; none without held-out prompts."""
-    return {
-        name: Trial(one, prompts, claim_of(options), options.spent.tested)
-        for name, one in every.items()
-        if one.chosen is not None and prompts
-    }
+    return {name: Trial(one, prompts, options) for name, one in every.items() if one.chosen is not None and prompts}
 
 
 def try_alone(

@@ -18,7 +18,7 @@ from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.sets.nested import BEYOND, Candidates, Nested, Point, candidates, nested_sets
 from duat_cli.analysis.prune.sets.order import Group, Sizes
 from duat_cli.analysis.prune.sets.path import Sketch, path_of
-from duat_cli.analysis.prune.sets.trial import Claim, Trial, try_alone
+from duat_cli.analysis.prune.sets.trial import Trial, try_alone
 from duat_cli.analysis.prune.terms.ablation import Ablator, Effect, effects_of
 from duat_cli.analysis.prune.terms.damage import Divergence, Hidden, Loss
 from duat_cli.analysis.prune.terms.responses import Responses, TermList
@@ -111,7 +111,7 @@ def test_one_block_always_stays(count: int) -> None:
         return
     assert found.chosen is not None
     assert found.chosen.removed == count - 1
-    trial = Trial(found, 40, Claim(0.5, 0.1, 0.95))
+    trial = Trial(found, 40, PruneOptions(budget=0.5))
     try_alone(fake, [trial], prompts(40), lambda *_: None)  # type: ignore[arg-type]
     choice = trial.choice()
     assert choice is not None
@@ -201,7 +201,7 @@ def test_uniform_sets_take_as_many_neurons_of_every_block_and_leave_one(widths: 
             here = [k for k, term in enumerate(ids) if term.block == block]
             least = sorted(here, key=lambda k: float(damage[k]))[: point.removed // 3]
             assert mine == sorted(least)
-    trial = Trial(found, 40, Claim(0.5, 0.1, 0.95))
+    trial = Trial(found, 40, PruneOptions(budget=0.5))
     assert trial.sizes[-1] == found.curve[-1].removed
     assert all(size % 3 == 0 for size in trial.sizes)
 

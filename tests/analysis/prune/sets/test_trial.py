@@ -9,8 +9,9 @@ import torch
 from helpers import single_model, token_ids
 from pruning import Fake, prompts
 
+from duat_cli.analysis.plan.task import EFFORTS, PruneOptions, Spent
 from duat_cli.analysis.prune.sets.nested import Nested, Point
-from duat_cli.analysis.prune.sets.trial import CAP, Claim, Trial, try_alone, try_together
+from duat_cli.analysis.prune.sets.trial import CAP, Trial, try_alone, try_together
 from duat_cli.analysis.prune.terms.ablation import Ablator
 from duat_cli.analysis.prune.terms.damage import metric_for
 from duat_cli.errors import InputError
@@ -23,8 +24,14 @@ from duat_cli.statistics.betting import mean_is_below
 from duat_cli.statistics.binomial import allowed, prompts_needed
 
 
+@pytest.fixture(autouse=True)
+def _eight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets are tested, about."""
+    monkeypatch.setitem(EFFORTS, "default", Spent(tested=8))
+
+
 def tried(fake: Fake, sets: Nested, held_out: list[Prompt], budget: float, share: float, confidence: float) -> Trial:
-    trial = Trial(sets, len(held_out), Claim(budget, share, confidence), 8)
+    trial = Trial(sets, len(held_out), PruneOptions(budget=budget, exceed=share, confidence=confidence))
     try_alone(fake, [trial], held_out, lambda *_: None)  # type: ignore[arg-type]
     return trial
 
@@ -117,7 +124,7 @@ def test_one_large_damage_counts_for_no_more_than_the_cap() -> None:
     trial = tried(fake, nested(1), prompts(200), 1.0, 0.1, 0.95)
     assert trial.mean_choice() == 0
     assert trial.capped(0) == 1
-    assert trial.claim.most == CAP
+    assert trial.most == CAP
 
 
 def test_the_mean_is_shown_no_more_often_wrongly_than_it_says() -> None:
@@ -161,7 +168,7 @@ def test_rows_that_cannot_be_told_apart_are_tried_again_one_by_one() -> None:
     ablator.effects(ablator.record(held_out[0].input_ids), held_out[0].input_ids, heads)
     assert ablator._rows.apart
     sets = Nested(("ffn",), [TermId("ffn", k, 0) for k in range(3)], [], Point(3, 0.0, 0.0))
-    both = [Trial(sets, 6, Claim(9.0, 0.5, 0.9)) for _ in range(2)]
+    both = [Trial(sets, 6, PruneOptions(budget=9.0, exceed=0.5, confidence=0.9)) for _ in range(2)]
     [site] = sites[structure.calls[0]].of("ffn")
     handle = site.watched.register_forward_hook(lambda _module, _args, output: output.reshape(1, -1, output.shape[-1]))
     try:
@@ -181,7 +188,7 @@ def test_one_prompts_own_output_is_there_at_a_time() -> None:
     ablator = Ablator(structure, find_sites(structure), metric_for("kl", model, structure))
     held_out = [Prompt("", str(k), token_ids(model, 9, k), k) for k in range(4)]
     sets = Nested(("ffn",), [TermId("ffn", k, 0) for k in range(3)], [], Point(3, 0.0, 0.0))
-    both = [Trial(sets, 4, Claim(9.0, 0.5, 0.9)) for _ in range(2)]
+    both = [Trial(sets, 4, PruneOptions(budget=9.0, exceed=0.5, confidence=0.9)) for _ in range(2)]
     most = 0
 
     def run(passes: Sequence[Pass]) -> None:
