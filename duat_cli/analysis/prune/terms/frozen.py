@@ -1,95 +1,147 @@
 """One block under one prompt with all dynamic parameters held: what terms put into it, and the block without them.
 
-`terms` gives each term's own part of the block's output. `whole` and `move` are the block as an affine map without
-terms that are taken out at their place, and its linear part. The first looks at terms one by one, the second at all of
-them together.
+`whole` and `move` are the block as an affine map without terms that are taken out at their place, and its linear part;
+`neurons` gives the parts of a layer's neurons in the block's output, one by one and together.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from duat_cli.analysis.prune.terms.readings import activations, behind_layer, given_without, holds, move
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import wide
-from duat_cli.models.block.linears import matrix_of
+from duat_cli.models.block.linears import applied, matrix_of
 from duat_cli.models.budgets import AT_ONCE
+from duat_cli.models.instrument.held import holding_norms
+from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.passes import Removal
-from duat_cli.models.terms.sites import BlockSites, Site, TermId, watching
+from duat_cli.models.terms.sites import BlockSites, Site, watching
+
+_INSIDE = ("neuron", "expert")  # kinds whose terms a nonlinear module, which a replay does not run, may hold
 
 
 class FrozenBlock:
     """Tensors are (items, N, M). A removal is of terms of this block call; None takes nothing out."""
 
     def __init__(self, run: BlockRun, sites: BlockSites) -> None:
-        self._run, self._sites = run, sites
-        self._given = [unit.output[None] for unit in run.units]
+        self.run, self.sites = run, sites
         self._neurons: dict[Site, Neurons] = {}
+
+    def replay(self, removal: Removal | None = None, *, react: bool = False) -> Replay:
+        """Of the block's own input. react: whether norms inside of units from which terms are taken react."""
+        return self._replayed(self.run.input, self._given(removal, react=react), removal)
 
     def whole(self, items: Tensor, removal: Removal | None = None) -> Tensor:
         """The block's output, every σ giving what it gave, without the terms."""
         if removal is not None and removal.whole:
             return torch.cat([removal.bridge(item[None]) for item in items])
-        given = self._given
-        if removal is not None:
-            given = given_without(self._run, [site for site in removal.masks if self._inside(site)], removal.edit)
-        return self._replayed(items, given, removal)
+        given = self._given(removal)
+        return torch.cat([self._replayed(some, given, removal).end for some in items.split(AT_ONCE)])
 
     def move(self, changes: Sequence[Tensor], removal: Removal | None = None) -> None:
-        """As of `readings.move`, the terms being gone."""
-        if removal is None or not removal.whole:
-            with self._without_outside(removal):
-                move(self._run, changes)
+        """Put in the place of changes of the block's input what they are at its output, the terms being gone. Some at
+        once, so that no second copy of all of them is ever there."""
+        if removal is not None and removal.whole:
+            return
+        items = [item for change in changes for item in change.split(1)]
+        with self._without_outside(removal):
+            base = self.run.replay(torch.zeros_like(self.run.input)).end
+            for start in range(0, len(items), AT_ONCE):
+                some = items[start : start + AT_ONCE]
+                ends = self.run.replay(torch.cat(some)).end
+                for item, end in zip(some, ends, strict=True):
+                    torch.sub(end, base[0], out=item[0])
 
-    def term(self, term: TermId, removal: Removal) -> Tensor:
-        """Part of one term, which is no neuron, in the block's output, (1, N, M). removal: of this term alone."""
-        return self.whole(self._run.input) - self.whole(self._run.input, removal)
-
-    def neurons(self, site: Site, removal: Removal) -> Neurons:
+    def neurons(self, site: Site, removal: Removal | None = None) -> Neurons:
         """Those of one layer; removal: says what stands in for them, the same for every removal of a run."""
         if site not in self._neurons:
-            values = activations(self._run, site)  # (N, I)
-            if removal.means is not None:
+            values = self._activations(site)  # (N, I)
+            if removal is not None and removal.means is not None:
                 values = values - removal.means[removal.number, site].to(values)
             self._neurons[site] = Neurons(self, site, values, matrix_of(site.module, site.count).to(values))
         return self._neurons[site]
 
-    def behind_layer(self, site: Site, values: Tensor) -> Tensor:
-        """What the block makes of the output of the FFN's last layer, at its own output. values: (items, N, width)."""
-        through = functools.partial(behind_layer, self._run, self._sites, site)
-        base = through(torch.zeros_like(values[:1])).end
-        step = AT_ONCE if self._run.parts.batched else 1
-        return torch.cat([through(some).end - base for some in values.split(step)])
+    def behind_layer(self, site: Site, values: Tensor) -> Replay:
+        """The block on streams of zeros with these as what the FFN's last layer, which reads the neurons of `site`,
+        puts out: (items, N, width)."""
 
-    def _replayed(self, items: Tensor, given: Sequence[Tensor], removal: Removal | None) -> Tensor:
-        found = []
+        def put(_: Site, tensor: Tensor, __: Tensor | None) -> Tensor:
+            return values.reshape(tensor.shape).to(tensor).clone()  # blocks may write to it
+
+        end = next(end for end in self.sites.of("ffn") if _holds(end.module, site))
+        zero = torch.zeros_like(self.run.input).expand(len(values), -1, -1)
+        # In front of any norm on the branch, which is held as all else is. Attention is not silenced: what such a layer
+        # puts out in front of it goes on through its values.
+        with watching([Site("ffn", end.module, "output", 1)], put):
+            return self.run.replay(zero)
+
+    def _activations(self, site: Site) -> Tensor:
+        """Of the neurons, (N, I), from the unit's recorded input or output."""
+        unit = next(u for u in self.run.units if u.module is site.unit)
+        if not _holds(unit.module, site):  # the layer stands behind the unit
+            return wide(unit.output.reshape(-1, site.count))
+        seen: list[Tensor] = []
+
+        def see(_: Site, value: Tensor, __: Tensor | None) -> None:
+            seen.append(value)
+
+        with watching([site], see):
+            unit.module(unit.input)
+        return wide(seen[0].reshape(-1, seen[0].shape[-1]))
+
+    def _replayed(self, items: Tensor, given: Sequence[Tensor], removal: Removal | None) -> Replay:
         with self._without_outside(removal):
-            for some in items.split(AT_ONCE):
-                found.append(self._run.replay(some, [g.expand(len(some), *g.shape[1:]) for g in given]).end)
-        return torch.cat(found)
+            return self.run.replay(items, [g.expand(len(items), *g.shape[1:]) for g in given])
 
-    def _inside(self, site: Site) -> bool:
-        """Whether a nonlinear module, which a replay does not run, holds the site: of parts of an FFN alone."""
-        return site.kind in ("neuron", "expert") and any(holds(unit.module, site) for unit in self._run.units)
+    def _given(self, removal: Removal | None, *, react: bool = False) -> list[Tensor]:
+        """What the units give without the terms that they hold. A replay does not run units: they run here, from their
+        recorded inputs, and the norms in them are held, unless they are to react."""
+        found, calls = [], Counter[nn.Module]()
+        for unit in self.run.units:
+            call = calls[unit.module]
+            calls[unit.module] += 1
+            sites = () if removal is None else removal.masks
+            output, here = unit.output, [s for s in sites if s.kind in _INSIDE and _holds(unit.module, s)]
+            if any(site.routing is not None and site.module is unit.module for site in here):
+                raise UnsupportedModelError(
+                    "experts that are handed their router's weights cannot run apart from it; leave them out with "
+                    "--granularity"
+                )
+            if removal is not None and here:
+                norms = contextlib.nullcontext() if react else holding_norms(self.run, unit.module, call)
+                with watching(here, removal.edit), norms:
+                    output = applied(unit.module, unit.input)
+            found.append(output[None])
+        return found
 
     def _without_outside(self, removal: Removal | None) -> contextlib.AbstractContextManager[None]:
-        """Replays take out what no nonlinear module holds."""
+        """Replays take out what no unit holds."""
         if removal is None:
             return contextlib.nullcontext()
-        return watching([site for site in removal.masks if not self._inside(site)], removal.edit)
+        units = [unit.module for unit in self.run.units]
+        outside = [s for s in removal.masks if s.kind not in _INSIDE or not any(_holds(unit, s) for unit in units)]
+        return watching(outside, removal.edit)
 
 
 class Neurons:
     """The neurons of one layer: neuron k adds a_k ⊗ w_k to the layer's output."""
 
     def __init__(self, block: FrozenBlock, site: Site, values: Tensor, weight: Tensor) -> None:
-        self._block, self._site = block, site
+        self.through = functools.partial(block.behind_layer, site)
         self.values, self.weight = values, weight  # (N, I), (I, width)
+        self._at_once = AT_ONCE if block.run.parts.batched else 1
+
+    @functools.cached_property
+    def base(self) -> Replay:
+        """The block where the layer puts out nothing."""
+        return self.through(self.values.new_zeros(1, len(self.values), self.weight.shape[1]))
 
     @functools.cached_property
     def sizes(self) -> Tensor:
@@ -98,11 +150,19 @@ class Neurons:
 
     def each(self, places: Tensor) -> Tensor:
         """The parts of single neurons in the block's output, (places, N, M)."""
-        outer = self.values.T[places, :, None] * self.weight[places, None, :]
-        return self._block.behind_layer(self._site, outer)
+        return self._carried(self.values.T[places, :, None] * self.weight[places, None, :])
 
     def together(self, places: Tensor) -> Tensor:
         """The part of all of these, (1, N, M)."""
         values = torch.zeros_like(self.values)  # rather than rows of the weight, of which there may be many
         values[:, places] = self.values[:, places]
-        return self._block.behind_layer(self._site, (values @ self.weight)[None])
+        return self._carried((values @ self.weight)[None])
+
+    def _carried(self, values: Tensor) -> Tensor:
+        """What the block makes of the layer's output, at its own output. values: (items, N, width)."""
+        return torch.cat([self.through(some).end - self.base.end for some in values.split(self._at_once)])
+
+
+def _holds(module: nn.Module, site: Site) -> bool:
+    """Whether the site's module is this one, or inside it."""
+    return any(site.module is inner for inner in module.modules())

@@ -221,7 +221,7 @@ class PrintedReader(Generic[Of]):
         removal = self._singles[term]
         if term.kind == "block":
             return run.output - removal.bridge(run.input)
-        return block.term(term, removal)
+        return block.whole(run.input) - block.whole(run.input, removal)
 
     def _drawn(self, one: _Set, sizes: Tensor) -> Drawn | None:
         """Which terms of a block are carried one by one; None for a single term, whose norm is the bound, and where all

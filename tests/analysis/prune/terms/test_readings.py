@@ -13,7 +13,7 @@ from pruning import branches_of, certified_bounds
 from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition
-from duat_cli.analysis.prune.terms import readings
+from duat_cli.analysis.prune.terms import frozen, readings
 from duat_cli.analysis.prune.terms.readings import Reader, Readings
 from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.errors import UnsupportedModelError
@@ -259,7 +259,7 @@ def test_behind_the_last_block_nothing_is_left_to_carry(model_type: str) -> None
 def test_terms_in_pieces_are_read_as_all_at_once(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = read(model_type).found
     monkeypatch.setattr(readings, "NEURONS_AT_ONCE", 5)
-    monkeypatch.setattr(readings, "AT_ONCE", 3)
+    monkeypatch.setattr(frozen, "AT_ONCE", 3)
     found = read.__wrapped__(model_type).found
     assert found.local == pytest.approx(whole.local, rel=1e-5)
     assert found.frozen == pytest.approx(whole.frozen, rel=1e-4)
