@@ -64,23 +64,34 @@ class AblationPass:
 
     def __init__(
         self,
-        one: BlockPass,
+        ablator: Ablator,
+        reference: Recorded | Leading,
+        ids: Tensor,
+        gone: Sequence[Removals],
         places: Sequence[int],
-        ended: Callable[[Tensor], list[Judged]],
-        rows: _Rows,
-        done: Callable[[], None],
-        *,
-        start: int,
-        size: int,
+        weights: Weights | None,
+        done: Callable[[], None] = lambda: None,
+        like: AblationPass | None = None,
     ) -> None:
-        """start: its first block. size: bytes that it holds, about, while it waits for the next block. places: numbers
-        of its sets; none of a pass that checks another. ended: what its output says of each. done: called behind it for
-        each."""
-        self.places, self.start, self.size = places, start, size
-        self._pass: BlockPass | None = one
-        self._ended, self._rows, self._done = ended, rows, done
+        """reference, weights, done: as of `Ablator.ablations`. places: numbers of its sets. like: a pass whose last row
+        is the one set of this one, which checks it and says nothing itself."""
+        self._metric, self._rows, self._reference, self._ids = ablator.metric, ablator.rows, reference, ids
+        self._gone, self.places, self._done, self._like = gone, places, done, like
+        self._calls = len(ablator.structure.calls)
+        self.start = min(min(removals, default=0) for removals in gone)
+        """Its first block."""
+        self.size = len(gone) * waiting_bytes(ids.shape[1], ablator.structure.hidden_size)
+        """Bytes that it holds, about, while it waits for the next block."""
         self.moved: list[float] = []  # of every row, at the last block
         self.judged: list[Judged] = []  # of every set, once it has run; none where rows do not keep apart
+        self.checked = False  # whether another pass checks the last row
+        self.last: Tensor | None = None  # its output then
+        forward = self._metric.forward(ids.expand(len(gone), *ids.shape[1:]).contiguous())
+        self._pass: BlockPass | None = (
+            without(ablator.structure, forward, reference.calls, gone[0], weights, self._ended)
+            if len(gone) == 1
+            else without_each(ablator.structure, forward, reference.calls, gone, weights, self._ended)
+        )
 
     def active(self) -> contextlib.AbstractContextManager[None]:
         """What `run` needs around it."""
@@ -92,7 +103,7 @@ class AblationPass:
         if not self._void:
             try:
                 self._pass.run()
-                self.judged = self._ended(self._pass.output)
+                self._judge(self._pass.output)
             except NotInRowsError:
                 self._rows.apart = False
         self._pass = None  # the output with it
@@ -104,6 +115,26 @@ class AblationPass:
     def _void(self) -> bool:
         """Whether it runs in rows that do not keep apart, and says nothing."""
         return self._rows.apart is False and len(self.places) > 1
+
+    def _ended(self, hidden: Tensor) -> None:
+        """Shown the last block's output."""
+        before = self._reference.calls[self._calls - 1].after.double()
+        rows = [hidden] if len(self._gone) == 1 else hidden.split(1)
+        self.moved.extend(relative_error(row.double(), before) for row in rows)
+
+    def _judge(self, output: Tensor) -> None:
+        """The damage of every row; or, of one that checks another, whether it is what the same removal gives there."""
+        if self._like is not None:
+            row, close = self._like.last, tolerance_for(output.dtype)
+            alike = row is not None and row.shape == output.shape and not relative_error(row, output) > close
+            self._rows.apart = self._rows.apart is not False and alike
+            return
+        self.last = output[-1:].clone() if self.checked else None
+        if len(self._gone) == 1:
+            damages = [self._metric.measured(self._reference.output, output, self._ids)]
+        else:
+            damages = self._metric.measured_each(self._reference.output, output, self._ids)
+        self.judged = [_finite(*one, output.dtype) for one in zip(damages, self._gone, strict=True)]
 
 
 class Ablations:
@@ -160,7 +191,7 @@ class Ablator:
         self.structure, self.sites, self.metric, self.means = structure, sites, metric, means
         self._device = structure.stack.device if device is None else device
         self.waiting = ABLATION_BYTES if waiting is None else waiting
-        self._rows = _Rows()
+        self.rows = _Rows()
         self._width = 0  # of the output, once a prompt is recorded
 
     def place(self, prompt: Prompt) -> Tensor:
@@ -186,25 +217,23 @@ class Ablator:
         The first time that rows go beside a prompt that is recorded, the last of them is also run alone: a model whose
         rows see each other, such as one whose experts take a limited number of tokens, is found out.
         """
-        tokens, passes, rows = ids.shape[1], list[AblationPass](), self._rows
+        tokens, passes, rows = ids.shape[1], list[AblationPass](), self.rows
         if isinstance(reference, Recorded):
             self._width = reference.output.numel() // tokens
         alone = rows.apart is False or (rows.apart is None and not isinstance(reference, Recorded))
         for wave in [[k] for k in range(len(gone))] if alone else in_waves(gone, tokens, self._width * tokens):
-            some, last = [gone[k] for k in wave], list[Tensor]()
-            ended = functools.partial(self._judged, reference, ids, some)
-            check = len(wave) > 1 and not rows.checked
-            ended = functools.partial(_keeping, last, ended) if check else ended
-            passes.append(self._pass(reference, ids, some, wave, ended, done, weights))
-            if check:
-                rows.checked, ended = True, functools.partial(self._check, last)
-                passes.append(self._pass(reference, ids, some[-1:], (), ended, done, weights))
+            some = [gone[k] for k in wave]
+            one = AblationPass(self, reference, ids, some, wave, weights, done)
+            passes.append(one)
+            if len(wave) > 1 and not rows.checked:
+                rows.checked = one.checked = True
+                passes.append(AblationPass(self, reference, ids, some[-1:], (), weights, like=one))
         return Ablations(passes)
 
     def settled(self, found: Sequence[Ablations]) -> bool:
         """Whether these have run and what they say counts; else the rows of this model do not keep apart, and the same
         asked for again go one by one."""
-        return self._rows.apart is not False or not any(one.in_rows for one in found)
+        return self.rows.apart is not False or not any(one.in_rows for one in found)
 
     def ablate(
         self,
@@ -234,51 +263,6 @@ class Ablator:
         found = self.ablations(recorded, ids, gone, done)
         one_by_one(found.passes)
         return found.effects if self.settled([found]) else self.effects(recorded, ids, gone, done)
-
-    def _pass(
-        self,
-        reference: Recorded | Leading,
-        ids: Tensor,
-        gone: Sequence[Removals],
-        places: Sequence[int],
-        ended: Callable[[Tensor], list[Judged]],
-        done: Callable[[], None],
-        weights: Weights | None,
-    ) -> AblationPass:
-        """Of as many rows."""
-
-        def last(hidden: Tensor) -> None:
-            before = reference.calls[len(self.structure.calls) - 1].after.double()
-            rows = [hidden] if len(gone) == 1 else hidden.split(1)
-            found.moved.extend(relative_error(row.double(), before) for row in rows)
-
-        forward = self.metric.forward(ids.expand(len(gone), *ids.shape[1:]).contiguous())
-        if len(gone) == 1:
-            one = without(self.structure, forward, reference.calls, gone[0], weights, last)
-        else:
-            one = without_each(self.structure, forward, reference.calls, gone, weights, last)
-        size = len(gone) * waiting_bytes(ids.shape[1], self.structure.hidden_size)
-        start = min(min(removals, default=0) for removals in gone)
-        found = AblationPass(one, places, ended, self._rows, done, start=start, size=size)
-        return found
-
-    def _judged(
-        self, reference: Recorded | Leading, ids: Tensor, gone: Sequence[Removals], output: Tensor
-    ) -> list[Judged]:
-        """The damage of every row."""
-        if len(gone) == 1:
-            damages = [self.metric.measured(reference.output, output, ids)]
-        else:
-            damages = self.metric.measured_each(reference.output, output, ids)
-        return [_finite(*one, output.dtype) for one in zip(damages, gone, strict=True)]
-
-    def _check(self, last: Sequence[Tensor], alone: Tensor) -> list[Judged]:
-        """Of a row, whether it is what the same removal gives alone."""
-        close = tolerance_for(alone.dtype)
-        fit = [row.shape == alone.shape and not relative_error(row, alone) > close for row in last]
-        known = len(fit) == 1 and all(fit)  # there is no row where they could not be told apart
-        self._rows.apart = self._rows.apart is not False and known
-        return []
 
     def removals(self, terms: Iterable[TermId]) -> Removals:
         """What to take out of which block call: the same for every prompt."""
@@ -310,12 +294,6 @@ def counted(tick: Tick, done: int, every: int) -> Callable[[], None]:
     """To be called after each of the passes that follow those that are done."""
     numbers = itertools.count(done + 1)
     return lambda: tick(next(numbers), every)
-
-
-def _keeping(last: list[Tensor], judge: Callable[[Tensor], list[Judged]], output: Tensor) -> list[Judged]:
-    """The last row as well."""
-    last.append(output[-1:].clone())
-    return judge(output)
 
 
 def _finite(damage: float, gone: Removals, dtype: torch.dtype) -> Judged:

@@ -166,14 +166,14 @@ def test_rows_that_cannot_be_told_apart_are_tried_again_one_by_one() -> None:
     held_out = [Prompt("", str(k), token_ids(model, 9, k), k) for k in range(6)]
     heads = [ablator.removals([TermId("head", 0, k)]) for k in range(3)]
     ablator.effects(ablator.record(held_out[0].input_ids), held_out[0].input_ids, heads)
-    assert ablator._rows.apart
+    assert ablator.rows.apart
     sets = Nested(("ffn",), [TermId("ffn", k, 0) for k in range(3)], [], Point(3, 0.0, 0.0))
     both = [Trial(sets, 6, PruneOptions(budget=9.0, exceed=0.5, confidence=0.9)) for _ in range(2)]
     [site] = sites[structure.calls[0]].of("ffn")
     handle = site.watched.register_forward_hook(lambda _module, _args, output: output.reshape(1, -1, output.shape[-1]))
     try:
         try_together(ablator, both[:1], held_out, one_by_one)
-        assert ablator._rows.apart is False
+        assert ablator.rows.apart is False
         try_alone(ablator, both[1:], held_out, lambda *_: None)
     finally:
         handle.remove()

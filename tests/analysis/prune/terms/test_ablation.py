@@ -193,7 +193,7 @@ def test_sets_side_by_side_are_those_one_after_the_other() -> None:
         alone = [ablator.damage(recorded, prompt.input_ids, one) for one in gone]
         assert found == pytest.approx(alone, rel=1e-3, abs=1e-7)
         assert len(done) == 9
-        assert ablator._rows.apart
+        assert ablator.rows.apart
 
 
 def test_a_model_whose_rows_see_each_other_is_ablated_row_by_row() -> None:
@@ -207,7 +207,7 @@ def test_a_model_whose_rows_see_each_other_is_ablated_row_by_row() -> None:
         gone = [ablator.removals([TermId("head", 0, k)]) for k in range(3)]
         recorded = ablator.record(prompt.input_ids)
         found = [one.damage for one in ablator.effects(recorded, prompt.input_ids, gone)]
-        assert ablator._rows.apart is False
+        assert ablator.rows.apart is False
         assert found == [ablator.damage(recorded, prompt.input_ids, one) for one in gone]
     finally:
         handle.remove()
