@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from duat_cli.analysis.plan.task import PruneOptions
-from duat_cli.analysis.prune.report import NOT_ABLATED
 from duat_cli.analysis.prune.sets.nested import Candidates, Nested
 from duat_cli.analysis.prune.sets.order import Group
 from duat_cli.analysis.prune.sets.plan import name_of
 from duat_cli.analysis.prune.terms.ablation import Ablator
 from duat_cli.analysis.prune.terms.printed import Printed, PrintedReader
 from duat_cli.analysis.prune.terms.responses import TermList
+from duat_cli.analysis.prune.wanted import NOT_ABLATED
 from duat_cli.analysis.session import Session
 from duat_cli.kinds import WHOLE
 from duat_cli.loading.model.processes import Processes

@@ -5,21 +5,19 @@ from __future__ import annotations
 import functools
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from duat_cli.analysis.prune.terms.certified import Bound
 from duat_cli.analysis.prune.terms.criteria import Scores
-from duat_cli.analysis.prune.terms.readings import Readings
-from duat_cli.analysis.prune.terms.responses import TermList
-from duat_cli.analysis.prune.wanted import Sample
-from duat_cli.analysis.session import Session
-from duat_cli.kinds import Kind, MetricName
-from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.terms.branches import Branches, branch_at
-from duat_cli.models.terms.sites import Site, Sites, TermId
+from duat_cli.analysis.prune.terms.damage import Interval
+from duat_cli.analysis.prune.wanted import NOT_ABLATED, Sample
+from duat_cli.analysis.prune.work import Work
+from duat_cli.kinds import Kind
+from duat_cli.models.terms.branches import branch_at
+from duat_cli.models.terms.sites import Site, TermId
 from duat_cli.results.prune.terms import Estimated, HeadSummary, NeuronSummary, Prediction, PruneBlock, PruneTerm
 from duat_cli.statistics.ranking import Estimate, bootstrap, kendall, median_ratio, spearman, worst_ratio
 from duat_cli.statistics.survey import mean_of
@@ -33,21 +31,13 @@ _STATISTICS = {  # field of the report -> statistic of predicted and measured da
 }
 NEGLIGIBLE = 0.01  # of the budget
 FACTOR = 2.0  # that a prediction may be off by and still be valid
+NOT_BOUNDED = "certified bounds are left out by --effort quick"
 NOT_CARRIED = "carried for the terms that are ablated for real; a larger --measure takes more"
-NOT_ABLATED = "not in the sample that was ablated; a larger --measure takes more"
 
 
-def terms_of(
-    structure: ModelStructure,
-    sites: Sites,
-    terms: TermList,
-    damage: tuple[Tensor, Tensor, Tensor],
-    readings: Sequence[Readings],
-    bounds: Mapping[TermId, Bound],
-    measured: Mapping[TermId, float],
-    branches: Branches,
-) -> list[PruneTerm]:
-    """One entry a term, in the order of `terms`."""
+def terms_of(work: Work, damage: Interval, measured: Mapping[TermId, float]) -> list[PruneTerm]:
+    """One entry a term, in the order of the work's. damage: predicted of every term; measured: of the ablated ones."""
+    structure, readings, bounds = work.structure, work.readings, _bounds_of(work)
     names = {module: name for name, module in structure.stack.named_modules()}
 
     @functools.cache
@@ -55,14 +45,14 @@ def terms_of(
         """Where terms meet the stream, in words; None where that is not known. site: None for the block itself."""
         if site is None:
             return f"output of {names[block]}"
-        branch = branch_at(branches[block], site)
+        branch = branch_at(work.branches[block], site)
         return None if isinstance(branch, str) else branch.name(names, block)
 
     estimate, low, high = (x.tolist() for x in damage)
     found = []
-    for place, term in enumerate(terms.ids):
+    for place, term in enumerate(work.terms.ids):
         block = structure.calls[term.block]
-        site = None if term.index is None else sites[block].find(term)[0]
+        site = None if term.index is None else work.sites[block].find(term)[0]
         bound = bounds[term]
         local, frozen, stream = (
             _mean([getattr(r, name).get(term) for r in readings]) for name in ("local", "frozen", "stream")
@@ -107,15 +97,29 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
-def blocks_of(session: Session, terms: Sequence[PruneTerm], asked: Collection[Kind], budget: float) -> list[PruneBlock]:
-    """One row a block. asked: kinds of terms, whether the model has them or not."""
+def _bounds_of(work: Work) -> dict[TermId, Bound]:
+    """The certified bound of every term."""
+    if not work.options.spent.certified:
+        return dict.fromkeys(work.terms.ids, Bound(None, vacuous=False, reason=NOT_BOUNDED))
+    found: dict[TermId, Bound] = {}
+    for number, bounds in enumerate(work.certified.bounds):
+        sites = work.sites[work.structure.calls[number]]
+        for kind in work.kinds:
+            for index, bound in enumerate(bounds.of(sites, kind)):
+                found[TermId(kind, number, None if kind == "block" else index)] = bound
+    return found
+
+
+def blocks_of(work: Work, terms: Sequence[PruneTerm]) -> list[PruneBlock]:
+    """One row a block."""
+    session, options = work.session, work.options
     by_place: dict[tuple[int, Kind], list[PruneTerm]] = defaultdict(list)
     for term in terms:
         by_place[term.block, term.kind].append(term)
     found = []
     for number in range(len(session.structure.calls)):
         reasons = {
-            field: f"the block has no {name}" if kind in asked else f"--granularity leaves {kind} out"
+            field: f"the block has no {name}" if kind in options.kinds else f"--granularity leaves {kind} out"
             for kind, (field, name) in _FIELDS.items()
             if not by_place[number, kind]
         }
@@ -133,7 +137,7 @@ def blocks_of(session: Session, terms: Sequence[PruneTerm], asked: Collection[Ki
                 index=number,
                 name=session.structure.block(number).parts.name,
                 heads=_heads(by_place[number, "head"], session.kv_heads),
-                neurons=_neurons(by_place[number, "neuron"], budget),
+                neurons=_neurons(by_place[number, "neuron"], options.budget),
                 **parts,  # type: ignore[arg-type]
                 reasons=reasons,
             )
@@ -209,17 +213,17 @@ def _neurons(neurons: list[PruneTerm], budget: float) -> NeuronSummary | None:
 # -- prediction ----------------------------------------------------------------------------------------------
 
 
-def prediction_of(
-    kind: Kind,
-    sample: Sample,
-    terms: TermList,
-    damage: Tensor,
-    measured: Mapping[TermId, float],
-    scores: Scores,
-    metric: MetricName,
-    confidence: float,
+def predictions_of(work: Work, damage: Tensor, measured: Mapping[TermId, float]) -> list[Prediction]:
+    """How the prediction of each kind, and each criterion, compares with the ablations. damage: predicted of every
+    term."""
+    scores = work.scores()
+    return [_prediction(work, kind, sample, damage, measured, scores) for kind, sample in work.sample.items()]
+
+
+def _prediction(
+    work: Work, kind: Kind, sample: Sample, damage: Tensor, measured: Mapping[TermId, float], scores: Scores
 ) -> Prediction:
-    """How a kind's prediction, and each criterion, compares with the ablations."""
+    terms, confidence = work.terms, work.options.confidence
     here, truth = terms.places(kind), torch.tensor([measured[terms.ids[k]] for k in sample.places], dtype=torch.float64)
     picked = torch.tensor(sample.places, dtype=torch.long)
     every, chance = damage[here.start : here.stop], torch.tensor(sample.chance, dtype=torch.float64)
@@ -254,7 +258,7 @@ def prediction_of(
         reasons["mean_measured"] = f"{len(truth)} ablated terms say too little of all {len(every)}"
     return Prediction(
         granularity=kind,
-        metric=metric,
+        metric=work.metric.name,
         n=len(truth),
         of=len(every),
         mean_predicted=float(every.double().mean()),

@@ -18,7 +18,7 @@ from duat_cli.analysis.prune.pooled import pooled_cosines
 from duat_cli.analysis.prune.repair.choice import Repairs, repair_sets
 from duat_cli.analysis.prune.repair.repairer import Repairer
 from duat_cli.analysis.prune.repair.standing import biases
-from duat_cli.analysis.prune.report import blocks_of, prediction_of, terms_of
+from duat_cli.analysis.prune.report import blocks_of, predictions_of, terms_of
 from duat_cli.analysis.prune.sets.apply import apply_terms
 from duat_cli.analysis.prune.sets.export import chosen_set, kinds_of_blocks, mergekit_slices
 from duat_cli.analysis.prune.sets.nested import Nested
@@ -26,7 +26,6 @@ from duat_cli.analysis.prune.sets.plan import NONE_UNIFORM, plan_of, short_of_wa
 from duat_cli.analysis.prune.sets.size import set_size
 from duat_cli.analysis.prune.sets.worth import worth
 from duat_cli.analysis.prune.terms.ablation import Ablator
-from duat_cli.analysis.prune.terms.certified import Bound
 from duat_cli.analysis.prune.terms.damage import metric_for
 from duat_cli.analysis.prune.terms.responses import SEED
 from duat_cli.analysis.prune.work import Work
@@ -51,7 +50,6 @@ STREAMED = (
     "--repair: the refitted layers of a set stand beside weights that are all in memory, and these are read block by "
     "block; run it where the model fits"
 )
-NOT_BOUNDED = "certified bounds are left out by --effort quick"
 
 
 @dataclass(frozen=True)
@@ -227,10 +225,8 @@ def conclude(begun: Begun) -> PruneOutcome:
     eq16 = work.printing.rows(nested, work.moved)
     pooled, unpooled = pooled_cosines(work, plans, nested, held_out)
     give_back_free_memory()  # of the passes: a report's terms are small, and many
-    damage, scores, measured = work.damage, work.scores(), work.measured()
-    terms = terms_of(
-        session.structure, work.sites, work.terms, damage, work.readings, certified(work), measured, work.branches
-    )
+    damage, measured = work.damage, work.measured()
+    terms = terms_of(work, damage, measured)
     report = PruneReport(
         duat_version=__version__,
         environment=session.environment(),
@@ -238,23 +234,14 @@ def conclude(begun: Begun) -> PruneOutcome:
         prompts=prompt_facts(prompts),
         certificate=session.certificate(max([*work.errors, *(row.error for row in eq16)])),
         protocol=_protocol(work),
-        blocks=blocks_of(session, terms, options.kinds, options.budget),
-        prediction=[
-            prediction_of(kind, sample, work.terms, damage[0], measured, scores, work.metric.name, options.confidence)
-            for kind, sample in work.sample.items()
-        ],
+        blocks=blocks_of(work, terms),
+        prediction=predictions_of(work, damage[0], measured),
         plans=plans,
         pooled=pooled,
         eq16=eq16,
         terms=terms,
         written=None,
-        skipped=[
-            *session.skipped(),
-            *work.skipped,
-            *work.printing.skipped,
-            *repairs.skipped,
-            *unpooled,
-        ],
+        skipped=[*session.skipped(), *work.skipped, *work.printing.skipped, *repairs.skipped, *unpooled],
         warnings=[
             *session.warnings(),
             *begun.notes,
@@ -361,16 +348,3 @@ def check_holdout(prompts: int, options: PruneOptions) -> None:
             f"--holdout: {prompts} prompts cannot show with {100 * options.confidence:g} % confidence that at most "
             f"{100 * options.exceed:g} % exceed the budget; at least {needed} are needed, or a larger --exceed"
         )
-
-
-def certified(work: Work) -> dict[TermId, Bound]:
-    """The certified bound of every term."""
-    if not work.options.spent.certified:
-        return dict.fromkeys(work.terms.ids, Bound(None, vacuous=False, reason=NOT_BOUNDED))
-    found: dict[TermId, Bound] = {}
-    for number, bounds in enumerate(work.certified.bounds):
-        sites = work.sites[work.structure.calls[number]]
-        for kind in work.kinds:
-            for index, bound in enumerate(bounds.of(sites, kind)):
-                found[TermId(kind, number, None if kind == "block" else index)] = bound
-    return found

@@ -18,6 +18,8 @@ from duat_cli.results.base import Skipped
 from duat_cli.statistics.survey import chances, draw
 from duat_cli.text import indices
 
+NOT_ABLATED = "not in the sample that was ablated; a larger --measure takes more"
+
 
 def kinds_of(
     structure: ModelStructure, sites: Sites, options: PruneOptions, skipped: list[Skipped]
