@@ -32,9 +32,10 @@ class Responded:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What its sweep and its ablations gave."""
+class Part:
+    """All of it, with what its sweep and its ablations gave."""
 
+    responded: Responded
     readings: Readings
     error: float
     """Of the certificate, largest over the blocks."""
@@ -42,14 +43,6 @@ class Measured:
     """Of every term in the sample, kind by kind."""
     moved: list[float]
     """The same: |change of the last block's output| / |that output|."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """All of it."""
-
-    responded: Responded
-    measured: Measured
     seen: Activations = field(default_factory=Activations)
     """What its sites held; empty where that is added up elsewhere."""
 

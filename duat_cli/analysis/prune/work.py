@@ -15,6 +15,7 @@ import contextlib
 import functools
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
@@ -23,7 +24,7 @@ from torch import Tensor
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.plan.task import PruneOptions, ablated, by_measure
 from duat_cli.analysis.prune.printed import Printing
-from duat_cli.analysis.prune.responding import Measured, Part, Responded, Responder
+from duat_cli.analysis.prune.responding import Part, Responded, Responder
 from duat_cli.analysis.prune.sets.choosing import chosen_in_rounds, chosen_once
 from duat_cli.analysis.prune.sets.nested import Candidates, Nested, nested_sets
 from duat_cli.analysis.prune.sets.order import Group, Sizes
@@ -142,8 +143,8 @@ class Work:
         recorded = self._record(numbers, seen)
         known = all(k in self._drawn_by for k in numbers)
         responded = [self._drawn_by.pop(k) for k in numbers] if known else self._respond(numbers, recorded)
-        measured, _ = self._measure(numbers, recorded)
-        return [Part(*three) for three in zip(responded, measured, seen, strict=True)]
+        measured, _ = self._measure(numbers, recorded, responded)
+        return [replace(part, seen=one) for part, one in zip(measured, seen, strict=True)]
 
     def draw(self) -> None:
         """The sample, by the first prompts; with `parts` before any of them is asked for."""
@@ -175,19 +176,19 @@ class Work:
 
     def add(self, part: Part) -> None:
         """What the next prompt gave."""
-        responded, measured = part.responded, part.measured
+        responded = part.responded
         self.responses.append(responded.responses)
-        self.readings.append(measured.readings)
-        self.errors.append(measured.error)
+        self.readings.append(part.readings)
+        self.errors.append(part.error)
         self._seen.add(part.seen)
         if responded.slope is not None:
             self._taylor += responded.slope.double().abs()
             self._scored += 1
         if responded.loss is not None:
             self.losses.append(responded.loss)
-        for term, damage in zip(self.ablated, measured.damages, strict=True):
+        for term, damage in zip(self.ablated, part.damages, strict=True):
             self._damage[term] = self._damage.get(term, 0.0) + damage
-        self.moved.append(dict(zip(self.ablated, measured.moved, strict=True)))
+        self.moved.append(dict(zip(self.ablated, part.moved, strict=True)))
 
     def choose(self) -> None:
         """The measured sets, the certified bounds and the scores of weights, once every prompt's part is added."""
@@ -215,10 +216,10 @@ class Work:
         later = [group for group in self.groups if by_measure(self._counts(group.kinds), self.options.measure)]
         wanted = [chosen_once(group, sketch) for group in self.groups if group not in later]
         readers = {} if later else self.printing.readers(wanted)
-        measured, sets = self._measure(numbers, recorded, wanted, self._finals(), readers)
+        parts, sets = self._measure(numbers, recorded, responded, wanted, self._finals(), readers)
         self.printing.keep(readers)
-        for two in zip(responded, measured, strict=True):
-            self.add(Part(*two))
+        for part in parts:
+            self.add(part)
         self._keep(wanted, sets)
         if later:
             self._measure_sets(later, recorded, [])
@@ -314,10 +315,11 @@ class Work:
         self,
         numbers: Sequence[int],
         recorded: Sequence[Recorded],
+        responded: Sequence[Responded],
         wanted: Sequence[Candidates] = (),
         finals: Sequence[Pass] = (),
         printed: Mapping[int, Listener] = MappingProxyType({}),
-    ) -> tuple[list[Measured], list[Ablations]]:
+    ) -> tuple[list[Part], list[Ablations]]:
         """The exact readings of some prompts, and real ablations of terms; and those of sets under all prompts.
 
         printed: what else looks at the sweeps of prompts.
@@ -346,17 +348,12 @@ class Work:
         asked = self.ablator.ablate(
             lambda: [*self._terms(numbers, recorded), *self._sets(wanted, recorded)], sweep, self.session.together
         )
-        effects = [one.effects for one in asked[: len(numbers)]]
-        measured = [
-            Measured(
-                readers[number].finish(outputs[number]),
-                errors[number],
-                [one.damage for one in row],
-                [one.moved for one in row],
-            )
-            for number, row in zip(numbers, effects, strict=True)
-        ]
-        return measured, asked[len(numbers) :]
+        parts = []
+        for number, given, one in zip(numbers, responded, asked, strict=False):
+            effects, readings = one.effects, readers[number].finish(outputs[number])
+            moved = [effect.moved for effect in effects]
+            parts.append(Part(given, readings, errors[number], [effect.damage for effect in effects], moved))
+        return parts, asked[len(numbers) :]
 
     def _finals(self) -> list[Pass]:
         """What is found from the weights alone, but for the activations of all prompts."""

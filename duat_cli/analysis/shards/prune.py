@@ -16,7 +16,7 @@ import torch
 from pydantic import JsonValue
 
 from duat_cli.analysis.progress import Progress
-from duat_cli.analysis.prune.responding import Measured, Part, Responded
+from duat_cli.analysis.prune.responding import Part, Responded
 from duat_cli.analysis.prune.run import Begun, PruneOutcome, conclude
 from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.terms.criteria import Activations
@@ -69,7 +69,7 @@ class PruneRecord(PromptRecord):
 
     @classmethod
     def of(cls, prompt: Prompt, part: Part, work: Work) -> PruneRecord:
-        responded, measured, readings = part.responded, part.measured, part.measured.readings
+        responded, readings = part.responded, part.readings
         places = {term: place for place, term in enumerate(work.terms.ids)}
         reasons: dict[str, list[int]] = {}
         for term, why in readings.reasons.items():
@@ -85,9 +85,9 @@ class PruneRecord(PromptRecord):
             responses=[packed(row) for row in responded.responses],
             slope=None if responded.slope is None else packed(responded.slope),
             loss=responded.loss,
-            error=measured.error,
-            damages=measured.damages,
-            moved=measured.moved,
+            error=part.error,
+            damages=part.damages,
+            moved=part.moved,
             readings=values,
             reasons=reasons,
             cosine=readings.cosine,
@@ -112,8 +112,7 @@ class PruneRecord(PromptRecord):
         slope = None if self.slope is None else unpacked(self.slope, torch.float32)
         responses = torch.stack([unpacked(row, torch.float32) for row in self.responses])
         readings = Readings(**found, cosine=self.cosine, angle=self.angle, reasons=reasons)
-        measured = Measured(readings, self.error, self.damages, self.moved)
-        return Part(Responded(responses, slope, self.loss), measured, seen)
+        return Part(Responded(responses, slope, self.loss), readings, self.error, self.damages, self.moved, seen)
 
 
 class SetsRecord(Aside):
