@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from duat_cli.analysis.plan.task import PruneOptions
-from duat_cli.analysis.prune.sets.nested import Candidates, Nested
+from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.sets.order import Group
 from duat_cli.analysis.prune.sets.plan import name_of
 from duat_cli.analysis.prune.terms.ablation import Ablator
@@ -62,7 +62,7 @@ class Printing:
         self._tokens = sum(tokens[number] for number in self._numbers)
         self._found: dict[int, dict[_Of, Printed]] = {number: {} for number in self._numbers}
 
-    def readers(self, wanted: Sequence[Candidates], decided: Collection[Nested] = ()) -> _Readers:
+    def readers(self, wanted: Sequence[Nested], decided: Collection[Nested] = ()) -> _Readers:
         """For a sweep beside the passes that measure the candidates: of all parts, of sets that are chosen already, and
         of candidates that are likely to be; none where there is a trial to go beside. What they found is for `keep`."""
         if self._tried or not self._numbers:

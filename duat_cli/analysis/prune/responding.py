@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from duat_cli.analysis.prune.terms.criteria import Activations
-from duat_cli.analysis.prune.terms.damage import Loss, metric_for
+from duat_cli.analysis.prune.terms.damage import Loss, why_no_loss
 from duat_cli.analysis.prune.terms.ground import Ground
 from duat_cli.analysis.prune.terms.readings import Readings
 from duat_cli.analysis.prune.terms.responses import Responses, TermList, Without
 from duat_cli.analysis.session import Session
-from duat_cli.errors import InputError
 from duat_cli.models.discovery.causality import LogitsPass
 from duat_cli.models.sweep.passes import Means, Recorded
 
@@ -63,15 +62,9 @@ class Responder:
         self._session, self._ground, self._terms, self._ids = session, ground, terms, ids
         self._structure, self._weights = session.structure, session.weights
         self._probes, self._means = probes, means
-        self._loss = self._loss_metric()
-
-    def _loss_metric(self) -> Loss | None:
-        """What Taylor's criterion is the slope of; None for a model that predicts no next token."""
-        try:
-            found = metric_for("nll", self._session.loaded.model, self._structure, self._ground.head)
-        except InputError:
-            return None
-        return found if isinstance(found, Loss) else None
+        model = session.loaded.model
+        # what Taylor's criterion is the slope of; None for a model that predicts no next token
+        self._loss = None if why_no_loss(model, ground.head) else Loss(model)
 
     def of(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Responded]:
         """Of prompts, by their numbers, as they were recorded."""

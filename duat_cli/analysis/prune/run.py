@@ -26,7 +26,7 @@ from duat_cli.analysis.prune.sets.plan import NONE_UNIFORM, plan_of, short_of_wa
 from duat_cli.analysis.prune.sets.size import set_size
 from duat_cli.analysis.prune.sets.worth import worth
 from duat_cli.analysis.prune.terms.ablation import Ablator
-from duat_cli.analysis.prune.terms.damage import metric_for
+from duat_cli.analysis.prune.terms.damage import why_no_loss
 from duat_cli.analysis.prune.terms.responses import SEED
 from duat_cli.analysis.prune.work import Work
 from duat_cli.analysis.session import Session, prompt_facts
@@ -37,6 +37,7 @@ from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.discovery.causality import head_of
 from duat_cli.models.edits.surgery import exchanged
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.prompts import set_of
@@ -120,16 +121,8 @@ class PruneOutcome:
             kind=self.report.plans[0].granularity,
             terms=len(terms),
             repaired=repaired is not None and not repaired.dropped,
-            no_loss=self._no_loss(),
+            no_loss=why_no_loss(loaded.model, head_of(loaded.model, self.session.structure.stack)),
         )
-
-    def _no_loss(self) -> str | None:
-        """Why the model gives no perplexity of a text; None where it does."""
-        try:
-            metric_for("nll", self.session.loaded.model, self.session.structure)
-        except InputError as fault:
-            return str(fault).removeprefix("--metric nll: ").partition("; use")[0]
-        return None
 
 
 @dataclass(frozen=True)

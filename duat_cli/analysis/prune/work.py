@@ -26,7 +26,7 @@ from duat_cli.analysis.plan.task import PruneOptions, ablated, by_measure
 from duat_cli.analysis.prune.printed import Printing
 from duat_cli.analysis.prune.responding import Part, Responded, Responder
 from duat_cli.analysis.prune.sets.choosing import chosen_in_rounds, chosen_once
-from duat_cli.analysis.prune.sets.nested import Candidates, Nested, nested_sets
+from duat_cli.analysis.prune.sets.nested import Nested, measured_sets
 from duat_cli.analysis.prune.sets.order import Group, Sizes
 from duat_cli.analysis.prune.sets.path import Sketch
 from duat_cli.analysis.prune.sets.trial import Trial, trials_of, try_alone, try_together
@@ -196,12 +196,12 @@ class Work:
             recorded = self._record(range(len(self.prompts)), [Activations() for _ in self.prompts])
             self._measure_sets(self.groups, recorded, self._finals())
             return
-        sketch, wanted = self._sketch(self.responses), list[Candidates]()
+        sketch, wanted = self._sketch(self.responses), list[Nested]()
         for group in self.groups:
             damages = functools.partial(self._damages, f"sets of {names_of(group.name)}")
             wanted.append(chosen_in_rounds(group, sketch, self._again, damages))
         effects = self._effects("sets on the prompts", [terms for one in wanted for terms in one.sets])
-        self.nested = nested_sets(wanted, effects, self.options.budget)
+        self.nested = measured_sets(wanted, effects, self.options.budget)
         self.processes(0, 1, "certified bounds" if self.options.spent.certified else "magnitudes of the weights")
         finals = self._finals()
         with self._attached(finals):
@@ -237,9 +237,9 @@ class Work:
 
         self._keep(wanted, self.ablator.ablate(lambda: self._sets(wanted, recorded), run, self.session.together))
 
-    def _keep(self, wanted: Sequence[Candidates], sets: Sequence[Ablations]) -> None:
+    def _keep(self, wanted: Sequence[Nested], sets: Sequence[Ablations]) -> None:
         """sets: of every prompt, those of all candidates."""
-        self.nested |= nested_sets(wanted, [each.effects for each in sets], self.options.budget)
+        self.nested |= measured_sets(wanted, [each.effects for each in sets], self.options.budget)
 
     def _effects(self, what: str, sets: Sequence[Sequence[TermId]]) -> list[list[Effect]]:
         """Of each set under every prompt."""
@@ -303,7 +303,7 @@ class Work:
             for number, one in zip(numbers, recorded, strict=True)
         ]
 
-    def _sets(self, wanted: Sequence[Candidates], recorded: Sequence[Recorded]) -> list[Ablations]:
+    def _sets(self, wanted: Sequence[Nested], recorded: Sequence[Recorded]) -> list[Ablations]:
         """Of all candidates, under every prompt; of none where some prompts alone are recorded."""
         gone = [self.ablator.removals(terms) for one in wanted for terms in one.sets]
         return [
@@ -316,7 +316,7 @@ class Work:
         numbers: Sequence[int],
         recorded: Sequence[Recorded],
         responded: Sequence[Responded],
-        wanted: Sequence[Candidates] = (),
+        wanted: Sequence[Nested] = (),
         finals: Sequence[Pass] = (),
         printed: Mapping[int, Listener] = MappingProxyType({}),
     ) -> tuple[list[Part], list[Ablations]]:

@@ -14,8 +14,7 @@ from paging import in_parts, whole
 from sharing import SHARING
 
 from duat_cli.analysis.prune.run import PruneOptions, PruneOutcome, begin, prune_bound
-from duat_cli.analysis.prune.sets import nested
-from duat_cli.analysis.prune.sets.nested import Candidates
+from duat_cli.analysis.prune.sets.nested import Nested, Point
 from duat_cli.analysis.prune.sets.trial import Trial
 from duat_cli.errors import InputError
 from duat_cli.kinds import WHOLE, Kind
@@ -138,12 +137,12 @@ def test_a_set_that_was_not_likely_to_be_chosen_costs_one_read(
     """And no number, nor does it where one set of several is missing."""
     folder, options = saved("llama", tmp_path), replace(OPTIONS, kinds=kinds, budget=0.35)
     likely, fewest = run(folder, options, paged=True)
-    asked = Candidates.likely
+    asked = Nested.likely
 
-    def wrong(one: Candidates, budget: float, most: int) -> list[int]:
-        return one.sizes[:1] if one.name == kinds[-1] else asked(one, budget, most)
+    def wrong(one: Nested, budget: float, most: int) -> list[int]:
+        return [one.curve[0].removed] if one.name == kinds[-1] else asked(one, budget, most)
 
-    monkeypatch.setattr(Candidates, "likely", wrong)
+    monkeypatch.setattr(Nested, "likely", wrong)
     missed, read = run(folder, options, paged=True)
     assert all(plan.removed > 1 for plan in likely.report.plans if plan.granularity == kinds[-1])
     assert {row.name for row in likely.report.eq16 if row.what == "set"} == set(kinds)
@@ -221,7 +220,7 @@ def test_a_set_that_failed_is_not_counted_beside_the_prompt_it_failed_on(tmp_pat
 
 
 def test_only_sets_that_are_alive_are_asked_for() -> None:
-    chosen = nested.Nested(("head",), [TermId("head", 0, k) for k in range(4)], [], nested.Point(4, 0.0, 0.0))
+    chosen = Nested(("head",), [TermId("head", 0, k) for k in range(4)], [], Point(4, 0.0, 0.0))
     trial, asked = Trial(chosen, 7, PruneOptions(budget=0.5, exceed=0.5, confidence=0.9)), list[int]()
 
     def damage(number: int) -> float:

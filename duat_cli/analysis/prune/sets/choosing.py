@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from duat_cli.analysis.prune.sets.nested import Candidates, candidates
+from duat_cli.analysis.prune.sets.nested import Nested, nested_of
 from duat_cli.analysis.prune.sets.order import Group
 from duat_cli.analysis.prune.sets.path import Sketch, path_in_rounds, path_of
 from duat_cli.models.terms.sites import TermId
@@ -14,17 +14,17 @@ Again = Callable[[Sequence[TermId]], Sketch]  # a sketch of the model without th
 Damages = Callable[[Sequence[Sequence[TermId]]], list[float]]  # of sets, mean over the prompts
 
 
-def chosen_once(group: Group, sketch: Sketch) -> Candidates:
+def chosen_once(group: Group, sketch: Sketch) -> Nested:
     """Of one sketch."""
-    return candidates(group, path_of(group, sketch))
+    return nested_of(group, path_of(group, sketch))
 
 
-def chosen_in_rounds(group: Group, sketch: Sketch, again: Again, damages: Damages) -> Candidates:
+def chosen_in_rounds(group: Group, sketch: Sketch, again: Again, damages: Damages) -> Nested:
     """Of several sketches, with what they brought over one; of one, where no more are asked for."""
     single, parameters = path_of(group, sketch), group.sizes.parameters
     target = single.within(group)
     if group.options.rounds == 1 or not target:
-        return candidates(group, single)
+        return nested_of(group, single)
     wanted = float(parameters[single.places[:target]].sum())
     if group.wanted is not None:  # the set of one round goes beyond that by a part of its last term
         wanted = min(wanted, group.wanted)
@@ -39,4 +39,4 @@ def chosen_in_rounds(group: Group, sketch: Sketch, again: Again, damages: Damage
         SketchRound(removed=end, measured=here, single_removed=size, single_measured=there)
         for end, here, size, there in zip(ends, [*(damage for _, damage in stages), last], alone, singles, strict=True)
     ]
-    return candidates(group, path, rounds)
+    return nested_of(group, path, rounds)

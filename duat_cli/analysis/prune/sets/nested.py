@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.sets.order import Group
@@ -28,97 +28,81 @@ class Point:
 
     removed: int
     predicted: float
-    measured: float
+    measured: float | None = None
+    """None until it is."""
     moved: tuple[float, ...] = ()
     """Under each prompt, how far its removal moves the last block's output, relative to that output."""
 
 
 @dataclass(frozen=True)
 class Nested:
-    """The order in which terms of some kinds go, and how far that may be taken."""
+    """The order in which terms of some kinds go, and the sets of it that are worth measuring."""
 
     kinds: tuple[Kind, ...]
     order: list[TermId]
     curve: list[Point]
-    chosen: Point | None  # the largest measured set within the budget, or the one that was asked for
+    chosen: Point | None = None  # the largest measured set within the budget, or the one that was asked for
     ends: list[int] = field(default_factory=list)  # how many terms a set may have, rising; none: any number
     uniform: bool = False
     rounds: list[SketchRound] = field(default_factory=list)
+    wanted: int | None = None  # the size that was asked for
 
     @property
     def name(self) -> str:
         """The kinds, as --granularity takes them."""
         return ",".join(self.kinds)
 
+    @property
+    def sets(self) -> list[list[TermId]]:
+        """Those of the curve."""
+        return [self.order[: point.removed] for point in self.curve]
+
     def sizes(self, most: int) -> list[int]:
         """How many terms a set of at most so many may have."""
         return [end for end in self.ends or range(1, most + 1) if end <= most]
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """The sets that are worth measuring."""
-
-    kinds: tuple[Kind, ...]
-    order: list[TermId]
-    sizes: list[int]
-    predicted: list[float]  # of each size
-    ends: list[int]
-    uniform: bool = False
-    wanted: int | None = None  # the size that was asked for
-    rounds: list[SketchRound] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """As of `Nested`."""
-        return ",".join(self.kinds)
-
-    @property
-    def sets(self) -> list[list[TermId]]:
-        return [self.order[:size] for size in self.sizes]
 
     def likely(self, budget: float, most: int) -> list[int]:
         """Sizes of those that are most likely to be chosen, as the prediction has it: the largest that it puts within
         the budget and those beside it, smaller ones first; or the one that was asked for."""
         if self.wanted is not None:
             return [self.wanted]
-        beyond = next((k for k, value in enumerate(self.predicted) if value > budget), len(self.sizes))
-        order = sorted(range(len(self.sizes)), key=lambda k: (abs(k + 1 - beyond), k))
-        return [self.sizes[k] for k in order[:most]]
+        beyond = next((k for k, point in enumerate(self.curve) if point.predicted > budget), len(self.curve))
+        order = sorted(range(len(self.curve)), key=lambda k: (abs(k + 1 - beyond), k))
+        return [self.curve[k].removed for k in order[:most]]
 
-    def nested(self, effects: Sequence[Sequence[Effect]], budget: float) -> Nested:
-        """The sets with what was measured of each. effects: under every prompt, those of all sets."""
-        points = [
-            Point(size, predicted, statistics.fmean(one.damage for one in under), tuple(one.moved for one in under))
-            for size, predicted, under in zip(self.sizes, self.predicted, zip(*effects, strict=True), strict=True)
-        ]
-        chosen = None
-        for point in points:  # a larger set only if every smaller one is within the budget too
-            if self.wanted is None and not point.measured <= budget:
-                break
-            chosen = point if self.wanted in (None, point.removed) else chosen
-        return Nested(self.kinds, self.order, points, chosen, self.ends, self.uniform, self.rounds)
+    def measured(self, effects: Sequence[Sequence[Effect]], budget: float) -> Nested:
+        """With what was measured of each set, and one chosen. effects: under every prompt, those of all sets."""
+        curve, chosen, within = list[Point](), None, True
+        for point, under in zip(self.curve, zip(*effects, strict=True), strict=True):
+            damage = statistics.fmean(one.damage for one in under)
+            curve.append(replace(point, measured=damage, moved=tuple(one.moved for one in under)))
+            within = within and damage <= budget  # a larger set only if every smaller one is within the budget too
+            fits = within if self.wanted is None else point.removed == self.wanted
+            if fits:
+                chosen = curve[-1]
+        return replace(self, curve=curve, chosen=chosen)
 
 
-def candidates(group: Group, path: Path, rounds: Sequence[SketchRound] = ()) -> Candidates:
+def nested_of(group: Group, path: Path, rounds: Sequence[SketchRound] = ()) -> Nested:
     """The sets to be measured. rounds: what the path came about in, if several."""
     order = [group.terms.ids[k] for k in path.places.tolist()]
     wanted, sizes = None, list[int]()
     if path.ends:
         wanted = None if group.wanted is None else path.within(group)
         sizes = _sizes(path, group.options, wanted)
-    predicted = [float(path.curve[size - 1]) for size in sizes]
-    return Candidates(group.kinds, order, sizes, predicted, path.ends, group.uniform, wanted, list(rounds))
+    curve = [Point(size, float(path.curve[size - 1])) for size in sizes]
+    return Nested(group.kinds, order, curve, None, path.ends, group.uniform, list(rounds), wanted)
 
 
-def nested_sets(found: Sequence[Candidates], effects: Sequence[Sequence[Effect]], budget: float) -> dict[str, Nested]:
-    """The nested sets of several orders, by their names. effects: under every prompt, those of all candidates."""
-    nested, start = dict[str, Nested](), 0
+def measured_sets(found: Sequence[Nested], effects: Sequence[Sequence[Effect]], budget: float) -> dict[str, Nested]:
+    """The nested sets of several orders with what was measured, by their names. effects: under every prompt, those of
+    all their sets."""
+    measured, start = dict[str, Nested](), 0
     for one in found:
-        end = start + len(one.sizes)
-        nested[one.name] = one.nested([row[start:end] for row in effects], budget)
+        end = start + len(one.curve)
+        measured[one.name] = one.measured([row[start:end] for row in effects], budget)
         start = end
-    return nested
+    return measured
 
 
 def _sizes(path: Path, options: PruneOptions, wanted: int | None) -> list[int]:

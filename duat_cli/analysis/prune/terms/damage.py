@@ -217,11 +217,18 @@ def metric_for(name: MetricName | None, model: Any, structure: ModelStructure, h
         return Hidden(structure)
     if not head.exists:
         raise InputError(f"--metric {name}: {head.why_no_next_token()}; use --metric hidden")
-    if name == "nll":
-        if not head.causal:
-            raise InputError(f"--metric nll: {type(model).__name__} does not predict the next token; use --metric kl")
-        return Loss(model)
-    return Divergence(model, head.causal)
+    if name != "nll":
+        return Divergence(model, head.causal)
+    if (why := why_no_loss(model, head)) is not None:
+        raise InputError(f"--metric nll: {why}; use --metric kl")
+    return Loss(model)
+
+
+def why_no_loss(model: Any, head: HeadTest) -> str | None:
+    """Why a model has no next-token loss; None where it has one."""
+    if not head.exists:
+        return head.why_no_next_token()
+    return None if head.causal else f"{type(model).__name__} does not predict the next token"
 
 
 def hidden_states(output: Any) -> Tensor:

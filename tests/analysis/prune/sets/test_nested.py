@@ -15,7 +15,7 @@ from pruning import Fake, prompts
 from torch import Tensor
 
 from duat_cli.analysis.plan.task import PruneOptions
-from duat_cli.analysis.prune.sets.nested import BEYOND, Candidates, Nested, Point, candidates, nested_sets
+from duat_cli.analysis.prune.sets.nested import BEYOND, Nested, Point, measured_sets, nested_of
 from duat_cli.analysis.prune.sets.order import Group, Sizes
 from duat_cli.analysis.prune.sets.path import Sketch, path_of
 from duat_cli.analysis.prune.sets.trial import Trial, try_alone
@@ -44,9 +44,9 @@ def found_of(
     blocks = 1 + max(term.block for term in terms.ids)
     sizes = Sizes(torch.ones(count, dtype=torch.float64), (count, count), (1,) * blocks)
     group = Group(kinds, terms, sizes, PruneOptions(budget=budget, uniform=uniform, remove=remove))
-    wanted: Candidates = candidates(group, path_of(group, Sketch(fake.metric, responses)))
+    wanted = nested_of(group, path_of(group, Sketch(fake.metric, responses)))
     effects = effects_of(fake, given, wanted.sets, lambda *_: None)
-    return nested_sets([wanted], effects, budget)[wanted.name]
+    return measured_sets([wanted], effects, budget)[wanted.name]
 
 
 def curve_of(metric: Any, responses: list[Tensor], order: Tensor) -> Tensor:
@@ -232,7 +232,7 @@ def test_on_a_model_a_point_of_the_curve_is_the_ablation_of_its_set() -> None:
         under = [row[place] for row in again]
         assert point.measured == pytest.approx(statistics.fmean(one.damage for one in under))
         assert point.moved == pytest.approx(tuple(one.moved for one in under))
-    small = [p for p in plan.curve if p.measured < 0.1]
+    small = [p for p in plan.curve if p.measured is not None and p.measured < 0.1]
     assert small
     assert all(p.predicted == pytest.approx(p.measured, rel=0.35) for p in small)
 
@@ -251,11 +251,11 @@ def test_one_set_of_several_kinds_is_ordered_by_damage_a_parameter() -> None:
     assert path.curve.tolist() == pytest.approx([3.0, 4.0, 6.0, 36.0])
     for wanted, removed in ((10.0, 1), (10.5, 2), (12.1, 4), (21.9, 4)):
         asked = PruneOptions(budget=1e-9, remove=wanted / 22)
-        found = candidates(replace(group, options=asked), path)
-        assert found.sizes[-1] == found.wanted == removed
+        found = nested_of(replace(group, options=asked), path)
+        assert found.curve[-1].removed == found.wanted == removed
         assert found.likely(1e-9, 4) == [removed]
-        effects = [[Effect(damage, damage / 10)] * len(found.sizes) for damage in (4.0, 6.0)]
-        assert found.nested(effects, 1e-9).chosen == Point(removed, found.predicted[-1], 5.0, (0.4, 0.6))
+        effects = [[Effect(damage, damage / 10)] * len(found.curve) for damage in (4.0, 6.0)]
+        assert found.measured(effects, 1e-9).chosen == Point(removed, found.curve[-1].predicted, 5.0, (0.4, 0.6))
 
 
 @pytest.mark.parametrize(
@@ -266,10 +266,11 @@ def test_one_set_of_several_kinds_is_ordered_by_damage_a_parameter() -> None:
 def test_the_sets_that_are_likely_lie_about_the_predicted_one(budget: float, likely: list[int]) -> None:
     """Where the prediction is not monotone, about the end of what it puts within the budget at a stretch."""
     order = [TermId("head", 0, k) for k in range(6)]
-    found = Candidates(("head",), order, [1, 2, 3, 4, 5, 6], [0.1, 0.2, 0.3, 0.4, 0.3, 0.6], [])
+    curve = [Point(size, predicted) for size, predicted in enumerate([0.1, 0.2, 0.3, 0.4, 0.3, 0.6], 1)]
+    found = Nested(("head",), order, curve)
     assert found.likely(budget, 4) == likely
     assert found.likely(budget, 1) == likely[:1]
-    assert Candidates(("head",), order, [], [], []).likely(budget, 4) == []
+    assert Nested(("head",), order, []).likely(budget, 4) == []
 
 
 def test_lengths_are_compared_by_their_squares() -> None:
