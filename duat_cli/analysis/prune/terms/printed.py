@@ -95,12 +95,12 @@ class PrintedReader(Generic[Of]):
 
     def __call__(self, run: BlockRun) -> None:
         block = FrozenBlock(run, self._sites[run.parts.module])
-        self._carry(block, run)
+        self._carry(block)
         alone: dict[TermId, Tensor] = {}
         for one in self._sets.values():
             terms = one.terms.get(run.index)
             if terms:
-                self._add(one, block, run, terms, alone)
+                self._add(one, block, terms, alone)
         self._output = run.output
 
     def found(self) -> dict[Of, Printed]:
@@ -130,10 +130,10 @@ class PrintedReader(Generic[Of]):
             )
         return results
 
-    def _carry(self, block: FrozenBlock, run: BlockRun) -> None:
+    def _carry(self, block: FrozenBlock) -> None:
         """Every set that has begun, through this block without its own terms there."""
         begun = [one for one in self._sets.values() if one.carried is not None]
-        together = [one for one in begun if run.index not in one.removals]
+        together = [one for one in begun if block.run.index not in one.removals]
         if together:
             block.move([terms for one in together for terms in one.moving])
         for start in range(0, len(together), AT_ONCE):
@@ -142,20 +142,18 @@ class PrintedReader(Generic[Of]):
             for one, stream in zip(some, held.split(1), strict=True):
                 one.held = stream
         for one in begun:
-            removal = one.removals.get(run.index)
+            removal = one.removals.get(block.run.index)
             if removal is not None:
                 assert one.held is not None
                 block.move(one.moving, removal)
                 one.held = block.whole(one.held, removal)
 
-    def _add(
-        self, one: _Set, block: FrozenBlock, run: BlockRun, terms: Sequence[TermId], alone: dict[TermId, Tensor]
-    ) -> None:
+    def _add(self, one: _Set, block: FrozenBlock, terms: Sequence[TermId], alone: dict[TermId, Tensor]) -> None:
         """What the set has in this block. alone: parts of single terms that other sets asked for already."""
-        removal = one.removals[run.index]
+        removal = one.removals[block.run.index]
         if one.held is None:
-            one.held = block.whole(run.input, removal)
-        found = self._others(block, run, terms, removal, alone) + self._neurons(block, run, terms, removal)
+            one.held = block.whole(block.run.input, removal)
+        found = self._others(block, terms, removal, alone) + self._neurons(block, terms, removal)
         total = sum((some.together for some in found[1:]), found[0].together)
         one.carried = total if one.carried is None else one.carried + total
         drawn = self._drawn(one, torch.cat([some.sizes for some in found]))
@@ -164,50 +162,45 @@ class PrintedReader(Generic[Of]):
             for some in found:
                 here, places = places[places < len(some.sizes)], places[places >= len(some.sizes)] - len(some.sizes)
                 if len(here):
-                    one.each.append(some.each(here.to(run.input.device)))
+                    one.each.append(some.each(here.to(block.run.input.device)))
             one.drawn.append(drawn)
 
     def _others(
-        self,
-        block: FrozenBlock,
-        run: BlockRun,
-        terms: Sequence[TermId],
-        removal: Removal,
-        alone: dict[TermId, Tensor],
+        self, block: FrozenBlock, terms: Sequence[TermId], removal: Removal, alone: dict[TermId, Tensor]
     ) -> list[_Terms]:
         """Those that are no neurons."""
         others = [term for term in terms if term.kind != "neuron"]
         parts = []
         for term in others:
-            if (behind := self._behind(run, removal, term)) is not None:
+            if (behind := self._behind(block, removal, term)) is not None:
                 both = replace(behind, masks={**behind.masks, **self._singles[term].masks})
-                parts.append(block.whole(run.input, behind) - block.whole(run.input, both))
+                parts.append(block.whole(block.run.input, behind) - block.whole(block.run.input, both))
                 continue
             if term not in alone:
-                alone[term] = self._alone(block, run, term)
+                alone[term] = self._alone(block, term)
             parts.append(alone[term])
         if not others:
             return []
         values = torch.cat(parts)
         return [_Terms(wide(values).flatten(1).norm(dim=1), values.sum(dim=0, keepdim=True), values.__getitem__)]
 
-    def _behind(self, run: BlockRun, removal: Removal, term: TermId) -> Removal | None:
+    def _behind(self, block: FrozenBlock, removal: Removal, term: TermId) -> Removal | None:
         """What of the set is gone from attention that reads, in the same block, what the term's attention gave: the
         term is carried through it without the set, as through the blocks behind. None where there is no such."""
         if term.kind not in ("head", "attention") or removal.whole:
             return None
-        sites = self._sites[run.parts.module]
-        own, _ = sites.find(term)
-        later = sites.of(term.kind)[sites.of(term.kind).index(own) + 1 :]
+        own, _ = block.sites.find(term)
+        every = block.sites.of(term.kind)
+        later = every[every.index(own) + 1 :]
         masks = {site: removal.masks[site] for site in later if site in removal.masks and site.module is not own.module}
         return replace(removal, masks=masks) if masks else None
 
-    def _neurons(self, block: FrozenBlock, run: BlockRun, terms: Sequence[TermId], removal: Removal) -> list[_Terms]:
+    def _neurons(self, block: FrozenBlock, terms: Sequence[TermId], removal: Removal) -> list[_Terms]:
         """Those of every layer that has some."""
         found = []
-        for site in self._sites[run.parts.module].of("neuron"):
+        for site in block.sites.of("neuron"):
             places = [t.index - site.offset for t in terms if t.kind == "neuron" and t.index is not None]
-            index = torch.tensor([k for k in places if 0 <= k < site.count], device=run.input.device)
+            index = torch.tensor([k for k in places if 0 <= k < site.count], device=block.run.input.device)
             if len(index):
                 layer = block.neurons(site, removal)
 
@@ -217,8 +210,8 @@ class PrintedReader(Generic[Of]):
                 found.append(_Terms(layer.sizes[index], layer.together(index), each))
         return found
 
-    def _alone(self, block: FrozenBlock, run: BlockRun, term: TermId) -> Tensor:
-        removal = self._singles[term]
+    def _alone(self, block: FrozenBlock, term: TermId) -> Tensor:
+        removal, run = self._singles[term], block.run
         if term.kind == "block":
             return run.output - removal.bridge(run.input)
         return block.whole(run.input) - block.whole(run.input, removal)
