@@ -143,14 +143,8 @@ class Begun:
         work, loaded = self.work, self.session.loaded
         if not work.options.repair:
             return None
-        return Repairer(
-            loaded.model,
-            work.ablator,
-            work.prompts,
-            self.calibration,
-            stored_dtype(loaded),
-            lambda what, done, total: work.processes(done, total, what),
-        )
+        dtype = stored_dtype(loaded)
+        return Repairer(loaded.model, work.ablator, work.prompts, self.calibration, dtype, work.processes)
 
 
 def prune_bound(

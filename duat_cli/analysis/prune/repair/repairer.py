@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.prune.repair.consumers import consumers
 from duat_cli.analysis.prune.repair.refit import Calls, Refit, Refitting, outputs
 from duat_cli.analysis.prune.terms.ablation import Ablator
@@ -20,7 +21,6 @@ from duat_cli.models.sweep.passes import Recorded, record
 from duat_cli.models.terms.sites import BlockSites, Site, TermId
 from duat_cli.results.base import Skipped
 
-Say = Callable[[str, int, int], None]  # what is done, steps done, steps in all
 Damages = list[tuple[float, float]]
 """Of every prompt: without the repair, and with it."""
 Key = tuple[int, ...]  # a prompt's tokens
@@ -59,10 +59,10 @@ class Repairer:
         prompts: Sequence[Prompt],
         calibration: Sequence[Prompt],
         dtype: torch.dtype,
-        say: Say,
+        progress: Progress,
     ) -> None:
         """prompts: those that choose sets. calibration: what layers are fitted to. dtype: of the stored weights."""
-        self._ablator, self._prompts, self._say = ablator, prompts, say
+        self._ablator, self._prompts, self._progress = ablator, prompts, progress
         self.calibration = calibration
         self._consumers, self.left = consumers(model, ablator.structure, ablator.sites)
         self._kept: dict[Key, Recorded] = {}  # prompts' own passes, as far as they fit: all sets are compared with them
@@ -70,7 +70,7 @@ class Repairer:
         self._without: tuple[Sequence[TermId], dict[Key, float]] = ((), {})  # a set, and what it does without repair
         calls, left = [], KEPT_BYTES
         for k, prompt in enumerate(calibration):
-            say("recording calibration prompts", k, len(calibration))
+            progress(k, len(calibration), "recording calibration prompts")
             calls.append(self._calls(ablator.place(prompt), left))
             left -= sum(one.nbytes for one in calls[-1].after)
         self._refitting = Refitting(ablator.structure, self._consumers, calls, dtype)
@@ -116,7 +116,7 @@ class Repairer:
 
     def _fitted(self, refitting: Refitting, terms: Sequence[TermId], what: str, near: Refit | None = None) -> Repaired:
         def tick(done: int, total: int) -> None:
-            self._say(f"{what}: block", done, total)
+            self._progress(done, total, f"{what}: block")
 
         return Repaired(refitting.refit(self._ablator.removals(terms), tick, near), [], dropped=False)
 
@@ -127,7 +127,7 @@ class Repairer:
             self._without = (terms, {})
         without = self._without[1]
         for k, prompt in enumerate(prompts):
-            self._say(what, k, len(prompts))
+            self._progress(k, len(prompts), what)
             ids = self._ablator.place(prompt)
             key = tuple(ids.flatten().tolist())
             recorded = self._recorded(ids, key)

@@ -38,7 +38,7 @@ def texts(loaded: LoadedModel, *, held_out: bool) -> list[Prompt]:
     return encode(tokenizer, read, None, known.max_positions, known.vocab_size)
 
 
-def quiet(what: str, done: int, total: int) -> None:
+def quiet(done: int, total: int, what: str) -> None:
     pass
 
 
