@@ -8,23 +8,13 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import PrivateAttr
 
 from duat_cli.errors import InputError
-from duat_cli.report.check.table import render_check
-from duat_cli.report.explain import render_explain
 from duat_cli.report.forms.eval_results import render_eval_results
 from duat_cli.report.forms.model_card import model_card
 from duat_cli.report.json import to_json
 from duat_cli.report.notebook import to_html
-from duat_cli.report.tables.attribute.report import render_attribute
-from duat_cli.report.tables.compare import render_compare
-from duat_cli.report.tables.inspect import render_inspect
-from duat_cli.report.tables.lora import render_lora
-from duat_cli.report.tables.matrix import render_matrix
 from duat_cli.report.tables.numbers import error
 from duat_cli.report.tables.page import Page
-from duat_cli.report.tables.plan import render_plan
-from duat_cli.report.tables.prune.report import render_prune
-from duat_cli.report.tables.support import render_support
-from duat_cli.report.tables.verify import render_verify
+from duat_cli.report.text import to_text
 from duat_cli.results.attribute import AttributeReport
 from duat_cli.results.base import Report, Result
 from duat_cli.results.check import CheckReport
@@ -56,7 +46,7 @@ class Shown(Report):
 
     def render(self, page: Page) -> str:
         """The command's table on this page."""
-        raise NotImplementedError
+        return to_text(self, page)
 
     def to_text(self, width: int = 100) -> str:
         """The table that the command prints, `width` characters wide."""
@@ -160,8 +150,6 @@ class _WithOperators(Shown):
 class InspectResult(_WithOperators, InspectReport):
     """The report of `inspect`."""
 
-    render = render_inspect
-
     def to_model_card(self) -> str:
         """The section for a model's README that the command writes with --format model-card."""
         return model_card(self)
@@ -170,43 +158,29 @@ class InspectResult(_WithOperators, InspectReport):
 class VerifyResult(_WithOperators, VerifyReport):
     """The report of `verify`."""
 
-    render = render_verify
-
 
 class MatrixResult(Shown, MatrixReport):
     """The report of `matrix`."""
-
-    render = render_matrix
 
 
 class CompareResult(Shown, CompareReport):
     """The report of `compare`."""
 
-    render = render_compare
-
 
 class AttributeResult(Shown, AttributeReport):
     """The report of `attribute`."""
-
-    render = render_attribute
 
 
 class PruneResult(Shown, PruneReport):
     """The report of `prune_bound`."""
 
-    render = render_prune
-
 
 class LoraResult(Shown, LoraReport):
     """The report of `lora_diff`."""
 
-    render = render_lora
-
 
 class CheckResult(Shown, CheckReport):
     """The report of `check`."""
-
-    render = render_check
 
     def to_model_card(self) -> str:
         """The section for a model's README that the command writes with --format model-card."""
@@ -220,19 +194,13 @@ class CheckResult(Shown, CheckReport):
 class SupportResult(Shown, SupportReport):
     """The report of `support`."""
 
-    render = render_support
-
 
 class ExplainResult(Shown, ExplainReport):
     """What `explain` gives."""
 
-    render = render_explain
-
 
 class PlanResult(Shown, PlanReport):
     """The report of `plan`."""
-
-    render = render_plan
 
 
 def _entries(

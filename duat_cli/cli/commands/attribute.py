@@ -163,9 +163,7 @@ def attribute(
     if report is None:
         return EXIT_SOUND  # the first rank has it
 
-    from duat_cli.report.tables.attribute.report import render_attribute
-
-    presentation.emit(report, render_attribute, talk)
+    presentation.emit(report, talk)
     return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
 
 

@@ -124,8 +124,6 @@ def compare(
             settings = CompareOptions(chosen, asked.per_prompt, not asked.no_cache, asked.align == "position")
             report = compute(reading.loaded, texts, reading.inputs, settings, words, progress)
 
-    from duat_cli.report.tables.compare import render_compare
-
-    presentation.emit(report, render_compare, talk)
+    presentation.emit(report, talk)
     sound = report.certificate.exact and (report.fixed is None or report.fixed.holds)
     return EXIT_SOUND if sound else EXIT_FINDINGS

@@ -31,7 +31,6 @@ def explain(
     voice = options.Voice(quiet=quiet, no_color=no_color)
     talk, presentation = talk_of(voice), Presentation.of(shown, voice)
     from duat_cli.explain.find import explain as look_up
-    from duat_cli.report.explain import render_explain
 
-    presentation.emit(look_up(" ".join(name) if name else None), render_explain, talk)
+    presentation.emit(look_up(" ".join(name) if name else None), talk)
     return EXIT_SOUND

@@ -174,11 +174,10 @@ def inspect(
         mapped = int(presentation.form == "html") if asked.maps is None else asked.maps
         reports = _alone(wanted, read, settings, matrix_file, mapped, saved, talk)
 
-    from duat_cli.report.tables.inspect import render_inspect
     from duat_cli.results.inspect import InspectStacks
 
     report = InspectStacks(duat_version=reports[0].duat_version, stacks=reports) if every else reports[0]
-    presentation.emit(report, render_inspect, talk)
+    presentation.emit(report, talk)
     return EXIT_SOUND if all(one.certificate.exact for one in reports) else EXIT_FINDINGS
 
 

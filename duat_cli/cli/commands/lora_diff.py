@@ -130,9 +130,7 @@ def lora_diff(
     if report is None:
         return EXIT_SOUND  # the first rank has it
 
-    from duat_cli.report.tables.lora import render_lora
-
-    presentation.emit(report, render_lora, talk)
+    presentation.emit(report, talk)
     return EXIT_SOUND if is_sound(report, asked.lint) else EXIT_FINDINGS
 
 

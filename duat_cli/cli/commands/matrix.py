@@ -121,12 +121,10 @@ def matrix(
         if target is not None:
             talk.note(f"wrote {target.path}")
 
-    from duat_cli.report.tables.matrix import render_matrix, render_network
-
     if asked.network:
-        presentation.emit(layers, render_network, talk)
+        presentation.emit(layers, talk)
         return EXIT_SOUND if layers.certificate.exact else EXIT_FINDINGS
-    presentation.emit(block, render_matrix, talk)
+    presentation.emit(block, talk)
     sound = block.certificate.exact and all(check.holds is not False for check in block.checks)
     return EXIT_SOUND if sound else EXIT_FINDINGS
 

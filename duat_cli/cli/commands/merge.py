@@ -42,10 +42,8 @@ def merge(
 
         report = compute(Folder.read(Path(directory)), clock.run, progress)
 
-    from duat_cli.api.words import MERGED
     from duat_cli.cli.commands.lora_diff import is_sound
 
-    result = MERGED[report.command].of(report)
-    presentation.emit(result, lambda one, page: one.render(page), talk)
+    presentation.emit(report, talk)
     sound = is_sound(report) if report.command == "lora-diff" else report.certificate.exact
     return EXIT_SOUND if sound else EXIT_FINDINGS

@@ -147,9 +147,7 @@ def plan(
     with Progress(talk) as progress:
         report = plan_report(request, clock, progress)
 
-    from duat_cli.report.tables.plan import render_plan
-
-    presentation.emit(report, render_plan, talk)
+    presentation.emit(report, talk)
     return EXIT_UNDECIDED if report.chosen is None else EXIT_SOUND
 
 

@@ -114,16 +114,14 @@ def prune_bound(
     if outcome is None:
         return EXIT_SOUND  # the first rank has it
 
-    from duat_cli.report.tables.prune.report import render_prune
-
     report = outcome.report
     try:
         with Progress(talk) as progress:
             written, notes = chosen.write(outcome, progress)
     except BaseException:  # what was computed is shown in any case
-        presentation.emit(report, render_prune, talk)
+        presentation.emit(report, talk)
         raise
-    presentation.emit(report.model_copy(update={"written": written}), render_prune, talk)
+    presentation.emit(report.model_copy(update={"written": written}), talk)
     for note in notes:
         talk.note(note)
     return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS

@@ -62,7 +62,6 @@ def support(
             entries = [support_of(loaded)]
 
     from duat_cli.analysis.support import support_report
-    from duat_cli.report.tables.support import render_support
 
-    presentation.emit(support_report(entries, clock.run()), render_support, talk)
+    presentation.emit(support_report(entries, clock.run()), talk)
     return EXIT_SOUND if all_types else _EXIT_CODES[entries[0].status]

@@ -42,10 +42,9 @@ def verify(
 
             reports.append(compute(loaded, inputs, progress))
 
-    from duat_cli.report.tables.verify import render_verify
     from duat_cli.results.inspect import VerifyStacks
 
     every = files.stack == EVERY
     report = VerifyStacks(duat_version=reports[0].duat_version, stacks=reports) if every else reports[0]
-    presentation.emit(report, render_verify, talk)
+    presentation.emit(report, talk)
     return EXIT_SOUND if all(one.certificate.exact for one in reports) else EXIT_FINDINGS

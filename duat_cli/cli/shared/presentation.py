@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from duat_cli.cli.shared.options import Card, CardFormat, Page, Plain, Voice
 from duat_cli.cli.terminal import libraries, streams
@@ -52,8 +51,8 @@ class Presentation:
             raise InputError("--format html: a page is no text for a terminal; name a file, such as -o report.html")
         return cls(target, form or implied, _is_colorful(terminal, voice.no_color), wide)
 
-    def emit(self, report: Report, render: Callable[[Any, Sheet], str], talk: Talk) -> None:
-        """Write the report. render: its table, or that of each of its stacks."""
+    def emit(self, report: Report, talk: Talk) -> None:
+        """Write the report."""
         if self.form == "json":
             from duat_cli.report.json import to_json
 
@@ -67,8 +66,9 @@ class Presentation:
 
             self.target.write(model_card(report))
         else:
-            stacks, page = getattr(report, "stacks", [report]), self.page()
-            self.target.write("\n\n".join(render(one, page) for one in stacks))
+            from duat_cli.report.text import to_text
+
+            self.target.write(to_text(report, self.page()))
         if self.target.path is not None:
             talk.note(f"wrote {self.target.path}")
 
