@@ -53,7 +53,7 @@ def compare(
     asked = replace(given, prompts=[text.ids or text.text for text in texts.texts], file=None)
     opened = asked.open(Task("compare"), heard(progress), texts.texts)
     words = Vocabulary(opened.texts, frozenset(getattr(opened.tokenizer, "all_special_ids", ())))
-    options = CompareOptions(blocks, per_prompt, cache, align == "position")
+    options = CompareOptions(layers=blocks, per_prompt=per_prompt, cache=cache, by_place=align == "position")
     report = compute(opened.loaded, texts, opened.prompts, options, words, heard(progress))
     return CompareResult.of(report)
 

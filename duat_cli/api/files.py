@@ -61,7 +61,9 @@ def lora_diff(
     asked, clock = Asked(base, None, prompts, prompts_file, max_tokens, loading, chat=chat), Clock()
     wanted = asked.request(own_code=False)
     texts = texts_to_run(asked.texts, default_prompts=default_prompts)
-    request = LoraRequest(wanted, folder(tuned), folder(other), texts, lint, no_base, directions, cache)
+    request = LoraRequest(
+        wanted, folder(tuned), folder(other), texts, lint=lint, no_base=no_base, large=directions, cache=cache
+    )
     report = compute(request, heard(progress), clock.run)
     assert report is not None  # nothing is kept in a folder
     return LoraResult.of(report)

@@ -310,8 +310,9 @@ def prune_bound(
     one_of("remove_of", remove_of, ("blocks", "all"))
     whole_numbers(1, rounds=rounds)
     options = PruneOptions(
-        kinds, metric, probes, measure, budget, confidence, exceed, ablate == "mean", uniform, joint=apart(kinds),
-        remove=remove, of_all=remove_of == "all", rounds=rounds, effort=effort,
+        kinds=kinds, metric=metric, probes=probes, measure=measure, budget=budget, confidence=confidence, exceed=exceed,
+        ablate_mean=ablate == "mean", uniform=uniform, joint=apart(kinds), remove=remove, of_all=remove_of == "all",
+        rounds=rounds, effort=effort,
     )  # fmt: skip
     asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, chat=chat)
     task, held = Task("prune-bound", pruning=options), None if holdout is None else str(holdout)

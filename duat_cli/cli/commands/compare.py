@@ -121,7 +121,9 @@ def compare(
             from duat_cli.loading.prompts import said
 
             words = Vocabulary(lambda ids: said(tokenizer, ids, "--prompt: "), frozenset(tokenizer.all_special_ids))
-            settings = CompareOptions(chosen, asked.per_prompt, not asked.no_cache, asked.align == "position")
+            settings = CompareOptions(
+                layers=chosen, per_prompt=asked.per_prompt, cache=not asked.no_cache, by_place=asked.align == "position"
+            )
             report = compute(reading.loaded, texts, reading.inputs, settings, words, progress)
 
     presentation.emit(report, talk)

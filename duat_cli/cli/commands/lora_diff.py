@@ -103,9 +103,9 @@ def lora_diff(
         tuned,
         other,
         texts,
-        asked.lint,
-        asked.no_base,
-        asked.directions,
+        lint=asked.lint,
+        no_base=asked.no_base,
+        large=asked.directions,
         cache=not asked.no_cache,
         processes=1 if asked.out is not None else processes(),
     )

@@ -133,8 +133,9 @@ class Pruning(Options):
         remove, of_all = parse_remove(self.remove)
         probes, measure = effort_of(self.effort, self.probes, self.measure)
         return PruneOptions(
-            kinds, self.metric, probes, measure, self.budget, self.confidence, self.exceed, self.ablate == "mean",
-            self.uniform, repair=self.repair, joint=apart(kinds), remove=remove, of_all=of_all, rounds=self.rounds,
+            kinds=kinds, metric=self.metric, probes=probes, measure=measure, budget=self.budget,
+            confidence=self.confidence, exceed=self.exceed, ablate_mean=self.ablate == "mean", uniform=self.uniform,
+            repair=self.repair, joint=apart(kinds), remove=remove, of_all=of_all, rounds=self.rounds,
             effort=self.effort, whole=self.out is not None,
         )  # fmt: skip
 
