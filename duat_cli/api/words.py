@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from duat_cli.api.asking import File
 from duat_cli.api.ground import heard, load_libraries, undisturbed
@@ -13,12 +13,6 @@ if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress
 
 Merged = InspectResult | AttributeResult | LoraResult | PruneResult
-MERGED: dict[str, type[Merged]] = {
-    "inspect": InspectResult,
-    "attribute": AttributeResult,
-    "lora-diff": LoraResult,
-    "prune-bound": PruneResult,
-}
 
 
 def explanation(name: str | None = None) -> ExplainResult:
@@ -50,4 +44,4 @@ def merge(folder: File, *, progress: Progress | None = None) -> Merged:
         from duat_cli.analysis.shards.merge import merge as compute
 
         report = compute(Folder.read(Path(folder)), Clock().run, heard(progress))
-        return MERGED[report.command].of(report)
+        return next(result for result in get_args(Merged) if issubclass(result, type(report))).of(report)
