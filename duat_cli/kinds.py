@@ -1,4 +1,4 @@
-"""The kinds of terms that a model can lose, and the measures of the damage."""
+"""The kinds of terms that a model can lose, the measures of the damage, and the commands that are planned."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ Kind = Literal["neuron", "head", "expert", "ffn", "attention", "block"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 WHOLE: frozenset[Kind] = frozenset(("ffn", "attention", "block"))  # few, and of much effect each
 Effort = Literal["quick", "default", "thorough"]
+Planned = Literal["inspect", "verify", "matrix", "prune-bound", "lora-diff", "check", "attribute", "compare"]
 NAMES: dict[str, str] = {
     "neuron": "neurons",
     "head": "heads",

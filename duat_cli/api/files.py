@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
 
 from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.api.asking import (
@@ -24,11 +24,11 @@ from duat_cli.api.results import CheckResult, LoraResult, PlanResult
 from duat_cli.api.settings import one_of, whole_numbers
 from duat_cli.api.target import FileTarget, refuse_overwriting
 from duat_cli.errors import InputError
+from duat_cli.kinds import Planned
 
 if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress
     from duat_cli.loading.inputs.request import StackName
-    from duat_cli.results.plan import Planned
 
 
 @computing
@@ -169,11 +169,8 @@ def plan(
     fixed: of `compare`.
     """
     with undisturbed():
-        from typing import get_args
-
         from duat_cli.analysis.clock import Clock
         from duat_cli.api.planning import PlanRequest, plan_report, task_of
-        from duat_cli.results.plan import Planned
 
         one_of("command", command, get_args(Planned))
         one_of("null", null, ("all", "uniform"))

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from duat_cli.kinds import Planned
 from duat_cli.results.base import COMMAND, Finite, Report, Result, Run, Warnings
 from duat_cli.results.meaning import Meaning
 
-Planned = Literal["inspect", "verify", "matrix", "prune-bound", "lora-diff", "check", "attribute", "compare"]
 Residence = Literal["resident", "streamed"]
 Bytes = Annotated[int, Meaning("bytes", "exact", checked=False)]
 Estimate = Annotated[int, Meaning("bytes", "estimate", checked=False)]

@@ -14,7 +14,7 @@ from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
 from duat_cli.cli.shared.pruning import Pruning, require_repair
 from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, InputError
-from duat_cli.kinds import Effort, MetricName
+from duat_cli.kinds import Effort, MetricName, Planned
 
 TOKENS_LIMIT = 1_000_000  # prompts; more would only fill the memory
 
@@ -85,9 +85,7 @@ OPTIONS_OF = {  # command -> options that are about it alone
 def plan(
     model: str | None = options.MODEL,
     *,
-    command: Literal[
-        "inspect", "verify", "matrix", "prune-bound", "lora-diff", "check", "attribute", "compare"
-    ] = options.compute_option(
+    command: Planned = options.compute_option(
         "inspect",
         "--for",
         metavar="COMMAND",
