@@ -352,10 +352,10 @@ def ways() -> tuple[How, ...]:
     return get_args(How)
 
 
-def build(model_type: str, seed: int = 0) -> TinyModel | NotBuilt:
+def build(model_type: str) -> TinyModel | NotBuilt:
     """The tiny model of the type after one forward with finite outputs, or why there is none."""
     try:
-        model = tiny_model(model_type, seed)
+        model = tiny_model(model_type)
     except Exception as error:
         return NotBuilt(model_type, one_line(error))
     try:
