@@ -20,7 +20,7 @@ LIBRARIES = ("transformers", "torch", "typer", "click", "peft", "safetensors", "
 DOCUMENTED = {"safetensors.torch", "huggingface_hub.errors"}
 # Names without an underscore that no library promises, as strings or attributes.
 UNPROMISED = {
-    "eager_attention_forward", "cu_seq_lens_q", "fusion_config", "megatron.core", "PanicException", "pread",
+    "eager_attention_forward", "cu_seq_lens_q", "fusion_config", "megatron.core", "PanicException",
     "format_message", "ALL_MASK_ATTENTION_FUNCTIONS", "MODEL_MAPPING", "LOAD REPORT",
 }  # fmt: skip
 BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
@@ -132,7 +132,6 @@ def test_compat_has_them() -> None:
         "_from_config",
         "torch._C",
         "typer.core",
-        "pread",
         "MODEL_MAPPING",
     ):
         assert any(name in fault for fault in found), name

@@ -41,13 +41,13 @@ def reading(runs: int) -> list[Row]:
 def reading_child(folder: str) -> None:
     """Seconds of the reader alone, then of all pages of a model, from cold files each."""
     from duat_cli.loading.checkpoint.preflight import inspect_folder
+    from duat_cli.loading.checkpoint.reader import Reader
     from duat_cli.loading.checkpoint.source import Source
     from duat_cli.loading.model.load import load_files
-    from duat_cli.loading.paged.reader import Reader
 
     path = Path(folder)
     files, shards = inspect_folder(path), sorted(path.glob("*.safetensors"))
-    reader = Reader(files)
+    reader = Reader(files, threads=True)
     by_shard: dict[str, list[str]] = {}
     for name, entry in files.tensors.items():
         by_shard.setdefault(entry.shard, []).append(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -108,11 +107,11 @@ def adapter_report(
     """The report on one adapter, or on two of the same base. read_base: whether its tensors may be read; lint_only: the
     adapters' findings alone."""
     values = base if read_base else None
-    with base, contextlib.ExitStack() as stack:
+    with base:
         several = []
         for adapter in adapters:
             progress(0, 1, f"reading {adapter.name}")
-            several.append(stack.enter_context(opened(adapter, base)))
+            several.append(opened(adapter, base))
         lint: list[LintFinding] = []
         collected = [Collected(directions) for _ in several]
         for one, into in zip(several, collected, strict=True):

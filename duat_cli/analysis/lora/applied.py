@@ -81,11 +81,12 @@ def tuned_model(loaded: LoadedModel, one: Opened, base: BaseWeights, changed: It
 
 @contextlib.contextmanager
 def adapted(loaded: LoadedModel, adapter: AdapterFiles, base: BaseWeights) -> Iterator[LoadedModel]:
-    """The loaded base with the whole adapter applied, while the adapter's tensors are open.
+    """The loaded base with the whole adapter applied, while the base's tensors are at hand.
 
     UnsupportedModelError names the first change that is not defined, or that makes another model than this base.
     """
-    with base, opened(adapter, base) as one:
+    with base:
+        one = opened(adapter, base)
         for fault in one.faults:
             raise UnsupportedModelError(str(fault)) from fault
         refuse_other_base(adapter, one.plans)

@@ -6,9 +6,8 @@ difference. Every formula is PEFT's own merge, written as a change.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.adapter.keys import Keys, read_keys
 from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
 from duat_cli.loading.adapter.plan import plans
-from duat_cli.loading.checkpoint.stored import open_tensors
+from duat_cli.loading.checkpoint.reader import Reader
 from duat_cli.operators.lowrank import LowRank, Piece, is_zero, nonfinite, singular, written_out
 from duat_cli.text import natural
 
@@ -56,11 +55,9 @@ class Change:
         return whole.reshape(place.shape) if place is not None and whole.numel() == math.prod(place.shape) else whole
 
 
-@contextlib.contextmanager
-def adapter_tensors(adapter: AdapterFiles) -> Iterator[Read]:
+def adapter_tensors(adapter: AdapterFiles) -> Read:
     """Reads the adapter's tensors by key."""
-    with open_tensors(adapter.where, adapter.seal, next(iter(adapter.tensors), None)) as opened:
-        yield opened.get_tensor
+    return Reader(adapter.weights).tensor
 
 
 @dataclass(frozen=True)
@@ -84,13 +81,10 @@ class Opened:
         return [fault for fault in self.found if isinstance(fault, AdapterFault)]
 
 
-@contextlib.contextmanager
-def opened(adapter: AdapterFiles, base: BaseWeights | None) -> Iterator[Opened]:
+def opened(adapter: AdapterFiles, base: BaseWeights | None) -> Opened:
     """base: as of `plans`."""
     keys = read_keys(adapter)
-    found = list(plans(adapter, keys, base))
-    with adapter_tensors(adapter) as read:
-        yield Opened(adapter, keys, found, read)
+    return Opened(adapter, keys, list(plans(adapter, keys, base)), adapter_tensors(adapter))
 
 
 def change_of(plan: ParameterPlan, read: Read, base: BaseWeights | None) -> Change:  # noqa: PLR0911 - one way out a kind

@@ -31,8 +31,7 @@ RelativeNorm: TypeAlias = "tuple[ParameterPlan, float | None]"
 
 def lint_adapter(adapter: AdapterFiles, base: BaseWeights | None = None) -> list[LintFinding]:
     """All findings; reads the adapter's tensors and the base's below them."""
-    with opened(adapter, base) as one:
-        return findings(one, base, base)
+    return findings(opened(adapter, base), base, base)
 
 
 def findings(

@@ -43,7 +43,8 @@ def adapter_pair(
     report: LoraReport, base: BaseWeights, adapter: AdapterFiles, loaded: LoadedModel, progress: Progress
 ) -> Iterator[Pair]:
     """The base and the base with the adapter. `report` is of the weights alone, and has refused what has no meaning."""
-    with base, opened(adapter, base) as one:
+    with base:
+        one = opened(adapter, base)
         refuse_other_base(adapter, one.plans)
         progress(0, 1, "applying the adapter")
         planned = by_parameter(one.plans)

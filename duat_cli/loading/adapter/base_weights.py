@@ -7,7 +7,6 @@ then loaded once, in the stored dtype.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,9 @@ from torch import Tensor
 from duat_cli.compat.transformers import experts_hold_inputs_first
 from duat_cli.loading.checkpoint.orientation import inputs_first, stack_of
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles, config_fields
+from duat_cli.loading.checkpoint.reader import Reader
 from duat_cli.loading.checkpoint.source import Source
-from duat_cli.loading.checkpoint.stored import STORED, readers
+from duat_cli.loading.checkpoint.stored import STORED
 
 EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "shared")
 HEADS = ("lm_head", "embed_out", "output_projection")
@@ -44,8 +44,7 @@ class BaseWeights:
 
     def __init__(self, source: Source, files: CheckpointFiles) -> None:
         self.source, self.files = source, files
-        self._stack = contextlib.ExitStack()
-        self._opened: dict[str, Any] = {}
+        self._reader = Reader(files)  # without threads: processes may be forked meanwhile
         self._state: dict[str, Tensor] | None = None
         self._skeleton: Any = None
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -55,11 +54,9 @@ class BaseWeights:
             self._tails.setdefault(name.partition(".")[2], []).append(name)
 
     def __enter__(self) -> BaseWeights:
-        self._opened = self._stack.enter_context(readers(self.files))
         return self
 
     def __exit__(self, *exit_: object) -> None:
-        self._stack.close()
         self._state = None
 
     def find(self, parameter: str, *, load: bool = True) -> Place | None:
@@ -86,14 +83,12 @@ class BaseWeights:
         if place.loaded:
             return self._loaded()[place.tensor]
         entry = self.files.tensors[place.tensor]
-        tensor: Tensor = self._opened[entry.shard].get_tensor(place.tensor)
+        tensor = self._reader.tensor(place.tensor)
         return tensor.float() if entry.made else tensor
 
     def rows(self, tensor: str, count: int) -> Tensor:
         """The first rows of one of the files' tensors, by its name there."""
-        entry = self.files.tensors[tensor]
-        rows: Tensor = self._opened[entry.shard].get_part(tensor, slice(min(count, entry.shape[0])))
-        return rows
+        return self._reader.rows(tensor, range(min(count, self.files.tensors[tensor].shape[0])))
 
     def _in_files(self, parameter: str) -> str | None:
         held = self.files.tensors

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from duat_cli.loading.checkpoint.files import fail, kind, read_json, refuse_foreign_link
-from duat_cli.loading.checkpoint.headers import TensorEntry, read_header
+from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.index import ADAPTER_CONFIG
-from duat_cli.loading.checkpoint.seal import Seal
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles, single_file
 from duat_cli.text import shown
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -38,9 +38,11 @@ class AdapterFiles:
     name: str
     """As the user wrote it."""
     config: dict[str, Any]
-    tensors: dict[str, TensorEntry]
-    seal: Seal
-    """Of the weight file."""
+    weights: CheckpointFiles
+
+    @property
+    def tensors(self) -> dict[str, TensorEntry]:
+        return self.weights.tensors
 
     @property
     def method(self) -> str:
@@ -79,8 +81,7 @@ def open_adapter(path: Path, name: str) -> AdapterFiles:
                                  f"safetensors ({ADAPTER_WEIGHTS}), where you trust the file")  # fmt: skip
         fail(weights, "missing: no such file; expected a folder made by PEFT's save_pretrained")
     refuse_foreign_link(path, ADAPTER_WEIGHTS)
-    header = read_header(weights, ADAPTER_WEIGHTS)
-    return AdapterFiles(path, name, config, header.tensors, header.seal)
+    return AdapterFiles(path, name, config, single_file(weights))
 
 
 def _check_config(where: Path, config: dict[str, Any]) -> None:

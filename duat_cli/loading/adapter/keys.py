@@ -92,10 +92,10 @@ def _equal(adapter: AdapterFiles, one: str, other: str) -> bool:
         return False
     import torch  # only here: the keys are read before torch is
 
-    from duat_cli.loading.checkpoint.stored import open_tensors
+    from duat_cli.loading.checkpoint.reader import Reader
 
-    with open_tensors(adapter.where, adapter.seal, one) as opened:
-        return torch.equal(opened.get_tensor(one), opened.get_tensor(other))
+    reader = Reader(adapter.weights)
+    return torch.equal(reader.tensor(one), reader.tensor(other))
 
 
 def matching(patterns: list[str], name: str) -> str | None:

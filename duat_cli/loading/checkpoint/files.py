@@ -57,7 +57,7 @@ def read_into(path: Path, file: BinaryIO, offset: int, view: memoryview, tensor:
                 fail(path, f"ended within tensor {tensor}: it became shorter while it was read")
             done += got
     except OSError as error:
-        fail(path, f"cannot be read: {error.strerror or error}")
+        fail(path, f"tensor {tensor} cannot be read: {error.strerror or error}")
 
 
 def refuse_foreign_link(folder: Path, name: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from duat_cli.compat.transformers import IMPLEMENTATION_FIELD
 from duat_cli.loading.checkpoint.dequantised import QUANTISATION, check_method, dequantised
 from duat_cli.loading.checkpoint.files import fail, read_json, refuse_foreign_link
-from duat_cli.loading.checkpoint.headers import TensorEntry
+from duat_cli.loading.checkpoint.headers import TensorEntry, read_header
 from duat_cli.loading.checkpoint.index import ADAPTER_CONFIG, INDEX, WEIGHTS, merge, refuse_gguf, weight_files
 from duat_cli.loading.checkpoint.orientation import refuse_turned
 from duat_cli.loading.checkpoint.seal import Seal
@@ -70,6 +70,12 @@ def inspect_folder(path: Path) -> CheckpointFiles:
         return _inspect(path)
     except OSError as error:  # of a folder that may not be searched, or a name that is too long
         fail(path, f"cannot be read: {error.strerror or error}")
+
+
+def single_file(path: Path) -> CheckpointFiles:
+    """A safetensors file by itself, its header checked."""
+    header = read_header(path, path.name)
+    return CheckpointFiles(path.parent, {}, (path.name,), header.tensors, (), 0, {path.name: header.seal})
 
 
 def _inspect(path: Path) -> CheckpointFiles:

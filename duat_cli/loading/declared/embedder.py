@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from duat_cli.loading.checkpoint.files import fail, kind, open_file, read_json, read_list, refuse_foreign_link
-from duat_cli.loading.checkpoint.headers import read_header
 from duat_cli.loading.checkpoint.index import WEIGHTS
-from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.loading.checkpoint.preflight import single_file
 from duat_cli.loading.checkpoint.stream import stream
 from duat_cli.loading.declared.fields import MAX_BYTES, flat
 from duat_cli.text import shown
@@ -105,9 +104,8 @@ def _weights(folder: Path, file: str) -> tuple[str, int]:
     if file == _PICKLE:
         with open_file(folder / file) as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()[:16], 0  # type: ignore[arg-type]
-    header = read_header(folder / file, file)
-    files = CheckpointFiles(folder, {}, (file,), header.tensors, (), 0, {file: header.seal})
-    digests, nonfinite = {name: hashlib.sha256(str(t.shape).encode()) for name, t in header.tensors.items()}, 0
+    files = single_file(folder / file)
+    digests, nonfinite = {name: hashlib.sha256(str(t.shape).encode()) for name, t in files.tensors.items()}, 0
     for tensor in stream(files):
         for piece in tensor.pieces:
             values = piece.values.astype(np.float64)

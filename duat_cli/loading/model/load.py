@@ -21,6 +21,7 @@ from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.checkpoint.dtypes import SHORT, SIZES, auto_dtype, no_dtype
 from duat_cli.loading.checkpoint.files import open_file, read_json
 from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles, inspect_folder
+from duat_cli.loading.checkpoint.reader import Reader
 from duat_cli.loading.checkpoint.source import TOKENIZER_FILES, Source, has_tokenizer, resolve
 from duat_cli.loading.checkpoint.stored import STORED
 from duat_cli.loading.inputs.request import StackName
@@ -35,7 +36,6 @@ from duat_cli.loading.model.weights_check import Scan, Sight, compare_with_files
 from duat_cli.loading.paged.initialised import initialise
 from duat_cli.loading.paged.layout import layout
 from duat_cli.loading.paged.pager import Look, Pager
-from duat_cli.loading.paged.reader import Reader
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, foreign_notes, hushed
 from duat_cli.text import clean, one_line, shown
 
@@ -308,7 +308,7 @@ def _fill(
     """The model with its weights. They are handed over by us, so transformers looks for no file of its own:
     no index, adapter, pickle or hub id in a config can lead it elsewhere."""
     place = {} if device.type == "cpu" else {"device_map": {"": str(device)}}
-    with foreign_errors(cannot(cls, files)), Reader(files) as reader:
+    with foreign_errors(cannot(cls, files)), Reader(files, threads=True) as reader:
         model, info = cls.from_pretrained(
             None,
             config=config,
@@ -380,7 +380,7 @@ def _paged(
         pages = layout(model, targets)
     put = load_part if edit is None else edit.put
     homes = {} if placed is None else placed.homes(model, pages[1:], targets, files)
-    reader = Reader(files, homes)
+    reader = Reader(files, homes, threads=True)
     pager = Pager(
         model, pages, reader, zero=fit.spare, steps=steps, dtype=model.dtype, device=device, see=see, load=put
     )

@@ -20,7 +20,8 @@ from duat_cli.compat.transformers import (
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.files import fail
 from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles
-from duat_cli.loading.checkpoint.stored import STORED, readers
+from duat_cli.loading.checkpoint.reader import Reader
+from duat_cli.loading.checkpoint.stored import STORED
 from duat_cli.loading.model.blame import blamed, fitting_fields
 from duat_cli.loading.model.weights_check import refuse_turned
 from duat_cli.loading.quiet import foreign_errors
@@ -128,10 +129,8 @@ class Fit:
         used = files.tensors.keys() - set(self.unexpected)
         lost = [name for name in self.unexpected if name.endswith(".bias") and name in files.tensors]
         lost = [name for name in lost if f"{name.removesuffix('bias')}weight" in used]
-        if not lost:
-            return []
-        with readers(files) as opened:
-            return [name for name in lost if bool(opened[files.tensors[name].shard].get_tensor(name).any())]
+        reader = Reader(files)
+        return [name for name in lost if bool(reader.tensor(name).any())]
 
 
 def check_fit(cls: type[PreTrainedModel], config: PreTrainedConfig, files: CheckpointFiles, dtype: torch.dtype) -> Fit:

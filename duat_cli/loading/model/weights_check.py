@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import transformers
@@ -18,7 +15,8 @@ from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.orientation import rows_are_outputs, turned
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
-from duat_cli.loading.checkpoint.stored import STORED, readers
+from duat_cli.loading.checkpoint.reader import Reader
+from duat_cli.loading.checkpoint.stored import STORED
 from duat_cli.text import clean, shown
 
 _COMPARED_TENSORS = 8
@@ -38,17 +36,17 @@ def compare_with_files(model: PreTrainedModel, files: CheckpointFiles) -> list[s
     refuse_integers(model, files)
     step = -(-len(pairs) // _COMPARED_TENSORS) or 1
     chosen = sorted(pairs)[::step]
-    with readers(files) as opened:
-        for name in chosen:
-            entry, loaded = pairs[name]
-            share = _changed(functools.partial(opened[entry.shard].get_part, name), loaded)
-            if 0 < share <= _RANDOM:
-                notes.append(f"{shown(name)}: {share:.2%} of its values are not those of the file")
-            if share > _RANDOM:
-                raise CheckpointError(
-                    f"{clean(str(files.path / entry.shard))}: {shown(name)} was not loaded as stored by "
-                    f"transformers {transformers.__version__}; use another release"
-                )
+    reader = Reader(files)
+    for name in chosen:
+        entry, loaded = pairs[name]
+        share = _changed(reader, name, loaded)
+        if 0 < share <= _RANDOM:
+            notes.append(f"{shown(name)}: {share:.2%} of its values are not those of the file")
+        if share > _RANDOM:
+            raise CheckpointError(
+                f"{clean(str(files.path / entry.shard))}: {shown(name)} was not loaded as stored by "
+                f"transformers {transformers.__version__}; use another release"
+            )
     return notes
 
 
@@ -100,17 +98,16 @@ def _reads_rows(layer: nn.Module, own: str) -> bool:
     return True
 
 
-def _changed(part: Callable[[Any], Tensor], loaded: Tensor) -> float:
-    """Share of the values that are not the stored ones after the cast; of a long tensor its first rows. part: what is
-    indexed of the stored tensor."""
+def _changed(reader: Reader, name: str, loaded: Tensor) -> float:
+    """Share of the values that are not the stored ones after the cast; of a long tensor its first rows."""
     if not loaded.shape:
-        return _unequal(part(...), loaded)
+        return _unequal(reader.tensor(name), loaded)
     rows = min(len(loaded), max(1, _COMPARED_ELEMENTS * len(loaded) // loaded.numel()))
-    share = _unequal(part(slice(rows)), loaded[:rows])
+    share = _unequal(reader.rows(name, range(rows)), loaded[:rows])
     if share <= _RANDOM:
         return share
     # a conversion at load may permute or transpose entries (rotary halves), which keeps the sorted values
-    return _unequal(part(slice(None)).flatten().to(loaded.dtype).sort().values, loaded.flatten().sort().values)
+    return _unequal(reader.tensor(name).flatten().to(loaded.dtype).sort().values, loaded.flatten().sort().values)
 
 
 def _unequal(stored: Tensor, loaded: Tensor) -> float:

@@ -335,7 +335,8 @@ def refused(base: Path, adapter: Path) -> bool:
     """Whether anything of the adapter is refused; whatever else happens on the way is a failure of the test."""
     try:
         files = open_adapter(adapter, "a")
-        with weights_of(base) as weights, adapter_tensors(files) as read:
+        read = adapter_tensors(files)
+        with weights_of(base) as weights:
             for plan in plans(files, read_keys(files), weights):
                 if not isinstance(plan, ParameterPlan) or change_of(plan, read, weights).fault is not None:
                     return True

@@ -220,7 +220,8 @@ def test_the_relative_norm_is_that_of_peft_s_merge(method: str, tmp_path: Path) 
     made = adapters.make(base, tmp_path / "a", CONFIGS[method])
     differences, state = adapters.merged(base, made), adapters.load_base(base).state_dict()
     files = open_adapter(made, "a")
-    with weights_of(base) as held, adapter_tensors(files) as read:
+    read = adapter_tensors(files)
+    with weights_of(base) as held:
         known = [plan for plan in plans(files, read_keys(files), held) if isinstance(plan, ParameterPlan)]
         found = {plan.parameter: relative_norm(plan, read, held) for plan in known}
     assert found

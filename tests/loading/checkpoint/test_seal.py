@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +20,12 @@ from duat_cli.checks.weights import weight_facts
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import ADAPTER_WEIGHTS, open_adapter
+from duat_cli.loading.checkpoint import reader as reader_module
+from duat_cli.loading.checkpoint import stream
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles, inspect_folder
+from duat_cli.loading.checkpoint.reader import Reader, Unread
 from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.model.load import load_files
-from duat_cli.loading.paged.reader import Reader, Unread
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 
@@ -141,35 +144,36 @@ def test_a_shard_that_changes_while_it_is_open(fault: Callable[[Path], None], fo
 
 
 def test_a_change_within_the_read_of_a_tensor(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was read then is thrown away: a stream looks again behind every piece, an open file behind every tensor."""
-    from duat_cli.loading.checkpoint import stream
-
+    """What was read then is thrown away: a stream looks again behind every piece, a reader behind every tensor."""
     files, read = inspect_folder(folder), stream.read_into
 
     def then_rewritten(path: Path, *rest: Any) -> None:
         read(path, *rest)
         rewritten(path)
 
-    monkeypatch.setattr(stream, "read_into", then_rewritten)
+    for module in (stream, reader_module):
+        monkeypatch.setattr(module, "read_into", then_rewritten)
     with pytest.raises(CheckpointError, match=r"modification time is another\); tensor '\S+' is not read"):
         READERS["check"](files)
     os.utime(folder / bad.W, ns=(10**18, 10**18))
     files = inspect_folder(folder)
-    with (
-        BaseWeights(Source(folder, "base", None), files) as base,
-        pytest.raises(CheckpointError, match=NAME),
-        base._opened[bad.W].reading(NAME),
-    ):
-        rewritten(folder / bad.W)
+    with pytest.raises(CheckpointError, match=rf"modification time is another\); tensor '{NAME}' is not read"):
+        READERS["base"](files)
 
 
-def test_a_read_that_fails_by_itself_names_file_and_tensor(folder: Path) -> None:
-    files = inspect_folder(folder)
-    with (
-        BaseWeights(Source(folder, "base", None), files) as base,
-        pytest.raises(CheckpointError, match=rf"{bad.W}: tensor 'nope' cannot be read"),
-    ):
-        base._opened[bad.W].get_tensor("nope")
+@pytest.mark.parametrize("reader", READERS)
+def test_a_read_that_fails_by_itself_names_file_and_tensor(
+    reader: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        def seek(self, offset: int) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    files, read = inspect_folder(folder), stream.read_into
+    for module in (stream, reader_module):
+        monkeypatch.setattr(module, "read_into", lambda path, file, *rest: read(path, Broken(), *rest))  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match=rf"{bad.W}: tensor '\S+' cannot be read: {os.strerror(errno.EIO)}"):
+        READERS[reader](files)
 
 
 def test_an_adapter_is_sealed_as_well(tmp_path: Path) -> None:
@@ -177,14 +181,12 @@ def test_an_adapter_is_sealed_as_well(tmp_path: Path) -> None:
     adapter = adapters.make(base, tmp_path / "a", peft.LoraConfig(r=2, target_modules=["q_proj"]))
     files = open_adapter(adapter, "a")
     first = next(iter(files.tensors))
-    with adapter_tensors(files) as read:
-        assert isinstance(read(first), torch.Tensor)
+    read = adapter_tensors(files)
+    assert isinstance(read(first), torch.Tensor)
     truncated(adapter / ADAPTER_WEIGHTS)
-    with (
-        pytest.raises(CheckpointError, match=f"{ADAPTER_WEIGHTS}: changed since it was checked"),
-        adapter_tensors(files),
-    ):
-        pass
+    for reading in (read, adapter_tensors(files)):
+        with pytest.raises(CheckpointError, match=f"{ADAPTER_WEIGHTS}: changed since it was checked"):
+            reading(first)
 
 
 def test_a_file_that_nobody_touches_is_read_again_and_again(folder: Path) -> None:

@@ -19,8 +19,7 @@ from duat_cli.checks.weights import facts_of
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.checkpoint import stream
 from duat_cli.loading.checkpoint.headers import TensorEntry
-from duat_cli.loading.checkpoint.headers import read_header as read
-from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.loading.checkpoint.preflight import single_file
 from duat_cli.loading.checkpoint.stored import STORED
 from duat_cli.loading.model.given import given, streamed
 from duat_cli.zoo import tiny
@@ -240,8 +239,7 @@ def test_facts_of_values_in_memory_are_those_of_the_file(
         model.get_parameter("vector")[3] = float("nan")
     path = tmp_path / "w.safetensors"
     save_file({name: p.detach() for name, p in model.named_parameters()}, path)
-    header = read(path, path.name)
-    files = CheckpointFiles(tmp_path, {}, (path.name,), header.tensors, (), 0, {path.name: header.seal})
+    files = single_file(path)
     names = {kind: name for name, kind in STORED.items()}
     entries = {n: TensorEntry(tuple(p.shape), names[p.dtype], "", 0, 0) for n, p in model.named_parameters()}
     found = facts_of(streamed(model, entries), len(entries), lambda *_: None).tensors

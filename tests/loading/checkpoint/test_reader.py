@@ -10,20 +10,22 @@ import threading
 from pathlib import Path
 from unittest import mock
 
+import bad_checkpoints as bad
 import pytest
 import torch
 from paging import ids_of, outputs, pager_of, saved, whole
+from quantising import quantise
 from safetensors.torch import load_file, save_file
 
 from duat_cli.errors import CheckpointError
-from duat_cli.loading.checkpoint.preflight import inspect_folder
+from duat_cli.loading.checkpoint.preflight import inspect_folder, single_file
+from duat_cli.loading.checkpoint.reader import Reader
 from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.model import load
 from duat_cli.loading.model.device_map import DeviceMap, Placed
 from duat_cli.loading.model.fingerprint import fingerprint
 from duat_cli.loading.model.load import LoadedModel, load_files
 from duat_cli.loading.paged.layout import layout
-from duat_cli.loading.paged.reader import Reader
 
 
 def test_tensors_and_rows_are_those_of_the_file(tmp_path: Path) -> None:
@@ -48,6 +50,33 @@ def test_every_stored_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
     assert all(found[name].dtype == dtype and torch.equal(found[name], values[name]) for name in values)
 
 
+def test_a_dtype_of_no_weight_is_refused(tmp_path: Path) -> None:
+    header = json.dumps({"x": {"dtype": "F4", "shape": [2, 8], "data_offsets": [0, 8]}}).encode()
+    (tmp_path / "f4.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(CheckpointError, match=r"f4.safetensors: tensor 'x' cannot be read: stored as F4"):
+        Reader(single_file(tmp_path / "f4.safetensors")).tensor("x")
+
+
+@pytest.mark.parametrize("shape", [(7,), (7, 3), (7, 2, 3)])
+@pytest.mark.parametrize("threads", [False, True])
+def test_rows_of_any_shape_whether_or_not_threads_read(
+    shape: tuple[int, ...], threads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duat_cli.loading.checkpoint.reader.PIECE", 12)
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    save_file({"x": values}, tmp_path / "x.safetensors")
+    with Reader(single_file(tmp_path / "x.safetensors"), threads=threads) as reader:
+        assert reader.tensor("x").equal(values)
+        assert reader.rows("x", range(3)).equal(values[:3])
+        assert reader.rows("x", [4, 5, 1]).equal(values[[4, 5, 1]])
+
+
+def test_rows_of_a_quantised_weight(tmp_path: Path) -> None:
+    bad.llama(tmp_path, dtype="bfloat16", intermediate_size=96, hidden_size=64)
+    reader, name = Reader(inspect_folder(quantise(tmp_path, "nf4"))), "model.layers.0.mlp.up_proj.weight"
+    assert reader.rows(name, range(2, 5)).equal(reader.tensor(name)[2:5])
+
+
 def test_a_file_that_changes_is_named(tmp_path: Path) -> None:
     reader = Reader(inspect_folder(saved("llama", tmp_path)))
     reader.tensors(["model.norm.weight"])
@@ -61,7 +90,7 @@ def test_a_file_that_changes_is_named(tmp_path: Path) -> None:
 def test_each_tensor_is_read_where_it_is_indexed_and_no_thread_is_left(tmp_path: Path) -> None:
     files = inspect_folder(saved("llama", tmp_path))
     known = load_file(tmp_path / files.shards[0])
-    with Reader(files) as reader:
+    with Reader(files, threads=True) as reader:
         found = reader.each()
         assert reader.bytes_read == 0
         assert all(torch.equal(found[name][...], known[name]) for name in known)
@@ -70,7 +99,7 @@ def test_each_tensor_is_read_where_it_is_indexed_and_no_thread_is_left(tmp_path:
     assert not [one for one in threading.enumerate() if one.name.startswith("duat-piece")]
     with pytest.raises(RuntimeError):
         reader.tensors(list(known))
-    with pytest.raises(ValueError, match="x"), Reader(files):
+    with pytest.raises(ValueError, match="x"), Reader(files, threads=True):
         raise ValueError("x")
 
 

@@ -1,6 +1,7 @@
 """Tensors of the files by plain reads, in their stored dtype, in the order of the files.
 
-Quantised weights come as the numbers that their format's formula gives.
+Quantised weights come as the numbers that their format's formula gives. Plain reads instead of a memory map: a mapped
+file that shrinks meanwhile kills the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import torch
 from torch import Tensor
 
 from duat_cli.compat.libc import give_back_free_pages
-from duat_cli.loading.checkpoint.files import open_file, read_into
+from duat_cli.loading.checkpoint.dequantised import pieces
+from duat_cli.loading.checkpoint.files import fail, open_file, read_into
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.seal import require_unchanged
-from duat_cli.loading.checkpoint.stored import STORED, dequantised_tensor
+from duat_cli.loading.checkpoint.stored import STORED
 from duat_cli.text import shown
 
 THREADS, PIECE = 4, 16 << 20  # bytes
@@ -28,14 +30,17 @@ THREADS, PIECE = 4, 16 << 20  # bytes
 class Reader:
     """Reads tensors of a checkpoint; counts the bytes. CheckpointError where a file is not what was checked."""
 
-    def __init__(self, files: CheckpointFiles, homes: Mapping[str, str] | None = None) -> None:
-        """homes: tensor -> the device that keeps it, in its stored dtype, once it has been read."""
+    def __init__(
+        self, files: CheckpointFiles, homes: Mapping[str, str] | None = None, *, threads: bool = False
+    ) -> None:
+        """homes: tensor -> the device that keeps it, in its stored dtype, once it has been read. threads: whether some
+        read large tensors together; `with` ends them."""
         self._files, self._homes = files, homes or {}
         self._held: dict[str, Tensor] = {}
         self.bytes_read = 0
         self._checked: set[str] = set()  # shards whose header was read again
         self._counting = threading.Lock()
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="duat-piece")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="duat-piece") if threads else None
 
     def tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
         """These tensors, whole."""
@@ -45,23 +50,41 @@ class Reader:
                 self._held[name] = tensor.to(self._homes[name])
         return {name: self._held[name] if name in self._held else read[name] for name in names}
 
+    def tensor(self, name: str) -> Tensor:
+        """This one, whole."""
+        return self.tensors([name])[name]
+
     def _from_files(self, names: Sequence[str]) -> dict[str, Tensor]:
         entries = self._files.tensors
         found = {}
         for shard in dict.fromkeys(entries[name].shard for name in names):
             inside = sorted((n for n in names if entries[n].shard == shard), key=lambda n: entries[n].offset)
             path = self._sealed(shard, inside[0])
-            pieces: list[_Piece] = []
+            unread: list[_Piece] = []
             for name in inside:
+                found[name] = torch.empty(entries[name].shape, dtype=self._dtype(name))
                 if entries[name].made is None:
-                    found[name] = torch.empty(entries[name].shape, dtype=STORED[entries[name].dtype])
-                    pieces += _pieces(found[name], entries[name].offset, name)
+                    unread += _pieces(found[name], entries[name].offset, name)
                 else:
-                    found[name] = dequantised_tensor(self._files.path, self._files.seals, name, entries[name])
-                    self._count(entries[name].bytes)
-            self._read(path, pieces)
+                    self._compute(name, found[name])
+            self._read(path, unread)
             self._sealed(shard, inside[-1])
         return found
+
+    def _dtype(self, name: str) -> torch.dtype:
+        entry = self._files.tensors[name]
+        if entry.dtype not in STORED:
+            what = f"stored as {entry.dtype}, which is not read; save it in full precision"
+            fail(self._files.path / entry.shard, f"tensor {shown(name)} cannot be read: {what}")
+        return STORED[entry.dtype]
+
+    def _compute(self, name: str, whole: Tensor) -> None:
+        """Fill a tensor with the values of a quantised weight."""
+        entry = self._files.tensors[name]
+        flat = whole.reshape(-1, entry.shape[-1])
+        for start, values in pieces(self._files.path, self._files.seals, name, entry):
+            flat[start : start + len(values)] = torch.from_numpy(values)
+        self._count(entry.bytes)
 
     def each(self) -> dict[str, Unread]:
         """Every tensor that can be read, by name; none is read before it is indexed, from any thread."""
@@ -73,18 +96,18 @@ class Reader:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """No thread is left, as a fork asks for, nor what it kept to read into. What is still read of a load that
         failed is not waited for."""
-        self._threads.shutdown(wait=kind is None, cancel_futures=True)
+        if self._threads is not None:
+            self._threads.shutdown(wait=kind is None, cancel_futures=True)
         give_back_free_pages()
 
     def rows(self, name: str, rows: Sequence[int]) -> Tensor:
-        """Some rows of a matrix that is stored as it is, (rows, columns)."""
-        if name in self._homes:
-            held = self.tensors([name])[name]
-            return held[torch.tensor(list(rows), dtype=torch.long, device=held.device)]
+        """Some rows of a tensor that holds something, (rows, ...). A quantised weight is computed as a whole."""
         entry = self._files.tensors[name]
-        height, width = entry.shape
-        found = torch.empty(len(rows), width, dtype=STORED[entry.dtype])
-        path, size = self._sealed(entry.shard, name), entry.bytes // height
+        if name in self._homes or entry.made is not None:
+            held = self.tensor(name)
+            return held[torch.tensor(list(rows), dtype=torch.long, device=held.device)]
+        found = torch.empty(len(rows), *entry.shape[1:], dtype=self._dtype(name))
+        path, size = self._sealed(entry.shard, name), entry.bytes // entry.shape[0]
         with open_file(path) as file:
             for places, row in _runs(rows):
                 for piece in _pieces(found[places], entry.offset + row * size, name):
@@ -99,12 +122,12 @@ class Reader:
         self._checked.add(shard)
         return path
 
-    def _read(self, path: Path, pieces: Sequence[_Piece]) -> None:
+    def _read(self, path: Path, unread: Sequence[_Piece]) -> None:
         """Several at once: one read after the other waits for the file and for fresh memory in turn."""
-        if len(pieces) == 1:
-            self._count(_read_pieces(path, pieces))
+        if len(unread) == 1 or self._threads is None:
+            self._count(_read_pieces(path, unread))
             return
-        shares = [pieces[k::THREADS] for k in range(THREADS)]
+        shares = [unread[k::THREADS] for k in range(THREADS)]
         for done in [self._threads.submit(_read_pieces, path, share) for share in shares if share]:
             self._count(done.result())
 
@@ -122,7 +145,7 @@ class Unread:
     name: str
 
     def __getitem__(self, place: Any) -> Tensor:
-        return self.reader.tensors([self.name])[self.name][place]
+        return self.reader.tensor(self.name)[place]
 
 
 @dataclass(frozen=True)
@@ -147,9 +170,9 @@ def _runs(rows: Sequence[int]) -> Iterator[tuple[slice, int]]:
         yield slice(start, stop), rows[start]
 
 
-def _read_pieces(path: Path, pieces: Sequence[_Piece]) -> int:
+def _read_pieces(path: Path, unread: Sequence[_Piece]) -> int:
     """How many bytes they were."""
     with open_file(path) as file:
-        for piece in pieces:
+        for piece in unread:
             read_into(path, file, piece.offset, piece.view, shown(piece.name))
-    return sum(len(piece.view) for piece in pieces)
+    return sum(len(piece.view) for piece in unread)
