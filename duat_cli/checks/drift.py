@@ -13,6 +13,7 @@ from duat_cli.checks.baseline import (
     BaselinePrompts,
     Value,
     identity,
+    may_be_of,
     metric_of,
     stored_floats,
     tensor_key,
@@ -181,9 +182,8 @@ def refuse_other_model(
 ) -> None:
     """Another architecture or width, or weights that have nothing in common with the baseline's."""
     where, old = f"--baseline {clean(str(found.path))}", found.content
-    here = identity(files)
-    if here != old.model:
-        was, now = (f"{m.model_type} of width {m.hidden_size}" for m in (old.model, here))
+    if not may_be_of(old.model, files):
+        was, now = (f"{m.model_type} of width {m.hidden_size}" for m in (old.model, identity(files)))
         raise InputError(f"{where}: belongs to another model, {clean(was)}; this one is {clean(now)}")
     angles, reshaped = [], _reshaped(old, {name: list(t.entry.shape) for name, t in weights.matrices.items()})
     for name in weights.matrices:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from duat_cli.loading.checkpoint.sizes import DEPTH, HEAD_WIDTH, HEADS, WIDTH, text_config
+
 _NUMBERED = re.compile(r"(?:^|(?<=\.))(\d{1,6})(?=\.)")
 _ATTENTION = re.compile(r"attn|attention|(?:^|\.)att(?:\.|$)", re.IGNORECASE)
-_HEAD_WIDTH = ("head_dim", "d_kv")
-_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
-_WIDTH = ("hidden_size", "d_model", "n_embd", "dim")
-_DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 # Layers of attention, by the last part of their names
 _FORMS = "{}_proj", "{}_lin", "{}", "w{}", "W{}", "to_{}"
@@ -53,19 +52,13 @@ def is_attention(name: str) -> bool:
     return bool(_ATTENTION.search(name))
 
 
-def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a config that describes the text model."""
-    inner = config.get("text_config")
-    return inner if isinstance(inner, dict) else config
-
-
 def head_width(config: dict[str, Any]) -> int | None:
     """Columns a head takes, where the config says so."""
     text = text_config(config)
-    stated = _number(text, _HEAD_WIDTH)
+    stated = _number(text, HEAD_WIDTH)
     if stated:
         return stated
-    heads, width = _number(text, _HEADS), _number(text, _WIDTH)
+    heads, width = _number(text, HEADS), _number(text, WIDTH)
     return width // heads if heads and width and width % heads == 0 else None
 
 
@@ -90,7 +83,7 @@ def heads_of(name: str, config: dict[str, Any]) -> Heads | None:
         return _of_linear(leaf, text)
     plain, rotary, value = (_number(text, (f,)) for f in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     queries = width if plain is None or rotary is None else plain + rotary
-    values, count = value or width, _number(text, _HEADS)
+    values, count = value or width, _number(text, HEADS)
     if leaf in _QUERIES | _KEYS:
         return None if queries is None else Heads(True, queries, True, count if leaf in _QUERIES else None)
     if leaf in _VALUES:
@@ -102,7 +95,7 @@ def heads_of(name: str, config: dict[str, Any]) -> Heads | None:
     return None if leaf not in _OUTPUTS or values is None else Heads(False, values, True, count)
 
 
-def _of_linear(leaf: str, text: dict[str, Any]) -> Heads | None:
+def _of_linear(leaf: str, text: Mapping[str, Any]) -> Heads | None:
     of = "key" if leaf in _QUERIES | _KEYS else "value"
     width, count = (_number(text, (f,)) for f in (f"linear_{of}_head_dim", f"linear_num_{of}_heads"))
     if width is None or leaf not in _QUERIES.union(_KEYS, _VALUES, _OUTPUTS):
@@ -122,7 +115,7 @@ def leaf_of(name: str) -> str:
 
 
 def hidden_size(config: dict[str, Any]) -> int | None:
-    return _number(text_config(config), _WIDTH)
+    return _number(text_config(config), WIDTH)
 
 
 def depth(config: dict[str, Any]) -> int | None:
@@ -133,8 +126,8 @@ def depth(config: dict[str, Any]) -> int | None:
 def depth_field(config: dict[str, Any]) -> tuple[str, int] | None:
     """The field that says how many blocks there are, and what it says."""
     text = text_config(config)
-    return next(((name, number) for name in _DEPTH if (number := _number(text, (name,))) is not None), None)
+    return next(((name, number) for name in DEPTH if (number := _number(text, (name,))) is not None), None)
 
 
-def _number(config: dict[str, Any], names: tuple[str, ...]) -> int | None:
+def _number(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
     return next((config[n] for n in names if type(config.get(n)) is int and config[n] > 0), None)

@@ -13,7 +13,9 @@ import torch
 from running_checks import Duat, apart
 from safetensors.torch import load_file, save_file
 
+from duat_cli.checks.baseline import BaselineModel, identity, may_be_of
 from duat_cli.cli.main import run
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.results import prompts
 from duat_cli.text import natural
@@ -209,6 +211,24 @@ def test_p17_what_is_not_ours_is_refused(
 ) -> None:
     edit(made, **changes)
     duat("check", m, *QUICK, "--baseline", made).refused(str(made), *words)
+
+
+@pytest.mark.parametrize("field", ["text_config", "llm_config", "decoder"])
+def test_of_several_models_the_text_model_tells_whose_a_baseline_is(field: str) -> None:
+    """And baselines that were written before its config was found there stay what they are."""
+    config = {"model_type": "several", field: {"model_type": "llama", "hidden_size": 32}}
+    files = CheckpointFiles(Path(), config, (), {}, (), 0, {})
+    assert identity(files) == BaselineModel(model_type="llama", hidden_size=32)
+    assert may_be_of(identity(files), files)
+    assert may_be_of(BaselineModel(model_type="several", hidden_size=None), files)
+    assert not may_be_of(BaselineModel(model_type="gpt2", hidden_size=None), files)
+    assert not may_be_of(BaselineModel(model_type="llama", hidden_size=64), files)
+
+
+def test_a_baseline_without_a_width_is_one_of_this_model(m: Path, made: Path, duat: Duat) -> None:
+    edit(made, model={"model_type": "llama", "hidden_size": None})
+    done = duat("check", m, *QUICK, "--baseline", made, "--json")
+    assert (done.code, done.json["baseline"]["status"]) == (0, "compared")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 1}', '{"metrics": NaN}'])

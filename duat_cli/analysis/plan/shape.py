@@ -7,16 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from duat_cli.loading.checkpoint.dtypes import SHORT, SIZES, auto_dtype, no_dtype, text_config
+from duat_cli.loading.checkpoint.dtypes import SHORT, SIZES, auto_dtype, no_dtype
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.parts import Part, Parts, parts_of
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.loading.checkpoint.sizes import HEAD_WIDTH, HEADS, WIDTH, text_config
 from duat_cli.models.budgets import CHANNEL_HEADS
 
-_WIDTH = ("hidden_size", "d_model", "n_embd", "dim", "hidden_dim", "embed_dim")
-_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
-_HEAD_WIDTH = ("head_dim", "d_kv", "kv_channels")
 _CHOSEN_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k")
 _HEADS_A_CHANNEL = {".rg_lru.recurrent_param": 1, ".time_decay": 2, ".conv.conv.weight": 1}
 """By a tensor's name, of RecurrentGemma, RWKV, whose values are made of two tokens, and LFM2."""
@@ -97,8 +95,8 @@ def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
     parts = parts_of(files, element)
     config = text_config(files.config)
     inside = [tensor for block in parts.blocks for tensor in block.tensors.values()]
-    width = _number(config, _WIDTH) or _commonest_side(inside)
-    heads = _number(config, _HEADS) or 1
+    width = _number(config, WIDTH) or _commonest_side(inside)
+    heads = _number(config, HEADS) or 1
     kernels = [kernel for block in parts.blocks if (kernel := _kernel(block)) != (0, 0)]
     channels, state = max(kernels, default=(0, 0))
     return Shape(
@@ -111,7 +109,7 @@ def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
         width=width,
         heads=heads,
         kv_heads=_kv_heads(config, heads),
-        head_width=_number(config, _HEAD_WIDTH) or -(-width // heads),
+        head_width=_number(config, HEAD_WIDTH) or -(-width // heads),
         vocabulary=_vocabulary(files.config, config),
         experts=_number(config, _EXPERTS) or 0,
         inner=max((side for tensor in inside for side in tensor.shape[-2:]), default=width),

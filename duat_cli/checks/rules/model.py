@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from duat_cli.checks.places import BlockPlace, block_of, depth_field, text_config
+from duat_cli.checks.places import BlockPlace, block_of, depth_field
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.loading.checkpoint.sizes import text_config
 from duat_cli.text import listed, plural, shown
 
 _AHEAD = "num_nextn_predict_layers"

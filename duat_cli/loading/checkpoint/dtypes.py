@@ -4,11 +4,10 @@ headers, without torch, whose names are used."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
 
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.loading.checkpoint.sizes import text_config
 from duat_cli.text import shown
 
 SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -16,7 +15,6 @@ SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 SHORT = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """What `--dtype` may call them as well."""
 _STATED = {"double": "float64", "float": "float32", "half": "float16"}
-_TEXT = ("text_config", "decoder", "llm_config")  # where a config of several models keeps that of its text model
 STORED_FLOATS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     # these only of empty tensors, which real checkpoints hold as markers, and of what quantised weights are made of
@@ -55,8 +53,3 @@ def most_stored_name(files: CheckpointFiles) -> str | None:
         if entry.elements and entry.dtype in STORED_FLOATS:
             sizes[STORED_FLOATS[entry.dtype]] += entry.bytes
     return sizes.most_common(1)[0][0] if sizes else None
-
-
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of a config of several models, that of its text model; else the config."""
-    return next((found for name in _TEXT if isinstance(found := config.get(name), dict)), config)

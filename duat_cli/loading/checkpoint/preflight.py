@@ -23,6 +23,7 @@ from duat_cli.loading.checkpoint.headers import TensorEntry, read_header
 from duat_cli.loading.checkpoint.index import ADAPTER_CONFIG, INDEX, WEIGHTS, merge, refuse_gguf, weight_files
 from duat_cli.loading.checkpoint.orientation import refuse_turned
 from duat_cli.loading.checkpoint.seal import Seal
+from duat_cli.loading.checkpoint.sizes import DEPTH
 from duat_cli.text import clean, listed, plural, shown
 
 CONFIG = "config.json"
@@ -30,7 +31,7 @@ _MODELOPT = "hf_quant_config.json"
 _MAX_CONFIG_BYTES = 16 << 20  # public ones have a few kB, with label names up to one MB
 
 # zero of these is no transformer
-_DEPTH = frozenset({"num_hidden_layers", "n_layer", "n_layers", "num_layers"})
+_DEPTH = frozenset(DEPTH)
 _HEADS = frozenset({"num_attention_heads", "num_key_value_heads", "num_heads", "n_head", "n_heads"})
 _LAYERS = _DEPTH | {"encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"}
 _SIZES = frozenset({

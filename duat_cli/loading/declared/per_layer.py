@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from duat_cli.loading.checkpoint.dtypes import text_config
+from duat_cli.loading.checkpoint.sizes import text_config
 
 PER_LAYER = "per_layer_config"
 SKIP = "skip"

@@ -1,0 +1,23 @@
+"""Where config.json says how large a model is, by the names that architectures have for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+WIDTH = ("hidden_size", "d_model", "n_embd", "dim", "hidden_dim", "embed_dim")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
+HEAD_WIDTH = ("head_dim", "d_kv", "kv_channels")
+DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_TEXT = ("text_config", "decoder", "llm_config")  # where a config of several models keeps that of its text model
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a config of several models, that of its text model; else the config. A decoder without a width is none where
+    the config states one: FSMT keeps a vocabulary there."""
+    found = next((found for name in _TEXT if isinstance(found := config.get(name), dict)), config)
+    return config if found is config.get("decoder") and _has_width(config) and not _has_width(found) else found
+
+
+def _has_width(config: Mapping[str, Any]) -> bool:
+    return any(name in config for name in WIDTH)
