@@ -24,7 +24,6 @@ own beside the tokens.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -33,11 +32,11 @@ from torch import Tensor
 
 from duat_cli import __version__
 from duat_cli.analysis.session import Session
-from duat_cli.analysis.tensor_file import TensorFile
-from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.analysis.tensor_file import TensorFile, require_disk
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.value_path.operator import AttentionOperator
-from duat_cli.text import clean, one_line
+from duat_cli.text import one_line
 
 FORMAT = "duat operators 1"
 _OF_PROMPT = ("H", "s", "t", "C", "x", "contribution", "W_HVO", "W_HV", "W_O")
@@ -116,13 +115,9 @@ class OperatorFile:
 
     def _require_room(self, session: Session, prompts: Sequence[Prompt], blocks: Sequence[int]) -> None:
         need = sum(_elements(session, b, [p.input_ids.shape[1] for p in prompts]) for b in blocks)
-        need *= self._dtype.itemsize
-        free = shutil.disk_usage(self._path.parent).free
-        if need > free:
-            raise InputError(
-                f"{self._option}: the file would take {need / 2**30:,.1f} GiB, {clean(str(self._path.parent))} has "
-                f"{free / 2**30:,.1f} GiB left; take fewer or shorter prompts (--max-tokens), or fewer blocks"
-            )
+        advice = "take fewer or shorter prompts (--max-tokens), or fewer blocks"
+        what = f"{self._option}: the file would take"
+        require_disk(self._path.parent, need * self._dtype.itemsize, what, advice)
 
 
 def _elements(session: Session, block: int, lengths: Sequence[int]) -> int:

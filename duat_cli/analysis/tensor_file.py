@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from duat_cli.errors import InputError
 from duat_cli.models.instrument.attention import RowSource
+from duat_cli.text import clean
 
 _NAMES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
 _LITTLE = {"F32": "<f4", "F64": "<f8", "I64": "<i8"}
 _LARGEST = {"dtype": "F64", "shape": [1 << 40] * 3, "data_offsets": [1 << 60] * 2}  # an entry of more digits than any
+
+
+def require_disk(folder: Path, size: int, what: str, advice: str) -> None:
+    """InputError where a folder has no room for so many bytes. what: takes it, as the message begins; advice: how it
+    would be less."""
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        gib, left = (f"{count / 2**30:,.1f} GiB" for count in (size, free))
+        raise InputError(f"{what} {gib}, {clean(str(folder))} has {left} left; {advice}")
 
 
 class TensorFile:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -156,7 +157,7 @@ def test_a_block_without_factors_says_why(folder: Any, tmp_path: Path, capsys: p
 def test_a_disk_without_room_is_said_before_the_run(
     folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(operator_file.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     capsys.readouterr()
     file = tmp_path / "m.safetensors"
     assert run(["inspect", str(folder("llama")), "-q", "--matrices", str(file)]) == 2

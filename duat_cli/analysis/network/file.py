@@ -25,7 +25,6 @@ without an FFN has no W'_{j,2}, b'_{j,2}, W'_{j,3}.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,11 +35,9 @@ from torch import Tensor
 from duat_cli.analysis.dynamic import attention_weights, dynamic_names, norm_scales
 from duat_cli.analysis.network.hidden import Sigma
 from duat_cli.analysis.network.layer import Layer
-from duat_cli.analysis.tensor_file import TensorFile
-from duat_cli.errors import InputError
+from duat_cli.analysis.tensor_file import TensorFile, require_disk
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.text import clean
 
 FORMAT = "duat network 1"
 _NAMES = {"W1": "W'_{%d,1}", "W2": "W'_{%d,2}", "W3": "W'_{%d,3}", "b2": "b'_{%d,2}", "b3": "b'_{%d,3}", "x": "x'_{%d}"}
@@ -102,12 +99,7 @@ def require_room(folder: Path, side: int, hidden: Iterable[tuple[int, int]], siz
     """Refuse what the disk has no room for. hidden: (pre-activations, neurons) of all tokens, by layer; size: bytes of
     a number."""
     need = size * sum(2 * side * (side + rows + neurons) for rows, neurons in hidden)
-    free = shutil.disk_usage(folder).free
-    if need > free:
-        raise InputError(
-            f"--network: the matrices take {need / 2**30:,.1f} GiB, {clean(str(folder))} has {free / 2**30:,.1f} GiB "
-            "left; fewer tokens (--max-tokens) make them smaller"
-        )
+    require_disk(folder, need, "--network: the matrices take", "fewer tokens (--max-tokens) make them smaller")
 
 
 def _at(name: str, number: int) -> str:

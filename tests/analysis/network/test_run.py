@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,6 @@ def test_what_is_no_network_of_the_paper_is_refused(tmp_path: Path, monkeypatch:
     half = single_model("llama").to(torch.bfloat16)
     with pytest.raises(InputError, match="give --dtype float32"):
         run.network(as_loaded(half), prompt_of(token_ids(half, TOKENS)), str, quiet)
-    monkeypatch.setattr(network_file.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     with pytest.raises(InputError, match=r"the matrices take 0.0 GiB, .* has 0.0 GiB left"):
         run.network(as_loaded(model), prompt_of(token_ids(model, TOKENS)), str, quiet, tmp_path / "n.safetensors")

@@ -32,7 +32,7 @@ from duat_cli.analysis.decomposition import Decomposition, Step
 from duat_cli.analysis.dynamic import attention_weights, dynamic_names, norm_scales
 from duat_cli.analysis.inspect.save.asked import KINDS, require_folder
 from duat_cli.analysis.session import Session
-from duat_cli.analysis.tensor_file import TensorFile
+from duat_cli.analysis.tensor_file import TensorFile, require_disk
 from duat_cli.compat.transformers import stated
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt
@@ -142,12 +142,8 @@ class StateFiles:
         heads = heads if isinstance(heads, int) else 0  # one for each stage: how large H will be, is not known yet
         each = {"H": lambda n: heads * n * n, "S": lambda n: 2 * (n + width), "bias": lambda n: 2 * n * width}
         need = self._dtype.itemsize * self._depth * sum(each[kind](n) for kind in self._kinds for n in lengths)
-        free = shutil.disk_usage(self._folder).free
-        if need > free:
-            raise InputError(
-                f"--save-to: the files take {need / 2**30:,.1f} GiB at least, the disk has {free / 2**30:,.1f} GiB "
-                "left; take fewer or shorter prompts (--max-tokens), or fewer blocks"
-            )
+        advice = "take fewer or shorter prompts (--max-tokens), or fewer blocks"
+        require_disk(self._folder, need, "--save-to: the files take at least", advice)
 
 
 class _StateFile:

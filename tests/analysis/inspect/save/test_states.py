@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -256,8 +257,8 @@ def test_what_cannot_be_written_is_one_line(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full"]
     assert kinds_of("bias, H") == {"H", "bias"}
     model = single_model("llama")
-    monkeypatch.setattr(subject.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10}))
-    with pytest.raises(InputError, match=r"0.0 GiB at least, the disk has 0.0 GiB left"):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10}))
+    with pytest.raises(InputError, match=r"the files take at least 0.0 GiB, .* has 0.0 GiB left"):
         saved(model, tmp_path / "x", token_ids(model, 4))
 
 
