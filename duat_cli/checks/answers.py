@@ -27,7 +27,7 @@ CHANGED = {"float64": 0.0, "float32": 0.0, "float16": 0.002, "bfloat16": 0.01}
 TURNED = {"float64": 1e-8, "float32": 1e-6, "float16": 1e-4, "bfloat16": 2e-3}
 """1 - cosine that rounding in that dtype may make of an embedding."""
 
-Sketch = Annotated[list[Finite], Field(min_length=1)]
+SketchNumbers = Annotated[list[Finite], Field(min_length=1)]
 
 
 class Answers(BaseModel):
@@ -40,7 +40,7 @@ class Answers(BaseModel):
     """The most likely token of each prediction."""
     margins: list[Finite] = []
     """How far it is ahead of the second, in standard deviations of the logits."""
-    embeddings: list[Sketch] = []
+    embeddings: list[SketchNumbers] = []
     """Of each prompt's embedding of length 1, its sketch."""
 
 

@@ -24,6 +24,7 @@ from duat_cli.checks.places import block_number, hidden_size
 from duat_cli.checks.sketch import SIZE
 from duat_cli.checks.weights import WeightFacts
 from duat_cli.errors import CheckpointError, InputError
+from duat_cli.loading.checkpoint.dtypes import RUN_IN
 from duat_cli.loading.checkpoint.files import read_json
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.sizes import text_config
@@ -39,7 +40,7 @@ _TENSORS, _COUNTS = "weights", "integrity"  # first parts of keys that are no fi
 BEHAVIOUR = "behaviour"  # first part of keys that are fields of that result
 FIRST_SCHEMA = 1  # with sketches of another kind; read, and no longer written
 ANSWERS_SCHEMA = 3  # the first with what the model answers, and what it says of itself beside its weights
-Sketch = Annotated[list[Finite], Field(min_length=1 + SIZE, max_length=1 + SIZE)]
+NormAndSketch = Annotated[list[Finite], Field(min_length=1 + SIZE, max_length=1 + SIZE)]
 Value = float | list[float]
 
 
@@ -76,7 +77,7 @@ class Baseline(_Part):
     prompts: BaselinePrompts | None
     answers: Answers | None = None
     """What the model answered to the prompts."""
-    metrics: dict[str, Finite | Sketch]
+    metrics: dict[str, Finite | NormAndSketch]
     """Path -> value; of a tensor its norm and sketch."""
     declared: dict[str, Any] | None = None
     """What the checkpoint says of itself beside its weights: config, generation config, tokenizer."""
@@ -195,7 +196,7 @@ def may_be_of(old: BaselineModel, files: CheckpointFiles) -> bool:
 
 
 def stored_floats(files: CheckpointFiles) -> list[str]:
-    return sorted({t.dtype for t in files.tensors.values()} & {"F64", "F32", "F16", "BF16"})
+    return sorted({t.dtype for t in files.tensors.values()} & RUN_IN.keys())
 
 
 def rounded(value: Value) -> Value:

@@ -19,9 +19,10 @@ from duat_cli.checks.baseline import (
     tensor_key,
 )
 from duat_cli.checks.policy import Policy
-from duat_cli.checks.tolerances import COARSENESS, STORED_AS, Tolerance, tolerance
+from duat_cli.checks.tolerances import COARSENESS, Tolerance, tolerance
 from duat_cli.checks.weights import WeightFacts, distance
 from duat_cli.errors import InputError
+from duat_cli.loading.checkpoint.dtypes import RUN_IN
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.text import clean, natural, plural, shown
 
@@ -167,7 +168,7 @@ def refuse_rounded(found: BaselineFile, files: CheckpointFiles, drift: Iterable[
     here = stored_floats(files)
     moved = [d.change for d in drift if d.status == "beyond" and metric_of(d.key).kind == "tensor"]
     if here != old.stored and moved:
-        coarsest = max((STORED_AS.get(d, "float32") for d in {*here, *old.stored}), key=lambda d: COARSENESS[d])
+        coarsest = max((RUN_IN.get(d, "float32") for d in {*here, *old.stored}), key=lambda d: COARSENESS[d])
         room = tolerance(tensor_key(""), coarsest, {}).atol
         if COARSENESS[coarsest] > COARSENESS[limit_dtype] and max(moved) <= room:
             raise InputError(

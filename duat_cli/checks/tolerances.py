@@ -16,7 +16,6 @@ from duat_cli.checks.policy import Layer, ToleranceTable
 from duat_cli.results.behaviour import Behaviour
 
 COARSENESS = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3}
-STORED_AS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 # relative distance of a tensor, from its sketch
 _WEIGHTS = {"float64": 1e-5, "float32": 1e-4, "float16": 1e-3, "bfloat16": 8e-3}

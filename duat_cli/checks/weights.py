@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from duat_cli.checks.places import BlockPlace, block_of
 from duat_cli.checks.sketch import FirstSketch, Sketch
 from duat_cli.loading.checkpoint.dequantised import stored_parts
-from duat_cli.loading.checkpoint.dtypes import stated_dtype
+from duat_cli.loading.checkpoint.dtypes import RUN_IN, stated_dtype
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.stream import Piece, Streamed, stream
 
 _RUN = 1 << 13  # values
 _SMALLEST = 1e-20  # of a piece's energy: below, float32 squares are no longer normal numbers
-_FLOATS = frozenset({"F64", "F32", "F16", "BF16", "C64"})
+_FLOATS = frozenset({*RUN_IN, "C64"})
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 
 Indices = NDArray[np.intp]

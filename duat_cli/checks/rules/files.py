@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 from duat_cli.checks.places import block_of, depth
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.loading.checkpoint.dtypes import RUN_IN
 from duat_cli.loading.checkpoint.index import INDEX
 from duat_cli.text import listed, plural, shown
 
-_FLOATS = ("F64", "F32", "F16", "BF16")
 _WHOLE = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
 
 
@@ -37,7 +37,7 @@ def _layers(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 def _dtype(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     allowed = settings.allowed or ()
-    for dtype in _FLOATS:
+    for dtype in RUN_IN:
         names = [n for n, t in evidence.files.tensors.items() if t.dtype == dtype]
         if names and dtype not in allowed:
             text = f"{plural(len(names), 'tensor')} stored as {dtype}: {listed(names)}; allowed: {', '.join(allowed)}"
@@ -45,7 +45,7 @@ def _dtype(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 
 def _mixed(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    count = Counter(t.dtype for t in evidence.files.tensors.values() if t.dtype in _FLOATS)
+    count = Counter(t.dtype for t in evidence.files.tensors.values() if t.dtype in RUN_IN)
     text = ", ".join(f"{number} {dtype}" for dtype, number in count.most_common())
     yield Measurement(max(0, len(count) - 1), f"dtypes of the tensors: {text or 'none'}")
 
@@ -80,7 +80,7 @@ RULES = [
         "Store the checkpoint in an allowed dtype, or add the dtype to `allowed` in the policy.",
         _dtype,
         unit="tensors",
-        allowed=_FLOATS,
+        allowed=tuple(RUN_IN),
     ),
     Rule(
         "integrity.mixed_dtypes",

@@ -21,11 +21,11 @@ from duat_cli.checks.paths import is_metric, leaves_out, matches
 from duat_cli.checks.policy import Policy, read_policy
 from duat_cli.checks.registry import settings_of
 from duat_cli.checks.rule import Evidence, Need, Settings
-from duat_cli.checks.tolerances import COARSENESS, STORED_AS
+from duat_cli.checks.tolerances import COARSENESS
 from duat_cli.checks.verdict.causes import grouped
 from duat_cli.checks.verdict.judge import judge
 from duat_cli.errors import InputError
-from duat_cli.loading.checkpoint.dtypes import SHORT
+from duat_cli.loading.checkpoint.dtypes import RUN_IN, SHORT
 from duat_cli.loading.declared.facts import GENERATION, TOKENIZER
 from duat_cli.results.base import Run
 from duat_cli.results.check import (
@@ -251,7 +251,7 @@ def _weights_dtype(plan: CheckPlan, evidence: Evidence) -> str:
     """The tolerance without a forward pass: that of --dtype, whose 'auto' is the coarsest stored one."""
     if plan.dtype != "auto":
         return SHORT.get(plan.dtype, plan.dtype)
-    stored = [STORED_AS[d] for d in baselines.stored_floats(evidence.files)]
+    stored = [RUN_IN[d] for d in baselines.stored_floats(evidence.files)]
     return max(stored, key=lambda d: COARSENESS[d], default="float32")
 
 

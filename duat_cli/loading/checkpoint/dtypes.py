@@ -15,13 +15,15 @@ SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 SHORT = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """What `--dtype` may call them as well."""
 _STATED = {"double": "float64", "float": "float32", "half": "float16"}
+RUN_IN = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""What models run in, by safetensors' names."""
 STORED_FLOATS = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    **RUN_IN,
     # these only of empty tensors, which real checkpoints hold as markers, and of what quantised weights are made of
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
 }  # fmt: skip
-"""By safetensors' names."""
+"""What weights are stored in, likewise."""
 
 
 def no_dtype(name: str) -> InputError:

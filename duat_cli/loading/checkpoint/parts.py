@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 
-KEPT_BYTES = 64 << 20  # of a layer outside of blocks: up to here it is part of the frame
+FRAME_BYTES = 64 << 20  # of a layer outside of blocks: up to here it is part of the frame
 ROWS_BYTES = 16 << 20  # of a matrix that is looked through in pieces
 _NUMBERED = re.compile(r"(?:.*?\.)?\d+(?=\.)")
 
@@ -60,7 +60,7 @@ def parts_of(files: CheckpointFiles, element_bytes: int) -> Parts:
         numbered = _NUMBERED.match(name)
         if numbered:
             blocks.setdefault(numbered[0], {})[name] = tensor
-        elif len(tensor.shape) == 2 and tensor.elements * element_bytes > KEPT_BYTES:
+        elif len(tensor.shape) == 2 and tensor.elements * element_bytes > FRAME_BYTES:
             layers.append(Part(name, {name: tensor}))
         else:
             frame[name] = tensor

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from duat_cli.compat.torch import buffers_of, parameters_of
-from duat_cli.loading.checkpoint.parts import KEPT_BYTES
+from duat_cli.loading.checkpoint.parts import FRAME_BYTES
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,11 +26,11 @@ class Page:
     by_rows: bool  # one matrix, stored as it is used: some of its rows can be read without the others
 
 
-def layout(model: nn.Module, targets: Mapping[str, tuple[str, bool]], *, kept: int = KEPT_BYTES) -> list[Page]:
+def layout(model: nn.Module, targets: Mapping[str, tuple[str, bool]], *, kept: int = FRAME_BYTES) -> list[Page]:
     """The pages of a model, the frame first, the others in the order of the model's modules.
 
     targets: tensor of the files -> (parameter or buffer of the model, whether its values are changed). kept: bytes, see
-    `KEPT_BYTES`. A tensor that several blocks share belongs to the frame.
+    `FRAME_BYTES`. A tensor that several blocks share belongs to the frame.
     """
     modules = dict(model.named_modules())
     blocks = set(block_names(model))

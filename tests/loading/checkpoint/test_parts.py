@@ -8,7 +8,7 @@ import pytest
 from paging import in_parts, pager_of, saved
 
 from duat_cli.loading.checkpoint.headers import TensorEntry
-from duat_cli.loading.checkpoint.parts import KEPT_BYTES, parts_of
+from duat_cli.loading.checkpoint.parts import FRAME_BYTES, parts_of
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles, inspect_folder
 from duat_cli.loading.paged.layout import Page
 
@@ -27,7 +27,7 @@ def test_blocks_are_the_pages_of_the_model(model_type: str, tmp_path: Path) -> N
 
 
 def test_a_large_matrix_outside_of_blocks_is_a_part_of_its_own() -> None:
-    rows = KEPT_BYTES // 8 + 1
+    rows = FRAME_BYTES // 8 + 1
 
     def entry(*shape: int) -> TensorEntry:
         return TensorEntry(shape, "BF16", "model.safetensors", 2 * shape[0] * shape[-1], 0)
