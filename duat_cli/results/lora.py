@@ -27,7 +27,11 @@ from duat_cli.results.weight_change import Comparison, ModuleChange
 _PROMPTS = Meaning(needs="prompts")
 _TOLERANCE = Meaning("relative", "given")
 _CERTIFICATE = Meaning(
-    "relative", "measured", formula="max over prompts of |x_i - rebuilt_i| / |x_i|", source="Eq. 11/12, 33/34"
+    "relative",
+    "measured",
+    formula="max over prompts of |x_i - rebuilt_i| / |x_i|",
+    source="Eq. 11/12, 33/34",
+    over_prompts="largest",
 )
 
 

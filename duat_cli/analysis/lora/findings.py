@@ -8,7 +8,7 @@ from typing import Any
 
 from duat_cli.analysis.aggregate import ExactSum, Mean
 from duat_cli.analysis.lora.prompts import ONE_TOKEN, Compared
-from duat_cli.results.lora import AnswerChange, AnswersSummary, BlockChange, OperatorChange, PromptChange, TermsChange
+from duat_cli.results.lora import AnswerChange, AnswersSummary, BlockChange, PromptChange
 from duat_cli.results.prompts import LISTED
 from duat_cli.statistics.bootstrap import FEWEST
 from duat_cli.statistics.survey import quantile
@@ -145,39 +145,20 @@ class Findings:
     """Of the prompts so far, in constant memory."""
 
     def __init__(self) -> None:
-        self._first: list[BlockChange] = []  # of the first prompt
-        self._means: list[tuple[Mean[OperatorChange], Mean[TermsChange]]] = []
-        self._errors: list[tuple[float, float]] = []  # of a block: the base's certificate, the tuned model's
+        self._blocks: list[Mean[BlockChange]] = []
         self.changes = Changes()
         self.base_error = self.tuned_error = 0.0
 
     def add(self, found: Compared) -> None:
         """The next prompt."""
-        if not self._first:
-            self._first = found.blocks
-            self._means = [(Mean(), Mean()) for _ in found.blocks]
-            self._errors = [(0.0, 0.0) for _ in found.blocks]
-        for number, block in enumerate(found.blocks):
-            operator, terms = self._means[number]
-            operator.add(block.operator)
-            terms.add(block.terms)
-            base, tuned = self._errors[number]
-            self._errors[number] = max(base, block.base_certificate), max(tuned, block.tuned_certificate)
+        self._blocks = self._blocks or [Mean() for _ in found.blocks]
+        for mean, block in zip(self._blocks, found.blocks, strict=True):
+            mean.add(block)
         self.base_error = max(self.base_error, found.base_error)
         self.tuned_error = max(self.tuned_error, found.tuned_error)
         self.changes.add(found.change)
 
     @property
     def blocks(self) -> list[BlockChange]:
-        """Means."""
-        return [
-            BlockChange(
-                index=block.index,
-                name=block.name,
-                operator=operator.value(),
-                terms=terms.value(),
-                base_certificate=base,
-                tuned_certificate=tuned,
-            )
-            for block, (operator, terms), (base, tuned) in zip(self._first, self._means, self._errors, strict=True)
-        ]
+        """Means; of certificates the largest."""
+        return [mean.value() for mean in self._blocks]

@@ -8,6 +8,7 @@ weights of both are read block by block, both go through each block in turn, wit
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -84,10 +85,11 @@ class Beside(Protocol):
 
 @dataclass
 class _Row:
-    """One prompt on its way through both models."""
+    """One prompt on its way through both models, the base first."""
 
+    kept: dict[int, Kept] = field(default_factory=dict)  # of the base's blocks, until the tuned model's are there
     blocks: list[BlockChange] = field(default_factory=list)
-    errors: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of the certificates, the base's first
+    errors: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of the certificates
     streams: list[Tensor | None] = field(default_factory=lambda: [None, None])  # what the last blocks gave
     outputs: list[Any] = field(default_factory=list)  # what the stacks returned
 
@@ -98,21 +100,15 @@ class _Row:
         size = float(before.norm())
         return float((after - before).norm()) / size if size else 0.0
 
-    def ended(self, _number: int, output: Any) -> None:
-        self.outputs.append(output)
-
 
 class Comparer:
     """Both models, and what is known of a pair of blocks."""
 
     def __init__(self, before: Ground, after: Ground, decode: Decode, total: int, progress: Progress) -> None:
         """before, after: of the base and of the tuned model. total: how many prompts there are in all."""
-        base, tuned = before.session, after.session
-        self._paired = base.depth == tuned.depth
-        self.base, self.tuned = base, tuned
+        self._grounds, self._sessions = (before, after), (before.session, after.session)
+        self._paired = before.session.depth == after.session.depth
         self._decode, self._total, self._progress = decode, total, progress
-        self._why_not = before.why_no_next_token or after.why_no_next_token
-        self._before, self._after = before.branches, after.branches
         self._grams: dict[int, Tensor] = {}
 
     def __call__(
@@ -124,8 +120,7 @@ class Comparer:
             with contextlib.ExitStack() as stack:
                 for one in beside:
                     stack.enter_context(contextlib.nullcontext() if one is None else one.attached())
-                passes = [[] if one is None else one.passes for one in beside]
-                rows = self._rows(some, passes[0], passes[1])
+                rows = self._rows(some, [[] if one is None else one.passes for one in beside])
             beside = None, None
             for (number, prompt), row in zip(some, rows, strict=True):
                 change = _prompt(number, prompt, row.moved, self._logits(prompt, row), self._decode)
@@ -135,104 +130,71 @@ class Comparer:
     @property
     def _weights(self) -> tuple[Weights, Weights] | None:
         """Of both models, where they go through each block in turn."""
-        before, after = self.base.weights, self.tuned.weights
+        before, after = (session.weights for session in self._sessions)
         return (before, after) if self._paired and before is not None and after is not None else None
 
     def _side_by_side(self, chunk: Sequence[tuple[int, Prompt]]) -> list[list[tuple[int, Prompt]]]:
         """As many as go through both models at once."""
         if self._weights is None:
             return [[one] for one in chunk]
-        return [[chunk[place] for place in wave] for wave in self.base.waves([prompt for _, prompt in chunk])]
+        return [[chunk[place] for place in wave] for wave in self._sessions[0].waves([prompt for _, prompt in chunk])]
 
-    def _rows(
-        self, chunk: Sequence[tuple[int, Prompt]], with_base: Sequence[Pass], with_tuned: Sequence[Pass]
-    ) -> list[_Row]:
-        """Of prompts that go side by side."""
-        if self._weights is not None:
-            return self._in_step(chunk, self._weights, (with_base, with_tuned))
-        [row] = [self._alone(number, prompt) for number, prompt in chunk]
-        one_by_one([*with_base, *with_tuned])
-        return [row]
-
-    def _alone(self, number: int, prompt: Prompt) -> _Row:
-        """A prompt through the base, then through the tuned model."""
-        if self._paired:
-            _check_room(self.base, prompt)
-        kept: dict[int, Kept] = {}
-        row = _Row()
-        which = f"prompt {number + 1} of {self._total}"
-        self._progress(2 * number, 2 * self._total, f"base model, {which}")
-        self.base.sweep_all([prompt], lambda _: self._keeping(kept, row), row.ended)
-        self._progress(2 * number + 1, 2 * self._total, f"tuned model, {which}")
-        self.tuned.sweep_all([prompt], lambda _: self._comparing(kept, row), row.ended)
-        return row
-
-    def _in_step(
-        self,
-        chunk: Sequence[tuple[int, Prompt]],
-        weights: tuple[Weights, Weights],
-        beside: tuple[Sequence[Pass], Sequence[Pass]],
-    ) -> list[_Row]:
-        """All prompts through a block of the base, then of the tuned model, then through the next. Of the base's run,
-        one block is kept."""
-        prompts = [prompt for _, prompt in chunk]
-        kept: list[dict[int, Kept]] = [{} for _ in prompts]
-        rows = [_Row() for _ in prompts]
-        blocks = len(self.base.structure.calls)
+    def _rows(self, chunk: Sequence[tuple[int, Prompt]], beside: Sequence[Sequence[Pass]]) -> list[_Row]:
+        """Of prompts that go side by side: all of them through a block of the base, then of the tuned model, then
+        through the next, so that of the base's run one block is kept. Where weights are in memory of one prompt, which
+        goes through the base, then through the tuned model. beside: passes that go along with either."""
+        rows, weights = [_Row() for _ in chunk], self._weights
+        blocks = len(self._sessions[0].structure.calls)
         done = itertools.count(chunk[0][0] * blocks + 1)
 
-        def comparing(place: int) -> Listener:
-            compare = self._comparing(kept[place], rows[place])
+        def listener(side: int, place: int) -> Listener:
+            decomposition, row = Decomposition(), rows[place]
 
             def listen(run: BlockRun) -> None:
-                compare(run)
-                which = f"prompt {chunk[place][0] + 1} of {self._total}"
-                self._progress(next(done), self._total * blocks, f"both models, {which}")
+                self._take(side, row, run, decomposition.advance(run))
+                if side and weights is not None:
+                    which = f"prompt {chunk[place][0] + 1} of {self._total}"
+                    self._progress(next(done), self._total * blocks, f"both models, {which}")
 
             return listen
 
-        def ended(place: int, output: Any) -> None:
-            rows[place].ended(place, output)
+        def sweep(side: int) -> None:
+            self._sessions[side].sweep_all(
+                [prompt for _, prompt in chunk],
+                functools.partial(listener, side),
+                lambda place, output: rows[place].outputs.append(output),
+                None if weights is None else lambda _found: Riders(beside[side]),
+            )
 
-        with_base, with_tuned = (lambda _found, passes=passes: Riders(passes) for passes in beside)
-        in_step(
-            weights[0],
-            lambda: self.base.sweep_all(
-                prompts, lambda place: self._keeping(kept[place], rows[place]), ended, with_base
-            ),
-            weights[1],
-            lambda: self.tuned.sweep_all(prompts, comparing, ended, with_tuned),
-        )
+        if weights is not None:
+            in_step(weights[0], lambda: sweep(0), weights[1], lambda: sweep(1))
+            return rows
+        [(number, prompt)] = chunk
+        if self._paired:
+            _check_room(self._sessions[0], prompt)
+        for side, what in enumerate(("base model", "tuned model")):
+            self._progress(2 * number + side, 2 * self._total, f"{what}, prompt {number + 1} of {self._total}")
+            sweep(side)
+        one_by_one([*beside[0], *beside[1]])
         return rows
 
-    def _keeping(self, kept: dict[int, Kept], row: _Row) -> Listener:
-        decomposition = Decomposition()
-
-        def listen(run: BlockRun) -> None:
-            block = _keep(self.base, self._before, run, decomposition.advance(run))
-            row.errors[0], row.streams[0] = max(row.errors[0], block.error), block.output
-            if self._paired:
-                kept[run.index] = block
-
-        return listen
-
-    def _comparing(self, kept: dict[int, Kept], row: _Row) -> Listener:
-        decomposition = Decomposition()
-
-        def listen(run: BlockRun) -> None:
-            after = _keep(self.tuned, self._after, run, decomposition.advance(run))
-            row.errors[1], row.streams[1] = max(row.errors[1], after.error), after.output
-            if self._paired:
-                row.blocks.append(_block(self.base, run.index, kept.pop(run.index), after, self._grams))
-
-        return listen
+    def _take(self, side: int, row: _Row, run: BlockRun, step: Step) -> None:
+        """One block of the base (side 0) or of the tuned model (1) under one prompt."""
+        ground = self._grounds[side]
+        found = _keep(ground.session, ground.branches, run, step)
+        row.errors[side], row.streams[side] = max(row.errors[side], found.error), found.output
+        if self._paired and side:
+            row.blocks.append(_block(self._sessions[0], run.index, row.kept.pop(run.index), found, self._grams))
+        elif self._paired:
+            row.kept[run.index] = found
 
     def _logits(self, prompt: Prompt, row: _Row) -> tuple[Tensor, Tensor] | str:
         """Of both models, or why they are not those of the next token."""
-        if self._why_not is not None:
-            return self._why_not
-        sessions, ids = (self.base, self.tuned), prompt.input_ids
-        p, q = (logits_of(session, output, ids) for session, output in zip(sessions, row.outputs, strict=True))
+        before, after = self._grounds
+        if (why := before.why_no_next_token or after.why_no_next_token) is not None:
+            return why
+        pairs = zip(self._sessions, row.outputs, strict=True)
+        p, q = (logits_of(session, output, prompt.input_ids) for session, output in pairs)
         return p, q
 
 

@@ -205,11 +205,11 @@ def whole_report(
 
 def _changed(planned: Mapping[str, Sequence[ParameterPlan]], report: LoraReport) -> list[str]:
     """The parameters that the adapter changes; UnsupportedModelError where a change is not defined."""
-    if any(m.frobenius_norm is None for m in report.modules) or report.skipped:
-        names = [m.whole_name for m in report.modules if m.frobenius_norm is None]
-        what = [*names, *(entry.what for entry in report.skipped)][0]
+    undefined = [m.whole_name for m in report.modules if m.frobenius_norm is None]
+    undefined += [entry.what for entry in report.skipped]
+    if undefined:
         raise UnsupportedModelError(
-            f"{report.tuned}: the change of {what} is not defined, so the tuned model cannot be run"
+            f"{report.tuned}: the change of {undefined[0]} is not defined, so the tuned model cannot be run"
         )
     for resized in (m for m in report.modules if m.added_rows):
         refuse_resized(report.tuned, resized.whole_name, resized.shape[0], resized.added_rows)
