@@ -16,6 +16,7 @@ from duat_cli.checks.rule import Need, Rule
 from duat_cli.checks.rules.adapter import LEVELS, LINT
 from duat_cli.errors import InputError
 from duat_cli.explain.fields import fields
+from duat_cli.grouping import by_key
 from duat_cli.report.headers import printed
 from duat_cli.results.explained.report import ExplainReport, Explanation
 from duat_cli.text import shown
@@ -76,11 +77,11 @@ def everything() -> list[Explanation]:
 @functools.cache
 def _by_name() -> dict[str, list[Explanation]]:
     """Entries by each of their names and paths, as `_plain` has them."""
-    found: dict[str, list[Explanation]] = {}
-    for entry in everything():
-        for name in {_plain(name): None for name in (*_names(entry), *_paths(entry))}:
-            found.setdefault(name, []).append(entry)
-    return found
+    return by_key(
+        (name, entry)
+        for entry in everything()
+        for name in dict.fromkeys(_plain(name) for name in (*_names(entry), *_paths(entry)))
+    )
 
 
 @functools.cache

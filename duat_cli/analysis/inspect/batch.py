@@ -24,6 +24,7 @@ from duat_cli.analysis.inspect.total import PromptSweep
 from duat_cli.analysis.inspect.uniform import UniformNulls
 from duat_cli.analysis.session import Session
 from duat_cli.errors import DuatError
+from duat_cli.grouping import by_key
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for, wide
 from duat_cli.models.budgets import BATCH_BYTES_GPU, batched_bytes, most_together
@@ -80,10 +81,8 @@ def leaders(counts: Iterable[int], size: Sizes) -> array[int]:
 
 def batches(leading: array[int], begun: int = 0) -> list[list[int]]:
     """The positions of every batch, of one prompt or several, without those in front of `begun`."""
-    members: dict[int, list[int]] = {}
-    for position, leader in enumerate(leading[begun:], begun):
-        members.setdefault(leader, []).append(position)
-    return [*members.values()]
+    places = enumerate(leading[begun:], begun)
+    return [*by_key((leader, position) for position, leader in places).values()]
 
 
 def sweep_batch(session: Session, prompts: Sequence[Prompt], options: InspectOptions) -> list[PromptSweep] | None:

@@ -43,14 +43,6 @@ def refuse_resized(adapter: str, parameter: str, rows: int, added: int) -> NoRet
     )
 
 
-def by_parameter(known: Iterable[ParameterPlan]) -> dict[str, list[ParameterPlan]]:
-    """Parameter -> every plan that changes it."""
-    found: dict[str, list[ParameterPlan]] = {}
-    for plan in known:
-        found.setdefault(plan.parameter, []).append(plan)
-    return found
-
-
 def whole(planned: Sequence[ParameterPlan], read: Read, base: BaseWeights) -> Tensor:
     """Everything that these plans add to their one parameter, in its shape; UnsupportedModelError where a change is not
     defined."""
@@ -69,7 +61,7 @@ def whole(planned: Sequence[ParameterPlan], read: Read, base: BaseWeights) -> Te
 def tuned_model(loaded: LoadedModel, one: Opened, base: BaseWeights, changed: Iterable[str]) -> LoadedModel:
     """The loaded base with these parameters changed, its weights read block by block where the base's are. Each change
     is computed when it is applied."""
-    planned = by_parameter(one.plans)
+    planned = one.by_parameter
     changes = {name: functools.partial(whole, planned[name], one.read, base) for name in changed}
     tied = frozenset(plan.parameter for plan in one.plans if plan.kind == "trainable tokens")  # wherever they are used
     if loaded.paged is None:
@@ -91,7 +83,7 @@ def adapted(loaded: LoadedModel, adapter: AdapterFiles, base: BaseWeights) -> It
             raise UnsupportedModelError(str(fault)) from fault
         refuse_other_base(adapter, one.plans)
         changed: list[str] = []
-        for name, planned in by_parameter(one.plans).items():
+        for name, planned in one.by_parameter.items():
             parts = [change_of(plan, one.read, base) for plan in planned]
             for change in parts:
                 _refuse_undefined(name, change)

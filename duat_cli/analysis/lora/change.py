@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from duat_cli.grouping import by_key
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.adapter.keys import Keys, read_keys
@@ -74,6 +75,11 @@ class Opened:
         """Those that have a meaning, block after block."""
         found = [plan for plan in self.found if isinstance(plan, ParameterPlan)]
         return sorted(found, key=lambda plan: natural(plan.parameter))
+
+    @property
+    def by_parameter(self) -> dict[str, list[ParameterPlan]]:
+        """Every plan that changes a parameter."""
+        return by_key((plan.parameter, plan) for plan in self.plans)
 
     @property
     def faults(self) -> list[AdapterFault]:

@@ -16,6 +16,7 @@ from duat_cli.analysis.lora.weight_change import Directions, rounding
 from duat_cli.analysis.progress import Progress
 from duat_cli.checks.rules.declared import config_changes, told
 from duat_cli.errors import CheckpointError
+from duat_cli.grouping import by_key
 from duat_cli.loading.adapter.base_weights import EMBEDDINGS, HEADS, BaseWeights, Place
 from duat_cli.loading.adapter.origins import Origin, Renumbered, renumbered_stacks
 from duat_cli.loading.adapter.parameter import ParameterPlan
@@ -76,9 +77,7 @@ def _origin(one: Origin) -> BlockOrigin:
 
 def _grouped(reshaped: Pairs) -> Iterator[Skipped]:
     """An entry for all that changed their shape alike."""
-    names: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
-    for name, (old, new) in reshaped.items():
-        names.setdefault((old.shape, new.shape), []).append(name)
+    names = by_key(((old.shape, new.shape), name) for name, (old, new) in reshaped.items())
     for (old_shape, shape), alike in names.items():
         yield Skipped(what=listed(alike), why=f"{list(shape)} where the base has {list(old_shape)}: not compared")
 

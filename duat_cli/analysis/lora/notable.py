@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from duat_cli.grouping import by_key
 from duat_cli.loading.adapter.origins import Renumbered
 from duat_cli.loading.checkpoint.parts import Part
 from duat_cli.results.lora import BlockChange, LoraSummary, PromptChange
@@ -38,10 +39,9 @@ def summarise(
 
 def numbered_anew(found: Renumbered) -> str:
     """Which of the base's blocks those of the tuned checkpoint were."""
-    by_distance: dict[int | None, list[int]] = {}  # how far on the base's stands; None: it has none
-    for one in found.blocks:
-        number = _number(one.block)
-        by_distance.setdefault(None if one.base is None else _number(one.base) - number, []).append(number)
+    numbers = [(_number(one.block), None if one.base is None else _number(one.base)) for one in found.blocks]
+    # by how far on the base's stands; None: it has none
+    by_distance = by_key((None if base is None else base - own, own) for own, base in numbers)
     said = [
         f"{indices('block', own)} {'was' if len(own) == 1 else 'were'} the base's "
         f"{indices('block', [number + on for number in own])}"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from duat_cli.analysis.clock import RunFacts
-from duat_cli.analysis.lora.applied import by_parameter, refuse_other_base, refuse_resized, tuned_model
+from duat_cli.analysis.lora.applied import refuse_other_base, refuse_resized, tuned_model
 from duat_cli.analysis.lora.change import Change, change_of, opened
 from duat_cli.analysis.lora.eq18 import Eq18Test, Stated
 from duat_cli.analysis.lora.findings import Findings
@@ -47,7 +47,7 @@ def adapter_pair(
         one = opened(adapter, base)
         refuse_other_base(adapter, one.plans)
         progress(0, 1, "applying the adapter")
-        planned = by_parameter(one.plans)
+        planned = one.by_parameter
         tuned = tuned_model(loaded, one, base, _changed(planned, report))
 
         def pieces(name: str) -> Change | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.grouping import by_key
 from duat_cli.loading.declared.embedder import PATHS, TYPES
 from duat_cli.loading.declared.facts import (
     CONFIG,
@@ -33,9 +34,7 @@ def _config(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     """One finding for each field, or for each group of fields such as rope_parameters."""
     assert evidence.declared is not None
     assert evidence.old is not None
-    groups: dict[str, list[Change]] = {}
-    for change in config_changes(evidence.old, evidence.declared):
-        groups.setdefault(_group(change[0]), []).append(change)
+    groups = by_key((_group(change[0]), change) for change in config_changes(evidence.old, evidence.declared))
     for group, changes in groups.items():
         yield Measurement(len(changes), f"config.json: {told(changes)}", where=f"{CONFIG}.{group}")
     if alone := _stated_by_one(evidence.old, evidence.declared):

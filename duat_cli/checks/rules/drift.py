@@ -9,6 +9,7 @@ from duat_cli.checks.baseline import metric_of
 from duat_cli.checks.drift import Deviation
 from duat_cli.checks.rule import Evidence, Measurement, Need, Rule, Settings
 from duat_cli.checks.weights import SAME, distance
+from duat_cli.grouping import by_key
 from duat_cli.text import listed, plural, shown
 
 _UPDATE = "If the change is meant, run again with --update-baseline and commit the baseline."
@@ -44,11 +45,8 @@ def _measurement(deviation: Deviation, file: str) -> Measurement:
 
 
 def _vanished(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    gone: dict[int | None, list[Deviation]] = {}
-    for deviation in evidence.drift or ():
-        if deviation.status == "vanished":
-            gone.setdefault(metric_of(deviation.key).block, []).append(deviation)
-    for block, found in gone.items():
+    gone = (one for one in evidence.drift or () if one.status == "vanished")
+    for block, found in by_key((metric_of(one.key).block, one) for one in gone).items():
         keys = [d.key for d in found]
         why = next((f" ({d.reason})" for d in found if d.reason), "")
         text = f"{plural(len(keys), 'metric')} disappeared: {listed(keys)}{why}"

@@ -7,6 +7,7 @@ from typing import Literal
 
 from duat_cli.checks.places import BlockPlace, block_of, depth_field
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.grouping import by_key
 from duat_cli.loading.checkpoint.sizes import text_config
 from duat_cli.text import listed, plural, shown
 
@@ -32,10 +33,7 @@ def _unexpected(evidence: Evidence, settings: Settings) -> Iterable[Measurement]
 
 def _unused_blocks(evidence: Evidence, names: set[str]) -> dict[str, set[BlockPlace]]:
     """Stack -> blocks without a tensor that is used, of stacks with some block that is."""
-    held: dict[BlockPlace, list[str]] = {}
-    for name in evidence.files.tensors:
-        if place := block_of(name):
-            held.setdefault(place[0], []).append(name)
+    held = by_key((place[0], name) for name in evidence.files.tensors if (place := block_of(name)))
     unused = {place for place, own in held.items() if names.issuperset(own)}
     used = {place.stack for place in set(held) - unused}
     found: dict[str, set[BlockPlace]] = {}

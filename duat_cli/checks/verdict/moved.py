@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from duat_cli.checks.places import BlockPlace, block_of
+from duat_cli.grouping import by_key
 from duat_cli.text import clean, indices, plural, shown
 
 _BEFORE, _BEHIND = -1.0, math.inf
@@ -58,9 +59,7 @@ def _groups(moved: Sequence[str], every: set[str]) -> list[str]:
         for name in names:
             if place := block_of(name):
                 table.setdefault((place[0].stack, place[1]), set()).add(place[0].index)
-    alike: dict[tuple[str, frozenset[int]], list[str]] = {}
-    for (stack, kind), at in kinds.items():
-        alike.setdefault((stack, frozenset(at)), []).append(kind)
+    alike = by_key(((stack, frozenset(at)), kind) for (stack, kind), at in kinds.items())
     stacks = {stack for stack, _ in kinds}
     found = []
     for (stack, blocks), names in sorted(alike.items(), key=lambda pair: -len(pair[0][1]) * len(pair[1])):

@@ -7,6 +7,7 @@ then loaded once, in the stored dtype.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from duat_cli.compat.transformers import experts_hold_inputs_first
+from duat_cli.grouping import by_key
 from duat_cli.loading.checkpoint.orientation import inputs_first, stack_of
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles, config_fields
 from duat_cli.loading.checkpoint.reader import Reader
@@ -46,12 +48,7 @@ class BaseWeights:
         self.source, self.files = source, files
         self._reader = Reader(files)  # without threads: processes may be forked meanwhile
         self._state: dict[str, Tensor] | None = None
-        self._skeleton: Any = None
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._tails: dict[str, list[str]] = {}
-        self._inputs_first: dict[str | None, set[bool]] | None = None
-        for name in files.tensors:
-            self._tails.setdefault(name.partition(".")[2], []).append(name)
+        self._tails = by_key((name.partition(".")[2], name) for name in files.tensors)
 
     def __enter__(self) -> BaseWeights:
         return self
@@ -71,7 +68,7 @@ class BaseWeights:
             return Place(longer, tensor, entry.shape, False)
         if not load:
             return None
-        shapes = self._named()
+        shapes = self._shapes
         name = next((n for n in (parameter, *_tail(parameter)) if n in shapes), None)
         if name is None:
             return None
@@ -108,18 +105,16 @@ class BaseWeights:
             self._state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
         return self._state
 
+    @functools.cached_property
     def _model(self) -> Any:
         """The model without memory: enough to know what it has."""
-        if self._skeleton is None:
-            from duat_cli.loading.model.load import skeleton
+        from duat_cli.loading.model.load import skeleton
 
-            self._skeleton = skeleton(self.files)
-        return self._skeleton
+        return skeleton(self.files)
 
-    def _named(self) -> dict[str, tuple[int, ...]]:
-        if not self._shapes:
-            self._shapes = {name: tuple(tensor.shape) for name, tensor in self._model().state_dict().items()}
-        return self._shapes
+    @functools.cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
 
     def dtype(self) -> str:
         """Of most stored bytes."""
@@ -147,21 +142,23 @@ class BaseWeights:
 
     def holds_inputs_first(self, module: str) -> bool:
         """Whether a module of experts says of itself that it stores (experts, in, out)."""
-        modules = dict(self._model().named_modules())
+        modules = dict(self._model.named_modules())
         found = next((modules[n] for n in (module, *_tail(module)) if n in modules), None)
         return experts_hold_inputs_first(found)
 
     def parameters(self) -> list[str]:
         """Names of all parameters, in the order in which the model's classes declare them."""
-        return list(self._named())
+        return list(self._shapes)
 
     def is_transposed(self, parameter: str) -> bool | None:
         """Whether a square weight is stored as (in, out), by its neighbours: layers whose bias tells which side is
         out. None where no neighbour tells."""
-        if self._inputs_first is None:
-            self._inputs_first = inputs_first(self.files.tensors)
         found = self._inputs_first.get(stack_of(parameter), set())
         return next(iter(found)) if len(found) == 1 else None
+
+    @functools.cached_property
+    def _inputs_first(self) -> dict[str | None, set[bool]]:
+        return inputs_first(self.files.tensors)
 
 
 def _module_of(parameter: str) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from duat_cli.grouping import by_key
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.checkpoint.parts import Part, parts_of
 
@@ -65,10 +66,8 @@ def renumbered_stacks(base: BaseWeights, tuned: BaseWeights) -> list[Renumbered]
 
 def _stacks(weights: BaseWeights) -> dict[str, list[Part]]:
     """'model.layers' -> its blocks, in the order of their numbers."""
-    found: dict[str, list[Part]] = {}
-    for part in sorted(parts_of(weights.files, 1).blocks, key=lambda part: int(part.name.rpartition(".")[2])):
-        found.setdefault(part.name.rpartition(".")[0], []).append(part)
-    return found
+    blocks = sorted(parts_of(weights.files, 1).blocks, key=lambda block: int(block.name.rpartition(".")[2]))
+    return by_key((block.name.rpartition(".")[0], block) for block in blocks)
 
 
 def _headless(stack: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from duat_cli.grouping import by_key
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.experts import experts, parameter_leaves
 from duat_cli.loading.adapter.folder import AdapterFiles
@@ -16,9 +17,7 @@ from duat_cli.text import listed
 
 def plans(adapter: AdapterFiles, keys: Keys, base: BaseWeights | None) -> Iterator[ParameterPlan | AdapterFault]:
     """A plan, or what is wrong, for every parameter the adapter touches; base: None looks at the adapter alone."""
-    by_module: dict[str, list[Target]] = {}
-    for target in keys.targets:
-        by_module.setdefault(target.module, []).append(target)
+    by_module = by_key((target.module, target) for target in keys.targets)
     for target in keys.targets:
         try:
             yield from _planned(Wrapped(adapter, target, base), by_module[target.module])

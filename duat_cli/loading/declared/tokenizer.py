@@ -14,6 +14,7 @@ from typing import Any
 
 from duat_cli.compat.tokenizers import byte_alphabet
 from duat_cli.compat.transformers import named_tokens, template_fault
+from duat_cli.grouping import by_key
 from duat_cli.loading.checkpoint.files import read_json
 from duat_cli.loading.quiet import calling_tokenizer
 from duat_cli.text import clean
@@ -62,9 +63,8 @@ class TokenizerFacts:
 
     def ranges(self, size: int) -> str:
         """Hashes of the tokens of consecutive ids, `range_length(size)` ids each, together."""
-        step, found = range_length(size), dict[int, list[tuple[int, str]]]()
-        for pair in sorted(self.vocabulary.items()):
-            found.setdefault(pair[0] // step, []).append(pair)
+        step = range_length(size)
+        found = by_key((pair[0] // step, pair) for pair in sorted(self.vocabulary.items()))
         return "".join(_hash(found.get(number, []))[:DIGITS] for number in range(-(-size // step)))
 
 

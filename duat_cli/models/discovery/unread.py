@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.grouping import by_key
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.chains import in_pieces
 from duat_cli.models.discovery.modality import is_pair
@@ -30,10 +31,8 @@ def unread_attention(model: Any, ran: Collection[nn.Module]) -> list[str]:
     encoder-decoder is passed over: discovery has a note of its own for it.
     """
     awake = set(ran) | _decoder(model)
-    found: dict[tuple[str, str], list[str]] = {}
-    for name, module in _outermost(model, "", awake):
-        place = re.sub(r"\d+", "*", name)
-        found.setdefault((place, type(module).__name__), []).append(name)
+    outermost = _outermost(model, "", awake)
+    found = by_key(((re.sub(r"\d+", "*", name), type(module).__name__), name) for name, module in outermost)
     return [
         f"{_listed(names)} ({kind}) holds attention and was not read: it does not run on token ids alone"
         for (_, kind), names in found.items()

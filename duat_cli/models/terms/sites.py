@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from duat_cli.grouping import by_key
 from duat_cli.kinds import Kind
 from duat_cli.models.arrays import relative_error, rounding, same_storage
 from duat_cli.models.block.linears import has_matrix
@@ -45,10 +46,7 @@ class TermId:
 
 def by_block(terms: Iterable[TermId]) -> dict[int, list[TermId]]:
     """The terms of every block call that has some."""
-    found: dict[int, list[TermId]] = {}
-    for term in terms:
-        found.setdefault(term.block, []).append(term)
-    return found
+    return by_key((term.block, term) for term in terms)
 
 
 @dataclass(frozen=True)
