@@ -28,17 +28,13 @@ def lora(one: Wrapped) -> Iterator[ParameterPlan]:
     mutated = None if adaptive else _mutation(adapter)
     if mutated == "olora" and inputs_first:
         raise one.fault("config", ": init_lora_weights olora on a Conv1D, which PEFT cannot do")
-    module = one.module_name(place)
     kind: Kind = "dora" if dora else "adalora" if adaptive else "lora"
-    yield ParameterPlan(
-        module, f"{module}.weight", kind, parts, rank, scaling, inputs_first, place=place, mutated=mutated
-    )
+    weight = one.plan(kind, place, rank=rank, scaling=scaling, inputs_first=inputs_first, mutated=mutated)
+    yield weight
     if "lora_B.bias" in parts:
-        bias = one.find("bias", needed=False)
+        bias, delta = one.find("bias", needed=False), {"delta": parts["lora_B.bias"]}
         one.require_length("lora_B.bias", features_out)
-        yield ParameterPlan(
-            module, f"{module}.bias", "bias", {"delta": parts["lora_B.bias"]}, None, scaling, place=bias
-        )
+        yield ParameterPlan(weight.module, f"{weight.module}.bias", "bias", delta, scaling=scaling, place=bias)
 
 
 def embedding(one: Wrapped) -> ParameterPlan:
@@ -49,12 +45,9 @@ def embedding(one: Wrapped) -> ParameterPlan:
         one.require_rows(place, vocabulary, width)
         raise one.fault("shape-mismatch", f": shape mismatch, the adapter's table is {[vocabulary, width]}, the base's "
                         f"{list(place.shape)}")  # fmt: skip
-    dora = _is_dora(one, width)
-    module = one.module_name(place)
-    return ParameterPlan(
-        module, f"{module}.weight", "embedding dora" if dora else "embedding lora", one.target.parts, rank,
-        scaling_of(one.adapter, one.target.module, rank), True, place=place,
-    )  # fmt: skip
+    kind: Kind = "embedding dora" if _is_dora(one, width) else "embedding lora"
+    scaling = scaling_of(one.adapter, one.target.module, rank)
+    return one.plan(kind, place, rank=rank, scaling=scaling, inputs_first=True)
 
 
 def _layout(one: Wrapped, place: Place | None, into: int, out: int) -> bool:

@@ -17,7 +17,6 @@ def ia3(one: Wrapped) -> Iterator[ParameterPlan]:
     shape = one.shape("ia3_l")
     if len(shape) != 2 or 1 not in shape:
         raise one.fault("shape-mismatch", f": ia3_l {list(shape)}: expected one row or column")
-    module = one.module_name(place)
     by_input = shape[0] == 1 and shape[1] != 1
     inputs_first = False
     if place is not None:
@@ -28,11 +27,11 @@ def ia3(one: Wrapped) -> Iterator[ParameterPlan]:
             raise one.fault("shape-mismatch", f": shape mismatch, ia3_l {list(shape)}, the base's weight is "
                             f"{list(sides)}")  # fmt: skip
         inputs_first = fits[0] if len(fits) == 1 else one.square_inputs_first(place)
-    parts = one.target.parts
-    yield ParameterPlan(module, f"{module}.weight", "ia3", parts, None, None, inputs_first, place=place)
+    weight = one.plan("ia3", place, inputs_first=inputs_first)
+    yield weight
     bias = None if by_input else one.find("bias", needed=False)
     if bias is not None:
-        yield ParameterPlan(module, f"{module}.bias", "ia3", parts, None, None, place=bias)
+        yield ParameterPlan(weight.module, f"{weight.module}.bias", "ia3", weight.parts, place=bias)
 
 
 def lycoris(one: Wrapped) -> ParameterPlan:
@@ -49,8 +48,7 @@ def lycoris(one: Wrapped) -> ParameterPlan:
         raise one.fault("shape-mismatch", f": shape mismatch, its factors make {list(made)}, against {other}")
     rank = int(stated(adapter, "rank_pattern", "r", target.module))
     alpha = stated(adapter, "alpha_pattern", "alpha", target.module)
-    module = one.module_name(place)
-    return ParameterPlan(module, f"{module}.weight", kind, target.parts, rank, alpha / rank, False, place=place)
+    return one.plan(kind, place, rank=rank, scaling=alpha / rank)
 
 
 _LYCORIS = {"loha": ("hada_w1", "hada_w2"), "lokr": ("lokr_w1", "lokr_w2")}
@@ -90,11 +88,7 @@ def tokens(one: Wrapped) -> ParameterPlan:
     if place is not None and (place.shape[1:] != rows[1:] or max(stated, default=0) >= place.shape[0]):
         raise one.fault("shape-mismatch", f": shape mismatch, rows {list(rows)} to token {max(stated, default=0)}, the "
                         f"base's table is {list(place.shape)}")  # fmt: skip
-    module = one.module_name(place)
-    return ParameterPlan(
-        module, f"{module}.weight", "trainable tokens", one.target.parts, len(stated), None, True,
-        place=place, tokens=tuple(stated),
-    )  # fmt: skip
+    return one.plan("trainable tokens", place, rank=len(stated), inputs_first=True, tokens=tuple(stated))
 
 
 def saved(adapter: AdapterFiles, parameter: str, key: str, base: BaseWeights | None) -> ParameterPlan | AdapterFault:

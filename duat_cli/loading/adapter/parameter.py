@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.adapter.base_weights import VOCABULARY, BaseWeights, Place
@@ -123,12 +123,13 @@ class Wrapped:
                              "adapter belongs to another base model")  # fmt: skip
         return place
 
-    def module_name(self, place: Place | None) -> str:
-        """The base's own name where it is the longer one; a replicated layer keeps its own."""
+    def plan(self, kind: Kind, place: Place | None, **known: Any) -> ParameterPlan:
+        """Of the module's weight, which is at `place`, by all parts; known: the plan's other fields. The module goes by
+        the base's own name where that is the longer one; a replicated layer keeps its own."""
         module = self.target.module
-        if place is None or not place.parameter.endswith("." + module + ".weight"):
-            return module
-        return place.parameter.rpartition(".")[0]
+        if place is not None and place.parameter.endswith(f".{module}.weight"):
+            module = place.parameter.rpartition(".")[0]
+        return ParameterPlan(module, f"{module}.weight", kind, self.target.parts, place=place, **known)
 
     def square_inputs_first(self, place: Place | None) -> bool:
         """Whether a weight whose shape does not tell is stored as (in, out): by its neighbours, then by config."""
