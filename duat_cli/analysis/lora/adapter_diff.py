@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from duat_cli import __version__
 from duat_cli.analysis.lora.change import Change, Opened, change_of, opened
 from duat_cli.analysis.lora.comparison import compare
-from duat_cli.analysis.lora.lint import RelativeNorm, findings, ratio
+from duat_cli.analysis.lora.lint import RelativeNorm, findings, ratio, relative_norms
 from duat_cli.analysis.lora.notable import summarise
 from duat_cli.analysis.lora.weight_change import Directions, Numbers, module_change, numbers_of
 from duat_cli.analysis.progress import Progress
@@ -115,12 +115,14 @@ def adapter_report(
         lint: list[LintFinding] = []
         collected = [Collected(directions) for _ in several]
         for one, into in zip(several, collected, strict=True):
-            norms = None
+            norms: Iterable[RelativeNorm] | None = None
             if not lint_only:
                 for fault in one.faults:  # an adapter with a part that has no meaning is not half reported
                     raise fault
                 norms = _collect(one, values, into, progress)
-            faults = findings(one, base, values, norms)
+            elif values is not None:
+                norms = relative_norms(one, values)
+            faults = findings(one, base, norms)
             lint += faults if len(several) == 1 else [_of(one.adapter.name, each) for each in faults]
         comparison = None
         if len(several) > 1 and not lint_only:
@@ -161,9 +163,9 @@ def adapter_report(
     )
 
 
-def _collect(one: Opened, base: BaseWeights | None, into: Collected, progress: Progress) -> list[RelativeNorm]:
-    """All changes into their entries, and the relative norms of those of matrices. A base tensor is read and summed
-    once here; `change_of` reads it as well where the method needs its values."""
+def _collect(one: Opened, base: BaseWeights | None, into: Collected, progress: Progress) -> list[RelativeNorm] | None:
+    """All changes into their entries, and the relative norms of those of matrices, as of `findings`. A base tensor is
+    read and summed once here; `change_of` reads it as well where the method needs its values."""
     norms: list[RelativeNorm] = []
     for number, plan in enumerate(one.plans, 1):
         if plan.place is None and "saved" in plan.parts:  # a new head, say
@@ -179,4 +181,4 @@ def _collect(one: Opened, base: BaseWeights | None, into: Collected, progress: P
         if size is not None and plan.place is not None and len(plan.place.shape) > 1:
             norms.append((plan, ratio(change, size)))
         progress(number, len(one.plans), f"weights of {one.adapter.name}")
-    return norms
+    return None if base is None else norms

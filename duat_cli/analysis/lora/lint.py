@@ -31,15 +31,16 @@ RelativeNorm: TypeAlias = "tuple[ParameterPlan, float | None]"
 
 def lint_adapter(adapter: AdapterFiles, base: BaseWeights | None = None) -> list[LintFinding]:
     """All findings; reads the adapter's tensors and the base's below them."""
-    return findings(opened(adapter, base), base, base)
+    one = opened(adapter, base)
+    return findings(one, base, None if base is None else relative_norms(one, base))
 
 
-def findings(
-    one: Opened, base: BaseWeights | None, values: BaseWeights | None, norms: Iterable[RelativeNorm] | None = None
-) -> list[LintFinding]:
-    """Errors first, then by rule and place. values: the base, where its tensors may be read. norms: of its changes;
-    None where they are not known yet."""
-    found = [*_of_plans(one, base), *_of_values(one), *_of_changes(one, values, norms)]
+def findings(one: Opened, base: BaseWeights | None, norms: Iterable[RelativeNorm] | None) -> list[LintFinding]:
+    """Errors first, then by rule and place. norms: of its changes; None where no tensor of the base may be read."""
+    found = [*_of_plans(one, base), *_of_values(one)]
+    if norms is not None:
+        found += _magnitude(norms)
+        found += [] if base is None else _saved_heads(one, base)
     order = {"error": 0, "warning": 1, "note": 2}
     return sorted(found, key=lambda f: (order[f.level], f.rule, f.where))
 
@@ -181,16 +182,6 @@ def _tied(known: list[ParameterPlan], base: BaseWeights | None) -> Iterator[Lint
                       "the change acts there as well; unmerged it does not")  # fmt: skip
 
 
-def _of_changes(one: Opened, base: BaseWeights | None, norms: Iterable[RelativeNorm] | None) -> Iterator[LintFinding]:
-    """What the values of adapter and base show together."""
-    if base is None:
-        return
-    known, read = one.plans, one.read
-    yield from _magnitude(((p, relative_norm(p, read, base)) for p in known) if norms is None else norms)
-    if base.ties_head:
-        yield from _saved_heads(known, read)
-
-
 def _magnitude(norms: Iterable[RelativeNorm]) -> Iterator[LintFinding]:
     """Matrices whose change is larger than they are: one finding for those above 10 times, one for those above 1."""
     found: dict[str, float] = {}
@@ -211,6 +202,11 @@ def _magnitude(norms: Iterable[RelativeNorm]) -> Iterator[LintFinding]:
             )
 
 
+def relative_norms(one: Opened, base: BaseWeights) -> Iterator[RelativeNorm]:
+    """Of all changes, one base tensor in memory at a time."""
+    return ((plan, relative_norm(plan, one.read, base)) for plan in one.plans)
+
+
 def relative_norm(plan: ParameterPlan, read: Read, base: BaseWeights) -> float | None:
     """‖ΔW‖_F / ‖W‖_F of a matrix or a stack of them; None where there is no such number."""
     if plan.place is None or len(plan.place.shape) < 2:
@@ -226,15 +222,15 @@ def ratio(change: Change, size: float) -> float | None:
     return math.sqrt(sum(max(0.0, inner(piece, piece)) for piece in change.pieces) / size)
 
 
-def _saved_heads(known: list[ParameterPlan], read: Read) -> Iterator[LintFinding]:
+def _saved_heads(one: Opened, base: BaseWeights) -> Iterator[LintFinding]:
     """A head saved whole, of a base whose head is its embedding; silent where both are saved, and alike."""
-    saved = {plan.module.rpartition(".")[2]: plan for plan in known if plan.kind == "saved"}
+    saved = {plan.module.rpartition(".")[2]: plan for plan in one.plans if plan.kind == "saved"}
     head = next((plan for leaf, plan in saved.items() if leaf in HEADS), None)
-    if head is None:
+    if head is None or not base.ties_head:
         return
     table = next((plan for leaf, plan in saved.items() if leaf in EMBEDDINGS), None)
     if table is not None:
-        a, b = read(head.parts["saved"]), read(table.parts["saved"])
+        a, b = one.read(head.parts["saved"]), one.read(table.parts["saved"])
         if a.shape == b.shape and bool((a == b.to(a.dtype)).all()):
             return
     yield finding("tied-weights", head.module, f"{shown(head.module)} is saved whole, and the base ties it to the "
