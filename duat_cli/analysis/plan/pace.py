@@ -10,7 +10,7 @@ from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.work import comparing_operations, operations, statistics_operations, untrained_operations
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
-from duat_cli.results.plan import Residence, Way
+from duat_cli.results.plan import Residence
 
 START = 3.0  # seconds: libraries
 DISCOVERY = 0.1  # seconds a block
@@ -33,26 +33,20 @@ class Pace:
     alone: float | None = None
     """As `operations`, with one thread; None: alike."""
 
-    def seconds(self, shape: Shape, task: Task, way: Way, stored: int) -> float:
-        """Of a whole command. stored: bytes of all tensors. Reading and computing take place at the same time where
-        weights are streamed, one after the other where they are resident."""
+    def of(self, processes: int) -> float:
+        """Operations a second of so many processes together."""
         alone = self.operations if self.alone is None else self.alone
-        rate = self.operations if way.processes == 1 else way.processes * alone
-        computing = work(shape, task, way.weights) / (SHARE * rate)
-        reading = way.weight_reads * stored / self.bytes
-        start = START + DISCOVERY * len(shape.parts.blocks)
-        return start + (max(computing, reading) if way.weights == "streamed" else computing + reading)
+        return self.operations if processes == 1 else processes * alone
+
+
+SLOW = Pace(SLOWEST, SLOWEST / 10)
+"""Of a slow machine."""
 
 
 def work(shape: Shape, task: Task, weights: Residence) -> float:
     """Floating-point operations, statistics and nulls included, as if none of these were kept on the disk."""
     behind = statistics_operations(shape, task) + untrained_operations(shape, task, weights)
     return operations(shape, task) + behind + comparing_operations(shape, task)
-
-
-def may_be_long(shape: Shape, task: Task, way: Way, stored: int) -> bool:
-    """Whether it might take `LONG` on a slow machine."""
-    return Pace(SLOWEST, SLOWEST / 10).seconds(shape, task, way, stored) > LONG
 
 
 def rows_of(task: Task) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from duat_cli.analysis.plan.memory import SPARE, kernel_factors, peak, shared
-from duat_cli.analysis.plan.pace import Pace, may_be_long, measured_pace
+from duat_cli.analysis.plan.pace import DISCOVERY, LONG, SHARE, SLOW, START, Pace, measured_pace, work
 from duat_cli.analysis.plan.pruning import ablation_bytes
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import Task
@@ -63,7 +63,7 @@ class Plan:
 
     def may_be_long(self, way: Way) -> bool:
         """Whether it might take so long that it is worth saying."""
-        return may_be_long(self.shape, self.task, way, self.files.total_bytes)
+        return self.seconds(way, SLOW) > LONG
 
     def pace(self, device: str = "cpu") -> Pace:
         """Of this machine, measured."""
@@ -71,8 +71,12 @@ class Plan:
         return measured_pace(self.files, self.shape, self.task, device, alone=alone)
 
     def seconds(self, way: Way, pace: Pace) -> float:
-        """How long one of the ways takes."""
-        return pace.seconds(self.shape, self.task, way, self.files.total_bytes)
+        """How long one of the ways takes. Reading and computing take place at the same time where weights are streamed,
+        one after the other where they are resident."""
+        computing = work(self.shape, self.task, way.weights) / (SHARE * pace.of(way.processes))
+        reading = way.weight_reads * self.files.total_bytes / pace.bytes
+        start = START + DISCOVERY * len(self.shape.parts.blocks)
+        return start + (max(computing, reading) if way.weights == "streamed" else computing + reading)
 
     def timed(self, device: str) -> Plan:
         """The same with how long each way takes there."""
