@@ -25,7 +25,7 @@ def measure(
     if operator.gate is not None:
         return measure_gated(operator, geometry, threshold=threshold, spectrum=spectrum, matrix=matrix)
     sums = _Sums(geometry, operator.source_scale, operator.values, matrix=matrix)
-    sums.add(row_pieces(operator, operator.factors.heads))
+    sums.add(row_pieces(operator.attention_chunks()))
     [numbers] = sums.numbers(operator.allowed, operator.token_scale, threshold)
     return replace(numbers, spectral_norm=spectral(operator)) if spectrum and numbers.frobenius_norm > 0 else numbers
 

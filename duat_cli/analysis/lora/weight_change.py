@@ -63,9 +63,7 @@ def numbers_of(change: Change, *, large: bool = True) -> Numbers:
 
 def _leading_values(piece: Tensor) -> Tensor | None:
     """The leading singular values; fewer than asked for only where those are all there is, by their energy."""
-    dense = piece.float()
-    columns = piece.shape[1]
-    found = leading(lambda x: dense @ x, lambda y: dense.mT @ y, dense[0], columns, SHOWN, fewer=True)
+    found = _leading(piece.float(), SHOWN, fewer=True)
     if found is None or (len(found.values) < SHOWN and float(found.values.norm()) < 0.9999 * float(piece.norm())):
         return None
     return found.values
@@ -246,7 +244,7 @@ def _of_base(stored: Tensor, base: Tensor, count: int, cache: bool) -> Triplets 
     left, values, right = (kept.get(name) for name in ("left", "values", "right"))
     if left is not None and values is not None and right is not None:
         return Triplets(left, values, right)
-    found = leading(lambda x: base @ x, lambda y: base.mT @ y, base[0], base.shape[1], count)
+    found = _leading(base, count)
     if found is not None:
         kept.put("left", found.left)
         kept.put("values", found.values)
@@ -287,6 +285,11 @@ def _alignment(plan: ParameterPlan, piece: Piece, known: Ranks, base: Triplets) 
     )
 
 
+def _leading(dense: Tensor, count: int, *, fewer: bool = False) -> Triplets | None:
+    """As of `leading`, of a matrix that is at hand."""
+    return leading(lambda x: dense @ x, lambda y: dense.mT @ y, dense[0], dense.shape[1], count, fewer=fewer)
+
+
 def leading_of(piece: Piece, count: int) -> Triplets | None:
     """The leading triplets of a change."""
     if isinstance(piece, LowRank):
@@ -295,6 +298,5 @@ def leading_of(piece: Piece, count: int) -> Triplets | None:
         u, s, vh = torch.linalg.svd(piece, full_matrices=False)
         whole = Triplets(u, s, vh.mT)
     else:
-        dense = piece.float()
-        return leading(lambda x: dense @ x, lambda y: dense.mT @ y, dense[0], dense.shape[1], count)
+        return _leading(piece.float(), count)
     return Triplets(whole.left[:, :count], whole.values[:count], whole.right[:, :count])

@@ -110,7 +110,7 @@ def _measured(operator: AttentionOperator, known: Geometry, brought: ValueSquare
     """
     sums, filled = OperatorSums(known.root, cancels=known.cancels), 0.0
     spread = (_Spread(), _Spread())
-    for _, attention in row_pieces(operator, operator.factors.heads):
+    for _, attention in row_pieces(operator.attention_chunks()):
         scaled = attention * operator.source_scale[:, None, :]
         squares, _ = sums.add(scaled)
         spread[0].add(squares)

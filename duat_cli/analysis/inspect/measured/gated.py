@@ -29,7 +29,7 @@ def measure_gated(
     root = narrow(operator.factors.output.flatten(0, 1))
     squares: list[Tensor] = []
     rows: list[Tensor] = []
-    for start, attention in row_pieces(operator, heads):
+    for start, attention in row_pieces(operator.attention_chunks()):
         scaled = attention * operator.source_scale[:, None]
         found, _ = sums.add(scaled, start)
         here = gate[:, start : start + attention.shape[1]]

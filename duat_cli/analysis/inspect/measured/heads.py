@@ -7,12 +7,13 @@ p_ij = |H_ij| / Σ_j |H_ij|, which for a softmax over the tokens is H itself. Ro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from duat_cli.analysis.inspect.measured.numbers import row_pieces
 from duat_cli.models.arrays import wide
 from duat_cli.models.budgets import measured_at_once
 from duat_cli.operators.coupling import distances
@@ -72,20 +73,13 @@ def marked(name: str, tokens: Tensor, start: int, count: int) -> Tensor:
 def _rows(chunks: Chunks, tokens: Tensor | None) -> _Rows:
     found: list[dict[str, Tensor]] = []
     sums, reached = [], []
-    for start, weights in _pieces(chunks):
+    for start, weights in row_pieces(chunks):
         reached.append((weights != 0).any(dim=0))
         sums.append(weights.sum(dim=-1, dtype=torch.float64))
         exact = wide(weights) if weights.is_floating_point() else weights.double()
         found.append(_of_piece(exact, start, tokens))
     values = {name: torch.cat([one[name] for one in found], dim=1).double() for name in found[0]}
     return _Rows(values, torch.cat(sums, dim=1), values.pop("alive") > 0, torch.cat(reached))
-
-
-def _pieces(chunks: Chunks) -> Iterator[tuple[int, Tensor]]:
-    for rows, weights in chunks:
-        step = max(1, measured_at_once(len(weights), gpu=weights.is_cuda) // (len(weights) * weights.shape[-1]))
-        for first in range(0, weights.shape[1], step):
-            yield rows.start + first, weights[:, first : first + step]
 
 
 def _of_piece(weights: Tensor, start: int, tokens: Tensor | None) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -46,9 +46,10 @@ def null_of(numbers: OperatorNumbers) -> NullNumbers:
     return NullNumbers(**{one.name: getattr(numbers, one.name) for one in fields(NullNumbers)})
 
 
-def row_pieces(operator: AttentionOperator, heads: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield (first row, t H of some rows, (heads, n, N))."""
-    for rows, attention in operator.attention_chunks():
+def row_pieces(chunks: Iterable[tuple[slice, Tensor]]) -> Iterator[tuple[int, Tensor]]:
+    """Yield (first row, some rows, (heads, n, N)), as many as are worked on at once. chunks: as of `RowSource`."""
+    for rows, attention in chunks:
+        heads = len(attention)
         step = max(1, measured_at_once(heads, gpu=attention.is_cuda) // (heads * attention.shape[-1]))
         for first in range(0, attention.shape[1], step):
             yield rows.start + first, attention[:, first : first + step]
