@@ -56,16 +56,8 @@ class BlockNull(pydantic.BaseModel):
         return self.reason if self.stats is None else self.stats
 
 
-class Untrained:
-    """The re-initialised model's statistics by count of tokens, or why there are none."""
-
-    def __init__(self, by_count: Callable[[int], list[BlockNull] | None], reason: str) -> None:
-        self._by_count, self._reason = by_count, reason
-
-    def of(self, block: int, tokens: int) -> NullStats | str:
-        """Of that block under that many tokens; or the reason why there is none."""
-        found = self._by_count(tokens)
-        return self._reason if found is None else found[block].known()
+Untrained = Callable[[int], list[BlockNull] | str]
+"""Gives the re-initialised model's statistics under so many tokens, by block, or why there are none."""
 
 
 def untrained(
@@ -86,7 +78,7 @@ def untrained(
     found = {count: kept for count in chosen if (kept := source.kept(count)) is not None}
     missing = [count for count in chosen if count not in found]
     if not missing:
-        return Untrained(found.get, "")
+        return found.__getitem__
 
     def numbers(count: int) -> list[BlockNull]:
         processes(missing.index(count), len(missing), f"null: the re-initialised architecture on {count} tokens")
@@ -96,10 +88,11 @@ def untrained(
         found.update((count, numbers(count)) for count in missing[:1])
         found.update(zip(missing[1:], processes.each(numbers, missing[1:]), strict=True))
     except DuatError as fault:
-        return Untrained(lambda tokens: None, not_run(fault))
+        why = not_run(fault)
+        return lambda _tokens: why
     finally:
         source.close()
-    return Untrained(found.get, "")
+    return found.__getitem__
 
 
 def not_run(fault: DuatError) -> str:
@@ -109,10 +102,10 @@ def not_run(fault: DuatError) -> str:
 
 def with_untrained(sweep: PromptSweep, tokens: int, known: Untrained) -> PromptSweep:
     """The sweep with the statistics of the re-initialised architecture beside those of every block that has any."""
-    rows = dict(sweep.blocks)
+    rows, found = dict(sweep.blocks), known(tokens)
     for index, row in sweep.blocks.items():
         if row.null.uniform is not None:
-            null = nulls(row.null.uniform, known.of(index, tokens))
+            null = nulls(row.null.uniform, found if isinstance(found, str) else found[index].known())
             rows[index] = row.model_copy(update={"null": null})
     return replace(sweep, blocks=rows)
 

@@ -160,8 +160,8 @@ def _untrained(folder: Folder, counts: set[int]) -> Untrained:
     """As in a report of one process: where one count has failed, none has a null."""
     reason = next((null.reason for tokens in sorted(counts) if (null := _known_null(folder, tokens)).reason), None)
     if reason is not None:
-        return Untrained(lambda tokens: None, reason)
-    return Untrained(functools.lru_cache(maxsize=32)(lambda tokens: _known_null(folder, tokens).blocks), "")
+        return lambda _tokens: reason
+    return functools.lru_cache(maxsize=32)(lambda tokens: _known_null(folder, tokens).blocks)
 
 
 def _known_null(folder: Folder, tokens: int) -> NullRecord:
