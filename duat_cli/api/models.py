@@ -101,6 +101,7 @@ def inspect(
     """
     from duat_cli.analysis.inspect.maps import Maps
     from duat_cli.analysis.inspect.options import InspectOptions
+    from duat_cli.analysis.inspect.run import Filled
     from duat_cli.analysis.inspect.run import inspect as compute
     from duat_cli.analysis.inspect.save.states import saving
 
@@ -133,7 +134,7 @@ def inspect(
         operator_file(target, opened.text) as file,
         contextlib.nullcontext() if saved is None else saving(saved[1], saved[0], opened.text) as states,
     ):
-        report = compute(opened.loaded, opened.prompts, options, heard(progress), file, maps=mapped, states=states)
+        report = compute(opened.loaded, opened.prompts, options, heard(progress), Filled(file, mapped, states))
     return InspectResult.of(report).with_operators(functools.partial(_operator, asked, report.model.fingerprint))
 
 

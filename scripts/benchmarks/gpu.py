@@ -84,7 +84,7 @@ def _warm(folder: Path, runs: int) -> list[Row]:
             )  # fmt: skip
 
         def inspected(ids: torch.Tensor = ids) -> None:
-            sweep_prompts(session, [Prompt("", "0", ids, 0)], InspectOptions(), None, lambda *_: None)
+            sweep_prompts(session, [Prompt("", "0", ids, 0)], InspectOptions(), lambda *_: None)
 
         together = sizes(session, InspectOptions(), MANY)(tokens)
 

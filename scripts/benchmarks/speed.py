@@ -42,7 +42,7 @@ def speed(runs: int) -> list[Row]:
     opening = time.perf_counter() - start
 
     def warm() -> None:
-        sweep_prompts(session, [prompt], InspectOptions(), None, lambda *_: None)
+        sweep_prompts(session, [prompt], InspectOptions(), lambda *_: None)
 
     def cold() -> None:
         session._geometries.clear()

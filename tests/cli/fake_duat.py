@@ -64,11 +64,11 @@ def _wait_for(file: Path) -> None:
         time.sleep(0.02)
 
 
-def inspect(loaded: Any, prompts: Any, options: Any, progress: Any, matrices: Any = None, **_: Any) -> Any:
+def inspect(loaded: Any, prompts: Any, options: Any, progress: Any, filled: Any) -> Any:
     progress(3, 30, "block \x1b[31mthree")
     act()
-    if matrices is not None:
-        matrices.path.write_bytes(b"matrices")
+    if filled.matrices is not None:
+        filled.matrices.path.write_bytes(b"matrices")
     warnings = ("a \x1b[31mred\x1b[0m [bold]warning[/bold]",) * (4000 if "big" in modes() else 1)
     return sample_reports.inspect_report(
         exact="inexact" not in modes(),

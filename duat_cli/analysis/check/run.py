@@ -193,14 +193,14 @@ def run_of(
     Of weights that are read block by block it is known behind the run alone whether they are finite.
     """
     from duat_cli.analysis.check.behaviour import Asking
-    from duat_cli.analysis.inspect.run import inspect
+    from duat_cli.analysis.inspect.run import Filled, inspect
 
     asking = Asking(tokenizer) if plan.asks else None
     found: InspectReport | None = None
     fault: UnsupportedModelError | CheckpointError | None = None
     if not loaded.nonfinite_weights:
         try:
-            found = inspect(loaded, inputs, options, progress, beside=asking)
+            found = inspect(loaded, inputs, options, progress, Filled(beside=asking))
         except (UnsupportedModelError, CheckpointError) as raised:
             fault = raised
         except (RuntimeError, ValueError, TypeError, LookupError) as raised:

@@ -61,31 +61,40 @@ class Beside(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Filled:
+    """What the sweeps of prompts fill beside the report, each if it is given."""
+
+    matrices: OperatorFile | None = None
+    """With every block's factors and C."""
+    maps: Maps | None = None
+    """With the C of its prompts."""
+    states: StateFiles | None = None
+    """With what the input sets."""
+    beside: Beside | None = None
+
+
 def inspect(
     loaded: LoadedModel,
     prompts: Sequence[Prompt],
     options: InspectOptions,
     progress: Progress,
-    matrices: OperatorFile | None = None,
-    beside: Beside | None = None,
-    maps: Maps | None = None,
-    states: StateFiles | None = None,
+    filled: Filled = Filled(),
 ) -> InspectReport:
-    """The report on `loaded` over `prompts`. matrices: filled with every block's factors and C if given; maps: with the
-    C of its prompts; states: with what the input sets."""
+    """The report on `loaded` over `prompts`."""
+    matrices, maps, beside = filled.matrices, filled.maps, filled.beside
     session = Session(loaded, progress, cache=options.cache)
     chosen(options.layers, session.depth)
-    if matrices is not None:
-        matrices.open(session, prompts, chosen(options.layers, len(session.structure.calls)))
-    if states is not None:
-        states.open(session, prompts, chosen(options.layers, len(session.structure.calls)))
+    for file in (matrices, filled.states):
+        if file is not None:
+            file.open(session, prompts, chosen(options.layers, len(session.structure.calls)))
     processes = Processes(loaded.processes, progress, loaded.model)
     sweeps: Iterable[PromptSweep]
-    if loaded.paged is matrices is states is None:
+    if loaded.paged is matrices is filled.states is None:
         known = _null(session, prompts, options, processes)  # first, so that what prompts gave need not wait for it
-        sweeps = sweep_in_order(session, prompts, options, processes, maps, beside)
+        sweeps = sweep_in_order(session, prompts, options, processes, filled)
     else:
-        sweeps = sweep_prompts(session, prompts, options, matrices, progress, beside, maps, states)
+        sweeps = sweep_prompts(session, prompts, options, progress, filled)
         if matrices is not None:
             matrices.finish()
         known = _null(session, prompts, options, processes)
@@ -125,14 +134,13 @@ def sweep_in_order(
     prompts: Sequence[Prompt],
     options: InspectOptions,
     processes: Processes,
-    maps: Maps | None = None,
-    beside: Beside | None = None,
+    filled: Filled = Filled(),
 ) -> Iterator[PromptSweep]:
     """Of each prompt, over weights that are in memory: those of as many tokens together where there are enough of them
     and nothing is asked beside, each batch in one of the processes. The first ones run here: the others find the Gram
     matrices of every block."""
     depth, count = session.depth, len(prompts)
-    begun = 1 if maps is None else max(1, maps.count)
+    begun, others = 1 if filled.maps is None else max(1, filled.maps.count), replace(filled, maps=None)
 
     def progress_behind(before: int) -> Progress:
         def progress(done: int, _of: int, _what: str) -> None:
@@ -143,15 +151,15 @@ def sweep_in_order(
     def work(numbered: tuple[int, list[int]]) -> list[PromptSweep]:
         before, batch = numbered
         some, progress = [prompts[number] for number in batch], progress_behind(before)
-        if beside is None:
+        if filled.beside is None:
             return sweep_together(session, some, options, progress)
-        return sweep_prompts(session, some, options, None, progress, beside)
+        return sweep_prompts(session, some, options, progress, others)
 
-    yield from sweep_prompts(session, prompts[:begun], options, None, progress_behind(0), beside, maps)
+    yield from sweep_prompts(session, prompts[:begun], options, progress_behind(0), filled)
     if begun >= count:
         return
     tokens = [prompt.input_ids.shape[1] for prompt in prompts]
-    rest = batches(leaders_of(session, options, tokens) if beside is None else array("I", range(count)), begun)
+    rest = batches(leaders_of(session, options, tokens) if filled.beside is None else array("I", range(count)), begun)
     before = itertools.accumulate(map(len, rest), initial=begun)
     waiting = dict[int, bytes]()  # for prompts in front of them; pickled they take a tenth of the memory
     for batch, sweeps in zip(rest, processes.each(work, zip(before, rest, strict=False)), strict=True):
@@ -187,54 +195,24 @@ def sweep_prompts(
     session: Session,
     prompts: Sequence[Prompt],
     options: InspectOptions,
-    matrices: OperatorFile | None,
     progress: Progress,
-    beside: Beside | None = None,
-    maps: Maps | None = None,
-    states: StateFiles | None = None,
+    filled: Filled = Filled(),
 ) -> list[PromptSweep]:
     """Everything that the blocks of each prompt add."""
-    found: dict[int, PromptSweep] = {}
-    under_way: dict[int, _UnderWay] = {}
-    tick = ticker(progress, session, prompts)
+    under_way, found = dict[int, _UnderWay](), dict[int, PromptSweep]()
+    tick, beside = ticker(progress, session, prompts), filled.beside
 
     def listener(number: int) -> Listener:
-        sweep = found[number] = PromptSweep()
-        if states is not None:
-            states.begin(number, prompts[number])
-        held = under_way[number] = _UnderWay(
-            Decomposition(one_by_one=options.terms, own=True, by_source=options.end_to_end),
-            UniformNulls(options.threshold, together=session.loaded.paged is None),
-        )
+        held = under_way[number] = _UnderWay(session, number, prompts[number], options, filled)
 
         def listen(run: BlockRun) -> None:
-            step = held.decomposition.advance(run)
-            held.output = run.output[0]
-            sweep.errors.append(step.terms.error)
-            if options.layers is None or run.index in options.layers:
-                [sweep.largest[run.index]] = largest_activations(run)
-                if states is not None:
-                    states.block(number, run, step, held.decomposition)
-                sweep.blocks[run.index] = _prompt_block(
-                    session, run, step, (number, prompts[number]), options, matrices, maps, sweep.faults, held.uniform
-                )
+            held.take(run)
             tick(number)
 
         return listen
 
     def ended(number: int, output: Any) -> None:
-        held = under_way.pop(number)
-        if states is not None:
-            states.end(number)
-        if beside is not None:
-            found[number] = replace(found[number], beside=beside.ended(session, prompts[number], output))
-        if options.terms:
-            assert held.output is not None
-            found[number].terms.extend(_uat_terms(held.decomposition, held.output))
-        if options.end_to_end:
-            assert held.decomposition.carried is not None
-            found[number] = replace(found[number], end_to_end=end_to_end(held.decomposition.carried))
-        add_uniform([found[number]], held.uniform, prompts[number].input_ids.shape[1])
+        found[number] = under_way.pop(number).end(output)
 
     session.sweep_all(prompts, listener, ended, None if beside is None else beside.guest_of(session))
     if beside is not None and session.loaded.paged is not None:
@@ -255,73 +233,82 @@ def sweep_together(
         steps = len(prompts) * session.depth
         progress(steps, steps, f"{len(prompts)} prompts together")
         return found
-    return sweep_prompts(session, prompts, options, None, progress)
+    return sweep_prompts(session, prompts, options, progress)
 
 
-@dataclass
 class _UnderWay:
-    """What is held of a prompt while it goes through the blocks."""
+    """One prompt while it goes through the blocks."""
 
-    decomposition: Decomposition
-    uniform: UniformNulls
-    output: Tensor | None = None  # of the last block, (N, M)
+    def __init__(self, session: Session, number: int, prompt: Prompt, options: InspectOptions, filled: Filled) -> None:
+        self._sweep = PromptSweep()
+        self._session, self._number, self._prompt = session, number, prompt
+        self._options, self._filled = options, filled
+        self._decomposition = Decomposition(one_by_one=options.terms, own=True, by_source=options.end_to_end)
+        self._uniform = UniformNulls(options.threshold, together=session.loaded.paged is None)
+        self._output: Tensor | None = None  # of the last block, (N, M)
+        if filled.states is not None:
+            filled.states.begin(number, prompt)
+
+    def take(self, run: BlockRun) -> None:
+        """The next block."""
+        step = self._decomposition.advance(run)
+        self._output = run.output[0]
+        self._sweep.errors.append(step.terms.error)
+        if self._options.layers is None or run.index in self._options.layers:
+            [self._sweep.largest[run.index]] = largest_activations(run)
+            if self._filled.states is not None:
+                self._filled.states.block(self._number, run, step, self._decomposition)
+            self._sweep.blocks[run.index] = self._block(run, step)
+
+    def _block(self, run: BlockRun, step: Step) -> PromptBlock:
+        session, options, number = self._session, self._options, self._number
+        matrices, maps = self._filled.matrices, self._filled.maps
+        operator = or_reason(lambda: session.operator(run, step))
+        beside: dict[str, Any] = {
+            "cross": cross_of(run, session.structure.block(run.index), lambda: session.geometry(run.index, cross=True)),
+            "routing": routing(run) if options.routing else None,
+            "heads": heads(run, [tokens_of(self._prompt)])[0] if options.heads else None,
+        }
+        if isinstance(operator, str):
+            if session.structure.block(run.index).factors is not None:
+                self._sweep.faults[run.index] = operator
+            if matrices is not None:
+                matrices.missing(run.index, operator)
+            return unmeasured_block(number, operator, step.terms, options, run.input, **beside)
+        geometry = session.geometry(run.index)
+        mapped = maps if maps is not None and maps.wants(number) else None
+        whole = matrices is not None or mapped is not None
+        numbers = measure(operator, geometry, threshold=options.threshold, spectrum=options.spectrum, matrix=whole)
+        if matrices is not None and numbers.matrix is not None:
+            matrices.block(number, run.index, operator, run.input[0], numbers.matrix)
+        if mapped is not None and numbers.matrix is not None:
+            mapped.add(number, run.index, numbers.matrix)
+        self._uniform.add(run.index, operator, geometry, numbers)
+        return measured_block(
+            number, numbers, step.terms, options, run.input, operator=operator, error=operator.error, **beside
+        )
+
+    def end(self, output: Any) -> PromptSweep:
+        """What the prompt gave. output: what the stack returned."""
+        sweep, carried, beside = self._sweep, self._decomposition.carried, self._filled.beside
+        if self._filled.states is not None:
+            self._filled.states.end(self._number)
+        if beside is not None:
+            sweep = replace(sweep, beside=beside.ended(self._session, self._prompt, output))
+        if self._options.terms:
+            assert self._output is not None
+            sweep.terms.extend(_uat_terms(self._decomposition, self._output))
+        if self._options.end_to_end:
+            assert carried is not None
+            sweep = replace(sweep, end_to_end=end_to_end(carried))
+        add_uniform([sweep], self._uniform, self._prompt.input_ids.shape[1])
+        return sweep
 
 
 def ticker(progress: Progress, session: Session, prompts: Sequence[Prompt]) -> Callable[[int], None]:
     """Called behind every block of a prompt with the prompt's number."""
     done, total = itertools.count(1), len(prompts) * session.depth
     return lambda number: progress(next(done), total, f"prompt {number + 1} of {len(prompts)}")
-
-
-def _prompt_block(
-    session: Session,
-    run: BlockRun,
-    step: Step,
-    numbered: tuple[int, Prompt],
-    options: InspectOptions,
-    matrices: OperatorFile | None,
-    maps: Maps | None,
-    faults: dict[int, str],
-    uniform: UniformNulls,
-) -> PromptBlock:
-    number, prompt = numbered
-    operator = or_reason(lambda: session.operator(run, step))
-    cross = cross_of(run, session.structure.block(run.index), lambda: session.geometry(run.index, cross=True))
-    beside: dict[str, Any] = {
-        "cross": cross,
-        "routing": routing(run) if options.routing else None,
-        "heads": heads(run, [tokens_of(prompt)])[0] if options.heads else None,
-    }
-    if isinstance(operator, str):
-        if session.structure.block(run.index).factors is not None:
-            faults[run.index] = operator
-        if matrices is not None:
-            matrices.missing(run.index, operator)
-        return unmeasured_block(number, operator, step.terms, options, run.input, **beside)
-    geometry = session.geometry(run.index)
-    mapped = maps if maps is not None and maps.wants(number) else None
-    numbers = measure(
-        operator,
-        geometry,
-        threshold=options.threshold,
-        spectrum=options.spectrum,
-        matrix=matrices is not None or mapped is not None,
-    )
-    if matrices is not None and numbers.matrix is not None:
-        matrices.block(number, run.index, operator, run.input[0], numbers.matrix)
-    if mapped is not None and numbers.matrix is not None:
-        mapped.add(number, run.index, numbers.matrix)
-    uniform.add(run.index, operator, geometry, numbers)
-    return measured_block(
-        number,
-        numbers,
-        step.terms,
-        options,
-        run.input,
-        operator=operator,
-        error=operator.error,
-        **beside,
-    )
 
 
 def _uat_terms(decomposition: Decomposition, output: Tensor) -> list[UatTerm]:

@@ -197,6 +197,7 @@ def _alone(
     with Progress(talk) as progress:
         for loaded, inputs in open_stacks(wanted, texts, progress):
             from duat_cli.analysis.inspect.maps import Maps
+            from duat_cli.analysis.inspect.run import Filled
             from duat_cli.analysis.inspect.run import inspect as compute
             from duat_cli.analysis.inspect.save.states import saving
 
@@ -207,7 +208,7 @@ def _alone(
                 operator_file(matrix_file, decode) as file,
                 contextlib.nullcontext() if not saved or not decode else saving(saved[1], saved[0], decode) as states,
             ):
-                reports.append(compute(loaded, inputs, settings, progress, file, maps=maps, states=states))
+                reports.append(compute(loaded, inputs, settings, progress, Filled(file, maps, states)))
     if matrix_file is not None:
         talk.note(f"wrote {matrix_file.path}")
     if saved is not None:

@@ -15,7 +15,7 @@ from transformers import AutoModelForMaskedLM
 
 from duat_cli.analysis.check.behaviour import EVERY, Answer, Asking
 from duat_cli.analysis.inspect.options import InspectOptions
-from duat_cli.analysis.inspect.run import inspect
+from duat_cli.analysis.inspect.run import Filled, inspect
 from duat_cli.checks.answers import LIMIT, Agreement, Answers, agreement
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
@@ -43,7 +43,7 @@ def prompts(rows: int, lengths: tuple[int, ...] = (9, 1, 23)) -> list[Prompt]:
 
 def asked(loaded: LoadedModel, texts: list[Prompt], tokenizer: Any = Tokenizer) -> tuple[Behaviour, Answers]:
     asking = Asking(tokenizer)
-    inspect(loaded, texts, InspectOptions(cache=False), lambda *_: None, beside=asking)
+    inspect(loaded, texts, InspectOptions(cache=False), lambda *_: None, Filled(beside=asking))
     return asking.found(None)
 
 
@@ -131,7 +131,11 @@ def test_answers_that_wait_for_the_last_block_hold_nothing_of_vocabulary_size(mo
     folder = saved(model_type, tmp_path / "m")
     with in_parts(folder) as loaded:
         inspect(
-            loaded, prompts(50, (9, 23, 9)), InspectOptions(cache=False), lambda *_: None, beside=Watched(Tokenizer)
+            loaded,
+            prompts(50, (9, 23, 9)),
+            InspectOptions(cache=False),
+            lambda *_: None,
+            Filled(beside=Watched(Tokenizer)),
         )
     assert len(answers) == 3
     assert len({id(answer.tally.likely) for answer in answers}) == 1
@@ -155,7 +159,7 @@ def test_weights_are_not_read_once_more_for_the_head(tmp_path: Path) -> None:
     read = []
     for beside in (None, Asking(None)):
         with in_parts(folder) as loaded:
-            inspect(loaded, texts, InspectOptions(cache=False), lambda *_: None, beside=beside)
+            inspect(loaded, texts, InspectOptions(cache=False), lambda *_: None, Filled(beside=beside))
             assert loaded.paged is not None
             read.append(loaded.paged.pager.bytes_read)
     probes = 2 * DISCOVERY_TOKENS * 32 * 4  # the test for a head reads rows of the embedding of 32 float32

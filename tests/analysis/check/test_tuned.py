@@ -13,7 +13,7 @@ from paging import in_parts, whole
 from duat_cli.analysis.check.behaviour import Asking
 from duat_cli.analysis.check.tuned import tuned_behaviour
 from duat_cli.analysis.inspect.options import InspectOptions
-from duat_cli.analysis.inspect.run import inspect
+from duat_cli.analysis.inspect.run import Filled, inspect
 from duat_cli.analysis.opening import Found
 from duat_cli.loading.adapter.folder import open_adapter
 from duat_cli.loading.checkpoint.source import Source
@@ -39,7 +39,7 @@ def prompts() -> list[Prompt]:
 
 def tuned(loaded: LoadedModel, adapter: Path) -> TunedBehaviour:
     asking = Asking(None)
-    inspect(loaded, prompts(), InspectOptions(cache=False), lambda *_: None, beside=asking)
+    inspect(loaded, prompts(), InspectOptions(cache=False), lambda *_: None, Filled(beside=asking))
     found = Found(Source(loaded.files.path, "base", None), loaded.files)
     return tuned_behaviour(open_adapter(adapter, str(adapter)), found, loaded, asking)
 

@@ -22,7 +22,7 @@ from duat_cli.analysis.inspect import run as run_module
 from duat_cli.analysis.inspect.batch import batches, leaders, sizes, sweep_batch
 from duat_cli.analysis.inspect.maps import Maps
 from duat_cli.analysis.inspect.options import InspectOptions
-from duat_cli.analysis.inspect.run import inspect, sweep_prompts
+from duat_cli.analysis.inspect.run import Filled, inspect, sweep_prompts
 from duat_cli.analysis.inspect.total import PromptSweep
 from duat_cli.analysis.session import Session
 from duat_cli.errors import UnsupportedModelError
@@ -51,7 +51,7 @@ def prompts_of(model: Any, count: int, tokens: int) -> list[Prompt]:
 def begun(model: Any, prompts: list[Prompt]) -> Session:
     """A session that has run a prompt."""
     session = Session(as_loaded(model), quiet, cache=False)
-    sweep_prompts(session, prompts[:1], OPTIONS, None, quiet)
+    sweep_prompts(session, prompts[:1], OPTIONS, quiet)
     return session
 
 
@@ -91,7 +91,7 @@ def test_a_batch_gives_each_prompt_its_own_numbers(model_type: str, tokens: int)
     session = begun(model, prompts)
     got = sweep_batch(session, prompts, OPTIONS)
     assert got is not None
-    worst = differences(got, sweep_prompts(session, prompts, OPTIONS, None, quiet))
+    worst = differences(got, sweep_prompts(session, prompts, OPTIONS, quiet))
     assert len(worst) > 40
     assert max(worst.values()) < 2e-5, worst
     assert all(error < 1e-5 for sweep in got for error in sweep.errors)
@@ -105,7 +105,7 @@ def test_in_float64_it_is_equal_to_its_last_digits(model_type: str) -> None:
         session = begun(model, prompts)
         got = sweep_batch(session, prompts, OPTIONS)
         assert got is not None
-        assert max(differences(got, sweep_prompts(session, prompts, OPTIONS, None, quiet)).values()) < 1e-11
+        assert max(differences(got, sweep_prompts(session, prompts, OPTIONS, quiet)).values()) < 1e-11
 
 
 def test_sampled_entries_and_heads_that_do_not_all_reach(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_sampled_entries_and_heads_that_do_not_all_reach(monkeypatch: pytest.Mon
     session = begun(model, prompts[:2])
     got = sweep_batch(session, prompts, OPTIONS)
     assert got is not None
-    worst = differences(got, sweep_prompts(session, prompts, OPTIONS, None, quiet))
+    worst = differences(got, sweep_prompts(session, prompts, OPTIONS, quiet))
     assert max(error for path, error in worst.items() if "numerical" not in path) < 2e-5
     assert max(error for path, error in worst.items() if "numerical" in path) < 2e-3  # a draw next to the threshold
 
@@ -280,7 +280,7 @@ def test_processes_that_share_the_prompts_find_the_same(lots: Callable[[Any], li
         said: list[str] = []
         maps = Maps(prompts[:mapped], str) if mapped else None
         found = inspect(
-            replace(loaded, processes=processes), prompts, options, lambda *at: said.append(at[2]), maps=maps
+            replace(loaded, processes=processes), prompts, options, lambda *at: said.append(at[2]), Filled(maps=maps)
         )
         return found, said
 

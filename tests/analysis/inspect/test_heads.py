@@ -351,7 +351,7 @@ def test_a_batch_gives_each_prompt_its_own_numbers(model_type: str) -> None:
     ids = torch.randint(10, min(rows, 14), (4, 7), generator=torch.Generator().manual_seed(3))
     prompts = [prompt_of(one[None]) for one in ids]
     session = Session(as_loaded(model), quiet, cache=False)
-    expected = sweep_prompts(session, prompts, OPTIONS, None, quiet)
+    expected = sweep_prompts(session, prompts, OPTIONS, quiet)
     got = sweep_batch(session, prompts, OPTIONS)
     assert got is not None
     for one, other in zip(got, expected, strict=True):

@@ -11,7 +11,7 @@ from helpers import Wiring, coupling_of, dense_blocks, quiet
 
 from duat_cli.analysis.inspect.maps import MOST_TOKENS, Maps
 from duat_cli.analysis.inspect.options import InspectOptions
-from duat_cli.analysis.inspect.run import inspect
+from duat_cli.analysis.inspect.run import Filled, inspect
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.results.inspect import CouplingMap
@@ -22,7 +22,7 @@ LLAMA = Wiring("model.layers", "self_attn.o_proj")
 
 def mapped(loaded: LoadedModel, prompts: list[Prompt], count: int, **options: object) -> list[CouplingMap] | None:
     maps = Maps(prompts[:count], lambda token: f"t{token}")
-    return inspect(loaded, prompts, InspectOptions(**options), quiet, maps=maps).maps  # type: ignore[arg-type]
+    return inspect(loaded, prompts, InspectOptions(**options), quiet, Filled(maps=maps)).maps  # type: ignore[arg-type]
 
 
 def test_maps_are_c_of_the_dense_operator(loaded: LoadedModel, prompts: Encoded) -> None:

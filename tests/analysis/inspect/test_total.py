@@ -24,7 +24,7 @@ SETTINGS = InspectOptions(layers=frozenset(LAYERS), terms=True, per_prompt=True,
 def test_the_numbers_are_the_same_in_any_order(loaded: LoadedModel, prompts: Encoded) -> None:
     encoded = prompts(loaded, *TEXTS)
     session = Session(loaded, quiet, cache=False)
-    sweeps = sweep_prompts(session, encoded, SETTINGS, None, quiet)
+    sweeps = sweep_prompts(session, encoded, SETTINGS, quiet)
     facts = prompt_facts(encoded)
 
     def added(order: Iterable[int]) -> Any:

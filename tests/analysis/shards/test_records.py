@@ -27,7 +27,7 @@ def record(loaded: LoadedModel, prompts: Callable[..., list[Prompt]]) -> tuple[P
     [prompt] = prompts(loaded, 'two\nlines and a "quote" é\u2028')
     session = Session(loaded, quiet, cache=False)
     options = InspectOptions(layers=frozenset({0, 2}), terms=True, cache=False)
-    [sweep] = sweep_prompts(session, [prompt], options, None, quiet)
+    [sweep] = sweep_prompts(session, [prompt], options, quiet)
     sweep.largest[2] = (float("inf"), "ffn")
     sweep.faults[0] = "refuted"
     return prompt, InspectRecord(**of_prompt(prompt), found=sweep, plain_error=1e-7)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import duat_cli as duat
 from duat_cli.analysis.inspect.options import InspectOptions
-from duat_cli.analysis.inspect.run import inspect
+from duat_cli.analysis.inspect.run import Filled, inspect
 from duat_cli.analysis.inspect.save import states as subject
 from duat_cli.analysis.inspect.save.asked import kinds_of
 from duat_cli.analysis.inspect.save.states import StateFiles, saving
@@ -42,7 +42,7 @@ def _loud(monkeypatch: pytest.MonkeyPatch) -> None:
 def saved(model: Any, folder: Path, *ids: Tensor, kinds: frozenset[str] = ALL, **options: Any) -> None:
     with saving(folder, kinds, str) as files:
         given = InspectOptions(cache=False, **options)
-        inspect(as_loaded(model), [prompt_of(one) for one in ids], given, quiet, states=files)
+        inspect(as_loaded(model), [prompt_of(one) for one in ids], given, quiet, Filled(states=files))
 
 
 def linear_paths(model: Any, model_type: str, ids: Tensor) -> list[Tensor]:
@@ -185,7 +185,7 @@ def test_weights_read_block_by_block_give_the_same_files(model_type: str, tmp_pa
 
     def write(loaded: LoadedModel, folder: Path) -> None:
         with saving(folder, ALL, str) as files:
-            inspect(loaded, prompts, InspectOptions(cache=False), quiet, states=files)
+            inspect(loaded, prompts, InspectOptions(cache=False), quiet, Filled(states=files))
 
     write(known, tmp_path / "whole")
     with in_parts(tmp_path / "model") as loaded:
