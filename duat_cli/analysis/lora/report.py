@@ -92,6 +92,7 @@ class Pair:
     ) -> None:
         """stated: as of `Eq18Test`. pieces: a parameter's change, where an adapter makes it; None of several."""
         self._adapter = adapter
+        self._norms: FrontNorms | None = None  # once a prompt has run
         self._report, self._stated, self._pieces, self.progress = report, stated, pieces, progress
         self.base = Session(loaded, progress, cache=False)
         self.tuned = Session(tuned, progress, cache=False)
@@ -119,17 +120,20 @@ class Pair:
         self.progress(0, 1, "discovery of both models' structure")
         return ground_of(self.base, layers=True), ground_of(self.tuned, layers=False)
 
-    def norms(self, first: Prompt) -> FrontNorms | None:
-        """What has to go through the base with the first of all prompts; None for a checkpoint, of which no largest
-        effect is said."""
-        return None if self._pieces is None else FrontNorms(self.base, first, self._changed)
+    def norms(self, prompt: Prompt) -> FrontNorms | None:
+        """What has to go through the base with the prompt, if it is the first; None for a checkpoint, of which no
+        largest effect is said."""
+        if self._pieces is None or self._norms is not None:
+            return None
+        self._norms = FrontNorms(self.base, prompt, self._changed)
+        return self._norms
 
-    def head(self, norms: FrontNorms | None) -> LoraReport:
-        """What no prompt changes, once one has run. norms: what went with the first."""
+    def head(self) -> LoraReport:
+        """What no prompt changes, once one has run."""
         base, tuned = self.base, self.tuned
         modules = self._report.modules
-        if norms is not None and self._pieces is not None:
-            modules = self._with_sups(modules, norms.found(), self._pieces)
+        if self._norms is not None and self._pieces is not None:
+            modules = self._with_sups(modules, self._norms.found(), self._pieces)
         apart = [Skipped(what="blocks", why=self._other_depth)] if self._other_depth else []
         said = [note for one in (base.loaded, tuned.loaded) for note in (*one.warnings, *one.value_notes())]
         notes = [note for note in said if note not in self._report.warnings]
@@ -170,7 +174,7 @@ class Pair:
         first, others = compare(chunks[0], norms, eq18), processes.each(compare, chunks[1:])
         for one in itertools.chain(first, itertools.chain.from_iterable(others)):
             found.add(one)
-        head, errors = self.head(norms), (self.base.plain_error, self.tuned.plain_error)
+        head, errors = self.head(), (self.base.plain_error, self.tuned.plain_error)
         facts = run(shared=processes.memory)
         return whole_report(
             head, roll_of(prompt_facts(prompts)), found, errors, None if eq18 is None else eq18.found(), facts

@@ -13,7 +13,6 @@ from pydantic import JsonValue
 
 from duat_cli.analysis.lora.eq18 import INPUTS
 from duat_cli.analysis.lora.findings import Findings
-from duat_cli.analysis.lora.places import FrontNorms
 from duat_cli.analysis.lora.prompts import Compared
 from duat_cli.analysis.lora.report import Pair, whole_report
 from duat_cli.analysis.lora.run import Asked
@@ -74,16 +73,10 @@ class _Worker(Worker):
         self.settings = settings
         self._pair, self._prompts, self._progress = pair, prompts, progress
         self._compare = pair.comparer(asked.decode, len(prompts.keys), progress)
-        self._norms: FrontNorms | None = None
-        self._begun = False
 
     def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[LoraRecord]:
         """Of prompts with their positions."""
-        beside = None
-        if not self._begun:
-            self._begun, beside = True, self._pair.norms(chunk[0][1])
-            self._norms = beside
-        found = self._compare(chunk, beside)
+        found = self._compare(chunk, self._pair.norms(chunk[0][1]))
         errors = self._pair.base.plain_error, self._pair.tuned.plain_error
         return [
             LoraRecord(**of_prompt(prompt), found=one, plain_errors=errors)
@@ -91,8 +84,7 @@ class _Worker(Worker):
         ]
 
     def facts(self) -> Facts:
-        assert self._begun
-        head = self._pair.head(self._norms)
+        head = self._pair.head()
         assert head.environment is not None
         return Facts(report=head.model_copy(update={"environment": anywhere(head.environment)}))
 
