@@ -139,23 +139,17 @@ def sweep_in_order(
     """Of each prompt, over weights that are in memory: those of as many tokens together where there are enough of them
     and nothing is asked beside, each batch in one of the processes. The first ones run here: the others find the Gram
     matrices of every block."""
-    depth, count = session.depth, len(prompts)
+    count = len(prompts)
     begun, others = 1 if filled.maps is None else max(1, filled.maps.count), replace(filled, maps=None)
-
-    def progress_behind(before: int) -> Progress:
-        def progress(done: int, _of: int, _what: str) -> None:
-            processes(before * depth + done, count * depth, f"prompt {before + -(-done // depth)} of {count}")
-
-        return progress
 
     def work(numbered: tuple[int, list[int]]) -> list[PromptSweep]:
         before, batch = numbered
-        some, progress = [prompts[number] for number in batch], progress_behind(before)
+        some, progress = [prompts[number] for number in batch], within(processes, session, before, count)
         if filled.beside is None:
             return sweep_together(session, some, options, progress)
         return sweep_prompts(session, some, options, progress, others)
 
-    yield from sweep_prompts(session, prompts[:begun], options, progress_behind(0), filled)
+    yield from sweep_prompts(session, prompts[:begun], options, within(processes, session, 0, count), filled)
     if begun >= count:
         return
     tokens = [prompt.input_ids.shape[1] for prompt in prompts]
@@ -303,6 +297,16 @@ class _UnderWay:
             sweep = replace(sweep, end_to_end=end_to_end(carried))
         add_uniform([sweep], self._uniform, self._prompt.input_ids.shape[1])
         return sweep
+
+
+def within(progress: Progress, session: Session, before: int, count: int) -> Progress:
+    """Of some of so many prompts, of which others are through, as that of all."""
+    depth = session.depth
+
+    def some(done: int, _of: int, _what: str) -> None:
+        progress(before * depth + done, count * depth, f"prompt {before + -(-done // depth)} of {count}")
+
+    return some
 
 
 def ticker(progress: Progress, session: Session, prompts: Sequence[Prompt]) -> Callable[[int], None]:

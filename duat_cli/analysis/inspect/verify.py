@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from duat_cli import __version__
 from duat_cli.analysis.decomposition import Decomposition, crossing
-from duat_cli.analysis.inspect.run import ticker
+from duat_cli.analysis.inspect.run import ticker, within
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Listener, Session, prompt_facts
 from duat_cli.errors import or_reason
@@ -54,13 +54,11 @@ def _swept(session: Session, prompts: Sequence[Prompt], processes: Processes) ->
     """Of each prompt. Where all weights are in memory the first one runs here, and the processes share the others."""
     if session.loaded.paged is not None:
         return _together(session, prompts, processes)
-    depth, count = session.depth, len(prompts)
+    count = len(prompts)
 
     def work(number: int) -> tuple[list[dict[int, _Seen]], float]:
-        def progress(done: int, _of: int, _what: str) -> None:
-            processes(number * depth + done, count * depth, f"prompt {number + 1} of {count}")
-
-        return _together(session, [prompts[number]], progress), session.plain_error
+        found = _together(session, [prompts[number]], within(processes, session, number, count))
+        return found, session.plain_error
 
     found, _ = work(0)
     for one, plain_error in processes.each(work, range(1, count)):
