@@ -29,7 +29,7 @@ from duat_cli.models.arrays import wide
 from duat_cli.models.discovery.causality import head_logits
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.lockstep import Pass, Riders, Weights, in_step, one_by_one
-from duat_cli.models.terms.branches import Branches, ffn_terms
+from duat_cli.models.terms.branches import ffn_terms
 from duat_cli.operators.kronecker import KroneckerSum
 from duat_cli.operators.operator_change import gram_of_changes, split
 from duat_cli.results.lora import AnswerChange, BlockChange, OperatorChange, PromptChange, TermsChange, TokenChange
@@ -180,8 +180,7 @@ class Comparer:
 
     def _take(self, side: int, row: _Row, run: BlockRun, step: Step) -> None:
         """One block of the base (side 0) or of the tuned model (1) under one prompt."""
-        ground = self._grounds[side]
-        found = _keep(ground.session, ground.branches, run, step)
+        found = _keep(self._grounds[side], run, step)
         row.errors[side], row.streams[side] = max(row.errors[side], found.error), found.output
         if self._paired and side:
             row.blocks.append(_block(self._sessions[0], run.index, row.kept.pop(run.index), found, self._grams))
@@ -216,12 +215,12 @@ def _check_room(base: Session, prompt: Prompt) -> None:
         )
 
 
-def _keep(session: Session, branches: Branches, run: BlockRun, step: Step) -> Kept:
-    factors = session.structure.block(run.index).factors
+def _keep(ground: Ground, run: BlockRun, step: Step) -> Kept:
+    factors = ground.session.structure.block(run.index).factors
     return Kept(
-        operator=or_reason(lambda: session.operator(run, step).by_channel().matrix()),
+        operator=or_reason(lambda: ground.session.operator(run, step).by_channel().matrix()),
         read=factors is not None and factors.origin == "read",
-        ffn=or_reason(lambda: ffn_terms(run, branches[run.parts.module])),
+        ffn=or_reason(lambda: ffn_terms(run, ground.branches[run.parts.module])),
         dynamic=None if step.dynamic_bias is None else step.dynamic_bias.clone(),
         pre=None if step.pre_activation is None else step.pre_activation.clone(),
         pre_reason=step.terms.pre_activation_reason,
