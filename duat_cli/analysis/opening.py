@@ -105,9 +105,9 @@ class ModelRequest:
             way = way_of(made)
         except CheckpointError:
             if self.task.runs:  # a size that the weights contradict is the cause of a plan that is too large
-                from duat_cli.loading.model.load import require_fit
+                from duat_cli.loading.model.load import fit_of
 
-                require_fit(found.files, self.dtype, self.trust_remote_code)
+                fit_of(found.files, self.dtype, self.trust_remote_code)
             raise
         if device is not None and made.may_be_long(way):
             progress(0, 0, "measuring how fast this machine is")

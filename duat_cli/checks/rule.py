@@ -33,6 +33,8 @@ class Evidence:
 
     files: CheckpointFiles
     weights: WeightFacts
+    tables: frozenset[str] = frozenset()
+    """Matrices of integers that the model's class keeps as such: indices and masks, no quantised weights."""
     unexpected: tuple[str, ...] | None = None
     """Tensors that the class does not use; needs the load."""
     spare: tuple[str, ...] | None = None

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from duat_cli.analysis.check.integers import tables
 from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, Reading, open_reading
 from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.checks.paths import asks_for
@@ -98,7 +99,7 @@ def check(plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFa
         evidence, subject, ran = _with_model(plan, request, found, read, progress)
         facts = functools.partial(run, ran.loaded.planned_memory, device=ran.loaded.device)
     else:
-        evidence, subject = _without_model(plan, found, progress)
+        evidence, subject = _without_model(plan, request, found, progress)
     if adapter is None:
         evidence.absent["adapter"] = NO_ADAPTER
     else:
@@ -126,13 +127,16 @@ def refuse_prompts(plan: CheckPlan, texts: PromptRequest) -> None:
         raise InputError(f"--weights-only and {option} contradict each other: no prompt runs; leave one of them out")
 
 
-def _without_model(plan: CheckPlan, found: Found, progress: Progress) -> tuple[Evidence, Subject]:
+def _without_model(
+    plan: CheckPlan, request: CheckRequest, found: Found, progress: Progress
+) -> tuple[Evidence, Subject]:
     weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
     why = NO_FORWARD if plan.weights_only else "no rule that is on needs it"
     absent: dict[Need, str] = dict.fromkeys(("load", "report", "slack", "behaviour", "tokenizer"), why)
     notes = weight_notes(weights.nonfinite, weights.zero_matrices, len(weights.matrices))
     subject = Subject(found.place.name, found.place.revision, None, (*found.files.warnings, *notes))
-    return Evidence(found.files, weights, absent=absent, declared=_said(found)), subject
+    known = tables(found.files, request.model.trust_remote_code)
+    return Evidence(found.files, weights, known, absent=absent, declared=_said(found)), subject
 
 
 def _with_model(
@@ -149,7 +153,8 @@ def _with_model(
     loaded, inputs = reading.loaded, reading.inputs
     declared = _declared(found, reading, request, read)
     weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
-    evidence = Evidence(found.files, weights, unexpected=loaded.unexpected, spare=loaded.spare)
+    known = tables(found.files, request.model.trust_remote_code)
+    evidence = Evidence(found.files, weights, known, unexpected=loaded.unexpected, spare=loaded.spare)
     files = request.texts.files
     written = files is not None and files.stack == "decoder" and files.decoder_prompt is None
     evidence = replace(evidence, overrides=_overrides(loaded), written=written)

@@ -9,6 +9,7 @@ from duat_cli.checks.places import block_of, depth
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.loading.checkpoint.dtypes import RUN_IN
 from duat_cli.loading.checkpoint.index import INDEX
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.text import listed, plural, shown
 
 _WHOLE = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
@@ -50,8 +51,13 @@ def _mixed(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     yield Measurement(max(0, len(count) - 1), f"dtypes of the tensors: {text or 'none'}")
 
 
+def integer_matrices(files: CheckpointFiles) -> list[str]:
+    """Tensors of integers with more than one row and column."""
+    return [n for n, t in files.tensors.items() if t.dtype in _WHOLE and sum(s > 1 for s in t.shape) > 1]
+
+
 def _quantised(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    names = [n for n, t in evidence.files.tensors.items() if t.dtype in _WHOLE and sum(s > 1 for s in t.shape) > 1]
+    names = [name for name in integer_matrices(evidence.files) if name not in evidence.tables]
     if names:
         many = plural(len(names), "matrix", "matrices")
         yield Measurement(len(names), f"{many} of integers: {listed(names)}", where=min(names))

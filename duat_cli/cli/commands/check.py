@@ -35,7 +35,9 @@ class Asked(Options):
         False, "--update-baseline", help="Write the baseline anew, and say what changed; not where a check fails."
     )
     weights_only: bool = check_option(
-        False, "--weights-only", help="Only what the files say: no tokenizer, no forward pass, no torch."
+        False,
+        "--weights-only",
+        help="Only what the files say: no tokenizer, no forward pass, and no torch but to tell what integers are.",
     )
     adapter: str | None = check_option(
         None,

@@ -210,13 +210,14 @@ def load_files(
     )
 
 
-def require_fit(files: CheckpointFiles, dtype: str, trust_remote_code: bool) -> None:
-    """CheckpointError where config.json and the headers contradict each other; no value is read."""
+def fit_of(files: CheckpointFiles, dtype: str, trust_remote_code: bool) -> Fit:
+    """How config.json and the headers go together; CheckpointError where they contradict each other. No value is
+    read."""
     check_model_type(files, trust_remote_code)
     with hushed():
         config = _read_config(files, trust_remote_code)
         cls, _ = model_class(config, files, trust_remote_code)
-        check_fit(cls, config, files, parse_dtype(dtype) or DTYPES[auto_dtype(files)])
+        return check_fit(cls, config, files, parse_dtype(dtype) or DTYPES[auto_dtype(files)])
 
 
 def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:

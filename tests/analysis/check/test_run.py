@@ -12,6 +12,7 @@ from typing import Any
 import adapters
 import bad_checkpoints
 import pytest
+import torch
 from paging import streaming
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -25,6 +26,7 @@ from duat_cli.loading.checkpoint.source import demo_adapter_path
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.results.base import Run
 from duat_cli.results.check import CheckReport
+from duat_cli.zoo.tiny import tiny_model
 
 RUN = Run(started="2026-01-01T00:00:00+00:00", seconds=0.0, peak_memory_bytes=None)
 
@@ -71,6 +73,16 @@ def test_the_run_says_what_all_processes_held_together(checkpoint: Path) -> None
     assert report.prompts is not None
     assert len(report.prompts) == 3
     assert held[0] > 100 << 20
+
+
+def test_tables_of_integers_are_no_quantised_weights(tmp_path: Path) -> None:
+    tiny_model("gpt_neox").save_pretrained(tmp_path)
+    mask, weight = "gpt_neox.layers.0.attention.bias", "gpt_neox.layers.0.attention.dense.weight"
+    bad_checkpoints.wedit(tmp_path, lambda s: s.update({mask: torch.ones(1, 1, 8, 8, dtype=torch.uint8)}))
+    assert checked(tmp_path, "integrity.quantised", weights_only=True)[0].verdict == "passed"
+    bad_checkpoints.wedit(tmp_path, lambda s: s.update({weight: s[weight].char()}))
+    report, _ = checked(tmp_path, "integrity.quantised", weights_only=True)
+    assert [(o.status, o.where) for o in report.outcomes] == [("failed", weight)]
 
 
 def test_the_model_runs_only_where_a_rule_needs_it(checkpoint: Path) -> None:
