@@ -280,8 +280,12 @@ def said(tokenizer: Any, tokens: list[int], front: str = "") -> str:
 
 def limits(model: PreTrainedModel) -> Limits:
     """The model's vocabulary and its longest prompt."""
+    from torch import nn
+
     try:
-        rows = model.get_input_embeddings().weight.shape[0]
+        table = model.get_input_embeddings()
+        tables = table if isinstance(table, nn.ModuleList) else [table]  # MusicGen has one for each of its codebooks
+        rows = min(one.weight.shape[0] for one in tables)
     except (NotImplementedError, AttributeError):  # some text towers keep their table elsewhere
         rows = stated(model.config, "vocab_size") or sys.maxsize  # such as CANINE, which reads code points
     return Limits(rows, _max_positions(model))

@@ -323,3 +323,12 @@ def test_dynamic_positions_past_what_is_stated_depend_on_what_ran_before() -> No
 def test_a_model_without_positions_has_no_limit() -> None:
     model = tiny("Bloom", n_head=2, n_layer=1)
     assert limits(model).max_positions is None
+
+
+def test_the_rows_of_codebooks_count_and_not_what_the_config_states() -> None:
+    """MusicGen's have one more, for where nothing is said yet."""
+    sizes = {"vocab_size": 50, "hidden_size": 16, "ffn_dim": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.MusicgenDecoderConfig(**sizes, num_codebooks=2, bos_token_id=50, pad_token_id=50)
+    model = transformers.MusicgenForCausalLM(config)
+    assert limits(model).vocab_size == 51
+    assert torch.isfinite(model(torch.full((2, 3), 50)).logits).all()
