@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from duat_cli.errors import InputError
-from duat_cli.loading.inputs.drawn import default_inputs, drawn_patches
+from duat_cli.loading.inputs.drawn import default_inputs, drawn_patches, drawn_video
 from duat_cli.loading.inputs.files import Home, in_tiles, read_image, read_sound, read_tensors
 from duat_cli.loading.inputs.request import READS, InputFiles, StackName, label
 from duat_cli.loading.inputs.within import DEFAULT, placeholder_of, with_pictures
@@ -221,7 +221,9 @@ def prepared_inputs(shell: Any, home: Home, given: InputFiles, *, trust_remote_c
             made = drawn_patches(name, home, trust_remote_code)
         else:
             made = default_inputs(name, getattr(stack_of(shell), "config", shell.config), home, trust_remote_code)
-        found = [("drawn picture" if read == KINDS["pixel_values"] else "computed tone", made)]
+        drawn = "drawn picture" if read == KINDS["pixel_values"] else "computed tone"
+        video = _video(shell, name, made)
+        found = [(drawn, made) if video is None else ("drawn video", video)]
     prepared = []
     for place, (where, each) in enumerate((*found, *own)):
         held = _as_taken(each, name, taken)
@@ -230,6 +232,16 @@ def prepared_inputs(shell: Any, home: Home, given: InputFiles, *, trust_remote_c
         _check(held, name, taken, where, kind, whole=(GRID,) if GRID in taken else None)
         prepared.append(Prepared(where, held, _expected_positions(shell, held)))
     return prepared
+
+
+def _video(shell: Any, name: str, picture: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The drawn picture in as many frames as the config states, where the model reads a video and no picture."""
+    config = getattr(stack_of(shell), "config", shell.config)
+    frames = getattr(config, "num_frames", None)
+    if name != "pixel_values" or not isinstance(frames, int) or _expected_positions(shell, picture) is not None:
+        return None
+    video = {name: drawn_video(config, frames)}
+    return None if _expected_positions(shell, video) is None else video
 
 
 def _needs_more(shell: Any, name: str) -> bool:
@@ -322,26 +334,32 @@ def _check(
 
 
 def _expected_positions(shell: Any, tensors: Mapping[str, Tensor]) -> int | None:
-    """By a pass without memory, which some models cannot make: they look at values on their way."""
+    """By a pass of what is there: without weights some models cannot make one, for they look at values on their way."""
     stack = stack_of(shell)
     for asked in ({"output_hidden_states": True}, {}):
         try:
             with torch.no_grad():
-                return _positions_of(stack(**placed_tensors(tensors, "meta", stack.dtype), **asked))
+                return _positions_of(stack(**placed_tensors(tensors, str(stack.device), stack.dtype), **asked))
         except Exception:  # a real pass tells, and whether the input is at fault
             continue
     return None
 
 
-def _real_positions(loaded: LoadedModel, one: Prepared) -> int:
+def require_readable(loaded: LoadedModel, one: Prepared) -> Any:
+    """What the model makes of it; InputError where it cannot read it."""
     stack, pager = stack_of(loaded.model), None if loaded.paged is None else loaded.paged.pager
     held = placed_tensors(one.tensors, loaded.device, stack.dtype)
     kind, others = type(loaded.model).__name__, _other_parts(loaded)
     what = f"{one.where}: {kind} cannot read it{in_tiles(one.tensors)}{others}"
     with torch.no_grad(), foreign_errors(what, InputError):
         [output] = forwards(pager, [lambda: stack(**held)])
-    positions = _positions_of(output)
+    return output
+
+
+def _real_positions(loaded: LoadedModel, one: Prepared) -> int:
+    positions = _positions_of(require_readable(loaded, one))
     if positions is None:
+        kind, others = type(loaded.model).__name__, _other_parts(loaded)
         raise InputError(f"{one.where}: {kind} gives no hidden states of shape (1, N, M) for it{others}")
     return positions
 

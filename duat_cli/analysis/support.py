@@ -14,7 +14,7 @@ from torch import Tensor
 from duat_cli import __version__
 from duat_cli.analysis.decomposition import Decomposition, crossing
 from duat_cli.analysis.own_fault import own_fault, require_repeatable, require_signal
-from duat_cli.analysis.prepared import chosen_stack, parts_of, prepared_inputs, reads
+from duat_cli.analysis.prepared import chosen_stack, parts_of, prepared_inputs, reads, require_readable
 from duat_cli.analysis.progress import Progress
 from duat_cli.compat.libc import give_back_free_memory
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
@@ -49,14 +49,18 @@ NOT_TRIED = "not tried"
 
 
 def support_of(loaded: LoadedModel) -> SupportEntry:
-    """The entry of one loaded checkpoint; one that reads images or sound is run on drawn input."""
+    """The entry of one loaded checkpoint; one that reads images or sound is run on drawn input.
+
+    Where no input can be made up, or the model cannot read what is, nothing is known of it: the InputError.
+    """
     model = loaded.model
     if input_name(model) == "input_ids":
         return _blamed(loaded, with_stacks(examine(model), model))
     try:
         [made] = prepared_inputs(model, loaded.files.path, InputFiles(), trust_remote_code=False)
+        require_readable(loaded, made)
     except InputError as fault:
-        return _refused(model.config.model_type, str(fault))
+        raise InputError(f"could not tell: {fault}; 'duat verify' takes --inputs") from fault
     try:
         return with_stacks(examine(model, like=made.tensors), model)
     except (RuntimeError, ValueError, TypeError, LookupError) as fault:

@@ -30,7 +30,7 @@ from duat_cli.analysis.prepared import (
     parts_of,
     prepared_inputs,
 )
-from duat_cli.analysis.support import examine
+from duat_cli.analysis.support import examine, support_of
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.inputs.request import InputFiles
@@ -222,6 +222,29 @@ def test_a_part_that_cannot_be_read_names_the_others(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match=said):
         as_prompts(loaded, [made])
+
+
+def test_a_model_of_videos_reads_a_drawn_one_with_and_without_its_weights(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = t.VideoMAEConfig(image_size=8, patch_size=4, num_frames=4, tubelet_size=2, **sizes)
+    t.VideoMAEModel(config).eval().save_pretrained(tmp_path)
+    loaded = whole(tmp_path)
+    for shell in (skeleton(inspect_folder(tmp_path)), loaded.model):
+        [made] = prepared_inputs(shell, tmp_path, InputFiles(), trust_remote_code=False)
+        assert made.where == "drawn video"
+        assert made.tensors["pixel_values"].shape == (1, 4, 3, 8, 8)
+        assert made.positions == 8  # two pairs of frames, four patches each
+    held = replace(loaded, like=made.tensors)
+    assert verify(held, as_prompts(held, [made]), quiet).certificate.relative_error < 1e-5
+    assert support_of(loaded).status == "exact"
+
+
+def test_support_cannot_tell_of_a_model_for_which_no_input_is_made(tmp_path: Path) -> None:
+    tiny.tiny_model("whisper").save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"could not tell: .* has no preprocessor_config.json .* takes --inputs"):
+        support_of(whole(tmp_path))
+    with pytest.raises(InputError, match=r"could not tell: drawn picture: XCLIPVisionModel cannot read it"):
+        support_of(part_of(as_loaded(tiny.tiny_model("xclip")), "vision"))
 
 
 @pytest.mark.parametrize(("model_type", "chain"), [("funnel", "decoder"), ("blt", "global_transformer")])

@@ -32,7 +32,7 @@ def support(
 ) -> int:
     """How far duat understands a model: exact, partly (which parts), or refused, with the reason.
 
-    Exit code for one model: 0 exact, 1 partly, 2 refused. With --all: 0.
+    Exit code for one model: 0 exact, 1 partly, 2 refused, or could not tell. With --all: 0.
     """
     from duat_cli.analysis.clock import Clock
     from duat_cli.loading.importing import uncollected

@@ -36,6 +36,13 @@ def drawn_picture(config: Any) -> Tensor:
     return ((picture - flat.mean(dim=1)[:, None, None]) / spread)[None]
 
 
+def drawn_video(config: Any, frames: int) -> Tensor:
+    """The same picture, which moves to the right, (1, frames, channels, height, width)."""
+    picture = drawn_picture(config)
+    step = max(1, picture.shape[-1] // (2 * frames))  # half of its width in all
+    return torch.stack([picture.roll(step * frame, dims=-1) for frame in range(frames)], dim=1)
+
+
 def drawn_patches(name: str, home: Home, trust_remote_code: bool) -> dict[str, Tensor]:
     """The same as the checkpoint's image processor cuts it into patches; InputError where there is none. name: what
     the forward pass calls them."""

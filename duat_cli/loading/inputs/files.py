@@ -18,7 +18,7 @@ from duat_cli.errors import InputError
 from duat_cli.loading.declared.fields import PROCESSORS
 from duat_cli.loading.inputs.request import label
 from duat_cli.loading.quiet import foreign_errors, hushed
-from duat_cli.text import clean
+from duat_cli.text import clean, plural
 
 PARTS = {AutoImageProcessor: "image_processor", AutoFeatureExtractor: "feature_extractor"}  # of a whole processor
 MAX_BYTES = 1 << 30  # of one file
@@ -41,9 +41,11 @@ def pixels_of(picture: Any, where: str, home: Home, trust_remote_code: bool) -> 
 
 
 def in_tiles(made: Mapping[str, Tensor]) -> str:
-    """What is said of a picture of which a processor made several, where a model takes none so; else nothing."""
+    """What is said of a picture of which a processor made tiles or frames, where a model takes none so; else
+    nothing."""
     counts = [value.shape[1] for value in made.values() if value.ndim == 5 and len(value) == 1]
-    return f", of which its processor made {counts[0]} tiles: give one with --inputs" if counts else ""
+    many = plural(counts[0], "tile or frame", "tiles or frames") if counts else ""
+    return f", as {many} of a picture: give what it reads with --inputs" if counts else ""
 
 
 def open_picture(given: Any, where: str) -> Any:

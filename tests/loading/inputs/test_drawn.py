@@ -11,7 +11,7 @@ import torch
 from transformers import WhisperFeatureExtractor
 
 from duat_cli.errors import InputError
-from duat_cli.loading.inputs.drawn import RATE, TONES, default_inputs, drawn_picture, tone
+from duat_cli.loading.inputs.drawn import RATE, TONES, default_inputs, drawn_picture, drawn_video, tone
 
 
 @pytest.mark.parametrize(("side", "channels"), [(16, 3), ((20, 12), 1), (32, 4)])
@@ -28,6 +28,13 @@ def test_its_parts_differ() -> None:
     picture = drawn_picture(SimpleNamespace(image_size=32, num_channels=3))
     patches = picture.unfold(2, 8, 8).unfold(3, 8, 8).reshape(3, 16, -1)[0]
     assert torch.cdist(patches, patches).fill_diagonal_(9).min() > 0.5
+
+
+def test_the_frames_of_a_video_are_the_picture_each_further_to_the_right() -> None:
+    config = SimpleNamespace(image_size=16, num_channels=3)
+    picture, video = drawn_picture(config)[0], drawn_video(config, 4)
+    assert video.shape == (1, 4, 3, 16, 16)
+    assert all(torch.equal(frame, picture.roll(2 * k, dims=2)) for k, frame in enumerate(video[0]))
 
 
 def test_a_tone_holds_its_frequencies() -> None:

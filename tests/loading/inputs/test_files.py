@@ -176,4 +176,4 @@ def test_tensors_come_back_as_they_are(tmp_path: Path) -> None:
 
 def test_a_picture_in_tiles_is_told_of() -> None:
     assert in_tiles({"pixel_values": torch.zeros(1, 3, 9, 9)}) == ""
-    assert in_tiles({"pixel_values": torch.zeros(1, 5, 3, 9, 9)}).startswith(", of which its processor made 5 tiles")
+    assert in_tiles({"pixel_values": torch.zeros(1, 5, 3, 9, 9)}).startswith(", as 5 tiles or frames of a picture")
