@@ -283,8 +283,9 @@ def limits(model: PreTrainedModel) -> Limits:
     from torch import nn
 
     try:
-        table = model.get_input_embeddings()
-        tables = table if isinstance(table, nn.ModuleList) else [table]  # MusicGen has one for each of its codebooks
+        table: Any = model.get_input_embeddings()
+        # MusicGen has one for each of its codebooks
+        tables: Iterable[Any] = table if isinstance(table, nn.ModuleList) else [table]
         rows = min(one.weight.shape[0] for one in tables)
     except (NotImplementedError, AttributeError):  # some text towers keep their table elsewhere
         rows = stated(model.config, "vocab_size") or sys.maxsize  # such as CANINE, which reads code points
