@@ -130,7 +130,10 @@ def open_prepared(
     if not prepared:
         return None
     counts = [one.positions for one in prepared if one.positions is not None]
-    loaded = model.load(found, progress, model.counted(counts).way(found, progress))
+    counted = model.counted(counts)
+    if counted.task is not None:
+        counted = replace(counted, task=replace(counted.task, probe=prepared[0].positions or 0))
+    loaded = model.load(found, progress, counted.way(found, progress))
     return _reading(loaded, files, prepared)
 
 

@@ -85,7 +85,8 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
     else:
         counts, held_out, fitted = [min(count, texts.max_tokens or count) for count in given], [], []
     counts = [count + task.steps for count in counts]
-    task = replace(task, tokens=tuple(counts), held_out=tuple(held_out), calibration=tuple(fitted))
+    probe = counts[0] if counts and task.runs and not _reads_texts(found) else 0
+    task = replace(task, tokens=tuple(counts), held_out=tuple(held_out), calibration=tuple(fitted), probe=probe)
     device, task, memory = _on_device(request, task)
     made = plan(found.files, task, wanted.dtype, memory)
     if task.pruning is not None and task.pruning.repair:  # refused over weights that are read block by block
@@ -123,15 +124,32 @@ def _on_device(request: PlanRequest, task: Task) -> tuple[str, Task, int | None]
 
 
 def _require_tokenizer(found: Found) -> None:
-    """Texts are counted by it; a model of images or sound has none."""
+    """Texts are counted by it; a model of images or sound has none, or reads no texts."""
     from duat_cli.loading.checkpoint.source import has_tokenizer
 
-    path = found.place.path
-    if not has_tokenizer(path):
-        raise CheckpointError(
-            f"{clean(str(path))}: no tokenizer to count the tokens of texts with; give --tokens N, for a model of "
-            "images or sound its number of patches or frames"
-        )
+    path = clean(str(found.place.path))
+    told = "give --tokens N, for a model of images or sound its number of patches or frames"
+    if not has_tokenizer(found.place.path):
+        raise CheckpointError(f"{path}: no tokenizer to count the tokens of texts with; {told}")
+    if not _reads_texts(found):
+        raise CheckpointError(f"{path}: it reads no texts but images or sound; {told}")
+
+
+def _reads_texts(found: Found) -> bool:
+    """Whether the model reads token ids: where the folder has what makes images or sound into tensors, or no tokenizer,
+    its class says it, if it is known; only then is torch imported."""
+    from duat_cli.loading.checkpoint.source import has_tokenizer
+    from duat_cli.loading.declared.fields import processor
+
+    if has_tokenizer(found.place.path) and not processor(found.place.path):
+        return True
+    from duat_cli.loading.model.load import class_of
+    from duat_cli.models.discovery.modality import class_reads_ids
+
+    try:
+        return class_reads_ids(class_of(found.files, False))
+    except CheckpointError:
+        return True
 
 
 def task_of(given: Task, policy: str | None, select: list[str], dtype: str) -> Task:

@@ -185,6 +185,8 @@ class Task:
     """Of `compare`: whether the attention matrices of all prompts are kept."""
     prompts: int = 0
     """How many there are, where `tokens` are of the longest alone."""
+    probe: int = 0
+    """Tokens of what discovery reads, where that is noise of the shape of a picture or a sound; of texts a few."""
 
     def targets_of(self, tokens: int) -> int:
         """How many a prompt of so many tokens has."""

@@ -22,6 +22,7 @@ CHECKED_LOGITS = 4  # (CHECKED, vocabulary): of both passes, as they are and as 
 
 # in the machine's memory, whatever computes
 IMPORTED = "libraries"
+READERS, READERS_SIZE = "libraries that read images and sound", 8 << 20
 PREPARED = "products in half precision, prepared"
 NEXT_BLOCK, STORED_BESIDE = "the next block, as stored", "stored bytes beside it"
 NAMES, READINGS, REPORT = "names of all terms", "readings of all terms", "the report's terms"
@@ -52,7 +53,7 @@ def on_gpu(shape: Shape, moment: Moment) -> Moment:
     """What of that is in a GPU's memory. A tensor comes there as it is stored, and is cast there."""
     cast = shape.largest_tensor if shape.largest_tensor != shape.largest_elements * shape.element else 0
     most = {IMPORTED: LIBRARIES_GPU, NEXT_BLOCK: cast, STORED_BESIDE: cast}
-    most |= dict.fromkeys((NAMES, READINGS, REPORT, PREDICTIONS, PREPARED), 0)
+    most |= dict.fromkeys((NAMES, READINGS, REPORT, PREDICTIONS, PREPARED, READERS), 0)
     return [term(one.what, min(one.bytes, most.get(one.what, one.bytes))) for one in moment]
 
 

@@ -112,6 +112,7 @@ class Growing(Discovery):
         )
         self._known = known
         self.on_proved: Callable[[BlockParts, Trace], None] = lambda _parts, _written: None  # called behind every proof
+        self._written: dict[nn.Module, Trace] = {}  # of blocks that are not proved yet
         self._proof: Proof | None = None
         self._rigs: list[Rig] = []
         self._path: CapturePath = "attention interface"  # when they were made
@@ -183,8 +184,10 @@ class Growing(Discovery):
                 )
 
     def learn(self, event: Event, written: Trace) -> None:
-        super().learn(event, written)
         module = event.module
+        if module not in self.parts:
+            self._written[module] = written
+        super().learn(event, written)
         if module in self._known.parts:
             self.parts[module] = self._known.parts[module]
         if self._rigs and self.path != self._path and not self._known.intercepted:
@@ -198,9 +201,9 @@ class Growing(Discovery):
         if isinstance(verdict, Unproved):
             if module in self._known.parts:
                 raise UnsupportedModelError(f"{verdict.parts.name}: {verdict.fault}")
-            raise OpenedError(opened(verdict, self.written[module]))
+            raise OpenedError(opened(verdict, self._written[module]))
         self.proved[module] = verdict
-        self.on_proved(verdict.parts, self.written.pop(module))
+        self.on_proved(verdict.parts, self._written.pop(module))
         for rig in self._rigs:
             rig.learn(verdict.parts)
 

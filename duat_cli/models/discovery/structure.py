@@ -236,12 +236,10 @@ class Discovery:
         self.lists = {prefix + name: found for name, found in lists.items()}
         self.list_of = {module: name for name, found in self.lists.items() for module in found}
         looked_at = None if chain is None else self.part.get_submodule(chain)
-        self.tracer = Tracer(
-            self.stack, self.list_of, self.learn, interface=interface, part=self.part, within=looked_at
-        )
+        self._tracing = partial(Tracer, self.stack, self.list_of, interface=interface, part=self.part, within=looked_at)
+        self.tracer = self._tracing(self.learn)
         self._calls: dict[str, list[Event]] = {name: [] for name in self.lists}
         self.parts: dict[nn.Module, BlockParts | Exception] = {}
-        self.written: dict[nn.Module, Trace] = {}
         self.mixers: list[nn.Module] = []  # those without softmax
         self._known_mixers: list[MixerForm] = []
         self._unchained: dict[str, UnsupportedModelError] = {}
@@ -249,10 +247,8 @@ class Discovery:
 
     def walk(self) -> None:
         """Both passes, one behind the other."""
-        with self.tracer.attached(), self.tracer.active(), unexchanged(self.stack), weights_kept(self.stack):
-            self.forward()
-        modules = list(dict.fromkeys(event.module for event in self.chained()))
-        parts = [self.parts_of(module) for module in modules]
+        self._trace(self.tracer)
+        parts = [self.parts_of(module) for module in dict.fromkeys(event.module for event in self.chained())]
         for _ in range(MAX_OPENINGS):
             verdicts: list[Verdict] = []
             interface = self.path == "attention interface"
@@ -264,8 +260,24 @@ class Discovery:
             if not any(isinstance(verdict, Unproved) for verdict in verdicts):
                 self.proved = {v.parts.module: v for v in verdicts if isinstance(v, ProvedBlock)}
                 return
-            parts = [opened(v, self.written[v.parts.module]) if isinstance(v, Unproved) else v.parts for v in verdicts]
+            parts = self._opened(verdicts)
         raise UnsupportedModelError(f"{parts[0].name}: its FFN could not be told from its residual stream")
+
+    def _trace(self, tracer: Tracer) -> None:
+        with tracer.attached(), tracer.active(), unexchanged(self.stack), weights_kept(self.stack):
+            self.forward()
+
+    def _opened(self, verdicts: Sequence[Verdict]) -> list[BlockParts]:
+        """The blocks, unproved ones with other units, from one more pass: what happened in all together may not fit."""
+        unproved = {verdict.parts.module: verdict for verdict in verdicts if isinstance(verdict, Unproved)}
+        found: dict[nn.Module, BlockParts] = {}
+
+        def look(event: Event, written: Trace) -> None:
+            if event.module in unproved and event.module not in found:
+                found[event.module] = opened(unproved[event.module], written)
+
+        self._trace(self._tracing(look))
+        return [found.get(verdict.parts.module, verdict.parts) for verdict in verdicts]
 
     def structure(self) -> ModelStructure:
         """What was found, but for `plain_error`."""
@@ -298,7 +310,8 @@ class Discovery:
             own = {*parts.attention, *([] if parts.second is None else [parts.second.form.module])}
             for told in {self._of_mixing(unit) for unit in parts.mixing - own}:
                 found.setdefault(told, []).append(call)
-        return [told.format(_in_some(at, len(calls))) for told, at in sorted(found.items())]
+        some = {told: f" in block {', '.join(map(str, at))}" for told, at in found.items() if len(at) < len(calls)}
+        return [told.format(some.get(told, "")) for told in sorted(found)]
 
     def _of_mixing(self, unit: nn.Module) -> str:
         """What is said of it, with the blocks left open."""
@@ -366,7 +379,6 @@ class Discovery:
             self._unchained.setdefault(home, fault)
         calls.append(event)
         if event.module not in self.parts:
-            self.written[event.module] = written
             try:
                 parts = find_parts(event, self._names[event.module], written)
                 if not isinstance(self.probe, Tensor) and STATES in self.probe:
@@ -386,7 +398,3 @@ def _stack_of(model: Any) -> tuple[Any, tuple[str, ...]]:
     if pair and not hasattr(stack, "config"):
         raise UnsupportedModelError(f"{type(stack).__name__} has no config of its own, so its attention stays unseen")
     return stack, (ENCODER_ALONE,) if pair else ()
-
-
-def _in_some(at: Sequence[int], count: int) -> str:
-    return "" if len(at) == count else f" in block {', '.join(map(str, at))}"

@@ -119,6 +119,7 @@ class Tracer:
     called behind every call of one, with the trace held; what it runs is not written down.
     interface: whether attention is seen through transformers' interface, or by its softmax alone. part: the part of
     the model whose attention is looked at; None: all of it. within: the module of that part; None: all of the part.
+    outside: whether what happens outside of blocks is kept as well, all of it until the pass is over.
     """
 
     def __init__(
@@ -130,9 +131,11 @@ class Tracer:
         interface: bool,
         part: Any = None,
         within: nn.Module | None = None,
+        outside: bool = False,
     ) -> None:
         self._model, self._blocks, self._on_block, self._interface = model, set(blocks), on_block, interface
         self.ran: set[nn.Module] = set()  # every module that was called
+        self._keeps_outside = outside
         self.outside: list[Event] = []  # calls of modules without children, outside of blocks
         self.attention: dict[nn.Module, CapturePath] = {}  # modules whose attention was seen, in order
         self._part = model if part is None else part
@@ -180,7 +183,7 @@ class Tracer:
         event = Event(module, *apart(args, kwargs), output)
         event = replace(event, versions=tuple(map(writes_to, event.tensors)))
         if self._inside is None:
-            if not any(module.children()):
+            if self._keeps_outside and not any(module.children()):
                 self.outside.append(event)
             return
         self._inside.events.append(event)

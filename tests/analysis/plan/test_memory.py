@@ -9,10 +9,19 @@ from typing import Any
 import pytest
 from transformers import core_model_loading
 
-from duat_cli.analysis.plan.memory import BATCHES, IMPULSE_STATES, KERNEL_SQUARES, MOST_PREPARED, peak
+from duat_cli.analysis.plan.memory import BATCHES, IMPULSE_STATES, KERNEL_SQUARES, MOST_PREPARED, PROVED, REPLAYS, peak
 from duat_cli.analysis.plan.shape import LOADERS, Shape, shape_of
 from duat_cli.analysis.plan.task import Task
-from duat_cli.analysis.plan.terms import LIBRARIES, LIBRARIES_GPU, PREPARED, STATES, STRUCTURE, size_of
+from duat_cli.analysis.plan.terms import (
+    LIBRARIES,
+    LIBRARIES_GPU,
+    PREPARED,
+    READERS,
+    READERS_SIZE,
+    STATES,
+    STRUCTURE,
+    size_of,
+)
 from duat_cli.analysis.plan.waves import WAVE_BYTES
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
@@ -178,3 +187,22 @@ def test_inspect_takes_more_than_verify() -> None:
         assert total(shape(embedding=4 * MIB), "inspect", [64], weights) > total(
             shape(embedding=4 * MIB), "verify", [64], weights
         )
+
+
+def test_a_probe_as_large_as_a_picture_counts_while_a_block_is_proved() -> None:
+    """Replays are of all its tokens; of texts discovery reads a few. On a GPU no library reads pictures."""
+    small = replace(shape(), width=384, heads=12)
+
+    def found(weights: Residence, probe: int, *, gpu: bool = False) -> dict[str, int]:
+        task = Task("verify", (577,), probe=probe, gpu=gpu)
+        return {term.what: term.bytes for term in peak(small, task, weights) if term.bytes}
+
+    proof = 4 * (12 * 577**2 + PROVED * REPLAYS * 577 * 384)
+    for weights in ("resident", "streamed"):
+        with_probe, without = found(weights, 577), found(weights, 0)
+        assert with_probe["the proof of one block"] == proof
+        assert with_probe[READERS] == READERS_SIZE
+        assert "the proof of one block" not in without
+        assert READERS not in without
+        assert sum(with_probe.values()) > sum(without.values())
+    assert READERS not in found("resident", 577, gpu=True)

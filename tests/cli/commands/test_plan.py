@@ -15,6 +15,7 @@ from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
 from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path
 from duat_cli.loading.model import load
+from duat_cli.zoo.tiny import tiny_model
 
 MODEL = str(demo_path())
 
@@ -25,8 +26,8 @@ def _loud(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "calm", lambda talk: None)
 
 
-def planned(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
-    assert run(["plan", MODEL, "--json", "-q", *arguments]) == code
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0, model: str = MODEL) -> dict[str, Any]:
+    assert run(["plan", model, "--json", "-q", *arguments]) == code
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -131,6 +132,19 @@ def test_a_model_without_a_tokenizer_is_still_refused_by_its_load(
     assert run(["plan", str(tmp_path), "-q"]) == 2
     assert "no tokenizer to count the tokens of texts with; give --tokens N" in capsys.readouterr().err
     assert run(["plan", str(tmp_path), "-q", "--tokens", "8"]) == 0
+
+
+def test_a_model_of_sound_with_a_tokenizer_is_asked_for_its_frames(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_model("whisper").save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes((demo_path() / "tokenizer.json").read_bytes())
+    (tmp_path / "preprocessor_config.json").write_text('{"feature_extractor_type": "WhisperFeatureExtractor"}')
+    assert run(["plan", str(tmp_path), "-q"]) == 2
+    assert "it reads no texts but images or sound; give --tokens N" in capsys.readouterr().err
+    asked = ["--for", "verify", "--tokens", "64"]
+    assert "the proof of one block" in str(planned(capsys, *asked, model=str(tmp_path))["ways"])
+    assert "the proof of one block" not in str(planned(capsys, *asked)["ways"])
 
 
 def test_options_that_cost_are_planned(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,11 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecode
 
 from duat_cli.analysis.support import examine
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery import structure as discovery
+from duat_cli.models.discovery.parts import find_parts
 from duat_cli.models.discovery.structure import discover
+from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.value_path.factors import operator_of
 
 
@@ -358,3 +363,16 @@ def test_factors_are_looked_for_only_where_they_are_wanted() -> None:
     assert all(block.factors is None for block in without.blocks)
     for one, other in zip(with_factors.blocks, without.blocks, strict=True):
         assert (one.notes, one.parts.units, one.parts.batched) == (other.notes, other.parts.units, other.parts.batched)
+
+
+def test_what_happened_in_a_block_is_let_go_before_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a large picture the attention matrices of all blocks would not fit."""
+    kept: list[weakref.ref[Trace]] = []
+
+    def look(event: Event, name: str, written: Trace) -> BlockParts:
+        assert [one for one in kept if one() is not None] == []
+        kept.append(weakref.ref(written))
+        return find_parts(event, name, written)
+
+    monkeypatch.setattr(discovery, "find_parts", look)
+    assert len(discover(single_model("llama")).blocks) == len(kept) > 1

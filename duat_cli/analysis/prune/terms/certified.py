@@ -137,7 +137,9 @@ class Certified:
         self._arrivals: dict[int, BlockArrivals] = {}
         self._balls: dict[tuple[nn.Module, int], Ball] = {}
         self._before: tuple[Tensor, Ball | str] | None = None  # what the last block puts out, and the ball it lies in
-        self._tracer = Tracer(structure.stack, structure.elements(), self._write_down, interface=structure.interface)
+        self._tracer = Tracer(
+            structure.stack, structure.elements(), self._write_down, interface=structure.interface, outside=True
+        )
         self.passes: list[Pass] = [
             Call(forward, self._tracer.active),
             Visit(structure.calls, self._read, weights),
