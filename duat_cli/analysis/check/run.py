@@ -211,7 +211,7 @@ def run_of(
         except (RuntimeError, ValueError, TypeError, LookupError) as raised:
             from duat_cli.analysis.own_fault import own_fault
 
-            fault = None if is_out_of_memory(raised) else own_fault(loaded, [p.input_ids for p in inputs])
+            fault = None if is_out_of_memory(raised) else own_fault(loaded, [p.given for p in inputs])
             if fault is None:
                 raise
     loaded.value_notes()

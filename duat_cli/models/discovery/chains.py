@@ -146,6 +146,16 @@ def named(names: Sequence[str], wanted: str) -> str | None:
     return alike[0] if len(alike) == 1 else None
 
 
+def require_one_sequence(event: Event, parts: BlockParts) -> None:
+    """Refuses a block that takes one input's tokens in groups."""
+    sequences = len(parts.hidden.get(event.args, event.kwargs))
+    if sequences > 1:
+        raise UnsupportedModelError(
+            f"{parts.name} takes {sequences} sequences for one input, its tokens in groups (frames, say); W' is of one "
+            "sequence"
+        )
+
+
 def require_own_tokens(event: Event, parts: BlockParts, written: Trace) -> None:
     """Refuses an element of a chosen chain that is no block over tokens of its own."""
     name, own = parts.name, parts.hidden
@@ -154,12 +164,7 @@ def require_own_tokens(event: Event, parts: BlockParts, written: Trace) -> None:
             f"{name} ({type(event.module).__name__}) is attention with no block around it, from the tokens of one "
             "stack to those of another"
         )
-    sequences, count = own.get(event.args, event.kwargs).shape[:2]
-    if sequences > 1:
-        raise UnsupportedModelError(
-            f"{name} takes {sequences} sequences for one input, its tokens in groups (frames, say); W' is of one "
-            "sequence"
-        )
+    count = own.get(event.args, event.kwargs).shape[1]
     others = {slot.get(event.args, event.kwargs).shape[1] for slot in parts.beside} - {count}
     if any(others & set(call.value.shape) for call in written.attention):
         raise UnsupportedModelError(

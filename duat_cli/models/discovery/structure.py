@@ -30,6 +30,7 @@ from duat_cli.models.discovery.chains import (
     inner_lists,
     is_stage,
     outermost_lists,
+    require_one_sequence,
     require_own_tokens,
 )
 from duat_cli.models.discovery.cross import require_apart
@@ -381,6 +382,7 @@ class Discovery:
         if event.module not in self.parts:
             try:
                 parts = find_parts(event, self._names[event.module], written)
+                require_one_sequence(event, parts)
                 if not isinstance(self.probe, Tensor) and STATES in self.probe:
                     require_apart(event, parts, self.probe[STATES])
                 if self._chain is not None:

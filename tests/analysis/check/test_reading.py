@@ -70,6 +70,17 @@ def test_a_model_of_pictures_is_held_against_its_baseline(vit: Path, tmp_path: P
     assert {"drift.weights", "behaviour.agreement"} <= found(duat.check(vit, image=picture, baseline=baseline)).keys()
 
 
+def test_an_error_is_not_the_models_where_it_reads_the_picture(
+    vit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_given: object, **_named: object) -> None:
+        raise RuntimeError("a fault of duat")
+
+    monkeypatch.setattr("duat_cli.analysis.inspect.run.inspect", fails)
+    with pytest.raises(RuntimeError, match=r"^a fault of duat$"):
+        duat.check(vit, image=tmp_path / "a.png")
+
+
 def test_another_processor_is_the_cause_and_what_it_changes_is_not_compared(vit: Path, tmp_path: Path) -> None:
     asked: dict[str, Any] = {"image": tmp_path / "a.png", "baseline": tmp_path / "b.json"}
     duat.check(vit, **asked, update_baseline=True)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import InDouble, Wiring, dense_blocks, double_model, far, single_model, sweep, token_ids
 from torch import Tensor
+from transformers import TimesformerConfig, TimesformerModel
 
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.support import entry_of_type, examine
@@ -99,6 +100,15 @@ def test_a_stack_over_groups_of_tokens_is_refused_by_that() -> None:
     entry = entry_of_type("videoprism_vision_model")
     assert entry.status == "refused"
     assert "temporal_layers.0 takes 9 sequences for one input, its tokens in groups" in str(entry.reason)
+
+
+def test_a_list_of_blocks_over_groups_of_tokens_is_refused_by_that() -> None:
+    """Each frame by itself, in the only list that there is."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    grid = {"image_size": 8, "patch_size": 4, "num_frames": 3, "attention_type": "space_only"}
+    model = TimesformerModel(TimesformerConfig(**sizes, **grid)).eval()
+    with pytest.raises(UnsupportedModelError, match=r"encoder\.layer\.0 takes 3 sequences for one input"):
+        discover(model, {"pixel_values": torch.zeros(1, 3, 3, 8, 8)})
 
 
 def test_without_a_choice_the_stacks_are_listed_by_name() -> None:
