@@ -27,6 +27,20 @@ WHISPER: dict[str, Any] = {
     "max_source_positions": 16, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 259,
     "decoder_start_token_id": 256,
 }  # fmt: skip
+SPOKEN: dict[str, Any] = {
+    "vocab_size": 264, "hidden_size": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "bos_token_id": 256,
+    "eos_token_id": 257, "pad_token_id": 259, "decoder_start_token_id": 256, "max_text_positions": 64,
+    "max_speech_positions": 64, "speech_decoder_prenet_units": 16, "speech_decoder_postnet_units": 16,
+    **{name: HEARD[name] for name in HEARD if "conv" in name},
+}  # fmt: skip
+WRITER: dict[str, Any] = {"vocab_size": 264, "is_decoder": True, "add_cross_attention": True}
+TEXT: dict[str, Any] = {name: SMALL[name] for name in SMALL if name not in ("image_size", "patch_size")}
+TROCR: dict[str, Any] = {
+    "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48,
+    "max_position_embeddings": 64, "cross_attention_hidden_size": 32,
+}  # fmt: skip
+STARTS: dict[str, Any] = {"decoder_start_token_id": 256, "pad_token_id": 259}
 
 
 def picture(channels: int = 3) -> dict[str, Tensor]:
@@ -63,6 +77,26 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Tensor]]]] = {
     "whisper": (
         lambda: t.WhisperForConditionalGeneration(t.WhisperConfig(**WHISPER)),
         lambda: {"input_features": torch.randn(1, 8, 32)},
+    ),
+    "speecht5": (
+        lambda: t.SpeechT5ForSpeechToText(t.SpeechT5Config(**SPOKEN)),
+        lambda: {"input_values": torch.randn(1, 200)},
+    ),
+    "speech of two models": (
+        lambda: t.SpeechEncoderDecoderModel(
+            t.SpeechEncoderDecoderConfig.from_encoder_decoder_configs(
+                t.Wav2Vec2Config(**HEARD), t.BertConfig(**TEXT, **WRITER), **STARTS
+            )
+        ),
+        lambda: {"input_values": torch.randn(1, 200)},
+    ),
+    "pictures of two models": (
+        lambda: t.VisionEncoderDecoderModel(
+            t.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+                t.DeiTConfig(**SMALL), t.TrOCRConfig(**TROCR, **WRITER), **STARTS
+            )
+        ),
+        picture,
     ),
     "wav2vec2": (lambda: t.Wav2Vec2ForCTC(t.Wav2Vec2Config(**HEARD)), lambda: {"input_values": torch.randn(1, 200)}),
     "hubert": (lambda: t.HubertModel(t.HubertConfig(**HEARD)), lambda: {"input_values": torch.randn(1, 200)}),

@@ -25,6 +25,7 @@ from duat_cli.models.discovery.modality import (
     GRID,
     KINDS,
     class_reads_ids,
+    ids_name,
     input_name,
     is_pair,
     kind_read,
@@ -163,8 +164,9 @@ def _reading(loaded: LoadedModel, files: InputFiles, prepared: Sequence[Prepared
 
 def reads(model: Any) -> set[StackName]:
     """What kinds of input its forward pass has names for."""
-    taken = taken_by(model.forward)
-    return {stack for stack, names in READS.items() if any(name in taken for name in names)}
+    taken, ids = taken_by(model.forward), ids_name(model)
+    own = {"input_ids" if name == ids else name for name in taken}
+    return {stack for stack, names in READS.items() if any(name in own for name in names)}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import bad_checkpoints
+import image_models
 import pytest
 import torch
 from attributing import WORDS
@@ -22,8 +23,9 @@ from duat_cli.analysis.attribute.targets import Asked
 from duat_cli.analysis.decomposition import Carried, Decomposition
 from duat_cli.cli.main import run
 from duat_cli.models.arrays import relative_error
-from duat_cli.models.discovery.modality import STATES, decoder_of
+from duat_cli.models.discovery.modality import STATES, decoder_of, stack_of
 from duat_cli.models.discovery.proof import ProvedBlock
+from duat_cli.models.discovery.structure import run_stack
 from duat_cli.models.instrument.rig import BlockRun
 
 
@@ -265,6 +267,16 @@ def test_all_is_a_report_of_each_stack(folder: Path, tmp_path: Path, capsys: pyt
     answered(["inspect", *words, "all", "--null", "uniform", "-o", str(saved)], capsys)
     assert answered(["report", str(saved), "-o", str(page)], capsys)[0] == 0
     assert all(f"{stack} stack)" in page.read_text() for stack in ("encoder", "decoder"))
+
+
+@pytest.mark.parametrize("name", ["whisper", "speecht5", "speech of two models", "pictures of two models"])
+def test_a_decoder_of_sound_or_pictures_is_run_as_in_its_model(name: str) -> None:
+    model, given = image_models.build(name), image_models.CASES[name][1]()
+    with torch.no_grad():
+        states = run_stack(stack_of(model), given)[0]
+        mine = run_stack(stack_of(decoder_of(model)), {"input_ids": OWN, STATES: states})[0]
+        whole = model(**given, decoder_input_ids=OWN, output_hidden_states=True)
+    assert torch.equal(mine, whole.decoder_hidden_states[-1])
 
 
 def test_inspect_splits_the_stream_into_four(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,7 @@ from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.loading.model.load import LoadedModel, skeleton
+from duat_cli.models.discovery.modality import is_pair
 from duat_cli.zoo import tiny
 
 STREAMED = ["vit", "dinov3_vit", "swin", "whisper"]
@@ -106,7 +107,7 @@ def test_positions_are_those_of_the_model(name: str, tmp_path: Path) -> None:
     names = InputFiles(tensors=(write(tmp_path / "given.safetensors", tensors),))
     [read] = prepared_inputs(skeleton(loaded.files), tmp_path, names, trust_remote_code=False)
     [prompt] = as_prompts(loaded, [read])
-    stack = loaded.model.get_encoder() if name == "whisper" else loaded.model.base_model
+    stack = loaded.model.get_encoder() if is_pair(loaded.model) else loaded.model.base_model
     if name == "dinov3_vit":  # its base model is the encoder inside
         stack = loaded.model
     with torch.no_grad():

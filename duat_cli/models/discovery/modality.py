@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -77,9 +78,10 @@ def decoder_of(model: Any) -> Any:
     if not is_pair(model):
         raise UnsupportedModelError(f"{name} has no encoder beside a decoder")
     decoder = model.get_decoder()
-    taken = taken_by(stack_of(decoder).forward) if hasattr(decoder, "config") else ()
-    if decoder is model or decoder is model.get_encoder() or not {"input_ids", STATES} <= set(taken):
-        raise UnsupportedModelError(f"{name}: its decoder is no model that takes `input_ids` and `{STATES}`")
+    # its own forward pass tells: the part of it that is run may hide what it takes behind *args (TrOCR's)
+    takes = hasattr(decoder, "config") and {ids_name(decoder), STATES} <= taken_by(decoder.forward)
+    if decoder is model or decoder is model.get_encoder() or not takes:
+        raise UnsupportedModelError(f"{name}: its decoder is no model that takes token ids and `{STATES}`")
     return decoder
 
 
@@ -91,13 +93,26 @@ def _writes(model: Any) -> bool:
         return False
 
 
+def ids_name(stack: Any) -> str:
+    """What its forward pass calls token ids: where it takes none by that name, what goes through a table of tokens has
+    the name of another input (SpeechT5's text encoder calls it as the one of sound does)."""
+    taken = taken_by(stack.forward)
+    if "input_ids" not in taken and hasattr(stack, "config"):
+        with contextlib.suppress(AttributeError, NotImplementedError):  # as transformers says that there are none
+            if isinstance(without_decoder(stack).get_input_embeddings(), nn.Embedding):
+                return next((name for name in KINDS if name in taken), "input_ids")
+    return "input_ids"
+
+
 def input_name(model: Any) -> str:
-    """What its forward pass calls what it reads: token ids, what its own class states, an input by a known name, else
-    what it takes first."""
+    """What its forward pass reads: token ids, whatever they are called, what its own class states, an input by a known
+    name, else what it takes first."""
     stack = stack_of(model)
     name = str(getattr(stack, "main_input_name", "input_ids"))
     taken = taken_by(stack.forward)
-    known = [one for one in ("input_ids", name, *KINDS) if one in taken]
+    if ids_name(stack) in taken:
+        return "input_ids"
+    known = [one for one in (name, *KINDS) if one in taken]
     if known:
         return known[0]
     first = next(iter(inspect.signature(stack.forward).parameters.values()), None)
@@ -127,9 +142,11 @@ def part_within(stack: Any, given: Given | None) -> Any:
 
 
 def class_reads_ids(cls: type[Any]) -> bool:
-    """Whether models of a class read token ids, as the class states it."""
-    names = getattr(cls, "main_input_name", "input_ids")
-    return KINDS.keys().isdisjoint([names] if isinstance(names, str) else names)
+    """Whether models of a class read token ids, as the class states it; where it states a word for any input, as its
+    forward pass takes it."""
+    names, taken = getattr(cls, "main_input_name", "input_ids"), taken_by(cls.forward)
+    read = KINDS.keys().isdisjoint([names] if isinstance(names, str) else names)
+    return read and ("input_ids" in taken or KINDS.keys().isdisjoint(taken))
 
 
 def require_token_ids(model: Any) -> None:

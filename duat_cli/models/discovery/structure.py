@@ -39,6 +39,7 @@ from duat_cli.models.discovery.mixers import with_mixer
 from duat_cli.models.discovery.modality import (
     STATES,
     Given,
+    ids_name,
     is_pair,
     noise_like,
     part_within,
@@ -110,6 +111,8 @@ def run_stack(stack: Any, given: Given, mask: Tensor | None = None) -> Any:
     if isinstance(given, Tensor):
         every = {"input_ids": given, "attention_mask": torch.ones_like(given) if mask is None else mask}
         given = {name: value for name, value in every.items() if {name, ANY} & taken_by(stack.forward)}
+    if (name := ids_name(stack)) != "input_ids" and "input_ids" in given:
+        given = {name if key == "input_ids" else key: value for key, value in given.items()}
     return with_places(run_as_loaded(stack, {**given, **_cache_off(stack)}))
 
 
