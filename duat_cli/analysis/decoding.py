@@ -63,6 +63,23 @@ def with_chosen_blocks(
     return part, found
 
 
+def both_stacks(
+    loaded: LoadedModel, prompts: Sequence[Prompt], files: InputFiles, *, trust_remote_code: bool
+) -> list[tuple[LoadedModel, list[Prompt]]]:
+    """The encoder of an encoder-decoder and its decoder, each with what it reads; where the decoder cannot be read the
+    encoder alone, whose notes say why. files: as of `with_chosen_blocks`, whatever its stack."""
+    asked, every = replace(files, stack="decoder"), replace(loaded, every_stack=True)
+    try:
+        decoder_of(loaded.model)
+        decoder, own = with_chosen_blocks(every, prompts, asked, trust_remote_code=trust_remote_code)
+        if loaded.paged is None:  # its weights are there for a pass
+            discover(decoder.model, decoder.like, factors=False)
+    except UnsupportedModelError as fault:
+        note = f"--stack all: the decoder is not read: {fault}"
+        return [(replace(loaded, stack="encoder", warnings=(*loaded.warnings, note)), list(prompts))]
+    return [(replace(every, stack="encoder"), list(prompts)), (decoder, own)]
+
+
 def chains_of(loaded: LoadedModel) -> tuple[str, ...]:
     """The chains of blocks that a model runs in one pass, by name, in call order; none where it is one."""
     try:

@@ -266,7 +266,7 @@ def open_stacks(
         return
     progress(0, 0, "loading torch and transformers")
     with uncollected():
-        from duat_cli.analysis.decoding import all_chains, with_chosen_blocks
+        from duat_cli.analysis.decoding import all_chains, both_stacks
         from duat_cli.analysis.prepared import asked_of_parts, parts_of
         from duat_cli.loading.model.load import skeleton
         from duat_cli.models.discovery.modality import is_pair
@@ -280,9 +280,7 @@ def open_stacks(
         for chain in all_chains(opened[0]):
             yield chain, opened[1]
         return
-    for files in (replace(texts.files, stack="encoder"), replace(texts.files, stack="decoder")):
-        loaded, prompts = with_chosen_blocks(*opened, files, trust_remote_code=model.trust_remote_code)
-        yield replace(loaded, every_stack=True), prompts
+    yield from both_stacks(*opened, texts.files, trust_remote_code=model.trust_remote_code)
 
 
 def open_set(

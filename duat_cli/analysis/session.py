@@ -364,7 +364,8 @@ class Session:
 
     def skipped(self) -> list[Skipped]:
         """Parts of the model outside the DUAT form, and blocks whose W' has no closed form."""
-        notes = [n for n in self.structure.uncovered if n != ENCODER_ALONE or not self.loaded.every_stack]
+        every = self.loaded.every_stack
+        notes = [note for note in self.structure.uncovered if not (every and note.startswith(ENCODER_ALONE))]
         found = [Skipped(what="model", why=note) for note in notes]
         for call, block in enumerate(map(self.structure.block, range(len(self.structure.calls)))):
             reasons = ("operator", block.factors_reason), ("second operator", block.cross_reason)

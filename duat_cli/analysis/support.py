@@ -147,7 +147,7 @@ def _of_part(part: Any, model_type: str) -> SupportEntry:
 
 
 def _stack(stack: str, entry: SupportEntry) -> StackEntry:
-    reason = "; ".join(part for part in entry.parts if part != ENCODER_ALONE) or entry.reason
+    reason = "; ".join(part for part in entry.parts if not part.startswith(ENCODER_ALONE)) or entry.reason
     return StackEntry(stack=stack, status="exact" if reason is None else entry.status, reason=reason)
 
 
@@ -171,7 +171,7 @@ def examine(model: Any, model_type: str | None = None, like: Mapping[str, Tensor
 
 def _of_both(encoder: SupportEntry, decoder: SupportEntry) -> SupportEntry:
     """One entry of an encoder that is understood and its decoder."""
-    parts = [part for part in encoder.parts if part != ENCODER_ALONE]
+    parts = [part for part in encoder.parts if not part.startswith(ENCODER_ALONE)]
     parts += [f"decoder: {part}" for part in (decoder.parts if decoder.reason is None else [decoder.reason])]
     errors = [entry.relative_error for entry in (encoder, decoder) if entry.relative_error is not None]
     paths = {entry.path for entry in (encoder, decoder)}

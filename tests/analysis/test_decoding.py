@@ -16,7 +16,13 @@ from attributing import WORDS
 from decoders import IDS, OWN, attentions, given_to, through
 from helpers import as_loaded, prompt_of, single_model
 from torch import Tensor, nn
-from transformers import T5Config, T5ForConditionalGeneration, T5ForSequenceClassification
+from transformers import (
+    SpeechT5Config,
+    SpeechT5ForTextToSpeech,
+    T5Config,
+    T5ForConditionalGeneration,
+    T5ForSequenceClassification,
+)
 
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
@@ -25,7 +31,7 @@ from duat_cli.cli.main import run
 from duat_cli.models.arrays import relative_error
 from duat_cli.models.discovery.modality import STATES, decoder_of, stack_of
 from duat_cli.models.discovery.proof import ProvedBlock
-from duat_cli.models.discovery.structure import run_stack
+from duat_cli.models.discovery.structure import ENCODER_ALONE, run_stack
 from duat_cli.models.instrument.rig import BlockRun
 
 
@@ -177,7 +183,7 @@ def test_a_decoder_is_attributed_and_says_so(folder: Path, capsys: pytest.Captur
     assert "(T5Stack, decoder stack)" in out
     assert "By token of the encoder" in out
     for more, said in (
-        ([], "its logits are its decoder's; give --stack decoder"),
+        ([], "what it puts out is its decoder's; give --stack decoder"),
         (["--stack", "decoder", "--steps", "1"], "not of a decoder yet"),
         (["--stack", "encoder"], "--stack encoder: duat attribute reads text, with pictures or without, and a decoder"),
     ):
@@ -277,6 +283,37 @@ def test_a_decoder_of_sound_or_pictures_is_run_as_in_its_model(name: str) -> Non
         mine = run_stack(stack_of(decoder_of(model)), {"input_ids": OWN, STATES: states})[0]
         whole = model(**given, decoder_input_ids=OWN, output_hidden_states=True)
     assert torch.equal(mine, whole.decoder_hidden_states[-1])
+
+
+def test_where_the_decoder_cannot_be_read_all_is_the_encoder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SpeechT5 that speaks: its encoder takes token ids by the name of sound, and its decoder takes spectrograms.
+    ProphetNet's decoder takes token ids, and is refused when it is looked at."""
+    for name, model, why in (
+        ("speech", SpeechT5ForTextToSpeech(SpeechT5Config(**image_models.SPOKEN)), "is no model that takes token ids"),
+        ("prophet", single_model("prophetnet"), "it is not affine"),
+    ):
+        model.save_pretrained(tmp_path / name)
+        bad_checkpoints.tokenizer(tmp_path / name)
+        words = ["verify", str(tmp_path / name), "--prompt", "abc"]
+        code, out, err = answered([*words, "--stack", "all", "--json"], capsys)
+        assert code == 0, err
+        [report] = json.loads(out)["stacks"]
+        note = next(note for note in report["warnings"] if note.startswith("--stack all: the decoder is not read: "))
+        assert why in note
+        assert report["blocks"] == json.loads(answered([*words, "--json"], capsys)[1])["blocks"]
+        assert report["certificate"]["relative_error"] < 1e-5
+
+
+def test_no_command_sends_to_a_decoder_that_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    SpeechT5ForTextToSpeech(SpeechT5Config(**image_models.SPOKEN)).save_pretrained(tmp_path)
+    bad_checkpoints.tokenizer(tmp_path)
+    _, out, err = answered(["attribute", str(tmp_path), "--prompt", "abc"], capsys)
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.endswith("what it puts out is its decoder's, which duat cannot read by itself\n")
+    [skipped] = json.loads(answered(["verify", str(tmp_path), "--prompt", "abc", "--json"], capsys)[1])["skipped"]
+    assert skipped["why"] == ENCODER_ALONE
 
 
 def test_inspect_splits_the_stream_into_four(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.causality import head_of
-from duat_cli.models.discovery.modality import is_pair, stack_of
+from duat_cli.models.discovery.modality import is_pair, stack_of, writes
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.sweep.ending import EndingForm
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
@@ -60,9 +60,8 @@ class Attributor:
         """count: of all prompts that it will be asked about."""
         loaded = session.loaded
         if is_pair(loaded.model):
-            raise UnsupportedModelError(
-                f"{type(loaded.model).__name__}: its logits are its decoder's; give --stack decoder"
-            )
+            way = "; give --stack decoder" if writes(loaded.model) else ", which duat cannot read by itself"
+            raise UnsupportedModelError(f"{type(loaded.model).__name__}: what it puts out is its decoder's{way}")
         if loaded.like is not None and (options.measure or options.steps or options.continuation is not None):
             what = "a decoder" if loaded.pair is not None else "pictures within a text"
             raise InputError(f"--measure, --steps and --continuation: not of {what} yet; leave them out")

@@ -85,8 +85,8 @@ def decoder_of(model: Any) -> Any:
     return decoder
 
 
-def _writes(model: Any) -> bool:
-    """Whether it has a decoder that reads token ids."""
+def writes(model: Any) -> bool:
+    """Whether it has a decoder that `decoder_of` gives."""
     try:
         return decoder_of(model) is not None
     except UnsupportedModelError:
@@ -162,7 +162,7 @@ def require_token_ids(model: Any) -> None:
         kind = "" if read is None else f" ({read})"
         raise UnsupportedModelError(
             f"{type(model).__name__} ({model.config.model_type}) takes `{name}`{kind}, no token ids; duat inspect, "
-            f"verify, matrix and check read such models{DECODER if _writes(model) else ''}"
+            f"verify, matrix and check read such models{DECODER if writes(model) else ''}"
         )
 
 

@@ -47,6 +47,7 @@ from duat_cli.models.discovery.modality import (
     require_token_ids,
     stack_of,
     without_decoder,
+    writes,
 )
 from duat_cli.models.discovery.parts import beside, find_parts
 from duat_cli.models.discovery.proof import Proof, ProvedBlock, Unproved, Verdict, opened
@@ -63,9 +64,8 @@ DISCOVERY_TOKENS = 11  # short, odd, and unlike a count of heads or experts
 SEED = 20240511
 UNSTATED_VOCABULARY = 128  # token ids that are tried where a config has no vocabulary (characters that are hashed)
 MAX_OPENINGS = 8
-ENCODER_ALONE = (
-    "decoder stack (cross-attention): only the encoder is read here; inspect, verify and attribute take --stack decoder"
-)
+ENCODER_ALONE = "decoder stack (cross-attention): only the encoder is read here"
+"""What a note begins with of an encoder-decoder, whose encoder alone is read."""
 
 
 @dataclass(frozen=True)
@@ -402,4 +402,5 @@ def _stack_of(model: Any) -> tuple[Any, tuple[str, ...]]:
     stack, pair = stack_of(model), is_pair(model)
     if pair and not hasattr(stack, "config"):
         raise UnsupportedModelError(f"{type(stack).__name__} has no config of its own, so its attention stays unseen")
-    return stack, (ENCODER_ALONE,) if pair else ()
+    way = "; inspect, verify and attribute take --stack decoder" if pair and writes(model) else ""
+    return stack, (ENCODER_ALONE + way,) if pair else ()

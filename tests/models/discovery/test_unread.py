@@ -35,7 +35,7 @@ NOT_READ = "holds attention and was not read: it does not run on token ids alone
                 f"(BlipTextAttention) {NOT_READ}"
             ],
         ),
-        ("bart", [ENCODER_ALONE]),
+        ("bart", [f"{ENCODER_ALONE}; inspect, verify and attribute take --stack decoder"]),
         ("llama", []),
         ("bert", []),
         ("albert", []),
