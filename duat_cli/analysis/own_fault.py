@@ -79,8 +79,9 @@ def _why(model: Any, fault: str, prompt: Given | None) -> str:
             "if it has no so many positions, --max-tokens cuts prompts"
         )
     if named := stack_options(model):
-        can = "its parts can" if len(parts_of(model)) > 1 else "a part of it can"
-        return f"{type(model).__name__} cannot run on one kind of input ({fault}); {can}: give --stack {named}"
+        what = "its parts" if len(parts_of(model)) > 1 else "a part of it"
+        can = f"duat inspect and verify read {what} by --stack {named}"  # other commands read no part, or not every one
+        return f"{type(model).__name__} cannot run on one kind of input ({fault}); {can}"
     said = f"its own forward pass fails: {fault}; "
     if hooked := hooked_modules(model):
         return f"{said}forward hooks of {listed(hooked)} run on every pass, on probes of {_TOKENS} tokens too"

@@ -44,8 +44,9 @@ def test_more_experts_a_token_than_there_are(paged: bool, experts: Path) -> None
 @pytest.mark.parametrize(
     ("model_type", "way"),
     [
-        ("clip", "its parts can: give --stack vision, text or all"),
-        ("groupvit", "a part of it can: give --stack text"),  # its vision part is no model of its own
+        ("clip", "duat inspect and verify read its parts by --stack vision, text or all"),
+        # its vision part is no model of its own
+        ("groupvit", "duat inspect and verify read a part of it by --stack text"),
     ],
 )
 def test_a_model_of_two_towers_names_its_parts(model_type: str, way: str, paged: bool, tmp_path: Path) -> None:

@@ -126,8 +126,9 @@ def test_a_part_of_a_model_of_two(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert any(note.startswith("--stack text: the CLIPText") for note in read["warnings"])
     assert run(["verify", str(tmp_path), "--image", "a.png", "-q"]) == 2
     assert "CLIPModel reads token ids here; give --prompt, or --stack vision\n" in capsys.readouterr().err
-    assert run(["verify", str(tmp_path), "--prompt", "ab", "-q"]) == 2
-    assert "its parts can: give --stack vision, text or all\n" in capsys.readouterr().err
+    for words in (["verify", "--prompt", "ab"], ["prune-bound", "--prompt", "ab"], ["attribute", "--prompt", "ab"]):
+        assert run([words[0], str(tmp_path), *words[1:], "-q"]) == 2
+        assert "; duat inspect and verify read its parts by --stack vision, text or all\n" in capsys.readouterr().err
 
 
 WRONG = {

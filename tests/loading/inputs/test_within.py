@@ -48,7 +48,7 @@ def test_every_kind_is_exact(name: str, tmp_path: Path) -> None:
     loaded, prompts = given(name, whole(tmp_path))
     release, said = BROKEN.get(name, ("", ""))
     if transformers.__version__ == release:
-        with pytest.raises(ForwardError, match=f"{said}.*its parts can: give --stack vision, text or all"):
+        with pytest.raises(ForwardError, match=f"{said}.*read its parts by --stack vision, text or all"):
             verify(loaded, prompts, quiet)
         return
     report = verify(loaded, prompts, quiet)
