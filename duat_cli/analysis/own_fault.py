@@ -105,10 +105,12 @@ def blaming(loaded: LoadedModel, prompts: Sequence[Given | None] = (None,)) -> I
 
 
 def of_weights(loaded: LoadedModel, fault: DuatError) -> DuatError:
-    """A fault of a model with NaN or Inf weights is the weights' fault: name the tensor."""
+    """A fault of a model with NaN or Inf weights is the weights' fault: name the tensor. What came of it says nothing:
+    a sound norm that reads NaN is none by what it gives."""
     for name, count in loaded.nonfinite_weights.items():
         return CheckpointError(
-            f"{loaded.name}: {name} holds {count} values that are NaN or infinite, so {fault}; repair the checkpoint"
+            f"{loaded.name}: {name} holds {count} values that are NaN or infinite, so nothing that it computes can be "
+            "looked at; repair the checkpoint"
         )
     return fault
 

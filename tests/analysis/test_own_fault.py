@@ -13,7 +13,7 @@ from helpers import prompt_of, single_model
 
 from duat_cli.analysis.own_fault import own_fault
 from duat_cli.analysis.session import Session
-from duat_cli.errors import ForwardError, UnsupportedModelError
+from duat_cli.errors import CheckpointError, ForwardError, UnsupportedModelError
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import resolve
 from duat_cli.loading.inputs.drawn import default_inputs
@@ -54,6 +54,21 @@ def test_a_model_of_two_towers_names_its_parts(model_type: str, way: str, paged:
     loaded = load_files(resolve(str(tmp_path)), inspect_folder(tmp_path), paged=paged)
     with pytest.raises(ForwardError, match=rf"cannot run on one kind of input .*; {way}$"):
         _ = Session(loaded, lambda *_: None).structure
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_weights_that_are_no_numbers_are_all_that_is_blamed(paged: bool, tmp_path: Path) -> None:
+    """A norm that reads NaN is none by what it gives, and is not to blame."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 16, "patch_size": 4}
+    model = t.ViTModel(t.ViTConfig(**sizes))
+    name, weight = next((n, p) for n, p in model.named_parameters() if "layers.1" in n and "v_proj" in n)
+    weight.data.view(-1)[3] = float("nan")
+    model.save_pretrained(tmp_path)
+    loaded = load_files(resolve(str(tmp_path)), inspect_folder(tmp_path), paged=paged)
+    like = default_inputs("pixel_values", loaded.model.config, tmp_path, False)
+    said = f"{name} holds 1 values that are NaN or infinite, so nothing that it computes can be looked at"
+    with pytest.raises(CheckpointError, match=said):
+        _ = Session(replace(loaded, like=like), lambda *_: None).structure
 
 
 @pytest.mark.parametrize("paged", [False, True])
