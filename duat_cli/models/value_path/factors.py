@@ -41,16 +41,17 @@ from duat_cli.models.value_path.operator import AttentionOperator, gated_rows
 from duat_cli.models.value_path.probed import (
     SEED,
     SEVERAL,
+    UNMOVED,
     accept,
     made_by_units,
     missed,
     probe_output,
     probe_value,
+    reached_by_large,
     refuse_cancelled,
     tokens_mixed,
     values_of,
 )
-from duat_cli.models.value_path.projections import projects_to_zero
 from duat_cli.operators.kronecker import HeadFactors, at_offsets
 
 NO_MIXING = "it has no token mixer, so no token reaches another"
@@ -219,7 +220,10 @@ def find_factors(run: BlockRun, base: Base) -> BlockFactors:
     if run.parts.mixer is not None and not run.parts.mixer.affine:
         return _own_values(run, base)
     if run.attention[0].rows.tokens != tokens or run.attention[0].value.shape[2] != tokens:
-        raise UnsupportedModelError("its attention reaches other vectors than the block's own tokens")
+        if torch.equal(values_of(run, torch.zeros_like(run.input)), values_of(run, random_like(run.input))):
+            raise UnsupportedModelError(UNMOVED)  # so that which token stands where in its windows is not known
+        other = "its attention reaches other vectors than the block's own tokens"
+        raise UnsupportedModelError(f"{other}{in_narrow(run.input.dtype)}")
     if made_by_units(run):
         return _own_values(run, base)
     tap = _find_tap(run)
@@ -318,9 +322,9 @@ def _find_tap(run: BlockRun) -> Tap:
     replay = run.replay(torch.cat([zero, stream, zero]), attention=torch.cat([silent, silent, noise]))
     found = meeting(run, replay, stream)
     if found is None:
-        if not projects_to_zero(run.parts):
-            small = bool((replay.end[2] != replay.end[0]).any()) and not moved(replay.end, 2)
-            raise UnsupportedModelError(SMALL if small else THROUGH_UNIT)
+        reached = reached_by_large(run, noise)
+        if any(reached):
+            raise UnsupportedModelError(SMALL if reached[-1] else THROUGH_UNIT)
         return Tap(OUTPUT, branch_norms=False, on_stream=True)  # attention adds nothing at all
     return found
 

@@ -16,6 +16,7 @@ from duat_cli.models.instrument.rig import BlockRun
 SEED = 7
 FAR = {"float32": float("inf"), "float64": 1e-2}  # a residual that no rounding of a narrower dtype leaves
 SEVERAL = "its values are made of several tokens (a shift or a convolution): V is no map of one token's stream"
+UNMOVED = "its values do not depend on the stream while dynamic parameters are frozen"
 BEHIND = "what its attention gives is mixed among tokens on its way to the stream (a convolution)"
 
 
@@ -83,6 +84,15 @@ def tokens_mixed(run: BlockRun, read: Callable[[Replay], Tensor]) -> str | None:
     return None if torch.equal(base[:, 1:], moved[:, 1:]) else BEHIND
 
 
+def reached_by_large(run: BlockRun, noise: Tensor) -> list[bool]:
+    """Which places behind attention move with what it gives where that is large; none where a zero scales it away (an
+    output projection, a layer scale). noise: what it may give, of the shape of its output."""
+    large = noise * torch.finfo(noise.dtype).max ** 0.75  # whatever a sum beside it rounds away
+    zero, given = torch.zeros_like(run.input), torch.cat([torch.zeros_like(noise), large])
+    replay = run.replay(torch.cat([zero, zero]), attention=given)
+    return [not torch.equal(*values) for _, values in replay.places]
+
+
 def probe_value(run: BlockRun) -> Tensor:
     """V row by row: unit vectors as tokens through the frozen block, up to the attention function."""
     _, tokens, width = run.input.shape
@@ -90,7 +100,7 @@ def probe_value(run: BlockRun) -> Tensor:
     base, at_vector = (values_of(run, z) for z in (torch.zeros_like(run.input), vector))
     moved = wide(at_vector - base)  # (1, kv_heads, N, d)
     if not bool(moved.any()):
-        raise UnsupportedModelError("its values do not depend on the stream while dynamic parameters are frozen")
+        raise UnsupportedModelError(UNMOVED)
     reference = moved[:, :, _strongest(moved[0])]
     scale = fit_heads(reference[:, :, None].expand_as(moved)[0], moved[0])[None]  # (1, kv_heads, N, 1)
     accept(relative_error(scale * reference[:, :, None], moved), run.input.dtype)

@@ -20,12 +20,14 @@ from helpers import (
     sweep,
     token_ids,
 )
+from image_models import build, picture
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.instrument.rig import zero_given
 from duat_cli.models.value_path import factors as factors_module
-from duat_cli.models.value_path.factors import checked, find_factors, operator_of
+from duat_cli.models.value_path.factors import Base, checked, find_factors, operator_of
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.kronecker import HeadFactors
 
@@ -442,3 +444,40 @@ def test_the_factors_are_the_matrix_built_by_hand(model_type: str) -> None:
         for k, ((W, _), block) in enumerate(zip(got, blocks, strict=True)):
             expected = BY_HAND[model_type](block, whole.hidden_states[k][0], whole.attentions[k][0], model.config)
             assert far(W, expected) <= 1e-10
+
+
+@pytest.mark.parametrize(
+    ("factor", "reason"), [(0.0, None), (1e-25, factors_module.SMALL), (1.0, None)], ids=["none", "small", "whole"]
+)
+def test_a_layer_scale_of_zero_leaves_a_w_of_zero(factor: float, reason: str | None) -> None:
+    """One that is small has a W' that rounding hides behind the biases."""
+    model, like = build("beit"), picture()
+    for name, parameter in model.named_parameters():
+        if name.endswith("lambda_1"):
+            parameter.data.fill_(factor)
+    structure = discover(model, like)
+    assert {block.factors_reason for block in structure.blocks} == {reason}
+    sizes = list[float]()
+    with structure.rig().active() as rig:
+
+        def listen(run: Any) -> None:
+            zero = torch.zeros_like(run.input)
+            given = zero_given(run, 1)
+            block = structure.block(run.index)
+            assert block.factors is not None
+            operator = operator_of(run, block.factors, Base(zero, given, run.replay(zero, given)))
+            sizes.append(float(operator.image().norm()))
+
+        if reason is None:
+            rig.run(lambda: run_stack(structure.stack, like), listen)
+    assert [size > 0 for size in sizes] == ([] if reason else [factor > 0] * 2)
+
+
+def test_values_that_nothing_moves_are_said_so_in_windows_as_well() -> None:
+    """Which token stands where in a window then shows nowhere."""
+    model = build("swin")
+    for name, parameter in model.named_parameters():
+        if "v_proj.weight" in name or "value.weight" in name:
+            parameter.data.zero_()
+    reasons = {block.factors_reason for block in discover(model, picture()).blocks if block.parts.attention}
+    assert reasons == {"its values do not depend on the stream while dynamic parameters are frozen"}
