@@ -40,6 +40,10 @@ TROCR: dict[str, Any] = {
     "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48,
     "max_position_embeddings": 64, "cross_attention_hidden_size": 32,
 }  # fmt: skip
+MOONSHINE: dict[str, Any] = {
+    "vocab_size": 264, "hidden_size": 36, "intermediate_size": 48, "encoder_num_hidden_layers": 2,
+    "decoder_num_hidden_layers": 2, "encoder_num_attention_heads": 4, "decoder_num_attention_heads": 4,
+}  # fmt: skip
 STARTS: dict[str, Any] = {"decoder_start_token_id": 256, "pad_token_id": 259}
 
 
@@ -77,6 +81,10 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Tensor]]]] = {
     "whisper": (
         lambda: t.WhisperForConditionalGeneration(t.WhisperConfig(**WHISPER)),
         lambda: {"input_features": torch.randn(1, 8, 32)},
+    ),
+    "moonshine": (
+        lambda: t.MoonshineForConditionalGeneration(t.MoonshineConfig(**MOONSHINE, **STARTS)),
+        lambda: {"input_values": torch.randn(1, 2000)},
     ),
     "speecht5": (
         lambda: t.SpeechT5ForSpeechToText(t.SpeechT5Config(**SPOKEN)),

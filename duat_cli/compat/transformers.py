@@ -164,12 +164,13 @@ def encoder_output(states: Tensor) -> Any:
     """An encoder's states, (1, K, width), as the `encoder_outputs` that an encoder-decoder takes in place of a pass.
 
     The class is not exported at the top; some models read its field by name, so that a tuple fails there with an error,
-    and those with experts ask for `router_logits` as well, of which they make a loss alone.
+    those with experts ask for `router_logits` as well, of which they make a loss alone, and Moonshine for the
+    `attention_mask` of the states: None, as all of them are read.
     """
     from transformers.modeling_outputs import BaseModelOutput
 
     output = BaseModelOutput(last_hidden_state=states)
-    output.router_logits = None
+    output.router_logits = output.attention_mask = None
     return output
 
 

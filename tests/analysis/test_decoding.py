@@ -29,6 +29,7 @@ from duat_cli.analysis.attribute.targets import Asked
 from duat_cli.analysis.decomposition import Carried, Decomposition
 from duat_cli.cli.main import run
 from duat_cli.models.arrays import relative_error
+from duat_cli.models.discovery.causality import decoder_logits, run_pair
 from duat_cli.models.discovery.modality import STATES, decoder_of, stack_of
 from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.discovery.structure import ENCODER_ALONE, run_stack
@@ -275,14 +276,19 @@ def test_all_is_a_report_of_each_stack(folder: Path, tmp_path: Path, capsys: pyt
     assert all(f"{stack} stack)" in page.read_text() for stack in ("encoder", "decoder"))
 
 
-@pytest.mark.parametrize("name", ["whisper", "speecht5", "speech of two models", "pictures of two models"])
+@pytest.mark.parametrize("name", ["whisper", "moonshine", "speecht5", "speech of two models", "pictures of two models"])
 def test_a_decoder_of_sound_or_pictures_is_run_as_in_its_model(name: str) -> None:
     model, given = image_models.build(name), image_models.CASES[name][1]()
     with torch.no_grad():
         states = run_stack(stack_of(model), given)[0]
-        mine = run_stack(stack_of(decoder_of(model)), {"input_ids": OWN, STATES: states})[0]
+        own = {"input_ids": OWN, STATES: states}
+        output = run_stack(stack_of(decoder_of(model)), own)
         whole = model(**given, decoder_input_ids=OWN, output_hidden_states=True)
-    assert torch.equal(mine, whole.decoder_hidden_states[-1])
+    assert torch.equal(output[0], whole.decoder_hidden_states[-1])
+    assert torch.equal(run_pair(model, own).logits, whole.logits)
+    behind = decoder_logits(model, decoder_of(model), output, own)
+    assert behind is not None
+    assert torch.equal(behind, whole.logits[0])
 
 
 def test_where_the_decoder_cannot_be_read_all_is_the_encoder(

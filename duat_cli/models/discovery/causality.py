@@ -13,7 +13,7 @@ from torch import Tensor
 from duat_cli.compat.transformers import encoder_output, stated
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, wide
-from duat_cli.models.discovery.modality import STATES, is_pair, of_libraries
+from duat_cli.models.discovery.modality import STATES, is_pair, of_libraries, stack_of
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, run_stack
 from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.hooks import patched
@@ -124,10 +124,10 @@ def head_logits(model: Any, stack: Any, output: Any, ids: Tensor) -> Iterator[tu
 def decoder_logits(pair: Any, decoder: Any, output: Any, given: Mapping[str, Tensor]) -> Tensor | None:
     """(N, vocabulary), by the head of an encoder-decoder; None where it has no head over its tokens.
 
-    output: what `decoder` gave for `given`, its tokens (1, N) and the encoder's states.
+    output: what the stack of `decoder` gave for `given`, its tokens (1, N) and the encoder's states.
     """
     try:
-        with patched(decoder, lambda *_call: output), torch.no_grad():
+        with patched(stack_of(decoder), lambda *_call: output), torch.no_grad():
             logits = getattr(run_pair(pair, given), "logits", None)
     except UnsupportedModelError:
         return None
