@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest
     from duat_cli.analysis.progress import Progress
 
+WITHIN = "input_ids", "attention_mask"
+"""Of the tensors of a text, those that have 1 in front; pictures are counted in their own ways."""
+
 
 def chosen_stack(model: Any, stack: StackName | None) -> Any:
     """The part of a model that --stack names: the outermost of its models that
@@ -203,7 +206,10 @@ def asked_inputs(
     if reads_ids:
         own = read if texts.own and not texts.made_up else []
         return within_texts(shell_of(), home, files, own, trust=trust_remote_code)
-    stack = chosen_stack(shell_of(), files.part)
+    shell = shell_of()
+    if files.stack is None and input_name(shell) == "input_ids" and len(reads(shell)) > 1:
+        return _at_once(shell, files, given=texts.own and not texts.made_up)
+    stack = chosen_stack(shell, files.part)
     if texts.own and not texts.made_up:
         raise InputError(f"--prompt(s): {cls.__name__} reads no token ids here; give --image, --audio or --inputs")
     return prepared_inputs(stack, home, files, trust_remote_code=trust_remote_code)
@@ -256,6 +262,36 @@ def _needs_more(shell: Any, name: str) -> bool:
     return bool(demanded - {name}) and KINDS.get(name) == KINDS["pixel_values"]
 
 
+def _at_once(shell: Any, files: InputFiles, *, given: bool) -> list[Prepared]:
+    """What a model reads that takes a picture beside its text, not within it (BLIP): a file of --inputs each.
+
+    given: whether a text was; InputError for it, and for pictures and sounds alone.
+    """
+    if given or files.images or files.sounds or not files.tensors:
+        way = f", or --stack {' or '.join(parts)}" if (parts := parts_of(shell)) else ""
+        where = f"{files.option or '--prompt(s)'}: " if given or files.option else ""
+        raise InputError(
+            f"{where}{type(shell).__name__} reads a text and what stands beside it at once; give the tensors of both "
+            f"in one file with --inputs{way}"
+        )
+    return [_with_ids(shell, file, number) for number, file in enumerate(files.tensors, 1)]
+
+
+def _with_ids(shell: Any, file: Any, number: int) -> Prepared:
+    """Tensors of a file, which hold the text and what stands within or beside it."""
+    where, tensors = label("--inputs", file, number), read_tensors(file, number)
+    _check(tensors, "input_ids", taken_by(stack_of(shell).forward), where, type(shell).__name__, WITHIN)
+    return _of_text(shell, PromptText(where, where, number), tensors)
+
+
+def _of_text(shell: Any, text: PromptText, tensors: Mapping[str, Tensor]) -> Prepared:
+    """The tensors of a text; InputError where it is too long."""
+    count, room = tensors["input_ids"].shape[1], limits(shell).max_positions
+    if room is not None and count > room:
+        raise InputError(f"{text.where}: too long, {count} tokens with pictures, the model has {room} positions")
+    return Prepared(text.where, {"attention_mask": torch.ones_like(tensors["input_ids"]), **tensors}, count, text)
+
+
 def within_texts(
     shell: Any, home: Home, given: InputFiles, read: Sequence[PromptText], *, trust: bool
 ) -> list[Prepared]:
@@ -271,22 +307,9 @@ def within_texts(
         raise InputError(f"{given.option}: {kind} reads token ids here; give --prompt{way}")
     if given.tensors and (read or given.images):
         raise InputError("--inputs: its tensors hold the text and the pictures; leave out --prompt and --image")
-    found = []
-    for number, file in enumerate(given.tensors, 1):
-        where, tensors = label("--inputs", file, number), read_tensors(file, number)
-        _check(tensors, "input_ids", taken, where, kind, whole=("input_ids", "attention_mask"))
-        found.append((PromptText(where, where, number), tensors))
-    if given.images:
-        made = with_pictures(read, given.images, home, placeholder, trust)
-        found += [(one.text, {k: v for k, v in one.tensors.items() if k in taken}) for one in made]
-    room, prepared = limits(shell).max_positions, []
-    for text, tensors in found:
-        count = tensors["input_ids"].shape[1]
-        if room is not None and count > room:
-            raise InputError(f"{text.where}: too long, {count} tokens with pictures, the model has {room} positions")
-        whole = {"attention_mask": torch.ones_like(tensors["input_ids"]), **tensors}
-        prepared.append(Prepared(text.where, whole, count, text))
-    return prepared
+    found = [_with_ids(shell, file, number) for number, file in enumerate(given.tensors, 1)]
+    made = with_pictures(read, given.images, home, placeholder, trust) if given.images else []
+    return found + [_of_text(shell, one.text, {k: v for k, v in one.tensors.items() if k in taken}) for one in made]
 
 
 def as_prompts(loaded: LoadedModel, prepared: Sequence[Prepared]) -> list[Prompt]:

@@ -189,6 +189,32 @@ def test_the_part_of_a_model_of_two() -> None:
         chosen_stack(model, "audio")
 
 
+def test_a_text_and_a_picture_beside_it_are_read_as_prepared_tensors(tmp_path: Path) -> None:
+    """BLIP's class states that it reads pictures, and its forward pass demands both; its text has no place for one."""
+    model = t.BlipForConditionalGeneration(tiny.tiny_model("blip").config).eval()
+    size = model.config.vision_config.image_size
+    tensors = {"pixel_values": torch.randn(1, 3, size, size), "input_ids": torch.tensor([[5, 9, 30, 41]])}
+    file = write(tmp_path / "both.safetensors", tensors)
+
+    def asked(texts: list[str] | None, files: InputFiles) -> list[Prepared]:
+        request = PromptRequest(texts, None, None, files)
+        return asked_inputs(type(model), lambda: model, tmp_path, request, files, [], trust_remote_code=False)
+
+    [read] = asked(None, InputFiles(tensors=(file,)))
+    loaded = replace(as_loaded(model), like=read.tensors)
+    report = verify(loaded, as_prompts(loaded, [read]), quiet)
+    assert [prompt.tokens for prompt in report.prompts] == [4]
+    assert report.certificate.relative_error < 1e-5
+    said = "reads a text and what stands beside it at once; give the tensors of both in one file with --inputs"
+    for texts, files in (
+        (None, InputFiles()),
+        (None, InputFiles(images=("a.png",))),
+        (["a"], InputFiles(tensors=(file,))),
+    ):
+        with pytest.raises(InputError, match=f"{said}, or --stack vision"):
+            asked(texts, files)
+
+
 def test_an_encoder_is_run_within_its_model() -> None:
     """Of a detector: it reads what a convolutional network makes of the picture, beside positions that its queries and
     keys alone are made of."""
