@@ -332,9 +332,10 @@ class Discovery:
         """The block calls, in order, each of which takes what the one in front of it gives."""
         name = type(self.model).__name__
         if not self.tracer.attention and not self.mixers:
+            unseen = why_unseen(self.parts.values(), self.tracer.hidden)
             raise UnsupportedModelError(
                 f"{name}: neither softmax attention nor a mixer that is linear in its values runs in its forward pass, "
-                f"as far as duat can follow it{why_unseen(self.parts.values())}{in_narrow(self.model.dtype)}"
+                f"as far as duat can follow it{unseen}{in_narrow(self.model.dtype)}"
             )
         home = self.home()
         if not self._calls[home]:

@@ -50,13 +50,17 @@ def beside_notes(stack: nn.Module, part: nn.Module) -> list[str]:
     ]
 
 
-def why_unseen(found: Collection[BlockParts | Exception]) -> str:
-    """What stands in the way of seeing how blocks mix tokens, where that is known."""
+def why_unseen(found: Collection[BlockParts | Exception], hidden: Collection[nn.Module]) -> str:
+    """What stands in the way of seeing how blocks mix tokens, where that is known. hidden: as of `Tracer`."""
     faults = [one for one in found if isinstance(one, UnsupportedModelError)]
     if faults:
         return f": {faults[0]}"
     mixing = [one.mixing for one in found if isinstance(one, BlockParts)]
     kinds = sorted({type(unit).__name__ for units in mixing for unit in units})
+    called = {type(one).__name__ for units in mixing for unit in units for one in unit.modules() if one in hidden}
+    if called:
+        names = ", ".join(sorted(called))
+        return f": {names} calls multi_head_attention_forward, a function of torch within which no softmax is seen"
     if not kinds:
         return ": nothing inside of its blocks was seen to mix tokens" if mixing else ""
     if max(map(len, mixing)) > 1:

@@ -17,7 +17,7 @@ import contextlib
 import contextvars
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -167,6 +167,7 @@ class Watch:
 
     probe: Probe
     inside_interface: bool = False  # the softmax of the model's own eager function is not to be intercepted
+    hidden: set[nn.Module] = field(default_factory=set)  # whose softmax ran within one function of torch
     asked: Callable[[Tensor, Tensor], None] | None = None  # shown queries and keys at the interface, before the probe
 
 

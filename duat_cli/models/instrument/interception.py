@@ -93,6 +93,7 @@ class ClampFreezer(TorchFunctionMode):
 
 _SOFTMAX = {torch.softmax, torch.nn.functional.softmax, Tensor.softmax}
 _SDPA = torch.nn.functional.scaled_dot_product_attention
+_WHOLE = torch.nn.functional.multi_head_attention_forward
 
 
 def _matmul(input: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,6 +169,8 @@ class SoftmaxInterception(TorchFunctionMode):
             if weights.ndim >= 3 and (weights.shape[-1] > 1 or weights.shape[-2] == 1):  # also of one token
                 self._armed = tuple(weights.shape[-2:])
             return weights
+        if func is _WHOLE:  # torch runs what is within with no mode around it
+            self.watch.hidden.add(self.module())
         if func is _SDPA:
             return _understood("scaled_dot_product_attention", self._explicit, args, kwargs)
         if self._armed is None:

@@ -192,6 +192,11 @@ class Tracer:
             with self._switched(on=False), left(self._interception):
                 self._on_block(event, written)
 
+    @property
+    def hidden(self) -> set[nn.Module]:
+        """Modules whose softmax ran within one function of torch, where it is not seen."""
+        return self._watch.hidden
+
     # -- probe protocol ------------------------------------------------------------------------------------
 
     def captured(self, call: AttentionCall) -> None:
