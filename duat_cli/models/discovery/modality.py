@@ -62,6 +62,14 @@ def _beside_head(model: Any) -> Any:
     return model
 
 
+def cache_off(stack: Any) -> dict[str, Any]:
+    """What a forward pass is told so that it keeps no cache: it would grow with every replay, and mixers run other code
+    with one. A model with a head may hand the word on to the stack inside of it."""
+    taken, inner = taken_by(stack.forward), getattr(stack, "base_model", stack)
+    known = "use_cache" in taken or ("kwargs" in taken and "use_cache" in taken_by(inner.forward))
+    return {"use_cache": False} if known else {}
+
+
 def is_pair(model: Any) -> bool:
     """Whether a model is an encoder with a decoder; either alone is none, whatever its config says."""
     return bool(getattr(model.config, "is_encoder_decoder", False)) and model.get_encoder() is not model

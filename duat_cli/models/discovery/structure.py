@@ -39,6 +39,7 @@ from duat_cli.models.discovery.mixers import with_mixer
 from duat_cli.models.discovery.modality import (
     STATES,
     Given,
+    cache_off,
     ids_name,
     is_pair,
     noise_like,
@@ -113,15 +114,7 @@ def run_stack(stack: Any, given: Given, mask: Tensor | None = None) -> Any:
         given = {name: value for name, value in every.items() if {name, ANY} & taken_by(stack.forward)}
     if (name := ids_name(stack)) != "input_ids" and "input_ids" in given:
         given = {name if key == "input_ids" else key: value for key, value in given.items()}
-    return with_places(run_as_loaded(stack, {**given, **_cache_off(stack)}))
-
-
-def _cache_off(stack: Any) -> dict[str, Any]:
-    """A cache would grow with every replay, and mixers run other code with one. A model with a head may hand the word
-    on to the stack inside of it."""
-    taken, inner = taken_by(stack.forward), getattr(stack, "base_model", stack)
-    known = "use_cache" in taken or ("kwargs" in taken and "use_cache" in taken_by(inner.forward))
-    return {"use_cache": False} if known else {}
+    return with_places(run_as_loaded(stack, {**given, **cache_off(stack)}))
 
 
 def probe_ids(stack: Any, tokens: int, device: str | None = None) -> Tensor:
