@@ -12,7 +12,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,22 +21,18 @@ from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, rounding, tolerance_for
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.beside import reads, take_handed
+from duat_cli.models.discovery.blame import AFFINE, IN_UNITS, OUT_OF_RANGE, blamed
 from duat_cli.models.discovery.cross import cross_fault, gives_nothing_for_zero
 from duat_cli.models.discovery.parts import nonlinear_units, with_linears
 from duat_cli.models.holding import holding
-from duat_cli.models.instrument.hooks import giving, hooked
-from duat_cli.models.instrument.interception import Choices
+from duat_cli.models.instrument.hooks import giving
 from duat_cli.models.instrument.records import Replay, silent_attention
 from duat_cli.models.instrument.rig import BlockRun, Rig, zero_given
-from duat_cli.models.instrument.tracing import Event, Trace
+from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.value_path.factors import Base, BlockFactors, find_factors
 from duat_cli.models.value_path.projections import projects_to_zero
 from duat_cli.models.value_path.second import find_second_factors
-from duat_cli.text import listed
 
-IN_UNITS = "in what its units give"
-OUT_OF_RANGE = "numbers leave the range of"
-AFFINE = "with its dynamic parameters frozen it is not affine"
 UNLIKE = RuntimeError, ValueError, TypeError, LookupError
 """What a replay raises in which items that share it, or projections alone, do not fit."""
 
@@ -135,7 +130,7 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
         fault, culprits = _gate_fault(run)
     if fault is not None:
         if not culprits:
-            raise UnsupportedModelError(f"{run.parts.name}: {fault}{_choice(run) or _culprit(run, fault)}")
+            raise UnsupportedModelError(f"{run.parts.name}: {fault}{blamed(run, fault)}")
         return Unproved(run.parts, fault, culprits)
     fault = None if run.parts.cross is None else cross_fault(run)
     if fault is not None:
@@ -159,76 +154,6 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
     except DuatError as reason:
         return replace(found, factors_reason=_gate_reason(run.parts, str(reason)))
     return replace(found, factors=whole, notes=(*_early_notes(run, whole), *beside))
-
-
-def _choice(run: BlockRun) -> str:
-    """What a block that is not affine does beside: choose, token by token, what it runs."""
-    with Choices() as seen:
-        run.replay(torch.zeros_like(run.input))
-    return "; a router inside of it chooses, token by token, what it runs, and is not held" if seen.made else ""
-
-
-def _culprit(run: BlockRun, fault: str) -> str:
-    """Which module is to blame where the block is not affine in its stream."""
-    if AFFINE not in fault:
-        return ""
-    x, r = run.input, random_like(run.input)
-    items = (torch.zeros_like(x), x, r, x + r)
-    found = not_affine_in(run.parts.module, run.parts.attending, [partial(run.replay, one) for one in items])
-    if OUT_OF_RANGE in fault:
-        return found
-    if IN_UNITS in fault and not any(any(unit.children()) for unit in run.parts.units):
-        names = listed(sorted({type(unit).__name__ for unit in run.parts.units}))
-        return f"; its own forward joins what {names} gives with more of the stream: a gated FFN needs its own module"
-    if found:
-        return found
-    return "; no module is to blame: its own forward may call a function (silu, rms_norm), which is not held"
-
-
-def not_affine_in(block: nn.Module, attending: tuple[nn.Module, ...], outputs: list[Callable[[], Any]]) -> str:
-    """What is said of the module to blame, the innermost that is no affine map of what it is given; empty where none
-    stands out.
-
-    outputs: replays of the block on 0, x, r and x + r, with everything held that can be.
-    """
-    seen: list[list[Event]] = []
-    for replay in outputs:
-        events: list[Event] = []
-
-        def after(module: nn.Module, args: Any, kwargs: Any, output: Any, events: list[Event] = events) -> None:
-            events.append(Event(module, args, kwargs, output))
-
-        with hooked(block.modules(), after=after), contextlib.suppress(Exception):
-            replay()
-        seen.append(events)
-    names = {module: name for name, module in block.named_modules()}
-    for calls in zip(*seen, strict=False):  # inner modules end before those around them
-        module = calls[0].module
-        results = [call.result for call in calls]
-        if len({call.module for call in calls}) > 1 or any(result is None for result in results):
-            continue
-        given = [list(call.tensors) for call in calls]
-        if all(map(_affine, zip(*given, strict=False))) and not _affine(tuple(results)):
-            said = f"; it ceases to be so in {names[module] or 'the block'} ({type(module).__name__})"
-            if module in attending:
-                return (
-                    f"{said}, whose output is more than held weights on values: a softmax that is not held, weights "
-                    "that are used once more, or values that are no linear map"
-                )
-            if any(module.children()):
-                return f"{said}, by what stands between its layers and is no module"
-            return said
-    return ""
-
-
-def _affine(values: tuple[Tensor, ...]) -> bool:
-    """Whether four values are as those of an affine map of 0, x, r and x + r."""
-    at_0, at_x, at_r, at_sum = values
-    if len({value.shape for value in values}) > 1:
-        return False
-    if all(torch.equal(value, at_0) for value in values):  # a mask, say, whose sums overflow
-        return True
-    return relative_error(at_x + at_r - at_0, at_sum) <= tolerance_for(at_0.dtype)
 
 
 def _early_notes(run: BlockRun, factors: BlockFactors | None) -> tuple[str, ...]:
