@@ -61,6 +61,12 @@ def wide_twin(module: nn.Module) -> nn.Module:
     return module if dtypes <= {torch.float32, torch.float64} else copy.deepcopy(module).float()
 
 
+def without_bias(layer: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """While active a layer's or a norm's own bias is zero: beside a large one the rest is lost in rounding."""
+    bias = parameters_of(layer).get("bias")
+    return contextlib.nullcontext() if bias is None else standing_in(layer, "bias", torch.zeros_like(bias))
+
+
 def _or_refused(linear: nn.Module, found: tuple[int, Tensor] | None) -> tuple[int, Tensor]:
     if found is None:
         raise UnsupportedModelError(f"{type(linear).__name__}'s weight is not the matrix that it applies")
@@ -81,7 +87,7 @@ def _confirmed(
     for axis, matrix in ((1, weight.T), (0, weight)):
         vector = gaussian((1, 2, len(matrix)), matrix, SEED)
         try:
-            with torch.no_grad(), _without_bias(layer):
+            with torch.no_grad(), without_bias(layer):
                 answer = applied(layer, vector) - applied(layer, torch.zeros_like(vector))
         except RuntimeError:
             continue
@@ -93,7 +99,7 @@ def _confirmed(
 
 def _probed(layer: nn.Module, width: int) -> Tensor:
     parts = []
-    with torch.no_grad(), _without_bias(layer):
+    with torch.no_grad(), without_bias(layer):
         at_zero = applied(layer, _zeros(layer, 1, width))
         for first in range(0, width, PROBE_ROWS):
             count = min(PROBE_ROWS, width - first)
@@ -101,12 +107,6 @@ def _probed(layer: nn.Module, width: int) -> Tensor:
             unit[0, torch.arange(count), first + torch.arange(count)] = 1.0
             parts.append((applied(layer, unit) - at_zero)[0])
     return torch.cat(parts)
-
-
-def _without_bias(layer: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """While active its own bias is zero: beside a large one what the matrix gives is lost in rounding."""
-    bias = parameters_of(layer).get("bias")
-    return contextlib.nullcontext() if bias is None else standing_in(layer, "bias", torch.zeros_like(bias))
 
 
 def _zeros(layer: nn.Module, tokens: int, width: int) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, rounding, tolerance_for
+from duat_cli.models.block.linears import without_bias
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.beside import reads, take_handed
 from duat_cli.models.discovery.blame import AFFINE, IN_UNITS, OUT_OF_RANGE, blamed
@@ -205,17 +206,35 @@ def _gate_reason(parts: BlockParts, reason: str) -> str:
 
 
 def _gate_fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
-    """As `_fault` with gates held; a held value that is added, not multiplied, would pass for a bias."""
+    """As `_fault` with gates held; a held value that is added, not multiplied, would pass for a bias.
+
+    A zero stream without the block's biases gives nothing that a gate could scale: only what is added moves the output.
+    """
     fault, culprits = _fault(run)
     if fault is None:
         zero, gates = torch.zeros_like(run.input), run.recording.gates
-        once = run.replay(zero).end
         doubled = {module: [2 * value for value in values] for module, values in gates.items()}
-        with holding(run.recording, gates=defaultdict(list, doubled)):
-            twice = run.replay(zero).end
+        with _without_biases(run):
+            once = run.replay(zero).end
+            with holding(run.recording, gates=defaultdict(list, doubled)):
+                twice = run.replay(zero).end
         if not torch.equal(once, twice):
             return "a squashing function inside its attention adds to the stream; it gates nothing", ()
     return fault, culprits
+
+
+@contextlib.contextmanager
+def _without_biases(run: BlockRun) -> Iterator[None]:
+    """While active, replays run without the biases of the block's layers and norms."""
+    norms = {
+        module: [replace(one, form=replace(one.form, bias=None)) for one in held]
+        for module, held in run.recording.norms.items()
+    }
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(holding(run.recording, norms=norms))
+        for module in run.parts.module.modules():
+            stack.enter_context(without_bias(module))
+        yield
 
 
 def _fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:

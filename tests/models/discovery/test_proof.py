@@ -1,0 +1,103 @@
+"""Squashing functions inside attention: those that multiply are held as gates, those that add are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import InDouble, Wiring, dense_blocks, far, logits_of, sweep
+from own_code import HEADS, PROMPTS, WIDTH, Attention, Block, own
+from torch import Tensor, nn
+
+import duat_cli as duat
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.value_path.factors import operator_of
+
+
+class Gated(Attention):
+    """With biases on its values and on its gate; behind a norm with a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v, self.gate = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = torch.sigmoid(self.gate(x))
+        q, k, v = (f(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        scores = q @ k.transpose(-1, -2) / (WIDTH // HEADS) ** 0.5
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        H = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        given = (H @ self.values(v, gate)).transpose(1, 2).flatten(2)
+        return self.o(self.behind(given, gate))  # type: ignore[no-any-return]
+
+    def values(self, v: Tensor, gate: Tensor) -> Tensor:
+        return v
+
+    def behind(self, given: Tensor, gate: Tensor) -> Tensor:
+        return given * gate
+
+
+class InFront(Gated):
+    """Gates its values."""
+
+    def values(self, v: Tensor, gate: Tensor) -> Tensor:
+        return v * gate.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+    def behind(self, given: Tensor, gate: Tensor) -> Tensor:
+        return given
+
+
+class AddsBehind(Gated):
+    def behind(self, given: Tensor, gate: Tensor) -> Tensor:
+        return given + gate
+
+
+class AddsToValues(InFront):
+    def values(self, v: Tensor, gate: Tensor) -> Tensor:
+        return v + gate.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+
+class SquashesValues(InFront):
+    def values(self, v: Tensor, gate: Tensor) -> Tensor:
+        return v.tanh()
+
+
+class GatesAndAdds(Gated):
+    """Values with a bias in front of a gate: what is added is not to pass as what the bias becomes."""
+
+    def values(self, v: Tensor, gate: Tensor) -> Tensor:
+        return v + v.tanh()
+
+
+def block_with(attention: type[Attention]) -> type[Block]:
+    class With(Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = attention()
+
+    return With
+
+
+@pytest.mark.parametrize("attention", [Gated, InFront])
+def test_a_gate_on_values_with_a_bias_is_held(attention: type[Attention]) -> None:
+    """In float64 W' is the Jacobian of what attention adds, and the parts of a logit sum to the model's own."""
+    model, ids, seen = own(block_with(attention)).double(), torch.tensor(PROMPTS[:1]), []
+    expected = dense_blocks(model, ids, Wiring("model.layers", "attention"))
+
+    def listen(run: object, step: object, block: object) -> None:
+        operator = operator_of(run, block.factors, step)  # type: ignore[attr-defined,arg-type]
+        seen.append(far(operator.matrix().dense(), expected[len(seen)].W))
+
+    if attention is Gated:  # values that are gated channel by channel are no sum of Kronecker products
+        with InDouble():
+            sweep(model, ids, listen)
+        assert len(seen) == 3
+        assert max(seen) <= 1e-10
+    report = duat.attribute(model, prompts=PROMPTS[:1])
+    assert report.certificate.exact
+    assert report.attribution[0].logit == pytest.approx(float(logits_of(model, ids)[-1].max()), rel=1e-10)
+
+
+@pytest.mark.parametrize("attention", [AddsBehind, AddsToValues, SquashesValues, GatesAndAdds])
+def test_what_adds_is_no_gate(attention: type[Attention]) -> None:
+    with pytest.raises(UnsupportedModelError, match="adds to the stream; it gates nothing"):
+        duat.verify(own(block_with(attention)), prompts=PROMPTS)
