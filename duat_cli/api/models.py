@@ -256,7 +256,7 @@ def attribute(
     files = input_files(image, audio, inputs, stack, decoder_prompt)
     own = files if stack or files.option else None
     asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, own, chat=chat)
-    task = Task("attribute", every_position=position == "all", steps=steps, top=top)
+    task = Task("attribute", every_position=position == "all", steps=steps or int(continuation is not None), top=top)
     opened = asked.open(task, heard(progress))
     require_token_ids(opened.loaded.model)
     each = None

@@ -1,14 +1,15 @@
 """Several tokens behind a prompt: greedy ones or given ones, attributed in one pass over all of them.
 
 In a causal model what stands behind a token does not move its output, so that every token of a continuation is one more
-position of the longer prompt.
+position of the longer prompt. A model may still compute otherwise by the length of a text: what passes that end at a
+token give there is kept, for the pass over all to be held against.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,14 +25,23 @@ from duat_cli.models.sweep.lockstep import forwards
 from duat_cli.results.attribute import Attribution, Continuation, Source, TokenName
 
 
+@dataclass(frozen=True)
+class Continued:
+    """A prompt, and what stands behind it."""
+
+    prompt: Prompt  # with it
+    count: int = 0  # how many tokens that are
+    alone: Tensor | None = None  # logits of the passes that end where the first ones follow, (passes, vocabulary)
+
+
 def continued(
     session: Session,
     prompts: Sequence[tuple[int, Prompt]],
     steps: int,
     given: Callable[[Prompt, str], tuple[list[int], list[int]]],
     progress: Progress,
-) -> list[tuple[Prompt, int]]:
-    """Every prompt with `steps` greedy tokens, or with given ones, behind it, and how many these are.
+) -> list[Continued]:
+    """Every prompt with `steps` greedy tokens, or with given ones, behind it.
 
     prompts: with their numbers; given: of a prompt and what errors call it its own tokens and those behind it.
     """
@@ -45,17 +55,19 @@ def continued(
     for (k, _), (front, behind) in zip(prompts, parts, strict=True):
         if room is not None and (tokens := len(front) + len(behind)) > room:
             raise InputError(f"{option}: prompt {k + 1} would have {tokens} tokens, the model has {room} positions")
+    ids = [torch.tensor([front], device=session.loaded.device) for front, _ in parts]
+    rows: list[list[Tensor]] = []
+    for step in range(max(1, steps)):
+        progress(step, max(1, steps), "the greedy tokens" if steps else "what follows the prompts")
+        rows.append(forwards(session.weights, [functools.partial(_last, session, one) for one in ids]))
+        if steps:
+            ids = [torch.cat([one, row.argmax()[None, None]], dim=1) for one, row in zip(ids, rows[-1], strict=True)]
     if not steps:
-        return [
-            (replace(p, input_ids=torch.tensor([[*front, *behind]])), len(behind))
-            for (_, p), (front, behind) in zip(prompts, parts, strict=True)
-        ]
-    ids = [p.input_ids.to(session.loaded.device) for _, p in prompts]
-    for step in range(steps):
-        progress(step, steps, "the greedy tokens")
-        found = forwards(session.weights, [functools.partial(_last, session, one) for one in ids])
-        ids = [torch.cat([one, row.argmax()[None, None]], dim=1) for one, row in zip(ids, found, strict=True)]
-    return [(replace(p, input_ids=one.cpu()), steps) for (_, p), one in zip(prompts, ids, strict=True)]
+        ids = [torch.tensor([[*front, *behind]]) for front, behind in parts]
+    return [
+        Continued(replace(p, input_ids=one.cpu()), len(behind), torch.stack(alone))
+        for (_, p), (_, behind), one, alone in zip(prompts, parts, ids, zip(*rows, strict=True), strict=True)
+    ]
 
 
 def _last(session: Session, ids: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from duat_cli.analysis.attribute.continued import continued, summed
+from duat_cli.analysis.attribute.continued import Continued, continued, summed
 from duat_cli.analysis.attribute.measure import Measurer
 from duat_cli.analysis.attribute.report import attributions
 from duat_cli.analysis.attribute.targets import Asked, Chooser, FieldTargets, Words
@@ -82,13 +82,13 @@ class Attributor:
     def __call__(self, prompts: Sequence[tuple[int, Prompt]]) -> list[Attributed]:
         """Of prompts with their numbers, in their order."""
         options, work, session = self._options, self._work, self._session
-        texts = [(prompt, 0) for _, prompt in prompts]
+        texts = [Continued(prompt) for _, prompt in prompts]
         if self._runs_on:
             texts = continued(session, prompts, options.steps, self._behind, self._progress)
-        for (number, prompt), (_, more) in zip(prompts, texts, strict=True):
+        for (number, prompt), whole in zip(prompts, texts, strict=True):
             each = None if options.each is None else options.each(prompt)
-            self._chooser.expect(number, target=each, continued=more)
-        numbered = {number: text for (number, _), (text, _) in zip(prompts, texts, strict=True)}
+            self._chooser.expect(number, target=each, continued=whole.count, alone=whole.alone)
+        numbered = {number: whole.prompt for (number, _), whole in zip(prompts, texts, strict=True)}
         with model_code(type(session.loaded.model).__name__):
             if options.asked.position == "all" and options.asked.target is None:
                 self._chooser.masked = self._masked

@@ -17,6 +17,7 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.pieces import pieces_that_say
 from duat_cli.loading.prompts import Prompt, said
 from duat_cli.loading.quiet import calling_tokenizer
+from duat_cli.models.arrays import relative_error, tolerance_for, wide
 from duat_cli.text import clean, shown
 
 MEAN = "mean"
@@ -215,14 +216,22 @@ class Chooser:
         self._option = "--target"
         self.masked = False  # whether the output at a place is about the token there, and not about the next one
         self.continued: dict[int, int] = {}
+        self._alone: dict[int, Tensor | None] = {}
 
-    def expect(self, number: int, *, target: tuple[str, str] | None = None, continued: int = 0) -> None:
+    def expect(
+        self,
+        number: int,
+        *,
+        target: tuple[str, str] | None = None,
+        continued: int = 0,
+        alone: Tensor | None = None,
+    ) -> None:
         """What the prompt of that number has for itself: a target, with what errors call it, or how many of its last
-        tokens are the targets."""
+        tokens are the targets, and the logits of passes that end where the first of them follow."""
         if target is not None:
             self._each[number] = target
         if continued:
-            self.continued[number] = continued
+            self.continued[number], self._alone[number] = continued, alone
 
     def of(self, number: int, ids: Sequence[int], output: Tensor, where: str, *, headless: bool) -> list[Target]:
         """Those of the prompt of that number with these token ids and this output of the model.
@@ -231,6 +240,8 @@ class Chooser:
         """
         if number in self.continued:
             first = len(ids) - self.continued[number]
+            if (alone := self._alone.pop(number)) is not None:
+                self._require_as_alone(alone, output[0], first - 1, where)
             return [self._following(place, output, ids[place + 1]) for place in range(first - 1, len(ids) - 1)]
         if number in self._each:
             target, self._option = self._each[number]
@@ -254,6 +265,23 @@ class Chooser:
                 f"--position {asked}: {where} has {len(ids)} tokens; expected {-len(ids)} to {len(ids) - 1}"
             )
         return [self._target("token", asked % len(ids), output, None, where)]
+
+    def _require_as_alone(self, alone: Tensor, output: Tensor, place: int, where: str) -> None:
+        """Refuses a text in which what follows depends on how long the whole is.
+
+        alone: logits of passes that end at the tokens from `place` on, (passes, vocabulary). output: of the pass over
+        all tokens, (N, vocabulary).
+        """
+        option, most = "--continuation" if self.likelihood else "--steps", tolerance_for(alone.dtype)
+        for position, own in enumerate(alone, start=place):
+            error = relative_error(wide(output[position]), wide(own))
+            if not error <= most:
+                raise InputError(
+                    f"{option}: {where}: in one pass over all {len(output)} tokens the logits at position {position} "
+                    f"are not those of the pass that ends there (relative error {error:.1e}, expected {most:.0e}): the "
+                    "model computes otherwise by how long the text is, as where longrope chooses rotary frequencies by "
+                    "it; attribute each token alone, behind a prompt that ends in front of it"
+                )
 
     def _following(self, place: int, output: Tensor, token: int) -> Target:
         """A token of a continuation. log p_t = z_t - log Σ exp z, whose slope is e_t - p."""

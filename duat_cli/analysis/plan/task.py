@@ -178,7 +178,8 @@ class Task:
     every_position: bool = False
     """Of `attribute`: whether each token of a prompt has a target."""
     steps: int = 0
-    """Of `attribute`: greedy tokens behind each prompt, which are counted in `tokens`."""
+    """Of `attribute`: passes that end where tokens behind a prompt follow: one a greedy token, which is counted in
+    `tokens`, and one of a given continuation."""
     top: int = 10
     """Of `attribute`: how many neurons, experts and flows lead."""
     fixed: bool = False

@@ -13,12 +13,14 @@ from attributing import WORDS, report_of
 from helpers import single_model, token_ids
 from paging import in_parts, saved
 from torch import Tensor
+from transformers import Phi3Config, Phi3ForCausalLM
 
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
 from duat_cli.errors import InputError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.results.attribute import AttributeReport
+from duat_cli.zoo.randomise import randomise
 
 
 def ran(loaded: LoadedModel, ids: Tensor, **options: Any) -> AttributeReport:
@@ -104,6 +106,40 @@ def test_a_prompt_that_would_be_too_long_is_refused() -> None:
     ids = token_ids(model, tokens=room - 1)
     with pytest.raises(InputError, match=f"--steps: prompt 1 would have {room + 2} tokens, the model has {room}"):
         ran(helpers.as_loaded(model), ids, steps=3)
+
+
+def longrope() -> Any:
+    """Takes other frequencies for all tokens of a text of more than 10."""
+    ropes = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.0, 2.0, 4.0, 8.0]}
+    config = Phi3Config(
+        vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, original_max_position_embeddings=10, pad_token_id=0,
+        rope_parameters={**ropes, "rope_theta": 10000.0, "original_max_position_embeddings": 10},
+        attn_implementation="eager",
+    )  # fmt: skip
+    model = Phi3ForCausalLM(config).eval()
+    randomise(model, 1)
+    return model
+
+
+@pytest.mark.parametrize("tokens", [7, 12])
+def test_on_one_side_of_where_longrope_changes_greedy_tokens_are_those_of_one_pass_each(tokens: int) -> None:
+    model = longrope()
+    ids = torch.arange(40, 40 + tokens)[None]
+    report = ran(helpers.as_loaded(model), ids, steps=3)
+    assert [one.logit for one in report.attribution] == pytest.approx(greedy(model, ids, 3)[1], rel=1e-5)
+    assert ran(helpers.as_loaded(model), ids, continuation="t50 t60 t70").certificate.exact
+
+
+@pytest.mark.parametrize("options", [{"steps": 4}, {"continuation": "t50 t60 t70 t80"}])
+def test_a_text_whose_length_changes_its_first_tokens_is_refused(options: dict[str, Any]) -> None:
+    """One pass over 11 tokens has other logits at all of them than passes over 7 to 10."""
+    model, ids = longrope(), torch.arange(40, 47)[None]
+    longer = torch.cat([ids, torch.tensor([[50, 60, 70, 80]])], dim=1)
+    with torch.no_grad():
+        assert helpers.far(model(longer).logits[0, 6], model(ids).logits[0, 6]) > 1e-2
+    with pytest.raises(InputError, match=r"one pass over all 11 tokens the logits at position 6 are not those of the"):
+        ran(helpers.as_loaded(model), ids, **options)
 
 
 def test_an_empty_continuation_is_refused() -> None:
