@@ -140,9 +140,9 @@ class Substitutes:
         self.result.values.append(values)
         if self.stop_at_values:
             raise ReplayStop
-        mixed = mix() if self.attention is None else self.attention.clone()
+        mixed = mix() if self.attention is None else self.attention
         self.result.mixed.append(mixed)
-        return mixed
+        return mixed.clone()  # some modules write to it in place
 
     def next_call(self, module: nn.Module) -> int:
         self.calls[module] += 1

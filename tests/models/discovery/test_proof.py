@@ -46,6 +46,11 @@ class InFront(Gated):
         return given
 
 
+class InPlace(Gated):
+    def behind(self, given: Tensor, gate: Tensor) -> Tensor:
+        return given.mul_(gate)
+
+
 class AddsBehind(Gated):
     def behind(self, given: Tensor, gate: Tensor) -> Tensor:
         return given + gate
@@ -77,7 +82,7 @@ def block_with(attention: type[Attention]) -> type[Block]:
     return With
 
 
-@pytest.mark.parametrize("attention", [Gated, InFront])
+@pytest.mark.parametrize("attention", [Gated, InPlace, InFront])
 def test_a_gate_on_values_with_a_bias_is_held(attention: type[Attention]) -> None:
     """In float64 W' is the Jacobian of what attention adds, and the parts of a logit sum to the model's own."""
     model, ids, seen = own(block_with(attention)).double(), torch.tensor(PROMPTS[:1]), []
@@ -87,7 +92,7 @@ def test_a_gate_on_values_with_a_bias_is_held(attention: type[Attention]) -> Non
         operator = operator_of(run, block.factors, step)  # type: ignore[attr-defined,arg-type]
         seen.append(far(operator.matrix().dense(), expected[len(seen)].W))
 
-    if attention is Gated:  # values that are gated channel by channel are no sum of Kronecker products
+    if attention is not InFront:  # values that are gated channel by channel are no sum of Kronecker products
         with InDouble():
             sweep(model, ids, listen)
         assert len(seen) == 3
