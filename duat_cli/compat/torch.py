@@ -158,6 +158,29 @@ def left(mode: Any) -> Iterator[None]:
         _push_mode(mode)
 
 
+@contextmanager
+def uncheckpointed() -> Iterator[None]:
+    """A context in which `torch.utils.checkpoint` calls what it is given, and no more. Without it, a model's code that
+    calls it runs again when a gradient is pulled, when nothing is held any more."""
+    from torch.utils import checkpoint
+
+    def around(*_: Any, **__: Any) -> Iterator[None]:
+        yield
+
+    class Plain:
+        @staticmethod
+        def apply(function: Callable[..., Any], _: bool, *args: Any) -> Any:
+            return function(*args)
+
+    held: dict[str, Any] = vars(checkpoint)
+    kept = {name: held[name] for name in ("CheckpointFunction", "_checkpoint_without_reentrant_generator")}
+    held.update(zip(kept, (Plain, around), strict=True))
+    try:
+        yield
+    finally:
+        held.update(kept)
+
+
 def operations_through(run: Callable[[Any, Any, Any], Any]) -> AbstractContextManager[Any]:
     """A context in which `run(operation, args, kwargs)` is called in place of each operation on tensors. Without it, no
     untrained model can be drawn block by block."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 from duat_cli.compat import torch as compat
 
@@ -158,3 +159,21 @@ def test_every_operation_goes_through_a_function() -> None:
     names.clear()
     x.fill_(1.0)
     assert names == []
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_is_checkpointed_runs_once(reentrant: bool) -> None:
+    ran = []
+
+    def squared(x: torch.Tensor) -> torch.Tensor:
+        ran.append(torch.is_grad_enabled())
+        return x.square()
+
+    x = torch.tensor(3.0, requires_grad=True)
+    with compat.uncheckpointed():
+        y = checkpoint(squared, x, use_reentrant=reentrant)
+    y.backward()
+    assert ran == [True]
+    assert x.grad == 6
+    checkpoint(squared, x, use_reentrant=reentrant).backward()
+    assert len(ran) == 3

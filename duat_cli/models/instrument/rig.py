@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from duat_cli.compat.torch import uncheckpointed
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.linears import applied
 from duat_cli.models.block.mixer import MixerForm
@@ -98,6 +99,7 @@ class Rig:
                 stack.enter_context(interface_installed(self._model))
             stack.enter_context(watched(self._by_attention, self.watch))
             stack.enter_context(torch.no_grad())
+            stack.enter_context(uncheckpointed())
             stack.callback(self._originals.clear)
             for module in self._coming:
                 # even before it is known: what `forward` is, is settled when the call begins

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from duat_cli.compat.torch import uncheckpointed
 from duat_cli.compat.transformers import stated
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.budgets import GRADIENT_BYTES, gradient_elements
@@ -108,7 +109,7 @@ class Backward:
             return value.clone()  # what the block does to it in place must not reach the captured tensor
 
         run = _Rerun(number, call, parts, self._sites[parts.module].sites, self._handed[number], self._gone)
-        with torch.enable_grad(), SlopesOnce():
+        with torch.enable_grad(), uncheckpointed(), SlopesOnce():
             after = run(run.read, capture)
         read, handed_on = run.read, [run.left[path] for path in self._at_handed]
         again = Again(run, [x.detach() for x in read], after.detach(), [value.detach() for _, value, _ in captured])

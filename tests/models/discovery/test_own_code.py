@@ -10,6 +10,7 @@ import torch
 from own_code import HEADS, PROMPTS, VOCABULARY, WIDTH, Attention, Block, FeedForward, OwnConfig, OwnStack, filled, own
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutput
 
 import duat_cli as duat
@@ -112,6 +113,22 @@ class CachingBlock(Block):
     def __init__(self) -> None:
         super().__init__()
         self.attention = CachingAttention()
+
+
+class CheckpointingBlock(Block):
+    """Keeps little for a gradient, and runs again what it did not keep."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + checkpoint(self.attention, self.first(x), use_reentrant=False)
+        return x + checkpoint(self.ffn, self.second(x), use_reentrant=True)  # type: ignore[no-any-return]
+
+
+def test_what_is_checkpointed_has_the_same_gradients() -> None:
+    models = [own(Block), own(CheckpointingBlock)]
+    one, two = (duat.attribute(m, prompts=PROMPTS[:1], measure=3).attribution[0].model_dump() for m in models)
+    assert two == one
+    one, two = (duat.prune_bound(m, prompts=PROMPTS, granularity=["head", "neuron"], effort="quick") for m in models)
+    assert two.terms == one.terms
 
 
 @pytest.mark.parametrize("block", [InPlaceBlock, CachingBlock])
