@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -47,9 +48,13 @@ def report(
 
         if len(files) > 1:
             raise InputError("--format model-card: a section is of one report; give one FILE")
-        text = model_card(read_report(files[0], COMMANDS, "model card"))
+        found = read_report(files[0], COMMANDS, "model card")
+        with _made_of(files):
+            text = model_card(found)
     else:
-        text = page_of([(file if len(files) > 1 else None, read_report(file)) for file in files])
+        reports = [(file if len(files) > 1 else None, read_report(file)) for file in files]
+        with _made_of(files):
+            text = page_of(reports)
     presentation.target.write(text)
     if presentation.target.path is not None:
         talk.note(f"wrote {presentation.target.path}")
@@ -83,6 +88,20 @@ def read_report(name: str, commands: Collection[str] | None = None, what: str = 
         raise InputError(
             f"{where}: no whole report of duat {command}: {one_line(place)}: {one_line(first['msg'])}"
             f"{_by(document)}; write it again with duat {command} --json"
+        ) from error
+
+
+@contextlib.contextmanager
+def _made_of(files: Sequence[str]) -> Iterator[None]:
+    """InputError where reports with all their fields cannot be shown: what stands in one field contradicts another, or
+    is no number that a run gives, as only a file has it that was written by hand."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        names = ", ".join(f"'{clean(file)}'" for file in files)
+        raise InputError(
+            f"FILE {names}: no whole report of duat: its fields do not fit together ({type(error).__name__}: "
+            f"{one_line(str(error))}); write it again with --json"
         ) from error
 
 

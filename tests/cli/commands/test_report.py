@@ -164,6 +164,21 @@ def test_a_report_with_a_wrong_field_names_it(saved: Path, capsys: pytest.Captur
     assert "blocks" in refusal(capsys, "report", str(changed(saved, blocks=3)))
 
 
+def test_a_report_whose_fields_contradict_each_other_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is what it should be, and together they cannot be shown; that is no fault of this duat's."""
+    file = tmp_path / "saved.json"
+    report = json.loads(to_json(sample.attribute_report()))
+    del report["attribution"][0]["parts"]["tokens"][0]
+    file.write_text(json.dumps(report), encoding="utf-8")
+    assert "no whole report of duat: its fields do not fit together (" in refusal(capsys, "report", str(file))
+    report = json.loads(to_json(sample.inspect_report()))
+    report["blocks"][1]["null"]["uniform"]["density"]["numerical"] = 1e308
+    file.write_text(json.dumps(report), encoding="utf-8")
+    assert "no whole report of duat: its fields do not fit together (" in refusal(capsys, "report", str(file))
+
+
 def test_a_missing_and_a_huge_file_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "No such file" in refusal(capsys, "report", str(tmp_path / "none.json"))
     huge = tmp_path / "huge.json"
