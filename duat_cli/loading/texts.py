@@ -83,10 +83,16 @@ def lines(file: gzip.GzipFile | IO[bytes], name: str, json_lines: bool) -> Itera
             yield checked(text, where, number)
             continue
         value = _object(text, where, "text")
-        if value.get(MESSAGES) is not None and value.get("text") is None:
-            yield conversation(value[MESSAGES], where, number, value.get(TOOLS))
+        written, messages = value.get("text"), value.get(MESSAGES)
+        if written is not None and messages is not None:
+            raise InputError(f'{where}: has a "text" and "{MESSAGES}"; leave out the one that is not to be read')
+        if messages is not None:
+            yield conversation(messages, where, number, value.get(TOOLS))
+        elif not isinstance(written, str):
+            either = f'a "text" that is a string, or with the "{MESSAGES}" of a conversation'
+            raise InputError(f"{where}: expected an object with {either}")
         else:
-            yield checked(_string(value, where, "text"), where, number)
+            yield checked(written, where, number)
 
 
 def pairs_of(name: str, stdin: IO[Any] | None) -> Iterator[tuple[PromptText, PromptText]]:

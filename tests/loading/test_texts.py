@@ -156,7 +156,7 @@ SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 
 
 def test_a_line_or_a_row_may_hold_a_conversation(tmp_path: Path) -> None:
-    lines = [{"messages": SAID}, {"messages": SAID, "tools": [{"name": "map"}]}, {"text": "one", "messages": SAID}]
+    lines = [{"messages": SAID}, {"messages": SAID, "tools": [{"name": "map"}]}, {"text": "one", "messages": None}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = list(texts_of(str(tmp_path / "a.jsonl"), None))
     assert [(t.line, t.conversation) for t in found] == [(1, True), (2, True), (3, False)]
@@ -172,6 +172,17 @@ def test_a_line_or_a_row_may_hold_a_conversation(tmp_path: Path) -> None:
         assert row.text == found[1].text
     (tmp_path / "d.jsonl").write_text(json.dumps({"text": None, "messages": SAID}) + "\n")
     assert [t.text for t in texts_of(str(tmp_path / "d.jsonl"), None)] == [found[0].text]
+
+
+def test_a_line_holds_one_prompt(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    for line, said in (
+        ({"text": "one", "messages": SAID}, 'has a "text" and "messages"; leave out the one that is not to be read'),
+        ({"prompt": "one"}, 'expected an object with a "text" that is a string, or with the "messages" of a convers'),
+    ):
+        file.write_text(json.dumps({"text": "first"}) + "\n" + json.dumps(line) + "\n")
+        with pytest.raises(InputError, match=f"a.jsonl line 2: {said}"):
+            list(texts_of(str(file), None))
 
 
 def test_a_conversation_is_another_prompt_than_its_own_line(tmp_path: Path) -> None:
