@@ -309,7 +309,7 @@ def open_set(
         keys = keys_of(read)
 
     def encoded(some: Sequence[PromptText]) -> list[Prompt]:
-        return encode(tokenizer, some, cut, room.max_positions, room.vocab_size)
+        return encode(tokenizer, some, cut, room.max_positions, room.vocab_size, room.why)
 
     return loaded, PromptSet(read, keys, encoded, "" if texts.template is None else str(tokenizer.chat_template or ""))
 
@@ -384,7 +384,7 @@ def _encoded(
 
     room = limits(loaded.model)
     if not bundled:
-        return encode(tokenizer, read, max_tokens, room.max_positions, room.vocab_size) if read else [], []
+        return encode(tokenizer, read, max_tokens, room.max_positions, room.vocab_size, room.why) if read else [], []
     kept: list[Prompt] = []
     notes: list[str] = []
     for text in read:

@@ -233,7 +233,7 @@ class Asked:
         if not self.texts.own:  # a bundled text that does not fit is left out; that it can be written at all is asked
             read, room = read[:1], Limits(sys.maxsize, None)
         try:
-            encode(self._own_tokenizer(), read, self.max_tokens, room.max_positions, room.vocab_size)
+            encode(self._own_tokenizer(), read, self.max_tokens, room.max_positions, room.vocab_size, room.why)
         except CheckpointError as fault:  # such as of a chat template that is missing
             raise InputError(str(fault)) from fault
 

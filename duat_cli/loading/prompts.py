@@ -46,6 +46,7 @@ Spans = tuple[tuple[int, int], ...]
 DEFAULT_SET = "prompts/default.jsonl"
 HOLDOUT_SET = "prompts/holdout.jsonl"
 SPLIT_SEED = 37
+DYNAMIC = " before its dynamic rotary frequencies begin to depend on the longest text that ran before"
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ class Limits:
     """Rows of the input embedding."""
     max_positions: int | None
     """Longest prompt, tokens; None where positions are not limited."""
+    why: str = ""
+    """What limits them, where that is not how many there are."""
 
 
 # --- reading ----------------------------------------------------------------------------------------
@@ -206,20 +209,19 @@ def encode(
     max_tokens: int | None,
     max_positions: int | None,
     vocab_size: int,
+    why: str = "",
 ) -> list[Prompt]:
     """Each prompt as token ids (1, N), unbatched, special tokens included; InputError names the prompt. A conversation
     becomes the text that its template writes, which states the special tokens itself.
 
     max_tokens cuts, as the user asked for it; max_positions refuses, since a model past its positions
-    extrapolates without a word.
+    extrapolates without a word. why: as of `Limits`.
     """
     with silenced():
-        return [_encode(tokenizer, p, max_tokens, max_positions, vocab_size) for p in prompts]
+        return [_encode(tokenizer, p, max_tokens, Limits(vocab_size, max_positions, why)) for p in prompts]
 
 
-def _encode(
-    tokenizer: Any, prompt: PromptText, max_tokens: int | None, max_positions: int | None, vocab_size: int
-) -> Prompt:
+def _encode(tokenizer: Any, prompt: PromptText, max_tokens: int | None, room: Limits) -> Prompt:
     import torch
 
     made = None if tokenizer is None else as_written(tokenizer, prompt)
@@ -227,15 +229,15 @@ def _encode(
     ids, spans = _token_ids(tokenizer, replace(prompt, text=text), max_tokens)
     if not ids:
         raise InputError(f"{prompt.where}: the tokenizer makes no tokens of it; expected one at least")
-    if max_positions is not None and len(ids) > max_positions:
+    if room.max_positions is not None and len(ids) > room.max_positions:
         raise InputError(
-            f"{prompt.where}: too long, {len(ids)} tokens, the model has {max_positions} positions; "
-            f"shorten it, or use --max-tokens {max_positions}"
+            f"{prompt.where}: too long, {len(ids)} tokens, the model has {room.max_positions} positions{room.why}; "
+            f"shorten it, or use --max-tokens {room.max_positions}"
         )
-    foreign = next((i for i in ids if not 0 <= i < vocab_size), None)
+    foreign = next((i for i in ids if not 0 <= i < room.vocab_size), None)
     if foreign is not None:
         raise InputError(
-            f"{prompt.where}: token id {foreign} is out of the vocabulary, vocab_size {vocab_size}: "
+            f"{prompt.where}: token id {foreign} is out of the vocabulary, vocab_size {room.vocab_size}: "
             + ("give others" if prompt.ids is not None else "the tokenizer belongs to another model")
         )
     sha256 = hashlib.sha256(prompt.text.encode("utf-8")).hexdigest()
@@ -289,7 +291,9 @@ def limits(model: PreTrainedModel) -> Limits:
         rows = min(one.weight.shape[0] for one in tables)
     except (NotImplementedError, AttributeError):  # some text towers keep their table elsewhere
         rows = stated(model.config, "vocab_size") or sys.maxsize  # such as CANINE, which reads code points
-    return Limits(rows, _max_positions(model))
+    rope = stated(model.config, "rope_parameters")
+    dynamic = isinstance(rope, Mapping) and rope.get("rope_type") == "dynamic"
+    return Limits(rows, _max_positions(model), DYNAMIC if dynamic else "")
 
 
 def _max_positions(model: PreTrainedModel) -> int | None:

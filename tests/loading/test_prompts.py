@@ -309,7 +309,7 @@ def test_positions_that_are_scaled_linearly_are_more_than_are_stated(scaling: di
     assert torch.isfinite(model(torch.full((1, tokens), 7)).last_hidden_state).all()
 
 
-def test_dynamic_positions_past_what_is_stated_depend_on_what_ran_before() -> None:
+def test_dynamic_positions_past_what_is_stated_depend_on_what_ran_before(byte_tokenizer: Any) -> None:
     scaling = {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 4.0}
     model = tiny("Llama", max_position_embeddings=20, rope_parameters=scaling)
     ids = torch.arange(30)[None]
@@ -318,6 +318,9 @@ def test_dynamic_positions_past_what_is_stated_depend_on_what_ran_before() -> No
     model(torch.full((1, 40), 7))
     model(ids)
     assert not torch.allclose(model.rotary_emb.inv_freq, alone, rtol=1e-2)
+    room = limits(model)
+    with pytest.raises(InputError, match="20 positions before its dynamic rotary frequencies begin to depend on"):
+        encode(byte_tokenizer, [text("x" * 21)], None, room.max_positions, room.vocab_size, room.why)
 
 
 def test_a_model_without_positions_has_no_limit() -> None:

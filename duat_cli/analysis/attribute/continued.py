@@ -51,10 +51,13 @@ def continued(
         raise InputError(f"{option}: {reason}")
     own = [p.input_ids[0].tolist() for _, p in prompts]
     parts = [(ids, [0] * steps) for ids in own] if steps else [given(p, f"prompt {k + 1}") for k, p in prompts]
-    room = limits(session.loaded.model).max_positions
+    room = limits(session.loaded.model)
     for (k, _), (front, behind) in zip(prompts, parts, strict=True):
-        if room is not None and (tokens := len(front) + len(behind)) > room:
-            raise InputError(f"{option}: prompt {k + 1} would have {tokens} tokens, the model has {room} positions")
+        if room.max_positions is not None and (tokens := len(front) + len(behind)) > room.max_positions:
+            raise InputError(
+                f"{option}: prompt {k + 1} would have {tokens} tokens, the model has {room.max_positions} "
+                f"positions{room.why}"
+            )
     ids = [torch.tensor([front], device=session.loaded.device) for front, _ in parts]
     rows: list[list[Tensor]] = []
     for step in range(max(1, steps)):
