@@ -66,14 +66,18 @@ def _rows(tensor: Tensor) -> set[bytes]:
 
 
 def output_projection(parts: BlockParts, written: Trace, call: AttentionCall) -> Projection | None:
-    """The first layer behind attention that takes heads * d features, and a norm that reads its output."""
+    """The first layer behind attention that takes heads * d features, and a norm that reads its output; not one that
+    reads what a layer in front read already, as that of a gate does."""
     _, _, heads, width = call.output.shape
-    behind = written.events[written.ended_before[id(call)] :]
+    count = written.ended_before[id(call)]
+    read, behind = [event.tensors[0] for event in written.events[:count] if event.tensors], written.events[count:]
     inside = set(parts.module.modules())
     for event in behind:
         if event.module not in inside or any(event.module.children()) or not has_matrix(event.module):
             continue
         if not event.tensors or event.tensors[0].shape[-1] != heads * width or event.result is None:
+            continue
+        if any(same_storage(event.tensors[0], other) for other in read):
             continue
         norm = next(
             (e.module for e in behind if e.module in parts.norms and _same_tokens(event.result, e.tensors[0])),

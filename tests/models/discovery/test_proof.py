@@ -14,62 +14,73 @@ from duat_cli.models.value_path.factors import operator_of
 
 
 class Gated(Attention):
-    """With biases on its values and on its gate; behind a norm with a bias."""
+    """With biases on its values and on its gate, which is made behind H V; behind a norm with a bias."""
 
     def __init__(self) -> None:
         super().__init__()
         self.v, self.gate = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate = torch.sigmoid(self.gate(x))
         q, k, v = (f(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
         scores = q @ k.transpose(-1, -2) / (WIDTH // HEADS) ** 0.5
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         H = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-        given = (H @ self.values(v, gate)).transpose(1, 2).flatten(2)
-        return self.o(self.behind(given, gate))  # type: ignore[no-any-return]
+        given = (H @ self.values(v, x)).transpose(1, 2).flatten(2)
+        return self.o(self.behind(given, x))  # type: ignore[no-any-return]
 
-    def values(self, v: Tensor, gate: Tensor) -> Tensor:
+    def squashed(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.gate(x))
+
+    def values(self, v: Tensor, x: Tensor) -> Tensor:
         return v
 
-    def behind(self, given: Tensor, gate: Tensor) -> Tensor:
-        return given * gate
+    def behind(self, given: Tensor, x: Tensor) -> Tensor:
+        return given * self.squashed(x)
+
+
+class InPlace(Gated):
+    def behind(self, given: Tensor, x: Tensor) -> Tensor:
+        return given.mul_(self.squashed(x))
+
+
+class MadeInFront(Gated):
+    def values(self, v: Tensor, x: Tensor) -> Tensor:
+        self.made = self.squashed(x)
+        return v
+
+    def behind(self, given: Tensor, x: Tensor) -> Tensor:
+        return given * self.made
 
 
 class InFront(Gated):
     """Gates its values."""
 
-    def values(self, v: Tensor, gate: Tensor) -> Tensor:
-        return v * gate.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    def values(self, v: Tensor, x: Tensor) -> Tensor:
+        return v * self.squashed(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
 
-    def behind(self, given: Tensor, gate: Tensor) -> Tensor:
+    def behind(self, given: Tensor, x: Tensor) -> Tensor:
         return given
 
 
-class InPlace(Gated):
-    def behind(self, given: Tensor, gate: Tensor) -> Tensor:
-        return given.mul_(gate)
-
-
 class AddsBehind(Gated):
-    def behind(self, given: Tensor, gate: Tensor) -> Tensor:
-        return given + gate
+    def behind(self, given: Tensor, x: Tensor) -> Tensor:
+        return given + self.squashed(x)
 
 
 class AddsToValues(InFront):
-    def values(self, v: Tensor, gate: Tensor) -> Tensor:
-        return v + gate.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    def values(self, v: Tensor, x: Tensor) -> Tensor:
+        return v + self.squashed(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
 
 
 class SquashesValues(InFront):
-    def values(self, v: Tensor, gate: Tensor) -> Tensor:
+    def values(self, v: Tensor, x: Tensor) -> Tensor:
         return v.tanh()
 
 
 class GatesAndAdds(Gated):
-    """Values with a bias in front of a gate: what is added is not to pass as what the bias becomes."""
+    """What is added stands in front of a gate, as a bias may."""
 
-    def values(self, v: Tensor, gate: Tensor) -> Tensor:
+    def values(self, v: Tensor, x: Tensor) -> Tensor:
         return v + v.tanh()
 
 
@@ -82,7 +93,7 @@ def block_with(attention: type[Attention]) -> type[Block]:
     return With
 
 
-@pytest.mark.parametrize("attention", [Gated, InPlace, InFront])
+@pytest.mark.parametrize("attention", [Gated, InPlace, MadeInFront, InFront])
 def test_a_gate_on_values_with_a_bias_is_held(attention: type[Attention]) -> None:
     """In float64 W' is the Jacobian of what attention adds, and the parts of a logit sum to the model's own."""
     model, ids, seen = own(block_with(attention)).double(), torch.tensor(PROMPTS[:1]), []
