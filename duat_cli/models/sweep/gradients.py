@@ -17,6 +17,7 @@ from torch import Tensor
 
 from duat_cli.compat.torch import uncheckpointed
 from duat_cli.compat.transformers import stated
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.budgets import GRADIENT_BYTES, gradient_elements
 from duat_cli.models.discovery.structure import ModelStructure
@@ -195,7 +196,17 @@ def pulled(
         raise without_gradient("a layer")
 
     def pull(*at: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(outputs, inputs, at, allow_unused=True, materialize_grads=True, retain_graph=True)
+        try:
+            return torch.autograd.grad(
+                outputs, inputs, at, allow_unused=True, materialize_grads=True, retain_graph=True
+            )
+        except RuntimeError as fault:
+            if "modified by an inplace operation" not in str(fault):
+                raise
+            raise UnsupportedModelError(
+                "its own code writes in place to what its gradient is made of, which torch cannot differentiate: let "
+                "it write to a copy (y = y * g, not y *= g)"
+            ) from fault
 
     if len(probes) == 1:
         return [gradient[None] for gradient in pull(*(one[0] for one in at))]

@@ -11,6 +11,7 @@ from helpers import single_model, token_ids
 from removal import TYPES, forward_of, prepared, untouched
 from torch import Tensor, nn
 
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.structure import ModelStructure, discover
 from duat_cli.models.sweep import gradients
 from duat_cli.models.sweep.gradients import Backward, BlockGradient, handed_on
@@ -117,6 +118,14 @@ def test_a_walk_cut_short_leaves_nothing_behind(model_type: str) -> None:
     walk.close()
     assert untouched(model)
     assert torch.equal(record(structure, forward).output, recorded.output)
+
+
+@pytest.mark.parametrize("probes", [1, 3])
+def test_what_torch_cannot_differentiate_is_refused(probes: int) -> None:
+    x = torch.ones(2, requires_grad=True)
+    y = x.exp()  # whose gradient is made of what it gave
+    with pytest.raises(UnsupportedModelError, match="writes in place to what its gradient is made of"):
+        gradients.pulled(y.mul_(2.0), [x], torch.ones(probes, 2))
 
 
 def test_what_cannot_be_batched_is_pulled_one_by_one() -> None:
