@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +12,7 @@ from transformers import PreTrainedModel
 
 from duat_cli.errors import InputError
 from duat_cli.loading.inputs.drawn import default_inputs, drawn_patches, drawn_video
-from duat_cli.loading.inputs.files import Home, in_tiles, read_image, read_sound, read_tensors
+from duat_cli.loading.inputs.files import Home, digest_of, in_tiles, read_image, read_sound, read_tensors
 from duat_cli.loading.inputs.request import READS, InputFiles, StackName, label
 from duat_cli.loading.inputs.within import DEFAULT, placeholder_of, with_pictures
 from duat_cli.loading.model.load import LoadedModel, class_of, skeleton
@@ -29,6 +27,7 @@ from duat_cli.models.discovery.modality import (
     input_name,
     is_pair,
     kind_read,
+    needs_more,
     placed_tensors,
     require_token_ids,
     stack_of,
@@ -228,7 +227,7 @@ def prepared_inputs(shell: Any, home: Home, given: InputFiles, *, trust_remote_c
     found += [(label("--audio", one, n), read_sound(one, home, trust_remote_code)) for n, one in sounds]
     own = [(label("--inputs", one, n), read_tensors(one, n)) for n, one in tensors]
     if not found and not own:
-        if GRID in taken or _needs_more(shell, name):
+        if GRID in taken or needs_more(shell, name):
             made = drawn_patches(name, home, trust_remote_code)
         else:
             made = default_inputs(name, getattr(stack_of(shell), "config", shell.config), home, trust_remote_code)
@@ -253,13 +252,6 @@ def _video(shell: Any, name: str, picture: Mapping[str, Tensor]) -> dict[str, Te
         return None
     video = {name: drawn_video(config, frames)}
     return None if _expected_positions(shell, video) is None else video
-
-
-def _needs_more(shell: Any, name: str) -> bool:
-    """Whether a forward pass that reads a picture demands more than it: sizes and masks of its patches (SigLIP 2)."""
-    parameters = inspect.signature(stack_of(shell).forward).parameters.values()
-    demanded = {one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD}
-    return bool(demanded - {name}) and KINDS.get(name) == KINDS["pixel_values"]
 
 
 def _at_once(shell: Any, files: InputFiles, *, given: bool) -> list[Prepared]:
@@ -316,7 +308,7 @@ def as_prompts(loaded: LoadedModel, prepared: Sequence[Prepared]) -> list[Prompt
     """The same as prompts; where only a real pass tells how many positions there are, by one."""
     found = []
     for line, one in enumerate(prepared, 1):
-        text, hashed = one.text, _digest(one.tensors)
+        text, hashed = one.text, digest_of(one.tensors)
         if text is not None:
             ids, placeholder = one.tensors["input_ids"], placeholder_of(loaded.model.config)
             pictures = tuple(place for place, token in enumerate(ids[0].tolist()) if token == placeholder)
@@ -405,13 +397,3 @@ def _positions_of(output: Any) -> int | None:
     states = [one for one in found if isinstance(one, Tensor)]
     counts = [int(one.shape[-2]) for one in states if one.ndim == 3] or [len(one) for one in states if one.ndim == 2]
     return max(counts, default=None)
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """Of names, dtypes, shapes and values."""
-    hashed = hashlib.sha256()
-    for key in sorted(tensors):
-        value = tensors[key].contiguous()
-        hashed.update(f"{key} {value.dtype} {list(value.shape)}\n".encode())
-        hashed.update(value.view(torch.uint8).numpy().tobytes() if value.numel() else b"")
-    return hashed.hexdigest()

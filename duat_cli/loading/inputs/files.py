@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import wave
 from collections.abc import Mapping
 from pathlib import Path
@@ -166,3 +167,13 @@ def _extractor(home: Home, trust_remote_code: bool, option: str) -> tuple[int, A
 def _processed(where: str, process: Any) -> dict[str, Tensor]:
     with hushed(), foreign_errors(f"{where}: the checkpoint's processor fails", InputError):
         return {key: value for key, value in process().items() if isinstance(value, torch.Tensor)}
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """A hash of tensors: of their names, dtypes, shapes and values."""
+    hashed = hashlib.sha256()
+    for key in sorted(tensors):
+        value = tensors[key].contiguous()
+        hashed.update(f"{key} {value.dtype} {list(value.shape)}\n".encode())
+        hashed.update(value.view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    return hashed.hexdigest()

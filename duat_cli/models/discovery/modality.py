@@ -134,6 +134,13 @@ def kind_read(model: Any) -> str | None:
     return KINDS["pixel_values"] if named is None and GRID in taken_by(stack_of(model).forward) else named
 
 
+def needs_more(model: Any, name: str) -> bool:
+    """Whether a forward pass that reads a picture demands more than it: sizes and masks of its patches (SigLIP 2)."""
+    parameters = inspect.signature(stack_of(model).forward).parameters.values()
+    demanded = {one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD}
+    return bool(demanded - {name}) and KINDS.get(name) == KINDS["pixel_values"]
+
+
 def part_within(stack: Any, given: Given | None) -> Any:
     """The part of a model whose blocks are meant where that is not all of it: where it reads pictures or sound within a
     text, the outermost of its models that takes token ids and nothing else; the encoder within a model that makes what
