@@ -17,6 +17,9 @@ from decoders import IDS, OWN, attentions, given_to, through
 from helpers import as_loaded, prompt_of, single_model
 from torch import Tensor, nn
 from transformers import (
+    BertConfig,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
     SpeechT5Config,
     SpeechT5ForTextToSpeech,
     T5Config,
@@ -28,6 +31,7 @@ from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
 from duat_cli.analysis.decomposition import Carried, Decomposition
 from duat_cli.cli.main import run
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error
 from duat_cli.models.discovery.causality import decoder_logits, run_pair
 from duat_cli.models.discovery.modality import STATES, decoder_of, stack_of
@@ -289,6 +293,15 @@ def test_a_decoder_of_sound_or_pictures_is_run_as_in_its_model(name: str) -> Non
     behind = decoder_logits(model, decoder_of(model), output, own)
     assert behind is not None
     assert torch.equal(behind, whole.logits[0])
+
+
+def test_a_layer_between_encoder_and_decoder_is_refused() -> None:
+    """It projects the states where the two have other widths: what the decoder reads is not what the encoder gives."""
+    small = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 20}
+    decoder = BertConfig(hidden_size=8, is_decoder=True, add_cross_attention=True, **small)
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(BertConfig(hidden_size=12, **small), decoder)
+    with pytest.raises(UnsupportedModelError, match=r"a layer between its encoder and its decoder \(enc_to_dec_proj\)"):
+        decoder_of(EncoderDecoderModel(config))
 
 
 def test_where_the_decoder_cannot_be_read_all_is_the_encoder(

@@ -90,6 +90,10 @@ def decoder_of(model: Any) -> Any:
     takes = hasattr(decoder, "config") and {ids_name(decoder), STATES} <= taken_by(decoder.forward)
     if decoder is model or decoder is model.get_encoder() or not takes:
         raise UnsupportedModelError(f"{name}: its decoder is no model that takes token ids and `{STATES}`")
+    if getattr(model, "enc_to_dec_proj", None) is not None:
+        raise UnsupportedModelError(
+            f"{name}: a layer between its encoder and its decoder (enc_to_dec_proj) is not read"
+        )
     return decoder
 
 
