@@ -96,7 +96,7 @@ def _deviation(key: str, old: Value, new: Value, limit: Tolerance, slack: float)
     if isinstance(old, list) != isinstance(new, list):
         return Deviation(key, "vanished", old, None, 0.0, None, "the baseline's entry is of another kind")
     if isinstance(old, list) and isinstance(new, list):
-        change = distance(new[0], tuple(new[1:]), old[0], tuple(old[1:]))
+        change = distance(new, old)
         return Deviation(key, "within" if change <= limit.atol + limit.rtol else "beyond", old, new, change, limit)
     assert not isinstance(old, list)
     assert not isinstance(new, list)
@@ -192,8 +192,7 @@ def refuse_other_model(
             continue
         before, now_here = old.metrics.get(tensor_key(name)), metrics.get(tensor_key(name))
         if isinstance(before, list) and isinstance(now_here, list) and before[0] and now_here[0]:
-            far = distance(now_here[0], tuple(now_here[1:]), before[0], tuple(before[1:]))
-            angles.append(far * before[0] / math.hypot(before[0], now_here[0]))
+            angles.append(distance(now_here, before) * before[0] / math.hypot(before[0], now_here[0]))
     alike = any(angle < _RELATED for angle in angles)
     if angles and not alike and math.hypot(*angles) > _FOREIGN * math.sqrt(len(angles)):
         raise InputError(

@@ -7,7 +7,7 @@ tells how far the tensor moved, without the old weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.stream import Piece, Streamed, stream
 
 _RUN = 1 << 13  # values
+_SAME = 1e-6  # relative distance of copies; the sketches hold more digits
 _SMALLEST = 1e-20  # of a piece's energy: below, float32 squares are no longer normal numbers
 _FLOATS = frozenset({*RUN_IN, "C64"})
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
@@ -60,6 +61,15 @@ class TensorFacts:
     @property
     def zero(self) -> bool:
         return self.norm == 0
+
+    @property
+    def numbers(self) -> list[float]:
+        """Its norm and its sketch: what `distance` takes, and a baseline holds."""
+        return [self.norm, *self.sketch]
+
+    def copies(self, other: TensorFacts) -> bool:
+        """Whether two tensors of one shape hold the same; false where one is not finite."""
+        return distance(self.numbers, other.numbers) <= _SAME
 
 
 @dataclass(frozen=True)
@@ -113,18 +123,16 @@ def facts_of(
     return WeightFacts(found)
 
 
-SAME = 1e-6  # relative distance of copies; the sketches hold more digits
-
-
-def distance(norm: float, sketch: tuple[float, ...], old_norm: float, old_sketch: tuple[float, ...]) -> float:
-    """|W - W'| / |W'|, the exact part from the norms, the rest estimated from the sketches.
+def distance(new: Sequence[float], old: Sequence[float]) -> float:
+    """|W - W'| / |W'| of two tensors' norms and sketches: the exact part from the norms, the rest estimated.
 
     The estimate stands within |norm - old| / old and (norm + old) / old, beyond which no distance is. Infinite where a
     tensor of zeros became something else.
     """
+    norm, old_norm = new[0], old[0]
     if old_norm == 0:
         return 0.0 if norm == 0 else math.inf
-    squares = [(s * norm - o * old_norm) ** 2 for s, o in zip(sketch, old_sketch, strict=True)]
+    squares = [(s * norm - o * old_norm) ** 2 for s, o in zip(new[1:], old[1:], strict=True)]
     estimate = math.sqrt(math.fsum(squares) / len(squares))
     return min(max(estimate, abs(norm - old_norm)), norm + old_norm) / old_norm
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from duat_cli.checks.baseline import metric_of
 from duat_cli.checks.drift import Deviation
 from duat_cli.checks.rule import Evidence, Measurement, Need, Rule, Settings
-from duat_cli.checks.weights import SAME, distance
 from duat_cli.grouping import by_key
 from duat_cli.text import listed, plural, shown
 
@@ -68,17 +67,12 @@ def _new(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 
 def _is_copy(evidence: Evidence, name: str) -> bool:
-    tensors = evidence.weights.tensors
-    one = tensors.get(name)
+    one = evidence.weights.matrices.get(name)
+    others = (other for own, other in evidence.weights.tensors.items() if own != name)
     return (
         one is not None
-        and one.matrix
         and not one.zero
-        and any(
-            other.entry.shape == one.entry.shape and distance(one.norm, one.sketch, other.norm, other.sketch) <= SAME
-            for other_name, other in tensors.items()
-            if other_name != name
-        )
+        and any(other.entry.shape == one.entry.shape and one.copies(other) for other in others)
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from duat_cli.checks.places import Heads, block_number, block_of, heads_of, is_attention, leaf_of, outputs_beside
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
-from duat_cli.checks.weights import SAME, Indices, TensorFacts, distance
+from duat_cli.checks.weights import Indices, TensorFacts, distance
 from duat_cli.text import clean, plural, shown, spans
 
 _HEAD = ("lm_head.weight", "embed_out.weight", "predictions.decoder.weight", "generator_lm_head.weight")
@@ -56,9 +56,7 @@ def _duplicates(evidence: Evidence, settings: Settings) -> Iterable[Measurement]
 
 
 def _same(tensors: dict[str, TensorFacts], others: dict[str, TensorFacts]) -> bool:
-    return all(
-        distance(t.norm, t.sketch, others[n].norm, others[n].sketch) <= SAME for n, t in tensors.items()
-    )  # a comparison with NaN is False
+    return all(tensor.copies(others[name]) for name, tensor in tensors.items())
 
 
 def _dead_neurons(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
@@ -156,7 +154,7 @@ def _tied(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
         for table in tables:
             one, two = tensors[head], tensors[table]
             if one.entry.shape == two.entry.shape:
-                far = distance(one.norm, one.sketch, two.norm, two.sketch)
+                far = distance(one.numbers, two.numbers)
                 text = f"{shown(head)} and {shown(table)} are tied by config.json and differ by {far:.2g}"
                 yield Measurement(far if math.isfinite(far) else 1.0, text, where=head)
 
