@@ -29,72 +29,53 @@ _UNSTATED = "the papers state no density of W'_O; their 1/M of a linear layer be
 def forms(case: Case, dense: Dense | None) -> list[MatrixForm]:
     """T_D(x) = x', then W' of attention and its two parts, then a convolution and a linear layer."""
     rows, hidden = case.tokens * case.width, case.tokens * case.inner
-    value, whole = _value_form(case, dense), _operator_form(case, dense)
+    expected, formula = _mask_density(case)
     filled = paper.density(case.projection)
-    output = MatrixForm(
-        name="W'_O",
-        formula="I_N (x) W, W the output projection",
-        shape=[rows, hidden],
-        built=dense is not None,
-        density=paper.density(dense.W_O) if dense else filled / case.tokens,
-        expected_density=1 / case.tokens,
-        expected_formula="1/N",
-        papers=None,
-        reasons={"papers": _UNSTATED},
-    )
-    left = MatrixForm(
-        name="W (x) I_M",
-        formula="W_O from the left, as the paper has its linear layers",
-        shape=[case.width**2, case.inner * case.width],
-        built=False,
-        density=filled / case.width,
-        expected_density=1 / case.width,
-        expected_formula="1/M",
-        papers=_LINEAR,
-    )
-    return [_input_form(rows), value, output, whole, convolution_form(case, built(case)), left]
-
-
-def _input_form(length: int) -> MatrixForm:
-    return MatrixForm(
-        name="x'",
-        formula="T_D(X) = vec(X)",
-        shape=[length],
-        built=True,
-        density=None,
-        expected_density=None,
-        expected_formula=None,
-        papers=None,
-        reasons=dict.fromkeys(("density", "expected_density", "expected_formula", "papers"), "x' is a vector"),
-    )
-
-
-def _value_form(case: Case, dense: Dense | None) -> MatrixForm:
-    expected, formula = _mask_density(case)
-    return MatrixForm(
-        name="W'_HV",
-        formula="(H_h S) (x) V_h^T, token before head",
-        shape=[case.tokens * case.inner, case.tokens * case.width],
-        built=dense is not None,
-        density=paper.density(dense.W_HV) if dense else _value_density(case),
-        expected_density=expected,
-        expected_formula=formula,
-        papers=_SLICED.format(share=f"{100 / len(case.left):.3g}"),
-    )
-
-
-def _operator_form(case: Case, dense: Dense | None) -> MatrixForm:
-    expected, formula = _mask_density(case)
-    return MatrixForm(
-        name="W'_HVO",
-        formula="sum_h (H_h S) (x) (V_h O_h)^T",
-        shape=[case.tokens * case.width] * 2,
-        built=dense is not None,
-        density=paper.density(dense.W_HVO) if dense else _operator_density(case),
-        expected_density=expected,
-        expected_formula=formula,
-        papers=_DENSE,
-    )
+    return [
+        MatrixForm.absent("x' is a vector", name="x'", formula="T_D(X) = vec(X)", shape=[rows], built=True),
+        MatrixForm(
+            name="W'_HV",
+            formula="(H_h S) (x) V_h^T, token before head",
+            shape=[hidden, rows],
+            built=dense is not None,
+            density=paper.density(dense.W_HV) if dense else _value_density(case),
+            expected_density=expected,
+            expected_formula=formula,
+            papers=_SLICED.format(share=f"{100 / len(case.left):.3g}"),
+        ),
+        MatrixForm.explained(
+            _UNSTATED,
+            name="W'_O",
+            formula="I_N (x) W, W the output projection",
+            shape=[rows, hidden],
+            built=dense is not None,
+            density=paper.density(dense.W_O) if dense else filled / case.tokens,
+            expected_density=1 / case.tokens,
+            expected_formula="1/N",
+            papers=None,
+        ),
+        MatrixForm(
+            name="W'_HVO",
+            formula="sum_h (H_h S) (x) (V_h O_h)^T",
+            shape=[rows, rows],
+            built=dense is not None,
+            density=paper.density(dense.W_HVO) if dense else _operator_density(case),
+            expected_density=expected,
+            expected_formula=formula,
+            papers=_DENSE,
+        ),
+        convolution_form(case, built(case)),
+        MatrixForm(
+            name="W (x) I_M",
+            formula="W_O from the left, as the paper has its linear layers",
+            shape=[case.width**2, case.inner * case.width],
+            built=False,
+            density=filled / case.width,
+            expected_density=1 / case.width,
+            expected_formula="1/M",
+            papers=_LINEAR,
+        ),
+    ]
 
 
 def _mask_density(case: Case) -> tuple[float, str]:
