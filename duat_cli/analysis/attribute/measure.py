@@ -102,13 +102,15 @@ class Measurer:
         for b, h in heads:
             total, direct = float(parts.blocks[b].heads[0, h]), float(parts.blocks[b].heads_direct[0, h])
             found_heads.append(_part(b, None, None, h, total, direct, next(changes)))
-        found_neurons = []
-        for one in neurons:
-            expert, index = one.within(parts.blocks)
-            found_neurons.append(_part(one.block, one.unit, expert, index, one.total, None, next(changes)))
+        found_neurons = [
+            _part(one.block, one.unit, *one.within(parts.blocks), one.total, None, next(changes)) for one in neurons
+        ]
         cuts, replaced = (
             [Change(None, None, why) if why else next(changes) for _ in places] for why in (no_cut, no_embedding)
         )
+        no_token = [("attention to a token", no_cut), ("the embedding of a token", no_embedding)]
+        if other:
+            no_token = [("tokens", _others(parts.tokens.shape[1], self._ids.shape[1]))]
         tokens = [
             _token(place, texts[place], float(parts.tokens[0, place]), *both)
             for place, *both in zip(places, cuts, replaced, strict=True)
@@ -124,19 +126,7 @@ class Measurer:
                 _agreement("tokens, attention cut", [(t.part, t.cut) for t in tokens]),
                 _agreement("tokens, embedding replaced", [(t.part, t.replaced) for t in tokens]),
             ],
-            skipped=[
-                Skipped(what=f"{kind} of {indices('block', blocks)}", why=why)
-                for (kind, why), blocks in self._skipped(parts.blocks).items()
-            ]
-            + [
-                Skipped(what=what, why=why)
-                for what, why in (
-                    ("tokens", _others(parts.tokens.shape[1], self._ids.shape[1]) if other else ""),
-                    ("attention to a token", "" if other else no_cut),
-                    ("the embedding of a token", "" if other else no_embedding),
-                )
-                if why
-            ],
+            skipped=[Skipped(what=what, why=why) for what, why in [*self._skipped(parts.blocks), *no_token] if why],
         )
 
     def _why_no_heads(self, block: BlockParts) -> str | None:
@@ -146,15 +136,15 @@ class Measurer:
             return None
         return sites.reasons.get("head", f"{sites.count('head')} of its {heads} heads can be told apart in front of O")
 
-    def _skipped(self, blocks: Sequence[BlockParts]) -> dict[tuple[str, str], list[int]]:
-        """Blocks whose heads, or neurons, are not taken out, by kind and reason."""
+    def _skipped(self, blocks: Sequence[BlockParts]) -> list[tuple[str, str]]:
+        """Which blocks' heads, or neurons, are not taken out, and why."""
         found: dict[tuple[str, str], list[int]] = {}
         for block in blocks:
             reasons = {("heads", why) for why in [self._why_no_heads(block)] if why is not None}
             reasons |= {(f"neurons of {unit.name}", unit.why) for unit in block.units if unit.why and not unit.mixes}
             for reason in sorted(reasons):
                 found.setdefault(reason, []).append(block.number)
-        return found
+        return [(f"{kind} of {indices('block', numbers)}", why) for (kind, why), numbers in found.items()]
 
     def _without(self, term: TermId, calls: Sequence[BlockCall]) -> _Seen:
         return self._running(removals(self._session.structure, self._sites, [term]), calls)

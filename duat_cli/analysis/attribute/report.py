@@ -100,20 +100,19 @@ def _parts(
     parts, leading = found.parts, found.leading[k]
     tokens = zip(named, parts.tokens[k].tolist(), parts.tokens_direct[k].tolist(), strict=True)
     static = [float(block.static[k]) for block in parts.blocks]
-    units = []
-    for block in parts.blocks:
-        for place, unit in enumerate(block.units):
-            units.append(
-                UnitPart.explained(
-                    "its output has no row for every token",
-                    block=block.number,
-                    unit=place,
-                    name=unit.name,
-                    mixes=unit.mixes,
-                    value=float(unit.total[k]),
-                    tokens=None if unit.tokens is None else unit.tokens[k].tolist(),
-                )
-            )
+    units = [
+        UnitPart.explained(
+            "its output has no row for every token",
+            block=block.number,
+            unit=place,
+            name=unit.name,
+            mixes=unit.mixes,
+            value=float(unit.total[k]),
+            tokens=None if unit.tokens is None else unit.tokens[k].tolist(),
+        )
+        for block in parts.blocks
+        for place, unit in enumerate(block.units)
+    ]
     return Parts(
         tokens=[
             TokenPart(position=place, id=token, text=text, value=value, direct=straight)
