@@ -181,9 +181,7 @@ class _Grouping:
         if nearest is not None:
             return nearest
         broken = [d for d in allowed if d.origin in ("files", "tokenizer") and d.id not in _STORAGE and self._feeds(d)]
-        if rule in ("drift.vanished", "drift.new"):
-            return self._first(d for d in broken if self._worst(d) == "failed")
-        if not rule.startswith("drift."):  # what the model predicts, without any adapter
+        if rule in ("drift.vanished", "drift.new") or not rule.startswith("drift."):  # the latter: what it predicts
             return self._first(d for d in broken if self._worst(d) == "failed")
         return None
 
