@@ -242,7 +242,7 @@ class Session:
                 for number, prompt in prompts.items():
                     sweeps.append(self._prepared(prompt.given, listener_of(number), found.rig(), blocks))
                     self._swept = True
-                more = () if guest is None else guest.passes()
+                more = () if guest is None else guest.passes
                 return [proof, *(each for sweep in sweeps for each in sweep.passes), *more]
 
             def left(page: Any, found: Growing = found) -> None:

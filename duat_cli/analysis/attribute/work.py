@@ -37,7 +37,7 @@ from duat_cli.models.sweep.adjoint import Adjoint
 from duat_cli.models.sweep.chain import Chain
 from duat_cli.models.sweep.detached import without_gradient
 from duat_cli.models.sweep.ending import Ending, EndingForm, find_ending
-from duat_cli.models.sweep.lockstep import Pass
+from duat_cli.models.sweep.lockstep import Guest, Pass
 from duat_cli.models.sweep.passes import Behind, Recorded, RecordingPass
 from duat_cli.models.terms.sites import BlockSites, Sites, block_sites
 
@@ -236,24 +236,20 @@ class _UnderWay:
         return self._found
 
 
-class _Guest:
+class _Guest(Guest):
     """The probe prompt and those of the first wave, recorded beside the discovery of the model."""
 
     def __init__(self, found: Discovered, probe: _Prompt, wave: Sequence[_Prompt]) -> None:
         self.sites: dict[nn.Module, BlockSites] = {}
-        self.chain, self._passes = Chain(found, probe.forward), list[RecordingPass]()
+        self.chain = Chain(found, probe.forward)
+        passes: list[Pass] = [*self.chain.passes]
         for prompt in (probe, *wave):
             prompt.record = RecordingPass(found, prompt.forward)
-            self._passes.append(prompt.record)
+            passes.append(prompt.record)
+        super().__init__(passes)
 
     def proved(self, parts: BlockModules, written: Trace) -> None:
         self.sites[parts.module] = block_sites(parts, written)
-
-    def probe(self, run: BlockRun) -> None:
-        """Nothing is asked of it."""
-
-    def passes(self) -> Sequence[Pass]:
-        return [*self.chain.passes, *self._passes]
 
 
 class Prediction:

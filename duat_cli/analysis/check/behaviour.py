@@ -24,7 +24,7 @@ from duat_cli.models.discovery.causality import HeadTest, decoder_logits, head_l
 from duat_cli.models.discovery.growing import Growing
 from duat_cli.models.discovery.modality import placed_tensors, stack_of
 from duat_cli.models.discovery.structure import run_stack
-from duat_cli.models.sweep.lockstep import Call, Guest, Riders
+from duat_cli.models.sweep.lockstep import Call, Guest
 from duat_cli.results.behaviour import Behaviour, Predicts, TunedBehaviour
 
 EVERY = 7  # a masked language model is asked at every seventh token, about the share that such models are trained on
@@ -82,9 +82,9 @@ class Asking:
 
         def begin(found: Growing) -> Guest:
             if session.loaded.like is not None:
-                return Riders([])
+                return Guest()
             self._head = HeadTest(session.loaded.model, found.stack, session.loaded.device)
-            return Riders(self._head.passes)
+            return Guest(self._head.passes)
 
         return begin
 

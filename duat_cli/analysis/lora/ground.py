@@ -4,7 +4,7 @@ whether it predicts the next token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,12 +14,10 @@ from duat_cli.analysis.session import Session
 from duat_cli.errors import or_reason
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.causality import HeadTest
-from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
-from duat_cli.models.sweep.lockstep import Pass
-from duat_cli.models.terms.branches import Branch, Branches, block_branches
+from duat_cli.models.sweep.lockstep import Placing
+from duat_cli.models.terms.branches import Branches
 from duat_cli.models.terms.feedforward import FeedForward, find_feedforward
-from duat_cli.models.terms.sites import BlockSites, Site, block_sites
 
 Side = Literal["second", "third"]
 
@@ -45,29 +43,21 @@ def ground_of(session: Session, *, layers: bool) -> Ground:
     return Ground(session, guest.branches, guest.layers, guest.reasons, guest.head.why_no_next_token())
 
 
-class _Guest:
+class _Guest(Placing):
     """What goes through the model beside one attempt at its discovery."""
 
     def __init__(self, model: nn.Module, head: HeadTest, *, layers: bool) -> None:
+        super().__init__(head.passes)
         self._names = {module: name for name, module in model.named_modules()}
-        self._sites: dict[nn.Module, BlockSites] = {}
         self._layers = layers
-        self.branches: dict[nn.Module, Mapping[Site, Branch | str]] = {}
         self.layers: dict[nn.Module, Mapping[str, Side]] = {}
         self.reasons: dict[str, str] = {}
         self.head = head
 
     def proved(self, parts: BlockParts, written: Trace) -> None:
-        self._sites[parts.module] = block_sites(parts, written)
+        super().proved(parts, written)
         if self._layers:
             self.layers[parts.module] = self._linears(parts, written)
-
-    def probe(self, run: BlockRun) -> None:
-        if run.parts.module not in self.branches:
-            self.branches[run.parts.module] = block_branches(run, self._sites[run.parts.module])
-
-    def passes(self) -> Sequence[Pass]:
-        return self.head.passes
 
     def _linears(self, parts: BlockParts, written: Trace) -> dict[str, Side]:
         sides: dict[str, Side] = {}

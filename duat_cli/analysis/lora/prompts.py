@@ -28,7 +28,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
 from duat_cli.models.discovery.causality import head_logits
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.lockstep import Pass, Riders, Weights, in_step, one_by_one
+from duat_cli.models.sweep.lockstep import Guest, Pass, Weights, in_step, one_by_one
 from duat_cli.models.terms.branches import ffn_terms
 from duat_cli.operators.kronecker import KroneckerSum
 from duat_cli.operators.operator_change import gram_of_changes, split
@@ -163,7 +163,7 @@ class Comparer:
                 [prompt for _, prompt in chunk],
                 functools.partial(listener, side),
                 lambda place, output: rows[place].outputs.append(output),
-                None if weights is None else lambda _found: Riders(beside[side]),
+                None if weights is None else lambda _found: Guest(beside[side]),
             )
 
         if weights is not None:

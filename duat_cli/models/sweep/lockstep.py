@@ -32,6 +32,8 @@ from duat_cli.models.holding import holding
 from duat_cli.models.instrument.hooks import ExchangedError
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
+from duat_cli.models.terms.branches import Branch, block_branches
+from duat_cli.models.terms.sites import BlockSites, Site, block_sites
 
 BETWEEN = 8  # passes through a block after which free memory is given back: those that wait leave holes, 0.1 GB of 0.8
 
@@ -115,43 +117,41 @@ class Visit:
             self._look(number)
 
 
-class Guest(Protocol):
+class Guest:
     """What goes through a model beside its discovery, where its weights are read block by block, anew for every attempt
-    at the discovery; else behind it."""
+    at the discovery; else behind it. This one is passes, and asks nothing of a block."""
+
+    def __init__(self, passes: Sequence[Pass] = ()) -> None:
+        """passes: to go through every block once it is proved."""
+        self.passes = passes
 
     def proved(self, parts: BlockParts, written: Trace) -> None:
         """Called behind the proof of every block, under the proof's instruments, with the block's weights in memory.
 
         written: what discovery saw in the block.
         """
-        ...
 
-    def probe(self, run: BlockRun, /) -> None:
+    def probe(self, run: BlockRun) -> None:
         """Called behind every block of the probe prompt."""
-        ...
 
-    def passes(self) -> Sequence[Pass]:
-        """To go through every block once it is proved."""
-        ...
+
+class Placing(Guest):
+    """Finds the sites of every block, and where its branches meet the stream."""
+
+    def __init__(self, passes: Sequence[Pass] = ()) -> None:
+        super().__init__(passes)
+        self.sites: dict[nn.Module, BlockSites] = {}
+        self.branches: dict[nn.Module, Mapping[Site, Branch | str]] = {}
+
+    def proved(self, parts: BlockParts, written: Trace) -> None:
+        self.sites[parts.module] = block_sites(parts, written)
+
+    def probe(self, run: BlockRun) -> None:
+        if run.parts.module not in self.branches:
+            self.branches[run.parts.module] = block_branches(run, self.sites[run.parts.module])
 
 
 G = TypeVar("G", bound=Guest)
-
-
-class Riders:
-    """Passes that go along, and ask nothing of discovery."""
-
-    def __init__(self, passes: Sequence[Pass]) -> None:
-        self._passes = passes
-
-    def proved(self, parts: BlockParts, written: Trace) -> None:
-        """Nothing is asked of a block."""
-
-    def probe(self, run: BlockRun, /) -> None:
-        """Nothing is asked of the probe prompt."""
-
-    def passes(self) -> Sequence[Pass]:
-        return self._passes
 
 
 def shown(guest: G, structure: ModelStructure, like: Mapping[str, Tensor] | None) -> G:
@@ -163,7 +163,7 @@ def shown(guest: G, structure: ModelStructure, like: Mapping[str, Tensor] | None
     del written  # it holds what every module gave
     with structure.rig().active() as rig:
         rig.run(lambda: run_stack(structure.stack, given), guest.probe)
-    one_by_one(guest.passes())
+    one_by_one(guest.passes)
     return guest
 
 

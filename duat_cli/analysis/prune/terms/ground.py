@@ -18,13 +18,12 @@ from duat_cli.models.discovery.causality import HeadTest, LogitsPass
 from duat_cli.models.discovery.growing import Discovered
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, run_stack
 from duat_cli.models.edits.parameters import BlockParameters, block_parameters
-from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.sweep.chain import Chain
-from duat_cli.models.sweep.lockstep import Pass
+from duat_cli.models.sweep.lockstep import Placing
 from duat_cli.models.sweep.passes import Recorded, RecordingPass
-from duat_cli.models.terms.branches import Branch, Branches, block_branches
-from duat_cli.models.terms.sites import BlockSites, Site, Sites, block_sites
+from duat_cli.models.terms.branches import Branches
+from duat_cli.models.terms.sites import Site, Sites
 
 
 @dataclass(frozen=True)
@@ -65,15 +64,14 @@ def ground_of(session: Session, name: MetricName | None, prompts: Sequence[Tenso
     return Ground(guest.sites, guest.branches, guest.parameters, guest.head, metric, recorded, logits, guest.seen, sums)
 
 
-class _Guest:
+class _Guest(Placing):
     """Everything that goes through the model beside one attempt at its discovery."""
 
     def __init__(
         self, session: Session, found: Discovered, prompts: Sequence[Tensor], *, hidden: bool, means: bool
     ) -> None:
         model, device = session.loaded.model, session.loaded.device
-        self.sites: dict[nn.Module, BlockSites] = {}
-        self.branches: dict[nn.Module, dict[Site, Branch | str]] = {}
+        super().__init__()
         self.parameters: dict[nn.Module, BlockParameters] = {}
         self.head = HeadTest(model, found.stack, device)
         self.logits = bool(self.head.passes) and not hidden
@@ -84,20 +82,13 @@ class _Guest:
             RecordingPass(found, self._output(model if self.logits else found.stack, ids), self.sites, self._see)
             for ids in prompts
         ]
-
         besides = prompts if self.head.passes and not self.logits else ()
         self.heads = [LogitsPass(model, ids) for ids in besides]  # the loss is asked for in any case
+        self.passes = [*self.chain.passes, *self.head.passes, *self.records, *self.heads]
 
     def proved(self, parts: BlockParts, written: Trace) -> None:
-        self.sites[parts.module] = block_sites(parts, written)
+        super().proved(parts, written)
         self.parameters[parts.module] = block_parameters(parts, self.sites[parts.module], written)
-
-    def probe(self, run: BlockRun) -> None:
-        if run.parts.module not in self.branches:
-            self.branches[run.parts.module] = block_branches(run, self.sites[run.parts.module])
-
-    def passes(self) -> list[Pass]:
-        return [*self.chain.passes, *self.head.passes, *self.records, *self.heads]
 
     def _see(self, number: int, site: Site, value: Tensor) -> None:
         self.seen.see(number, site, value)
