@@ -25,7 +25,8 @@ from duat_cli.analysis.attribute.work import Found, Prediction, Work
 from duat_cli.analysis.session import Session
 from duat_cli.models.instrument.hooks import After, hooked
 from duat_cli.models.sweep.lockstep import Call
-from duat_cli.models.sweep.passes import BlockCall, RecordingPass, Removal, Removals, removals, without
+from duat_cli.models.sweep.passes import BlockCall, RecordingPass, Removal, Removals, removals
+from duat_cli.models.sweep.rows import without_each
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.attribute import Agreement, MeasuredParts, RemovedPart, RemovedToken
 from duat_cli.results.base import Skipped
@@ -160,7 +161,7 @@ class Measurer:
 
     def _running(self, gone: Removals, calls: Sequence[BlockCall]) -> _Seen:
         structure, forward = self._session.structure, Prediction(self._model, self._ids)
-        return _Seen(without(structure, forward, calls, gone, self._session.weights), self._layer)
+        return _Seen(without_each(structure, forward, calls, [gone], self._session.weights), self._layer)
 
     def _masked(self, places: Sequence[int]) -> _Seen:
         mask = torch.ones_like(self._ids)

@@ -15,7 +15,8 @@ from duat_cli.loading.declared.pooling import Pooling, pooling_of
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.budgets import LEADING, waiting_bytes
 from duat_cli.models.sweep.lockstep import Pass
-from duat_cli.models.sweep.passes import Leading, Removals, without
+from duat_cli.models.sweep.passes import Leading, Removals
+from duat_cli.models.sweep.rows import without_each
 from duat_cli.results.base import Skipped
 from duat_cli.results.prune.sets import Plan, PooledCosine
 
@@ -78,7 +79,7 @@ def _together(work: Work, pooling: Pooling, sets: Sequence[Removals], prompts: S
     for prompt in prompts:
         forward = work.metric.forward(work.ablator.place(prompt))
         own = Leading(work.structure, forward)
-        rows.append((own, [without(work.structure, forward, own, gone) for gone in sets]))
+        rows.append((own, [without_each(work.structure, forward, own, [gone]) for gone in sets]))
         passes += [own, *rows[-1][1]]
     work.session.together(passes)
     return [[_cosine(pooling.of(own.output), pooling.of(one.output)) for one in ones] for own, ones in rows]

@@ -18,7 +18,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.holding import holding
-from duat_cli.models.instrument.calls import Path, hand_on, handed, hidden_of, mappings_in, without_cache
+from duat_cli.models.instrument.calls import Path, handed, hidden_of, without_cache
 from duat_cli.models.instrument.hooks import patched
 from duat_cli.models.instrument.rig import OTHER_BLOCKS
 from duat_cli.models.sweep.lockstep import Weights
@@ -294,64 +294,6 @@ class Leading:
     def forget(self) -> None:
         """Give up the output, once it is not asked for any more: logits are the largest tensor of a pass."""
         del self._pass.output
-
-
-def without(
-    structure: ModelStructure,
-    forward: Forward,
-    calls: Calls,
-    gone: Removals,
-    weights: Weights | None = None,
-    last: Callable[[Tensor], None] = lambda _: None,
-) -> BlockPass:
-    """The pass once more with `gone` taken out; blocks before the first are not run again.
-
-    calls: of the pass without it. weights: those that need not be read for these blocks, as of `BlockPass`. last: shown
-    the last block's output.
-    """
-    start = min(gone, default=0)
-
-    def block(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if number < start:
-            call = calls[number]
-            return with_hidden(call.output, call.before, call.after.clone())
-        if number == start:
-            hand_on(args, kwargs, (calls[number].args, calls[number].kwargs))
-        removal = gone.get(number)
-        if removal is None:
-            return original(*args, **kwargs)
-        before = parts.hidden.get(args, kwargs)
-        if removal.whole and gives_hidden_alone(calls[number]):
-            return removal.bridge(before.clone())
-        before = before.clone() if removal.whole else before
-        with removal.active():
-            output = original(*args, **kwargs)
-        return with_hidden(output, before, removal.bridge(before)) if removal.whole else output
-
-    return BlockPass(structure, forward, showing(last, structure, block), weights=weights, start=start)
-
-
-def gives_hidden_alone(call: BlockCall) -> bool:
-    """Whether a block gives nothing beside hidden states, and has no mapping to put anything into: it need not run
-    where all of it is gone."""
-    return isinstance(call.output, Tensor) and not mappings_in(call.args, call.kwargs)
-
-
-def showing(last: Callable[[Tensor], None], structure: ModelStructure, block: Handler) -> Handler:
-    """The same blocks; the last one's output is shown."""
-
-    def shown(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        output = block(number, parts, original, args, kwargs)
-        if number == len(structure.calls) - 1:
-            last(hidden_of(output, parts.hidden.get(args, kwargs)))
-        return output
-
-    return shown
-
-
-def run_without(structure: ModelStructure, forward: Forward, recorded: Recorded, gone: Removals) -> Tensor:
-    """The output of `without`, run alone."""
-    return run_alone(without(structure, forward, recorded.calls, gone))
 
 
 @dataclass(frozen=True)

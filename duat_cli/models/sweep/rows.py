@@ -1,4 +1,4 @@
-"""Several removals of one prompt in one pass of a model, each in a row of the batch.
+"""Removals of one prompt in one pass of a model, each in a row of the batch; of most there is one.
 
 Short prompts read every weight for a few tokens; side by side they share that. Rows that begin in later blocks go
 through the blocks in front of them unchanged, so that only rows which begin near each other go together.
@@ -15,16 +15,17 @@ from torch import Tensor
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.budgets import ROW_BLOCKS, rows_at_once
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.instrument.calls import Path, hand_on, hidden_of, with_handed
+from duat_cli.models.instrument.calls import Path, hand_on, hidden_of, mappings_in, with_handed
 from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.sweep.passes import (
+    BlockCall,
     BlockPass,
     Calls,
     Forward,
     Original,
+    Recorded,
     Removals,
-    gives_hidden_alone,
-    showing,
+    run_alone,
     with_hidden,
 )
 from duat_cli.models.terms.sites import Site, watching
@@ -64,20 +65,28 @@ def without_each(
     weights: Weights | None = None,
     last: Callable[[Tensor], None] = lambda _: None,
 ) -> BlockPass:
-    """The pass once for each of `gone`, taken out in a row of its own.
+    """The pass once more for each of `gone`, taken out in a row of its own; blocks before the first are not run again.
 
-    forward: over the prompt, repeated as often. calls: of the pass of the prompt alone. weights: as of `BlockPass`.
-    last: shown the last block's output, (rows, N, M). NotInRowsError, when it runs, where a term's tensor is laid out
-    in no way that is known.
+    forward: over the prompt, repeated as often. calls: of the pass of the prompt alone. weights: those that need not be
+    read for these blocks, as of `BlockPass`. last: shown the last block's output, (rows, N, M). NotInRowsError, when
+    several run, where a term's tensor is laid out in no way that is known.
     """
     start = min((min(one, default=0) for one in gone), default=0)
 
     def in_rows(_path: Path, tensor: Tensor) -> Tensor:
+        if len(gone) == 1:
+            return tensor
         if tensor.shape[:1] != (1,):
             raise NotInRowsError(f"expected one row, got a tensor of shape {tuple(tensor.shape)}")
         return tensor.expand(len(gone), *tensor.shape[1:])
 
     def block(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        output = removed(number, parts, original, args, kwargs)
+        if number == len(structure.calls) - 1:
+            last(hidden_of(output, parts.hidden.get(args, kwargs)))
+        return output
+
+    def removed(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if number < start:
             call = calls[number]
             repeated = call.after.expand(len(gone), *call.after.shape[1:]).clone()
@@ -89,7 +98,7 @@ def without_each(
             return original(*args, **kwargs)
         before = parts.hidden.get(args, kwargs)
         whole = {row: one.bridge(before[row].clone()) for row, one in here.items() if one.whole}
-        if len(whole) == len(gone) and gives_hidden_alone(calls[number]):
+        if len(whole) == len(gone) and _gives_hidden_alone(calls[number]):
             return torch.stack([whole[row] for row in range(len(gone))]).to(calls[number].after)
         sites = list({site: None for one in here.values() for site in one.masks})
 
@@ -101,7 +110,7 @@ def without_each(
                     rows[row] = one.edit(site, rows[row], None if chosen is None else chosen[row])
             return rows.reshape(value.shape)
 
-        with watching(sites, edit):
+        with here[0].active() if len(gone) == 1 else watching(sites, edit):
             output = original(*args, **kwargs)
         if not whole:
             return output
@@ -110,7 +119,18 @@ def without_each(
             after[row] = hidden
         return with_hidden(output, before, after)
 
-    return BlockPass(structure, forward, showing(last, structure, block), weights=weights, start=start)
+    return BlockPass(structure, forward, block, weights=weights, start=start)
+
+
+def run_without(structure: ModelStructure, forward: Forward, recorded: Recorded, gone: Removals) -> Tensor:
+    """The output of `without_each` of one, run alone."""
+    return run_alone(without_each(structure, forward, recorded.calls, [gone]))
+
+
+def _gives_hidden_alone(call: BlockCall) -> bool:
+    """Whether a block gives nothing beside hidden states, and has no mapping to put anything into: it need not run
+    where all of it is gone."""
+    return isinstance(call.output, Tensor) and not mappings_in(call.args, call.kwargs)
 
 
 def _rows(value: Tensor, rows: int, tokens: int) -> Tensor:

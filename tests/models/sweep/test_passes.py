@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from duat_cli.models.discovery.structure import discover
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.hooks import hooked
-from duat_cli.models.sweep.passes import Behind, Removal, record, removals, run_alone, run_without
+from duat_cli.models.sweep.passes import Behind, Removal, record, removals, run_alone
+from duat_cli.models.sweep.rows import run_without
 from duat_cli.models.terms.sites import TermId, find_sites
 from duat_cli.zoo import tiny
 

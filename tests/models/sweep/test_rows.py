@@ -14,8 +14,8 @@ from duat_cli.models.arrays import relative_error
 from duat_cli.models.budgets import ROW_ELEMENTS, ROW_TOKENS
 from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.instrument.hooks import hooked
-from duat_cli.models.sweep.passes import record, removals, run_alone, run_without
-from duat_cli.models.sweep.rows import NotInRowsError, in_waves, without_each
+from duat_cli.models.sweep.passes import record, removals, run_alone
+from duat_cli.models.sweep.rows import NotInRowsError, in_waves, run_without, without_each
 from duat_cli.models.terms.sites import TermId, find_sites
 
 

@@ -13,7 +13,8 @@ from sharing import model_of
 from torch import Tensor
 
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
-from duat_cli.models.sweep.passes import Removal, record, run_without
+from duat_cli.models.sweep.passes import Removal, record
+from duat_cli.models.sweep.rows import run_without
 from duat_cli.models.terms.sites import BlockSites, Site, TermId, find_sites, watching
 
 KINDS = ("neuron", "head", "expert", "ffn", "attention", "block")

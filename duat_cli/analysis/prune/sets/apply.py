@@ -37,7 +37,8 @@ from duat_cli.models.discovery.modality import is_pair, without_decoder
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, probe_output
 from duat_cli.models.edits.cutting import without_parts
 from duat_cli.models.edits.surgery import without_blocks, zeroed
-from duat_cli.models.sweep.passes import record, removals, run_without
+from duat_cli.models.sweep.passes import record, removals
+from duat_cli.models.sweep.rows import run_without
 from duat_cli.models.terms.sites import Sites, TermId
 from duat_cli.text import clean, listed, one_line, plural
 

@@ -32,7 +32,6 @@ from duat_cli.models.sweep.passes import (
     Removals,
     record,
     removals,
-    without,
 )
 from duat_cli.models.sweep.rows import NotInRowsError, in_waves, without_each
 from duat_cli.models.terms.sites import Site, Sites, TermId
@@ -87,11 +86,8 @@ class AblationPass:
         self.checked = False  # whether another pass checks the last row
         self.last: Tensor | None = None  # its output then
         forward = self._metric.forward(ids.expand(len(gone), *ids.shape[1:]).contiguous())
-        self._pass: BlockPass | None = (
-            without(ablator.structure, forward, reference.calls, gone[0], weights, self._ended)
-            if len(gone) == 1
-            else without_each(ablator.structure, forward, reference.calls, gone, weights, self._ended)
-        )
+        made = without_each(ablator.structure, forward, reference.calls, gone, weights, self._ended)
+        self._pass: BlockPass | None = made
 
     def active(self) -> contextlib.AbstractContextManager[None]:
         """What `run` needs around it."""
@@ -119,8 +115,7 @@ class AblationPass:
     def _ended(self, hidden: Tensor) -> None:
         """Shown the last block's output."""
         before = self._reference.calls[self._calls - 1].after.double()
-        rows = [hidden] if len(self._gone) == 1 else hidden.split(1)
-        self.moved.extend(relative_error(row.double(), before) for row in rows)
+        self.moved.extend(relative_error(row.double(), before) for row in hidden.split(1))
 
     def _judge(self, output: Tensor) -> None:
         """The damage of every row; or, of one that checks another, whether it is what the same removal gives there."""

@@ -17,7 +17,8 @@ from duat_cli.analysis.prune.terms.ablation import Ablator
 from duat_cli.analysis.prune.terms.damage import Hidden
 from duat_cli.loading.model.load import load
 from duat_cli.models.discovery.structure import discover, run_stack
-from duat_cli.models.sweep.passes import record, removals, run_without
+from duat_cli.models.sweep.passes import record, removals
+from duat_cli.models.sweep.rows import run_without
 from duat_cli.models.terms.sites import TermId, find_sites
 
 MODELS = ["llama", "qwen3", "gemma2", "gpt2", "mixtral", "gpt_neox", "bert"]

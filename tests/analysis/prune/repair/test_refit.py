@@ -17,7 +17,8 @@ from duat_cli.analysis.prune.repair.consumers import consumers
 from duat_cli.analysis.prune.repair.refit import HELD_BACK, Calls, Refit, Refitting
 from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.edits.surgery import exchanged
-from duat_cli.models.sweep.passes import record, removals, run_without
+from duat_cli.models.sweep.passes import record, removals
+from duat_cli.models.sweep.rows import run_without
 from duat_cli.models.terms.sites import TermId, find_sites
 from duat_cli.operators.refit import RIDGES
 
