@@ -80,7 +80,7 @@ class Adjoint:
         found: list[BlockAdjoint] = []
 
         def see(site: Site, value: Tensor, index: Tensor | None) -> None:
-            if not found and not listening:
+            if not listening:
                 held.append(Held(site, value, index))
 
         listening: list[bool] = []

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.growing import Discovered
 from duat_cli.models.instrument.calls import Path, beside_handed, handed, hidden_of
-from duat_cli.models.sweep.passes import BlockPass, Blocks, Forward, Handler, Original, with_hidden
+from duat_cli.models.sweep.passes import BlockPass, Forward, Handler, Original, with_hidden
 
 
 class Chain:
@@ -21,7 +22,7 @@ class Chain:
     would miss that way.
     """
 
-    def __init__(self, blocks: Blocks, forward: Forward) -> None:
+    def __init__(self, blocks: Discovered, forward: Forward) -> None:
         self._blocks, self._called = blocks, list[nn.Module]()
         self._seen: tuple[list[list[Tensor]], list[list[Tensor]]] = [], []
         self.passes = [

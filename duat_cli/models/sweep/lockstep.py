@@ -83,20 +83,15 @@ class Call:
         self.output = self._call()
 
 
-class Watched:
-    """A pass among others whose hooks look at it alone: they ask `on`."""
+class Watched(Call):
+    """A call among other passes whose hooks look at it alone: they ask `on`."""
 
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._call, self.on = call, False
+    on = False
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """What `run` needs around it."""
-        with holding(self, on=True), torch.no_grad():
+        with holding(self, on=True), super().active():
             yield
-
-    def run(self) -> None:
-        self._call()
 
 
 class Visit:

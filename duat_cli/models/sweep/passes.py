@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.growing import Discovered
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.holding import holding
 from duat_cli.models.instrument.calls import Path, handed, hidden_of, without_cache
@@ -27,16 +28,6 @@ from duat_cli.models.terms.sites import Site, Sites, TermId, watching
 Forward = Callable[[], Tensor]  # one pass of the model, to the tensor whose change is of interest
 Original = Callable[..., Any]  # a block's own forward
 Handler = Callable[[int, BlockParts, Original, Sequence[Any], dict[str, Any]], Any]
-
-
-class Blocks(Protocol):
-    """The blocks of a model, or those that are known so far."""
-
-    def elements(self) -> Sequence[nn.Module]:
-        """Every module that is a block, or may turn out to be one, once."""
-        ...
-
-    def parts_of(self, module: nn.Module) -> BlockParts: ...
 
 
 @dataclass(frozen=True)
@@ -131,7 +122,7 @@ class BlockPass:
 
     def __init__(
         self,
-        blocks: Blocks,
+        blocks: Discovered,
         forward: Forward,
         handle: Handler,
         *,
@@ -192,7 +183,7 @@ class RecordingPass(BlockPass):
 
     def __init__(
         self,
-        blocks: Blocks,
+        blocks: Discovered,
         forward: Forward,
         sites: Sites | None = None,
         see: Callable[[int, Site, Tensor], None] | None = None,
@@ -263,7 +254,7 @@ class Leading:
     """A recording pass that keeps no more than passes need which follow it block by block: the calls since it was last
     taken up."""
 
-    def __init__(self, blocks: Blocks, forward: Forward) -> None:
+    def __init__(self, blocks: Discovered, forward: Forward) -> None:
         self._first = 0
         self._pass = RecordingPass(blocks, forward)
 
