@@ -12,6 +12,7 @@ from duat_cli.operators.lowrank import Triplets
 
 SEED = 17
 CHECK_EVERY = 8
+TOLERANCE = 1e-3
 
 
 def leading(
@@ -21,7 +22,7 @@ def leading(
     columns: int,
     count: int,
     *,
-    tolerance: float = 1e-3,
+    tolerance: float = TOLERANCE,
     max_steps: int = 400,
     fewer: bool = False,
 ) -> Triplets | None:
@@ -61,10 +62,9 @@ def spectral_norm(
     start: Tensor,
     *,
     image: tuple[int, ...] | None = None,
-    tolerance: float = 1e-3,
     max_steps: int = 400,
 ) -> float:
-    """‖A‖₂, the first of `leading`, its Ritz residual at most `tolerance` / 10 of it.
+    """‖A‖₂, the first of `leading`, its Ritz residual at most `TOLERANCE` / 10 of it.
 
     start: a random tensor of the shape and dtype that `apply` takes: an operator that maps it to zero is zero. image:
     the shape that it gives; None: the same. Vectors are kept in float64. Raises InputError where it does not converge
@@ -83,12 +83,12 @@ def spectral_norm(
         like,
         len(like),
         1,
-        tolerance=0.1 * tolerance,
+        tolerance=0.1 * TOLERANCE,
         max_steps=max_steps,
         fewer=True,
     )
     if found is None:
-        raise InputError(f"the spectral norm did not converge to {tolerance:g} within {max_steps} Lanczos steps")
+        raise InputError(f"the spectral norm did not converge to {TOLERANCE:g} within {max_steps} Lanczos steps")
     return float(found.values[0])
 
 

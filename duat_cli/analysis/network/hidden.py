@@ -7,7 +7,6 @@ layer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,7 +80,7 @@ def places_of(form: FeedForward, unit: nn.Module) -> tuple[nn.Module, ...]:
 
 def own_pre_activation(form: FeedForward, unit_input: Tensor, outputs: dict[nn.Module, Tensor]) -> Tensor:
     """What the model's own layers gave to σ, (N, rows). outputs: of the layers inside the unit."""
-    return torch.cat([_taken(rows, outputs.get(rows.linear, unit_input)) for rows in _parts(form)], dim=-1)
+    return torch.cat([_taken(rows, outputs.get(rows.linear, unit_input)) for rows in form.read], dim=-1)
 
 
 def _taken(rows: Rows, features: Tensor) -> Tensor:
@@ -89,12 +88,8 @@ def _taken(rows: Rows, features: Tensor) -> Tensor:
     return features[:, rows.index.to(features.device)]
 
 
-def _parts(form: FeedForward) -> Sequence[Rows]:
-    return [form.up] if form.gate is None else [form.gate, form.up]
-
-
 def _feedforward(form: FeedForward, unit: nn.Module) -> Hidden:
-    inside, parts = set(unit.modules()), _parts(form)
+    inside, parts = set(unit.modules()), form.read
     sigma = Sigma(form.activation, form.gate is not None, form.neurons)
     first = first_bias = last = last_bias = None
     if form.up.linear in inside:

@@ -34,7 +34,7 @@ from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.terms.experts import Experts
 from duat_cli.models.terms.feedforward import FeedForward
 from duat_cli.models.terms.inner import form_of
-from duat_cli.models.terms.sites import find_sites
+from duat_cli.models.terms.sites import block_sites
 from duat_cli.results.base import Run
 from duat_cli.results.matrix import NetworkLayer, NetworkReport
 
@@ -160,12 +160,11 @@ def _metadata(session: Session, prompt: Prompt, decode: Callable[[int], str]) ->
 
 def known_units(structure: ModelStructure, device: str, blocks: list[BlockParts]) -> dict[nn.Module, Known | None]:
     """By block module; None: it has no FFN. UnsupportedModelError where a block has none of the paper's form."""
-    sites = find_sites(structure)
     written = probe_trace(structure.stack, probe_ids(structure.stack, DISCOVERY_TOKENS, device))
     found: dict[nn.Module, Known | None] = {}
     for number, parts in enumerate(blocks):
         if parts.module not in found:
-            found[parts.module] = _known(number, parts, sites[parts.module].of("expert"), written)
+            found[parts.module] = _known(number, parts, block_sites(parts, written).of("expert"), written)
     return found
 
 

@@ -31,8 +31,7 @@ class NormScale:
 
     def centered(self, x: Tensor) -> Tensor:
         """P x, float64."""
-        x = x.double()
-        return x - x.mean(dim=-1, keepdim=True) if self.form.centered else x
+        return self.form.centre(x.double())
 
     def square(self, x: Tensor) -> Tensor:
         """‖P x‖² of every row, (…, M) to (…), float64."""
@@ -92,8 +91,7 @@ def ball_of(norm: nn.Module, width: int) -> Ball:
 def _radius(norm: nn.Module, form: NormForm, x: Tensor) -> Tensor:
     """s |P x| for every token of x (n, M): the length of u, (n,)."""
     frozen = freeze(form, x, applied(norm, x))
-    plain = x - x.mean(dim=-1, keepdim=True) if form.centered else x
-    return (frozen.scale * torch.linalg.vector_norm(plain, dim=-1, keepdim=True)).double()[:, 0]
+    return (frozen.scale * torch.linalg.vector_norm(form.centre(x), dim=-1, keepdim=True)).double()[:, 0]
 
 
 def _directions(width: int) -> Tensor:

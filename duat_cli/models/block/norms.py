@@ -29,11 +29,13 @@ class NormForm:
     gain: Tensor  # broadcasts to (..., D); known up to a common factor, which the token scales absorb
     bias: Tensor | None  # broadcasts to (..., D); None: zero
 
+    def centre(self, x: Tensor) -> Tensor:
+        """P x."""
+        return x - x.mean(dim=-1, keepdim=True) if self.centered else x
+
     def project(self, x: Tensor) -> Tensor:
         """(P x) ∘ g."""
-        if self.centered:
-            x = x - x.mean(dim=-1, keepdim=True)
-        return x * self.gain
+        return self.centre(x) * self.gain
 
 
 @dataclass(frozen=True)

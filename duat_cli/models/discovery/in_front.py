@@ -60,7 +60,7 @@ def without_attention(parts: BlockParts, outer: nn.Module, written: Trace) -> Bl
 def is_one_product(parts: BlockParts, written: Trace) -> bool:
     """Whether what was seen is all of attention: one product H V from every token that its module takes to every one
     of them, which the module gives as it is or takes through its own output layer."""
-    calls = [call for call in written.attention if call.module in parts.attention]
+    calls = written.attention_of(parts.attention)
     ran = written.calls(parts.attention[0])
     taken = ran[0].tensors if ran else []
     tokens = taken[0].shape[-2] if taken else None

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import functools
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.linears import applied_axis, has_matrix
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.edits.cutting import Layers, Shapes, Slice, held, is_built
-from duat_cli.models.instrument.attention import AttentionCall
+from duat_cli.models.instrument.tracing import Trace
 
 _COUNT = re.compile(r"head")
 _WIDTH = re.compile(r"head_dim|head_size|kv_channels")
@@ -57,11 +56,12 @@ class HeadLayers(Layers):
         )
 
 
-def head_layers(parts: BlockParts, calls: Sequence[AttentionCall]) -> HeadLayers:
+def head_layers(parts: BlockParts, written: Trace) -> HeadLayers:
     """Of a block whose attention has one layer each for queries, keys, values and output.
 
-    calls: of its attention. UnsupportedModelError where that is not so.
+    UnsupportedModelError where that is not so.
     """
+    calls = written.attention_of(parts.attention)
     if len(calls) != 1 or len(parts.attention) != 1 or parts.output_projection is None:
         raise UnsupportedModelError("its heads are not those of one attention with one output projection")
     groups, width, heads = calls[0].value.shape[1], calls[0].value.shape[-1], calls[0].output.shape[2]

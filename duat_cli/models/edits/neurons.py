@@ -46,10 +46,10 @@ class NeuronLayers(Layers):
 
 def neuron_layers(form: FeedForward) -> NeuronLayers:
     """Of an FFN whose form is proved; UnsupportedModelError where a weight is made of other parameters."""
-    for linear in {form.down: None, **{rows.linear: None for rows in (form.gate, form.up) if rows is not None}}:
+    for linear in (form.down, *form.linears):
         require_plain(linear)
     found: dict[Slice, list[Tensor]] = defaultdict(list)
-    for rows in (r for r in (form.gate, form.up) if r is not None):
+    for rows in form.read:
         found[Slice(rows.linear, "weight", 1 - applied_axis(rows.linear))].append(rows.index)
         if parameters_of(rows.linear).get("bias") is not None:
             found[Slice(rows.linear, "bias", 0)].append(rows.index)

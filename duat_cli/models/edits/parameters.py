@@ -42,12 +42,12 @@ def block_parameters(parts: BlockParts, sites: BlockSites, written: Trace) -> Bl
         for kind in ("neuron", "head", "expert", "ffn", "attention")
     }
     each["block"] = [_count(parts.module.parameters())]
-    heads, calls = sites.of("head"), [c for c in written.attention if c.module in parts.attention]
+    heads, calls = sites.of("head"), written.attention_of(parts.attention)
     shared = calls[0].value.shape[1] if calls else 1
     group = heads[0].count // shared if heads and heads[0].count % shared == 0 else 1
     found = {kind: torch.tensor(shares, dtype=torch.float64) for kind, shares in each.items()}
     neurons = layers_of(parts.feedforward[0]) if len(parts.feedforward) == 1 else None
-    return BlockParameters(found, group, neurons, or_reason(lambda: head_layers(parts, calls)))
+    return BlockParameters(found, group, neurons, or_reason(lambda: head_layers(parts, written)))
 
 
 def _share(parts: BlockParts, site: Site, layers_of: Callable[[nn.Module], NeuronLayers | None]) -> float:

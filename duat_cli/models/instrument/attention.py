@@ -31,7 +31,7 @@ from duat_cli.compat.transformers import (
     register_attention,
 )
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import relative_error, rounding
+from duat_cli.models.arrays import fit, relative_error, rounding
 from duat_cli.models.holding import holding
 from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.windows import WindowRows, Windows
@@ -324,8 +324,7 @@ def _effective(module: nn.Module, weights: Tensor, value: Tensor, output: Tensor
     if relative_error(mixed, seen) <= rounding(seen.dtype):
         _plain.add(module)
         return weights
-    square = mixed.square().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(mixed.dtype).tiny)
-    return weights * ((mixed * seen).sum(dim=-1, keepdim=True) / square)
+    return weights * fit(mixed, seen)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import random_signs, relative_error, tolerance_for, wide
+from duat_cli.models.arrays import fit, random_signs, relative_error, tolerance_for, wide
 from duat_cli.models.block.mixer import MixerForm, Place
 from duat_cli.models.block.slots import joined, parted
 from duat_cli.models.budgets import IMPULSES
@@ -268,9 +268,8 @@ def gates(code: MixerCode, place: Place, held: Mapping[int, Tensor], result: Ten
         raise UnsupportedModelError("its output layer is not called once")
     factors, own = wide(ran.arrived.detach()).reshape(put.shape) / wide(put), wide(arrived).reshape(put.shape)
     if scaled is not None:
-        parts = ((factors * wide(result)).unflatten(-1, (-1, scaled)), own.unflatten(-1, (-1, scaled)))
-        square = parts[0].square().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(factors.dtype).tiny)
-        scale = (parts[0] * parts[1]).sum(dim=-1, keepdim=True) / square
+        grouped = [t.unflatten(-1, (-1, scaled)) for t in (factors * wide(result), own)]
+        scale = fit(grouped[0], grouped[1])
         factors = (factors.unflatten(-1, (-1, scaled)) * scale).flatten(2)
     error = relative_error(factors * wide(result), own)
     if not error <= tolerance_for(arrived.dtype):

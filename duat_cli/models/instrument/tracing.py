@@ -92,6 +92,10 @@ class Trace:
                 self._by_module.setdefault(event.module, []).append(event)
         return self._by_module.get(module, [])
 
+    def attention_of(self, modules: Collection[nn.Module]) -> list[AttentionCall]:
+        """The calls of attention of some modules, in order."""
+        return [call for call in self.attention if call.module in modules]
+
     def called(self) -> set[nn.Module]:
         return {event.module for event in self.events}
 

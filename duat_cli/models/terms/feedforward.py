@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import equal, relative_error
+from duat_cli.models.arrays import equal, gaussian, relative_error, wide
 from duat_cli.models.block.linears import bias_of, has_matrix, matrix_of, wide_twin
 from duat_cli.models.block.slots import parted
 from duat_cli.models.instrument.hooks import hooked
@@ -64,9 +64,14 @@ class FeedForward:
         return self.up.index.numel()
 
     @property
+    def read(self) -> tuple[Rows, ...]:
+        """What σ and its factor read: gate, if there is one, and up."""
+        return (self.up,) if self.gate is None else (self.gate, self.up)
+
+    @property
     def linears(self) -> tuple[nn.Module, ...]:
         """The layers that hold the neurons' rows, each once."""
-        return tuple(dict.fromkeys(r.linear for r in (self.gate, self.up) if r is not None))
+        return tuple(dict.fromkeys(rows.linear for rows in self.read))
 
     def columns(self) -> Tensor:
         """w, (n, M) in the layer's dtype, at least float32."""
@@ -220,9 +225,7 @@ def _taken(readers: list[tuple[nn.Module, Tensor]], rows: Rows) -> Tensor:
 
 
 def _noise(span: _Span, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    dtype = span.source.dtype if span.source.dtype == torch.float64 else torch.float32
-    return torch.randn(1, TOKENS, span.source.shape[-1], generator=generator).to(span.source.device, dtype)
+    return gaussian((1, TOKENS, span.source.shape[-1]), wide(span.source), seed)
 
 
 def _prove(found: FeedForward, span: _Span, twins: _Twins) -> None:

@@ -49,7 +49,7 @@ class Inner:
 def inner_of(structure: ModelStructure, sites: Sites, written: Trace, number: int) -> Inner:
     """Everything of the block call of that number, from a trace of this call."""
     parts = structure.block(number).parts
-    attention = [c for c in written.attention if c.module in parts.attention]
+    attention = written.attention_of(parts.attention)
     each = len(attention)
     heads: tuple[Tensor, HeadFactors] | str = f"it calls attention {each} times; heads are defined for one call"
     output = None

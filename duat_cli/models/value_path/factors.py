@@ -380,9 +380,7 @@ def read_output(run: BlockRun, projection: Projection | None, call: AttentionCal
     if projection.norm is None or not tap.branch_norms:
         return matrix
     form = run.parts.norms[projection.norm]
-    if form.centered:
-        matrix = matrix - matrix.mean(dim=-1, keepdim=True)
-    return matrix * _gain(form, matrix.shape[-1])
+    return form.centre(matrix) * _gain(form, matrix.shape[-1])
 
 
 def _gain(form: NormForm, width: int) -> Tensor:

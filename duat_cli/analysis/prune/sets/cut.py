@@ -66,7 +66,7 @@ def _head_cuts(structure: ModelStructure, blocks: Sequence[int], terms: tuple[Te
         for k in range(len(structure.calls)):
             parts = structure.block(k).parts
             if parts.attention and k not in set(blocks):
-                layers[k] = head_layers(parts, [c for c in written.attention if c.module in parts.attention])
+                layers[k] = head_layers(parts, written)
     except UnsupportedModelError as fault:
         notes.append(f"heads are zeroed: {one_line(str(fault), 300)}")
         return (), terms
