@@ -23,7 +23,7 @@ from duat_cli.models.instrument.calls import Path, handed, hidden_of, without_ca
 from duat_cli.models.instrument.hooks import patched
 from duat_cli.models.instrument.rig import OTHER_BLOCKS
 from duat_cli.models.sweep.lockstep import Weights
-from duat_cli.models.terms.sites import Site, Sites, TermId, watching
+from duat_cli.models.terms.sites import Site, Sites, TermId, by_block, watching
 
 Forward = Callable[[], Tensor]  # one pass of the model, to the tensor whose change is of interest
 Original = Callable[..., Any]  # a block's own forward
@@ -73,7 +73,8 @@ class Removal:
     whole: bool = False  # the block as a whole: its output is its input
     means: Means | None = None  # what stands in for what is removed; None: zero
     number: int = 0  # of the block call, to find its means
-    beside: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext  # what no site stands for
+    beside: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    """Around the block call, of a pass of one row: takes out what no site stands for."""
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -96,20 +97,17 @@ Removals = Mapping[int, Removal]  # by block call
 
 def removals(structure: ModelStructure, sites: Sites, terms: Iterable[TermId], means: Means | None = None) -> Removals:
     """What to take out of which block call to remove all these terms together."""
-    places: dict[int, dict[Site, list[int]]] = defaultdict(lambda: defaultdict(list))
-    whole: set[int] = set()
-    for term in terms:
-        if term.kind == "block":
-            whole.add(term.block)
-            continue
-        site, place = sites[structure.calls[term.block]].find(term)
-        places[term.block][site].append(place)
     found = {}
-    for block in sorted(whole | set(places)):
-        masks = {site: torch.ones(site.count) for site in places[block]}
+    for block, here in sorted(by_block(terms).items()):
+        places: dict[Site, list[int]] = defaultdict(list)
+        for term in here:
+            if term.kind != "block":
+                site, place = sites[structure.calls[block]].find(term)
+                places[site].append(place)
+        masks = {site: torch.ones(site.count) for site in places}
         for site, mask in masks.items():
-            mask[places[block][site]] = 0
-        found[block] = Removal(masks, block in whole, means, block)
+            mask[places[site]] = 0
+        found[block] = Removal(masks, any(term.kind == "block" for term in here), means, block)
     return found
 
 
