@@ -107,11 +107,11 @@ def sup_local(pieces: tuple[Piece, ...], inputs_first: bool, gain: Tensor, form:
     change = piece.mT if inputs_first else piece
     if isinstance(change, LowRank):
         right = change.right * gain
-        seen: Piece = LowRank(change.left, right - right.mean(1, keepdim=True) if form.centered else right)
+        seen: Piece = LowRank(change.left, form.centre(right))
         shift = 0.0 if bias is None else float((change.left @ (change.right @ bias)).norm())
     else:
         dense = change * gain
-        seen = dense - dense.mean(1, keepdim=True) if form.centered else dense
+        seen = form.centre(dense)
         shift = 0.0 if bias is None else float((change @ bias).norm())
     return len(gain) ** 0.5 * float(spectrum(seen)[0]) + shift
 
@@ -122,7 +122,7 @@ def true_gain(norm: nn.Module, form: NormForm) -> Tensor:
     with torch.no_grad():
         x = random_like(gain.new_ones(1, 1, len(gain))) * LARGE
         y = wide(norm(x)) if form.bias is None else wide(norm(x)) - form.bias
-    centered = wide(x) - wide(x).mean(dim=-1, keepdim=True) if form.centered else wide(x)
+    centered = form.centre(wide(x))
     unit = centered / centered.square().mean().sqrt()
     factor = (y * unit * gain).sum() / (unit * gain).square().sum()
     return (gain * factor).double().cpu()

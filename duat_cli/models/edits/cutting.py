@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from duat_cli.compat.torch import parameters_of
+from duat_cli.compat.torch import parameters_of, standing_in
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.holding import holding
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -76,21 +77,15 @@ def without_parts(model: Any, cuts: Cuts) -> Iterator[None]:
     gone = [(one, rows[:, list(numbers)].flatten()) for layers, numbers in cuts for one, rows in layers.slices.items()]
     if len({one for one, _ in gone}) < len(gone):
         raise UnsupportedModelError("blocks share their weights")
-    config, kept = model.config, list[tuple[Slice, nn.Parameter]]()
-    try:
+    with contextlib.ExitStack() as stack:
         for one, places in gone:
             parameter = held(one)
-            kept.append((one, parameter))
             stays = torch.ones(parameter.shape[one.axis], dtype=torch.bool)
             stays[places] = False
             rest = parameter.detach().index_select(one.axis, stays.nonzero()[:, 0].to(parameter.device))
-            parameters_of(one.module)[one.name] = nn.Parameter(rest, requires_grad=False)
-        model.config = first.config(model, shapes_of(model), count)
+            stack.enter_context(standing_in(one.module, one.name, nn.Parameter(rest, requires_grad=False)))
+        stack.enter_context(holding(model, config=first.config(model, shapes_of(model), count)))
         yield
-    finally:
-        for one, parameter in kept:
-            parameters_of(one.module)[one.name] = parameter
-        model.config = config
 
 
 def require_plain(module: nn.Module) -> None:

@@ -20,6 +20,7 @@ from duat_cli.compat.torch import children_of
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.linears import applied_axis
 from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.holding import holding
 from duat_cli.models.terms.sites import BlockSites, Site, Sites, TermId, by_block
 
 _PER_LAYER = re.compile(r"layer|block|type|pattern")
@@ -29,14 +30,10 @@ _PER_LAYER = re.compile(r"layer|block|type|pattern")
 def exchanged(values: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
     """The parameters hold these tensors, of their shapes and dtypes; what they held before, afterwards. No copy is
     made, so that a tensor that is another view of the same memory does not change with them."""
-    before = {parameter: parameter.data for parameter in values}
-    try:
+    with contextlib.ExitStack() as stack:
         for parameter, value in values.items():
-            parameter.data = value
+            stack.enter_context(holding(parameter, data=value))
         yield
-    finally:
-        for parameter, held in before.items():
-            parameter.data = held
 
 
 # -- zeroing -------------------------------------------------------------------------------------------------

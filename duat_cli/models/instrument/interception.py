@@ -20,7 +20,7 @@ from duat_cli.compat.torch import functions_unwatched
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.instrument.attention import AttentionCall, StoredRows, Watch
 
-_GATES = {
+GATES = {
     torch.sigmoid, Tensor.sigmoid, torch.nn.functional.sigmoid, torch.nn.functional.silu, torch.nn.functional.softplus,
     torch.tanh, Tensor.tanh, torch.nn.functional.tanh,
 }  # fmt: skip
@@ -37,7 +37,7 @@ class GateFreezer(TorchFunctionMode):
         self._watch, self._values, self._held, self._calls = watch, values, held, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in _GATES or self._watch.inside_interface:
+        if func not in GATES or self._watch.inside_interface:
             return func(*args, **(kwargs or {}))
         if self._held:
             self._calls += 1

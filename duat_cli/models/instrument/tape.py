@@ -16,11 +16,9 @@ from torch.overrides import TorchFunctionMode
 
 from duat_cli.compat.torch import base_of
 from duat_cli.models.block.mixer import Place
+from duat_cli.models.instrument.interception import GATES
 
-SQUASHING = {
-    torch.sigmoid, Tensor.sigmoid, functional.sigmoid, torch.tanh, Tensor.tanh, functional.tanh, functional.silu,
-    functional.softplus, functional.gelu, functional.logsigmoid,
-}  # fmt: skip
+SQUASHING = GATES | {functional.gelu, functional.logsigmoid}
 LAYERS = {functional.linear, torch.baddbmm}
 PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.bmm}
 """Layers as well, where one of the two is a parameter or a part of one."""
