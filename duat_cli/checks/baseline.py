@@ -20,14 +20,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from duat_cli import __version__
 from duat_cli.checks.answers import Answers
 from duat_cli.checks.paths import block_index, place_of
-from duat_cli.checks.places import block_number, hidden_size
+from duat_cli.checks.places import block_number, config_of_blocks, hidden_size
 from duat_cli.checks.sketch import SIZE
 from duat_cli.checks.weights import WeightFacts
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.checkpoint.dtypes import RUN_IN
 from duat_cli.loading.checkpoint.files import read_json
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
-from duat_cli.loading.checkpoint.sizes import text_config
 from duat_cli.loading.declared.facts import Declared
 from duat_cli.results.base import Finite
 from duat_cli.results.inspect import InspectReport
@@ -180,7 +179,7 @@ def new_baseline(
 
 
 def identity(files: CheckpointFiles) -> BaselineModel:
-    model_type = text_config(files.config).get("model_type")
+    model_type = config_of_blocks(files.config).get("model_type")
     return BaselineModel(
         model_type=model_type if isinstance(model_type, str) else None, hidden_size=hidden_size(files.config)
     )

@@ -52,9 +52,16 @@ def is_attention(name: str) -> bool:
     return bool(_ATTENTION.search(name))
 
 
+def config_of_blocks(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config that says how large the blocks of the files are: that of its text model, if it has one. Beside a
+    decoder stands an encoder, whose blocks have sizes of their own: then the whole."""
+    found = text_config(config)
+    return config if found is config.get("decoder") else found
+
+
 def head_width(config: dict[str, Any]) -> int | None:
     """Columns a head takes, where the config says so."""
-    text = text_config(config)
+    text = config_of_blocks(config)
     stated = _number(text, HEAD_WIDTH)
     if stated:
         return stated
@@ -78,7 +85,7 @@ class Heads:
 
 def heads_of(name: str, config: dict[str, Any]) -> Heads | None:
     """Of a matrix; None where its name does not say, or the config does not say how wide a head is."""
-    leaf, width, text = leaf_of(name), head_width(config), text_config(config)
+    leaf, width, text = leaf_of(name), head_width(config), config_of_blocks(config)
     if _LINEAR.search(name):
         return _of_linear(leaf, text)
     plain, rotary, value = (_number(text, (f,)) for f in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
@@ -115,7 +122,7 @@ def leaf_of(name: str) -> str:
 
 
 def hidden_size(config: dict[str, Any]) -> int | None:
-    return _number(text_config(config), WIDTH)
+    return _number(config_of_blocks(config), WIDTH)
 
 
 def depth(config: dict[str, Any]) -> int | None:
@@ -125,7 +132,7 @@ def depth(config: dict[str, Any]) -> int | None:
 
 def depth_field(config: dict[str, Any]) -> tuple[str, int] | None:
     """The field that says how many blocks there are, and what it says."""
-    text = text_config(config)
+    text = config_of_blocks(config)
     return next(((name, number) for name in DEPTH if (number := _number(text, (name,))) is not None), None)
 
 

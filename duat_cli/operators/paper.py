@@ -9,8 +9,8 @@ its sister on vision, arXiv 2407.17480). A layer f(X; W) becomes a product x' ->
 X is N×M, one token a row, and vec is row-major, so that vec(H X A) = (H ⊗ Aᵀ) vec(X). Entry (i, a) of X
 stands at place i·M + a of x'. A bias is added to the product and stays outside W'.
 
-The paper's Eq. 9 applies transposes, (W'_HVO)ᵀ x', with W'_HVO = W'_O W'_HV; its appendix B (Fig. 1) has W'_HV x'. Here
-every W' is what is applied to x', so that W'_HVO = W'_O W'_HV holds, and W'_HVO is the W' of Eq. 10.
+The paper's Eq. 9 applies transposes, (W'_HVO)ᵀ x', with W'_HVO = W'_O W'_HV; the caption of Fig. 1 in its appendix
+has W'_HV x'. Here every W' is what is applied to x', so that W'_HVO = W'_O W'_HV holds, and W'_HVO is the W' of Eq. 10.
 
 These matrices have (NM)² entries; the closed forms beside this file never build them.
 """

@@ -25,9 +25,7 @@ from duat_cli.results.meaning import Meaning
 class MatrixForm(WithReasons):
     """One of the paper's explicit matrices for one block and one prompt."""
 
-    name: str = Field(
-        description="the paper's; as its appendix B has it, W'_HV x' are the heads, where its Eq. 9 applies transposes"
-    )
+    name: str = Field(description="the paper's; here W'_HV x' are the heads, where its Eq. 9 applies transposes")
     formula: str = Field(
         description="(x) is the Kronecker product, vec is row-major; S, V_h and O_h hold what norms do, of which the "
         "paper has none"

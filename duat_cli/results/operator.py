@@ -368,7 +368,7 @@ class CrossOperator(WithReasons):
             "norm of W'_c",
             "exact",
             formula="sqrt(sum_hk K_hk G_hk), K_hk = <H_h S, H_k S>, G_hk = <A_h, A_k>",
-            source=f"{_OF_EQ_10}; <H (x) A, K (x) B> = <H, K> <A, B>",
+            source="W'_c is duat's, after Eq. 10; <H (x) A, K (x) B> = <H, K> <A, B>",
         ),
     ] = Field(description="|W'_c|_F, the root of the sum of the squares of all entries")
     structural_density: Annotated[Finite | None, _FULL] = Field(

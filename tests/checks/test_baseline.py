@@ -213,7 +213,7 @@ def test_p17_what_is_not_ours_is_refused(
     duat("check", m, *QUICK, "--baseline", made).refused(str(made), *words)
 
 
-@pytest.mark.parametrize("field", ["text_config", "llm_config", "decoder"])
+@pytest.mark.parametrize("field", ["text_config", "llm_config"])
 def test_of_several_models_the_text_model_tells_whose_a_baseline_is(field: str) -> None:
     """And baselines that were written before its config was found there stay what they are."""
     config = {"model_type": "several", field: {"model_type": "llama", "hidden_size": 32}}

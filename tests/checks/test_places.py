@@ -76,6 +76,9 @@ def test_names_and_configs() -> None:
     assert not is_attention("model.layers.0.mlp.up_proj.weight")
     assert head_width({"hidden_size": 32, "num_attention_heads": 4}) == 8
     assert head_width({"text_config": {"head_dim": 7}}) == 7
+    pair = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2}
+    assert head_width({"encoder": pair, "decoder": pair}) is None  # of two stacks either may have other sizes
+    assert depth({"encoder": pair, "decoder": pair}) is None
     assert head_width({"hidden_size": 33, "num_attention_heads": 4}) is None
     assert head_width({"hidden_size": "32", "num_attention_heads": 0}) is None
     assert depth({"num_hidden_layers": True}) is None

@@ -569,7 +569,7 @@ def matrix_report() -> MatrixReport:
         matrices=[
             MatrixForm(
                 name="W'_HVO",
-                formula="sum_h H_h (x) (V_h O_h)^T",
+                formula="sum_h (H_h S) (x) (V_h O_h)^T",
                 shape=[1152, 1152],
                 built=False,
                 density=None,

@@ -57,8 +57,15 @@ class Change:
 
 
 def adapter_tensors(adapter: AdapterFiles) -> Read:
-    """Reads the adapter's tensors by key."""
-    return Reader(adapter.weights).tensor
+    """Reads the adapter's tensors by key. Floats of one byte, which torch does not compute with, come as float32, as
+    PEFT loads them."""
+    reader = Reader(adapter.weights)
+
+    def read(key: str) -> Tensor:
+        stored = reader.tensor(key)
+        return stored.float() if stored.is_floating_point() and stored.element_size() == 1 else stored
+
+    return read
 
 
 @dataclass(frozen=True)

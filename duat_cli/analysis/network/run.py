@@ -43,8 +43,8 @@ _UNSEEN = "experts hold their weights fused: no module of the model shows what t
 UNPLANNED = "the plan is of the model and one block, and knows nothing of the matrices of all layers"
 _NO_FFN = "the layer has no FFN"
 ORIENTATION = (
-    "linear layers act on each token: W'_{j,2} and W'_{j,3} of one layer are I_N (x) W; the paper's act from the left "
-    "and mix tokens (Eq. 5, 6), and its heads read a slice of x each"
+    "linear layers act on each token, as I_N (x) W; the paper's act from the left and mix tokens (Eq. 5, 6), and its "
+    "heads read a slice of x each"
 )
 RESIDUAL = "W'_{j,1} of one layer is the residual stream and attention; Eq. 28 writes attention alone"
 GATED = (

@@ -349,7 +349,7 @@ class Work:
             lambda: [*self._terms(numbers, recorded), *self._sets(wanted, recorded)], sweep, self.session.together
         )
         parts = []
-        for number, given, one in zip(numbers, responded, asked, strict=False):
+        for number, given, one in zip(numbers, responded, asked[: len(numbers)], strict=True):
             effects, readings = one.effects, readers[number].finish(outputs[number])
             moved = [effect.moved for effect in effects]
             parts.append(Part(given, readings, errors[number], [effect.damage for effect in effects], moved))

@@ -151,7 +151,12 @@ class Folder:
     ) -> Iterator[tuple[PromptFacts, P]]:
         """What every prompt gave, by position, with progress."""
         for done, line in enumerate(self.lines(index), 1):
-            yield PromptFacts(sha256=line.sha256, tokens=line.tokens), kind.model_validate_json(line.record)
+            try:
+                record = kind.model_validate_json(line.record)
+            except pydantic.ValidationError as error:
+                what = f"what it holds of prompt {line.position + 1} is of another state of duat"
+                raise InputError(f"{clean(str(self.path))}: {what}; give another folder") from error
+            yield PromptFacts(sha256=line.sha256, tokens=line.tokens), record
             progress(done, index.found, what)
 
     def complete(self) -> Index:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from duat_cli.checks.places import BlockPlace, block_of, depth_field
+from duat_cli.checks.places import BlockPlace, block_of, config_of_blocks, depth_field
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.grouping import by_key
-from duat_cli.loading.checkpoint.sizes import text_config
 from duat_cli.text import listed, plural, shown
 
 _AHEAD = "num_nextn_predict_layers"
@@ -24,7 +23,7 @@ def _unexpected(evidence: Evidence, settings: Settings) -> Iterable[Measurement]
         held = len({p[0] for n in evidence.files.tensors if (p := block_of(n)) and p[0].stack == stack})
         said = f"config.json says {field} {stated}, the files hold {plural(held, 'block')}"
         text = f"{said} ({shown(stack)}): {plural(len(own), 'unused tensor')}: {listed(own)}"
-        ahead = text_config(evidence.files.config).get(_AHEAD)  # blocks that predict several tokens ahead
+        ahead = config_of_blocks(evidence.files.config).get(_AHEAD)  # blocks that predict several tokens ahead
         yield Measurement(len(own), text, where=own[0], grave=ahead != len(blocks))
     if names:
         text = f"{plural(len(names), 'unexpected tensor')}, unused by the model: {listed(list(names))}"

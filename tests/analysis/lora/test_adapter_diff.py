@@ -133,6 +133,18 @@ def test_without_the_base_its_own_numbers_are_the_same(tmp_path: Path) -> None:
     assert (found.modules, len(found.skipped)) == ([], 3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_an_adapter_of_one_byte_a_number_is_its_values(dtype: torch.dtype, tmp_path: Path) -> None:
+    base = adapters.base_of("llama", tmp_path / "base")
+    adapter = adapters.make(base, tmp_path / "adapter", CONFIGS["llama"])
+    file = adapter / "adapter_model.safetensors"
+    stored = {name: tensor.to(dtype) for name, tensor in load_file(file).items()}
+    save_file(stored, file)
+    found = report(base, adapter)
+    save_file({name: tensor.float() for name, tensor in stored.items()}, file)
+    assert found.modules == report(base, adapter).modules
+
+
 def test_changes_come_block_after_block(tmp_path: Path) -> None:
     """The file has block 10 in front of block 2, as texts are sorted."""
     config = adapters.load_base(adapters.base_of("llama", tmp_path / "llama")).config

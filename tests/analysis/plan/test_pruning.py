@@ -163,7 +163,7 @@ def test_sets_are_planned_by_the_orders_that_they_are_of(shape: Shape) -> None:
     assert both == (4 + 6 + (SETS + whole.spent.points)) * waiting_bytes(64, shape.width)
 
 
-# -- Eq. 16 as printed: against sums by hand, and against the prompts that a run takes -----------------------
+# -- Eq. 16: against sums by hand, and against the prompts that a run takes -----------------------
 
 PARTS = 2 * 3 * 6  # of each whole part, and of the stream without it
 EARLY, LATE = (2 + 64) + (2 + 36), 3 * (2 + 6)  # the same of a set of each kind, and its terms, at most 64

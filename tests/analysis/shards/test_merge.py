@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from duat_cli.analysis.clock import Clock
+from duat_cli.analysis.shards import inspect as shards_inspect
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.inspect import InspectRecord, put_null
+from duat_cli.analysis.shards.lora import LoraRecord
 from duat_cli.analysis.shards.merge import merge
 from duat_cli.analysis.shards.ranks import Ranks
 from duat_cli.analysis.shards.records import written
@@ -79,6 +81,15 @@ def test_one_inexact_prompt_is_seen(into: Into, tmp_path: Path) -> None:
         certificate = merged(out).certificate
         assert not certificate.exact
         assert max(certificate.relative_error, certificate.plain_error) == size
+
+
+def test_a_record_of_other_fields_is_named(into: Into, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of the same version number, but of an earlier state of the code."""
+    out = tmp_path / "out"
+    into(out)
+    monkeypatch.setattr(shards_inspect, "InspectRecord", LoraRecord)
+    with pytest.raises(InputError, match="what it holds of prompt 1 is of another state of duat; give another folder"):
+        merged(out)
 
 
 def test_many_prompts_are_a_set(
