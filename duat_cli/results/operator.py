@@ -130,6 +130,8 @@ class Density(WithReasons):
         Meaning(
             "share, 0 to 1",
             "exact",
+            how="where no mask is seen, of H as computed: a softmax gives 0 for scores some 100 below the largest, "
+            "17 in float16",
             formula="share of pairs of entries that some head and channel connects; (N+1)/2N where H is causal and V, "
             "O have no zeros",
             source='the paper has "a dense matrix (almost devoid of zero elements" (section 4.2), which a causal mask '
