@@ -126,7 +126,7 @@ def test_a_bound_asks_for_what_takes_long(checkpoint: Path, tmp_path: Path, monk
 
 
 def test_a_run_that_says_nothing_passes_nothing(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def silent(*given: object, beside: object) -> None:
+    def silent(*given: object) -> None:
         raise NoSignalError("every hidden state is zero")
 
     monkeypatch.setattr("duat_cli.analysis.inspect.run.inspect", silent)
