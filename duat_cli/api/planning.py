@@ -85,7 +85,8 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
     else:
         counts, held_out, fitted = [min(count, texts.max_tokens or count) for count in given], [], []
     counts = [count + task.steps for count in counts]
-    probe = counts[0] if counts and task.runs and not _reads_texts(found) else 0
+    # texts were counted for what reads them
+    probe = counts[0] if given and task.runs and not _reads_texts(found) else 0
     task = replace(task, tokens=tuple(counts), held_out=tuple(held_out), calibration=tuple(fitted), probe=probe)
     device, task, memory = _on_device(request, task)
     made = plan(found.files, task, wanted.dtype, memory)
