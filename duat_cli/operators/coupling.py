@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from duat_cli.operators.kronecker import each_told_apart
+
 FEW_HEADS = 16
 
 
@@ -138,6 +140,8 @@ class ValueSquares:
 
     It is ĥ_ijᵀ Q_j ĥ_ij with a Gram matrix of the heads for every token, Q_j[h, k] = ⟨v_jh O_h, v_jk O_k⟩. Heads of one
     channel each may be thousands: then Q_j takes more than the sum itself, which is made of every pair of tokens.
+    Where heads nearly cancel each other in what they bring of some token, Q_j and the form are in float64: what float32
+    loses of the terms' squares would be more than what is left.
     Of several prompts of as many tokens an axis stands in front of every tensor.
     """
 
@@ -150,7 +154,7 @@ class ValueSquares:
         else:
             every = values.movedim(-3, 0).reshape(heads, -1, width)
             vectors = torch.bmm(every, output).transpose(0, 1)  # (N, heads, M)
-            self._grams = (vectors @ vectors.mT).unflatten(0, (*lead, tokens))
+            self._grams = _grams(vectors).unflatten(0, (*lead, tokens))
 
     def of(self, rows: Tensor) -> Tensor:
         """rows: some rows of H over the first K tokens, (heads, n, K). Returns (n, K)."""
@@ -160,7 +164,7 @@ class ValueSquares:
             by_source = (
                 without_tiny(rows, grams.shape[-1]).movedim(-1, -3).to(grams.dtype).contiguous()
             )  # (K, heads, n)
-            return ((grams @ by_source) * by_source).sum(dim=-2).mT.clamp_min(0)
+            return ((grams @ by_source) * by_source).sum(dim=-2).mT.clamp_min(0).to(rows.dtype)
         values = self._values[..., :sources, :]
         if values.ndim == 3:
             return channel_squares(rows, values, self._root)
@@ -171,6 +175,19 @@ class ValueSquares:
         if self._grams is not None:
             return self._grams.sum(dim=(-2, -1))
         return (self._values[..., 0].mT @ self._root).square().sum(dim=-1)
+
+
+def _grams(vectors: Tensor) -> Tensor:
+    """Gram matrices of vectors (N, heads, M), (N, heads, heads); all in float64 where some need it."""
+    grams = vectors @ vectors.mT
+    close = (~each_told_apart(grams)).nonzero()[:, 0]
+    if vectors.dtype == torch.float64 or not len(close):
+        return grams
+    grams = grams.double()
+    for token in close.tolist():
+        exact = vectors[token].double()
+        grams[token] = exact @ exact.mT
+    return grams
 
 
 def channel_squares(rows: Tensor, values: Tensor, root: Tensor, gate: Tensor | None = None) -> Tensor:

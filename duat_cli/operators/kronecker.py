@@ -155,13 +155,17 @@ def gram(factors: HeadFactors) -> Tensor:
 
 def told_apart(G: Tensor) -> bool:
     """Whether no sum of these maps is much smaller than its terms: their cosines have no eigenvalue below `APART`."""
-    size = G.diagonal()
-    if torch.equal(torch.count_nonzero(G), torch.count_nonzero(size)):  # of heads that read different channels
+    if torch.equal(torch.count_nonzero(G), torch.count_nonzero(G.diagonal())):  # of heads that read different channels
         return True
-    scale = torch.where(size > 0, size, torch.inf).rsqrt()
-    cosines = scale[:, None] * G * scale
-    cosines.diagonal().fill_(1 - APART)
-    return int(torch.linalg.cholesky_ex(cosines).info) == 0
+    return bool(each_told_apart(G))
+
+
+def each_told_apart(grams: Tensor) -> Tensor:
+    """The same of each Gram matrix, (..., heads, heads) to (...) of bools."""
+    less = grams.clone()  # positive definite where its cosines' eigenvalues are above APART
+    size = less.diagonal(dim1=-2, dim2=-1)
+    size.copy_(torch.where(size > 0, size * (1 - APART), 1.0))
+    return torch.linalg.cholesky_ex(less).info == 0
 
 
 def quick_gram(factors: HeadFactors) -> Tensor:

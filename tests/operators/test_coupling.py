@@ -155,6 +155,22 @@ def test_the_value_weighted_coupling_is_that_of_naive_products(width: int) -> No
     assert far(brought.of_sums(), brought.of(everything)[0]) <= 1e-12
 
 
+@pytest.mark.parametrize("apart", [1e-2, 1e-3, 1e-4])
+def test_what_nearly_cancelling_heads_bring_keeps_its_digits_in_float32(apart: float) -> None:
+    """Two heads that carry the same of every second token and write it back nearly negated."""
+    known, H, values = factors(2, 2, 16, 4), attention(2, 6), normal(2, 6, 4, seed=7)
+    values[1, ::2] = values[0, ::2]
+    output = torch.stack([known.output[0], apart * known.output[1] - known.output[0]])
+    H[1] = H[0]
+    single = (values.float(), output.float())
+    exact = ValueSquares(*(one.double() for one in single)).of(H.float().double())
+    got = ValueSquares(*single).of(H.float())
+    assert got.dtype == torch.float32
+    there = exact > 0
+    assert float((got[there] / exact[there] - 1).abs().max()) <= 1e-6 / apart
+    assert far(ValueSquares(*single).of_sums(), ValueSquares(*(one.double() for one in single)).of_sums()) <= 1e-5
+
+
 @pytest.mark.parametrize("heads", [4, 20])
 def test_entries_too_small_to_square_change_no_number_and_still_count(heads: int) -> None:
     """In float32, where a decay goes down to 1e-45 in some heads; blocks that only such entries reach are not zero."""
@@ -311,5 +327,5 @@ def test_block_norms_of_heads_that_nearly_cancel_keep_their_digits_in_float32() 
     expected = coupling_of(kron_sum(H.double(), known.maps()), 6).square()
     precise, quick = (OperatorSums(root, cancels=cancels).add(H)[0] for cancels in (True, False))
     assert precise.dtype == torch.float32
-    assert far(precise, expected) <= 1e-6
-    assert far(quick, expected) > 1e-6
+    assert far(precise, expected) <= 1e-5  # G's least eigenvalue is 1e-10 of its largest, which has 1e-16 of rounding
+    assert far(quick, expected) > 1e-4
