@@ -103,6 +103,11 @@ def tolerance_for(dtype: torch.dtype) -> float:
     return {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}[dtype]
 
 
+def rounding_for(dtype: torch.dtype) -> float:
+    """The relative change of a block's numbers from one prompt to another that rounding alone may make."""
+    return tolerance_for(dtype) / 100
+
+
 def random_signs(like: Tensor, seed: int) -> Tensor:
     """1 and -1 at random, of that shape and dtype."""
     return torch.where(gaussian(tuple(like.shape), like, seed) < 0, -torch.ones_like(like), torch.ones_like(like))

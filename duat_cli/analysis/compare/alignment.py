@@ -44,6 +44,13 @@ class Aligned:
                 found.append(Stretch(a, b, 1, same))
         return found
 
+    def is_beginning(self) -> bool:
+        """Whether they are what both prompts begin with, and one of them goes on."""
+        first = torch.arange(len(self.a))
+        if len(first) == max(self.tokens):
+            return False
+        return torch.equal(self.a, first) and torch.equal(self.b, first) and bool(self.same.all())
+
     def left_out(self) -> tuple[Tensor, Tensor]:
         """The places of each prompt that have no partner."""
         return _others(self.a, self.tokens[0]), _others(self.b, self.tokens[1])

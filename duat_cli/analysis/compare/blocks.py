@@ -16,6 +16,7 @@ from duat_cli.results.compare import BlockComparison, FfnChange, HeadChange, Inp
 
 ZERO = "it is zero under the first prompt"
 STILL = "the block's input does not change"
+BARELY = STILL + " beyond rounding"
 NO_FFN = "no FFN of the block could be told apart"
 NO_ROWS = "W' is zero on the aligned tokens"
 
@@ -28,13 +29,15 @@ def relative_change(before: Tensor, after: Tensor, aligned: Aligned) -> float | 
     return float((b - a).norm()) / size if size else None
 
 
-def compare_block(name: str, before: BlockState, after: BlockState, aligned: Aligned) -> BlockComparison:
-    """One block under one pair of prompts."""
+def compare_block(
+    name: str, before: BlockState, after: BlockState, aligned: Aligned, rounding: float
+) -> BlockComparison:
+    """One block under one pair of prompts. rounding: the relative change up to which nothing is said to have moved."""
     operator, heads = _operator(before, after, aligned)
     into, out = (relative_change(getattr(before, k), getattr(after, k), aligned) for k in ("input", "output"))
     values: dict[str, float | None] = dict.fromkeys(("bias", "ffn", "amplification"))
     values |= {"input": into, "output": out}
-    if into and out is not None:
+    if into is not None and out is not None and into > rounding:
         values["amplification"] = out / into
     reasons: dict[str, str] = {}
     if before.bias is None or after.bias is None:
@@ -47,7 +50,7 @@ def compare_block(name: str, before: BlockState, after: BlockState, aligned: Ali
     else:
         reasons["ffn"] = NO_FFN
     if values["amplification"] is None:
-        reasons["amplification"] = STILL if into == 0.0 else ZERO
+        reasons["amplification"] = STILL if into == 0.0 else BARELY if into is not None and out is not None else ZERO
     for key, value in values.items():
         if value is None:
             reasons.setdefault(key, ZERO)

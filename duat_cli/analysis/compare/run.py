@@ -22,6 +22,7 @@ from duat_cli.analysis.session import Listener, Session
 from duat_cli.errors import InputError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.arrays import rounding_for
 from duat_cli.models.discovery.causality import HeadTest, LogitsPass
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routers
@@ -39,6 +40,7 @@ from duat_cli.text import clean
 SHOWN_TEXT = 200  # characters of one run of aligned tokens
 STEEP = 1.5  # an amplification that is worth a sentence
 STILL = "no operator W' moved: the compared tokens read nothing that differs"
+BEGINNING = "; they are a common beginning: give texts that differ early and end alike"
 BY_PLACE = "; --align position compares also the tokens that differ, each with the one at its place"
 INFINITE = "infinite: behind the second prompt a token has probability 0 that has not behind the first"
 
@@ -94,7 +96,8 @@ def compare(
     context = None
     if texts.answered:
         context = Context(texts, prompts, len(pairs[0].aligned.a), words.special)
-    side = SideBySide(session, runs, pairs, options.layers, progress, context)
+    rounding = rounding_for(loaded.model.dtype)
+    side = SideBySide(session, runs, pairs, options.layers, progress, context, rounding)
     with side.routers.seen(loaded.model):
         session.sweep_all(runs, side.listener)
     layers = chosen(options.layers, len(session.structure.calls))
@@ -115,7 +118,10 @@ def compare(
         ],
         certificate=session.certificate(max(side.errors.values())),
         comparison=InputComparison(
-            pairs=len(pairs), blocks=blocks, parameters=side.moves.parameters(), notable=_notable(blocks, pairs)
+            pairs=len(pairs),
+            blocks=blocks,
+            parameters=side.moves.parameters(),
+            notable=_notable(blocks, pairs, rounding),
         ),
         context=None
         if context is None
@@ -159,8 +165,10 @@ class SideBySide:
         pairs: Sequence[Pair],
         layers: frozenset[int] | None,
         progress: Progress,
-        context: Context | None = None,
+        context: Context | None,
+        rounding: float,
     ) -> None:
+        self._rounding = rounding
         self._session, self._prompts, self._pairs, self._layers = session, prompts, pairs, layers
         self._context = context
         self._last = {a: max(pair.b for pair in pairs if pair.a == a) for a in {pair.a for pair in pairs}}
@@ -193,7 +201,7 @@ class SideBySide:
         for place, pair in enumerate(self._pairs):
             if pair.b == number:
                 before = self._kept[pair.a, state.index]
-                row = self.rows[place][state.index] = compare_block(name, before, state, pair.aligned)
+                row = self.rows[place][state.index] = compare_block(name, before, state, pair.aligned, self._rounding)
                 self.moves.add(before, state, pair.aligned, row)
                 if self._last[pair.a] == number:
                     del self._kept[pair.a, state.index]
@@ -268,18 +276,19 @@ def _shown(text: str) -> str:
 # -- what is notable ---------------------------------------------------------------------------------------------
 
 
-def _notable(blocks: Sequence[BlockComparison], pairs: Sequence[Pair]) -> list[str]:
+def _notable(blocks: Sequence[BlockComparison], pairs: Sequence[Pair], rounding: float) -> list[str]:
     """What a reader should see first, in at most four sentences that the numbers back."""
-    return [*_most_moved(blocks, pairs), *_heads(blocks), *_amplified(blocks)]
+    return [*_most_moved(blocks, pairs, rounding), *_heads(blocks, rounding), *_amplified(blocks)]
 
 
-def _most_moved(blocks: Sequence[BlockComparison], pairs: Sequence[Pair]) -> list[str]:
+def _most_moved(blocks: Sequence[BlockComparison], pairs: Sequence[Pair], rounding: float) -> list[str]:
     """The block whose W' moved most, what of it, and what positions and scales alone would have moved."""
-    known = [block for block in blocks if block.operator.relative]
+    sizes = [block.operator.relative for block in blocks if block.operator.relative is not None]
+    known = [block for block in blocks if (block.operator.relative or 0.0) > rounding]
     if not known:
-        still = any(block.operator.relative == 0.0 for block in blocks)
         placed = any(len(pair.aligned.a) < pair.aligned.tokens[0] == pair.aligned.tokens[1] for pair in pairs)
-        return [STILL + (BY_PLACE if placed else "")] if still else []
+        beginning = all(pair.aligned.is_beginning() for pair in pairs)
+        return [STILL + (BY_PLACE if placed else BEGINNING if beginning else "")] if sizes else []
     top = max(known, key=lambda block: block.operator.relative or 0.0)
     parts = {"routing": top.operator.routing or 0.0, "scale": top.operator.scale or 0.0}
     first = max(parts, key=lambda name: parts[name])
@@ -291,14 +300,15 @@ def _most_moved(blocks: Sequence[BlockComparison], pairs: Sequence[Pair]) -> lis
     ]
 
 
-def _heads(blocks: Sequence[BlockComparison]) -> list[str]:
+def _heads(blocks: Sequence[BlockComparison], rounding: float) -> list[str]:
     heads = [(head.relative, block.index, head.head) for block in blocks for head in block.heads if head.relative]
-    if len(heads) < 2:
+    if len(heads) < 2 or max(heads)[0] <= rounding:
         return []
     (most, block, head), least = max(heads), min(heads)
+    by = f"{100 * least[0]:.3g} %" if least[0] > rounding else "by rounding alone"
     return [
         f"block {block} head {head} moved most of all heads ({100 * most:.3g} %), block {least[1]} head {least[2]} "
-        f"least ({100 * least[0]:.3g} %)"
+        f"least ({by})"
     ]
 
 

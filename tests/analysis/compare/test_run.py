@@ -258,6 +258,25 @@ def test_identical_prompts_give_zero_everywhere(model_type: str) -> None:
     assert report.comparison.notable == ["no operator W' moved: the compared tokens read nothing that differs"]
 
 
+def test_rounding_of_a_common_beginning_is_told_as_no_movement() -> None:
+    """A causal model's first tokens do not see how the text goes on; passes of other lengths round differently."""
+    model = single_model("llama")
+    a, _ = ids_of(model)
+    longer = torch.cat([a[:, :2], a[:, :1].expand(1, 60)], dim=1)
+    report = report_of(as_loaded(model), a[:, :3], longer)
+    blocks = report.comparison.blocks
+    assert any(block.input for block in blocks)
+    assert {block.amplification for block in blocks} == {None}
+    assert {block.reasons["amplification"] for block in blocks} == {
+        "the block's input does not change",
+        "the block's input does not change beyond rounding",
+    }
+    assert report.comparison.notable == [
+        "no operator W' moved: the compared tokens read nothing that differs; they are a common beginning: "
+        "give texts that differ early and end alike"
+    ]
+
+
 def test_heads_are_those_of_the_models_attention_weights() -> None:
     """In the first block the scales of equal tokens are equal: a head moves as its attention weights do."""
     model = single_model("llama")
