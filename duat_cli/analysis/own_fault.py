@@ -26,9 +26,8 @@ from duat_cli.loading.quiet import described
 from duat_cli.loading.texts import numbered
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.exchanged import weights_kept
-from duat_cli.models.discovery.growing import Growing
 from duat_cli.models.discovery.modality import Given, placed, stack_of
-from duat_cli.models.discovery.structure import ModelStructure, probe_inputs, run_stack
+from duat_cli.models.discovery.structure import Discovery, ModelStructure, probe_inputs, run_stack
 from duat_cli.models.instrument.plain import PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.alone import has_own_code, require_alone
@@ -116,7 +115,9 @@ def of_weights(loaded: LoadedModel, fault: DuatError) -> DuatError:
 
 
 @contextlib.contextmanager
-def refusing(loaded: LoadedModel, prompts: Sequence[Given | None], discovery: Callable[[], Growing]) -> Iterator[None]:
+def refusing(
+    loaded: LoadedModel, prompts: Sequence[Given | None], discovery: Callable[[], Discovery]
+) -> Iterator[None]:
     """Around a discovery of weights that are read block by block, and passes of these inputs beside it: a fault is told
     as of a model in memory, where all blocks are found before the first one is proved. discovery: begins another."""
     try:
@@ -143,7 +144,7 @@ def _absent(loaded: LoadedModel, fault: BaseException) -> BaseException | None:
     return raised if lacks else None
 
 
-def _refused_by_the_rest(loaded: LoadedModel, alone: Growing) -> None:
+def _refused_by_the_rest(loaded: LoadedModel, alone: Discovery) -> None:
     """Whether blocks behind those that a failed attempt reached tell why it had to fail: UnsupportedModelError."""
     assert loaded.paged is not None
     with contextlib.suppress(RuntimeError), alone.attached():  # it may fail as the others did

@@ -27,10 +27,11 @@ from duat_cli.loading.model.fingerprint import fingerprint
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
-from duat_cli.models.discovery.chains import ChangedStreamError, by_name
-from duat_cli.models.discovery.growing import BEGIN_ANEW, Discovered, Growing, Known, blocks_expected
+from duat_cli.models.discovery.attempts import BEGIN_ANEW, Known
+from duat_cli.models.discovery.chains import ChangedStreamError, blocks_expected, by_name
 from duat_cli.models.discovery.modality import Given, placed, stack_of
-from duat_cli.models.discovery.structure import ENCODER_ALONE, ModelStructure, discover, run_stack
+from duat_cli.models.discovery.structure import Discovered, Discovery, ModelStructure, discover, run_stack
+from duat_cli.models.discovery.unread import ENCODER_ALONE
 from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.sweep.lockstep import Guest, Pass, Weights, one_by_one, shown, side_by_side, together
@@ -83,7 +84,7 @@ class Session:
         self.loaded, self._dtype, self._factors = loaded, loaded.model.dtype, factors
         self._every_plain, self._swept = every_plain, False  # whether a prompt has run to its end
         self._structure: ModelStructure | None = None
-        self._growing: Growing | None = None
+        self._growing: Discovery | None = None
         self._known, self._clock = Known(chain=loaded.chain), Clock()
         self._checks = False  # whether the prompt under way is one that the model's own output is compared on
         self.plain_error = 0.0  # the largest so far
@@ -136,7 +137,7 @@ class Session:
         prompts: Sequence[Prompt],
         listener_of: Callable[[int], Listener],
         ended: Ended = lambda _number, _output: None,
-        guest_of: Callable[[Growing], Guest] | None = None,
+        guest_of: Callable[[Discovery], Guest] | None = None,
     ) -> None:
         """Run prompts; what `listener_of(number)` gives is called behind every block of that prompt, in order, and
         `ended(number, what the stack returned)` behind the last. guest_of: as of `discover_beside`, not used where all
@@ -200,7 +201,7 @@ class Session:
         prompts: Mapping[int, Prompt],
         listener_of: Callable[[int], Listener],
         ended: Ended,
-        guest_of: Callable[[Growing], G] | None,
+        guest_of: Callable[[Discovery], G] | None,
     ) -> G | None:
         """Some prompts, by their number, side by side: one read of the weights. The last guest is returned."""
         try:
@@ -220,7 +221,7 @@ class Session:
         self,
         prompts: Mapping[int, Prompt],
         listener_of: Callable[[int], Listener],
-        guest_of: Callable[[Growing], G] | None,
+        guest_of: Callable[[Discovery], G] | None,
     ) -> tuple[ModelStructure, list[_Sweep], G | None]:
         """Discovery, and with it the sweeps of the probe and of these prompts, anew until it goes through."""
         assert self.weights is not None
@@ -231,7 +232,7 @@ class Session:
                 found.on_proved = guest.proved
 
             def others(
-                found: Growing = found, sweeps: list[_Sweep] = sweeps, guest: Guest | None = guest
+                found: Discovery = found, sweeps: list[_Sweep] = sweeps, guest: Guest | None = guest
             ) -> list[Pass] | None:
                 if not found.ready:
                     return None
@@ -245,7 +246,7 @@ class Session:
                 more = () if guest is None else guest.passes
                 return [proof, *(each for sweep in sweeps for each in sweep.passes), *more]
 
-            def left(page: Any, found: Growing = found) -> None:
+            def left(page: Any, found: Discovery = found) -> None:
                 found.forget(page.doors)
                 self._geometries.clear()
 
@@ -258,9 +259,9 @@ class Session:
             finally:
                 self._growing = None
 
-    def _grown(self) -> Growing:
+    def _grown(self) -> Discovery:
         loaded = self.loaded
-        return Growing(loaded.model, device=loaded.device, known=self._known, like=loaded.like, factors=self._factors)
+        return Discovery(loaded.model, self._known, loaded.like, factors=self._factors, device=loaded.device)
 
     def sweep_batch(self, batch: Sequence[Tensor], listener: Listener) -> None:
         """As `sweep`, over token ids of as many tokens each, (1, N), as one batch; not before one prompt has run by

@@ -36,7 +36,8 @@ from duat_cli.models.arrays import relative_error
 from duat_cli.models.discovery.causality import decoder_logits, run_pair
 from duat_cli.models.discovery.modality import STATES, decoder_of, stack_of
 from duat_cli.models.discovery.proof import ProvedBlock
-from duat_cli.models.discovery.structure import ENCODER_ALONE, run_stack
+from duat_cli.models.discovery.structure import run_stack
+from duat_cli.models.discovery.unread import ENCODER_ALONE
 from duat_cli.models.instrument.rig import BlockRun
 
 

@@ -21,9 +21,8 @@ from duat_cli.checks.sketch import Sketch
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.causality import HeadTest, decoder_logits, head_logits, head_of
-from duat_cli.models.discovery.growing import Growing
 from duat_cli.models.discovery.modality import placed_tensors, stack_of
-from duat_cli.models.discovery.structure import run_stack
+from duat_cli.models.discovery.structure import Discovery, run_stack
 from duat_cli.models.sweep.lockstep import Call, Guest
 from duat_cli.results.behaviour import Behaviour, Predicts, TunedBehaviour
 
@@ -77,10 +76,10 @@ class Asking:
 
     # -- with the sweep ----------------------------------------------------------------------------------------
 
-    def guest_of(self, session: Session) -> Callable[[Growing], Guest]:
+    def guest_of(self, session: Session) -> Callable[[Discovery], Guest]:
         """Whether there is a head shows beside the discovery, where weights are read block by block."""
 
-        def begin(found: Growing) -> Guest:
+        def begin(found: Discovery) -> Guest:
             if session.loaded.like is not None:
                 return Guest()
             self._head = HeadTest(session.loaded.model, found.stack, session.loaded.device)

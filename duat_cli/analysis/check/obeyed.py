@@ -23,7 +23,7 @@ from duat_cli.loading.declared.per_layer import PER_LAYER, SKIP, Override
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.quiet import hushed
 from duat_cli.models.arrays import relative_error, tolerance_for
-from duat_cli.models.discovery.structure import probe_output
+from duat_cli.models.discovery.causality import probe_output
 
 STREAMED = "its weights are read block by block, and a model without the skip would have to run beside it"
 UNBUILT = "could not be built without memory"

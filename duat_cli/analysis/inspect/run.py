@@ -33,7 +33,7 @@ from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.discovery.growing import Growing
+from duat_cli.models.discovery.structure import Discovery
 from duat_cli.models.instrument.activations import largest_activations
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.lockstep import Guest
@@ -43,7 +43,7 @@ from duat_cli.results.inspect import InspectReport, PromptBlock, UatTerm
 class Beside(Protocol):
     """What is asked of the same passes."""
 
-    def guest_of(self, session: Session, /) -> Callable[[Growing], Guest]:
+    def guest_of(self, session: Session, /) -> Callable[[Discovery], Guest]:
         """What goes through the model beside its discovery, where its weights are read block by block."""
         ...
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from duat_cli.compat.transformers import encoder_output, stated
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, wide
-from duat_cli.models.discovery.modality import STATES, is_pair, of_libraries, stack_of
+from duat_cli.models.discovery.modality import STATES, is_pair, of_libraries, stack_of, without_decoder
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, run_stack
 from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.hooks import patched
@@ -95,6 +95,15 @@ def _over_tokens(model: Any, logits: Tensor) -> bool:
     """Whether they are over the vocabulary, and not over labels, where no head says so by itself."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     return head is not None or logits.shape[-1] >= (stated(model.config, "vocab_size") or 0) > 0
+
+
+@torch.no_grad()
+def probe_output(model: Any) -> Tensor:
+    """What a model gives for the tokens that discovery reads: logits, or hidden states; of an encoder-decoder what its
+    encoder gives."""
+    stack = without_decoder(model)
+    found: Tensor = run_stack(stack, probe_ids(stack, DISCOVERY_TOKENS))[0]
+    return found
 
 
 def head_of(model: Any, stack: Any) -> HeadTest:

@@ -7,6 +7,7 @@ and decoder within one forward pass) one is chosen by its name, and the whole mo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import fit, relative_error, rounding, wide
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.modality import stack_of
 from duat_cli.models.discovery.parts import hidden_slot
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.tracing import Event, Trace
@@ -36,9 +38,11 @@ class SeveralStacksError(ByNameError):
 
 
 class ChangedStreamError(UnsupportedModelError):
-    """The model changes the residual stream between two blocks, and not its shape. name: of their list, once known."""
+    """The model changes the residual stream between two blocks, and not its shape. name: of their list."""
 
-    name = ""
+    def __init__(self, said: str, name: str) -> None:
+        super().__init__(said)
+        self.name = name
 
 
 def by_name(fault: ChangedStreamError, read: Callable[[], object]) -> UnsupportedModelError:
@@ -70,6 +74,15 @@ def outermost_lists(
     return {name: list(_elements(found, opened=name in staged)) for name, found in outer.items()}
 
 
+def blocks_expected(model: Any) -> int:
+    """How many block calls there will be, by the config, or by the longest list of modules."""
+    stated = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    of_pair = getattr(model.config, "is_encoder_decoder", False)  # then it may be the other stack's
+    if isinstance(stated, int) and not of_pair:
+        return stated
+    return max(map(len, outermost_lists(stack_of(model)).values()), default=0)
+
+
 def _elements(modules: nn.Module, *, opened: bool) -> Iterator[nn.Module]:
     """opened: as of stages. A list is never called, so that its own elements stand for it."""
     for module in modules.children():
@@ -93,10 +106,10 @@ def is_stage(event: Event, written: Trace) -> bool:
     return len(blocks) > 1 and any(len(call.value) > 1 for call in written.attention)
 
 
-def chained(position: int, before: Event, after: Event, *, added: bool) -> bool:
+def chained(name: str, position: int, before: Event, after: Event, *, added: bool) -> bool:
     """Whether a block takes what the one in front of it gives; UnsupportedModelError where it does not and may not.
 
-    added: whether features of pictures may come on top of it.
+    name: of their list. added: whether features of pictures may come on top of it.
     """
     taken = hidden_slot(after).get(after.args, after.kwargs)
     if not bool(torch.isfinite(taken).all()):
@@ -105,11 +118,11 @@ def chained(position: int, before: Event, after: Event, *, added: bool) -> bool:
     if torch.equal(taken, given):
         return True
     if not added or taken.shape != given.shape:
-        kind = ChangedStreamError if taken.shape == given.shape else UnsupportedModelError
-        raise kind(
+        said = (
             f"the input of block {position + 1} is {_instead(given, taken)} the output of block {position}: "
             "the model changes the residual stream between its blocks"
         )
+        raise ChangedStreamError(said, name) if taken.shape == given.shape else UnsupportedModelError(said)
     return False
 
 

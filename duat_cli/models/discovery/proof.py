@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,10 +27,11 @@ from duat_cli.models.discovery.blame import AFFINE, IN_UNITS, OUT_OF_RANGE, blam
 from duat_cli.models.discovery.cross import cross_fault, gives_nothing_for_zero
 from duat_cli.models.discovery.parts import nonlinear_units, with_linears
 from duat_cli.models.holding import holding
+from duat_cli.models.instrument.calls import without_cache
 from duat_cli.models.instrument.hooks import giving
 from duat_cli.models.instrument.records import Replay, silent_attention
 from duat_cli.models.instrument.rig import BlockRun, Rig, zero_given
-from duat_cli.models.instrument.tracing import Trace
+from duat_cli.models.instrument.tracing import Trace, trace
 from duat_cli.models.value_path.factors import Base, BlockFactors, find_factors
 from duat_cli.models.value_path.projections import projects_to_zero
 from duat_cli.models.value_path.second import find_second_factors
@@ -49,9 +51,17 @@ class ProvedBlock:
     cross: BlockFactors | None = None  # of cross-attention, or of a mixer beside attention
     cross_reason: str | None = None  # why W'_c has no Kronecker factors, where there is either
 
+    def without_values(self) -> ProvedBlock:
+        """The same, with the shapes of its factors alone."""
+        return replace(self, factors=_shapes_of(self.factors), cross=_shapes_of(self.cross))
+
+
+def _shapes_of(factors: BlockFactors | None) -> BlockFactors | None:
+    return None if factors is None else replace(factors, heads=factors.heads.without_values())
+
 
 @dataclass(frozen=True)
-class Unproved:
+class _Unproved:
     """A block that other units may mend."""
 
     parts: BlockParts
@@ -59,34 +69,31 @@ class Unproved:
     culprits: tuple[nn.Module, ...]  # units that may hold the residual stream
 
 
-Verdict = ProvedBlock | Unproved
-
-
 class Proof:
-    """One pass of the probe prompt that gives a verdict on every block.
+    """One pass of the probe prompt that proves every block.
 
-    UnsupportedModelError for a fault that no other choice of units can mend. coming: as of `Rig`; factors: as of
-    `discover`.
+    UnsupportedModelError for a fault that no other choice of units can mend. on_proved: called behind every block,
+    which may be called again then. factors: as of `discover`; interface, coming: as of `Rig`.
     """
 
     def __init__(
         self,
         stack: Any,
         forward: Callable[[], Any],
-        on_verdict: Callable[[Verdict], None],
+        on_proved: Callable[[ProvedBlock, BlockRun], None],
+        factors: bool,
         *,
         interface: bool,
-        coming: Iterable[nn.Module] = (),
-        factors: bool = True,
+        coming: Iterable[nn.Module],
     ) -> None:
-        self._forward, self._on_verdict, self._factors = forward, on_verdict, factors
-        self._rig = Rig(stack, [], interface=interface, coming=coming)
+        self._forward, self._on_proved, self._factors = forward, on_proved, factors
+        self._stack, self._new_rig = stack, partial(Rig, stack, interface=interface)
+        self._rig = self._new_rig([], coming=coming)
         self._asked: set[nn.Module] = set()
 
     def learn(self, parts: BlockParts) -> None:
         """Before that block runs."""
-        # so that gates and clamps are on record, should they be needed
-        self._rig.learn(replace(parts, gated=True, clamped=True))
+        self._rig.learn(_on_record(parts))
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
         """What `run` needs around it."""
@@ -97,14 +104,40 @@ class Proof:
         self._rig.run(self._forward, self._ask)
 
     def _ask(self, run: BlockRun) -> None:
-        if run.parts.module not in self._asked:
-            self._asked.add(run.parts.module)
-            verdict = _verdict(run, self._factors)
-            with self._rig.suspended():  # what is asked of the block then may call it
-                self._on_verdict(verdict)
+        if run.parts.module in self._asked:
+            return
+        self._asked.add(run.parts.module)
+        verdict = _verdict(run, self._factors)
+        with self._rig.suspended():  # calls of the block from here on are none of the pass
+            while isinstance(verdict, _Unproved):
+                verdict = self._with_other_units(verdict, run)
+            self._on_proved(verdict, run)
+
+    def _with_other_units(self, unproved: _Unproved, run: BlockRun) -> ProvedBlock | _Unproved:
+        """The verdict on the block, called once more, with what is inside of the suspected units in their place."""
+        found: list[ProvedBlock | _Unproved] = []
+        rig = self._new_rig([_on_record(_opened(unproved, traced_again(run, self._stack)))])
+        with rig.active():
+            rig.run(partial(_again, run), lambda again: found.append(_verdict(again, self._factors)))
+        return found[0]
 
 
-def opened(verdict: Unproved, written: Trace) -> BlockParts:
+def traced_again(run: BlockRun, part: Any) -> Trace:
+    """What happens in a block, called once more on what it took. part: of the model, that holds it."""
+    return trace(run.parts.module, partial(_again, run), part=part)
+
+
+def _again(run: BlockRun) -> Any:
+    args, kwargs = run.parts.hidden.put(*without_cache(*run.call), run.input.clone())  # blocks may write to it
+    return run.parts.module(*args, **kwargs)
+
+
+def _on_record(parts: BlockParts) -> BlockParts:
+    """The block with its gates and clamps recorded, should they be needed."""
+    return replace(parts, gated=True, clamped=True)
+
+
+def _opened(verdict: _Unproved, written: Trace) -> BlockParts:
     """The block with the suspected units replaced by the nonlinear modules inside them."""
     parts = verdict.parts
     found = [v for u in verdict.culprits for v in nonlinear_units(u, written, set(parts.attending), parts.norms)]
@@ -114,7 +147,7 @@ def opened(verdict: Unproved, written: Trace) -> BlockParts:
     return with_linears(replace(parts, units=(*kept, *found)), written)
 
 
-def _verdict(run: BlockRun, factors: bool) -> Verdict:
+def _verdict(run: BlockRun, factors: bool) -> ProvedBlock | _Unproved:
     run.parts = replace(run.parts, gated=False, clamped=any(run.recording.clamps.values()))
     if len({call.output.shape for call in run.attention}) > 1:
         calls = f"it calls attention {len(run.attention)} times, each over another number of tokens"
@@ -132,7 +165,7 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
     if fault is not None:
         if not culprits:
             raise UnsupportedModelError(f"{run.parts.name}: {fault}{blamed(run, fault)}")
-        return Unproved(run.parts, fault, culprits)
+        return _Unproved(run.parts, fault, culprits)
     fault = None if run.parts.cross is None else cross_fault(run)
     if fault is not None:
         raise UnsupportedModelError(f"{run.parts.name}: {fault}")

@@ -7,7 +7,8 @@ more than one block's weights and tensors have to be there. What stays unproved 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import in_narrow
 from duat_cli.models.block.mixer import MixerForm
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.attempts import BEGIN_ANEW, Known, PathError
 from duat_cli.models.discovery.chains import (
     ChangedStreamError,
     SeveralStacksError,
@@ -47,26 +49,21 @@ from duat_cli.models.discovery.modality import (
     placed,
     require_token_ids,
     stack_of,
-    without_decoder,
-    writes,
 )
 from duat_cli.models.discovery.parts import beside, find_parts
-from duat_cli.models.discovery.proof import Proof, ProvedBlock, Unproved, Verdict, opened
-from duat_cli.models.discovery.unread import beside_notes, unread_attention, why_unchained, why_unseen
-from duat_cli.models.instrument.attention import CapturePath, ForeignAttentionError
+from duat_cli.models.discovery.proof import Proof, ProvedBlock, traced_again
+from duat_cli.models.discovery.unread import decoder_note, left_out, mixing_notes, why_unchained, why_unseen
+from duat_cli.models.instrument.attention import CapturePath
 from duat_cli.models.instrument.calls import ANY, taken_by
 from duat_cli.models.instrument.foreign import model_code
-from duat_cli.models.instrument.hooks import ExchangedError, unexchanged
+from duat_cli.models.instrument.hooks import unexchanged
 from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
-from duat_cli.models.instrument.rig import Rig
+from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.instrument.tracing import Event, Trace, Tracer, trace
 
 DISCOVERY_TOKENS = 11  # short, odd, and unlike a count of heads or experts
 SEED = 20240511
 UNSTATED_VOCABULARY = 128  # token ids that are tried where a config has no vocabulary (characters that are hashed)
-MAX_OPENINGS = 8
-ENCODER_ALONE = "decoder stack (cross-attention): only the encoder is read here"
-"""What a note begins with of an encoder-decoder, whose encoder alone is read."""
 
 
 @dataclass(frozen=True)
@@ -141,15 +138,6 @@ def probe_inputs(
     return placed(made, stack.device if device is None else device, stack.dtype)
 
 
-@torch.no_grad()
-def probe_output(model: Any) -> Tensor:
-    """What a model gives for the tokens that discovery reads: logits, or hidden states; of an encoder-decoder what its
-    encoder gives."""
-    stack = without_decoder(model)
-    found: Tensor = run_stack(stack, probe_ids(stack, DISCOVERY_TOKENS))[0]
-    return found
-
-
 def probe_trace(stack: Any, given: Given | None = None) -> Trace:
     """What one short pass does, written down. given: what it reads; None: the tokens that discovery reads."""
     read = probe_ids(stack, DISCOVERY_TOKENS) if given is None else given
@@ -165,23 +153,19 @@ def discover(
     chain: the list whose blocks are meant, by its name in the model that is run; None where there is but one.
     factors: whether V and O of the heads are looked for, which are kept for every block.
     """
+    known = Known(chain=chain)
     with model_code(type(model).__name__):
-        interface, staged, exchanged = True, frozenset[str](), False
         while True:
-            found = Discovery(model, interface=interface, staged=staged, like=like, chain=chain, factors=factors)
+            found = Discovery(model, known, like, factors=factors)
             try:
-                found.walk()
+                with found.attached(), found.active():
+                    found.run()
+                proof = found.proof()
+                with proof.active():
+                    proof.run()
                 break
-            except ForeignAttentionError:  # its own attention function stays, and its softmax is watched
-                if not interface:
-                    raise
-                interface = False
-            except StagesError as fault:
-                staged |= {fault.name}
-            except ExchangedError:  # what it was hooked on is gone
-                if exchanged:
-                    raise
-                exchanged = True
+            except BEGIN_ANEW as fault:
+                known.learn(fault)
             except ChangedStreamError as fault:
                 alone = partial(discover, model, like, chain=fault.name, factors=False)
                 raise by_name(fault, alone) from None
@@ -200,201 +184,212 @@ def _instruments_error(structure: ModelStructure, probe: Given) -> float:
 
 
 class Discovery:
-    """Finds blocks and their parts while the model runs once, and proves them while it runs once more.
+    """The pass that finds blocks and their parts; `proof` and `rig` are for the passes behind it.
 
-    interface: whether attention is to be seen through transformers' interface; `walk` raises ForeignAttentionError
-    where the model does something else with it. staged: lists whose elements are stages; StagesError names
-    another. device: as of `probe_ids`; like, chain, factors: as of `discover`.
+    Where all weights are in memory, each runs once the one in front of it is through. Where they are read block by
+    block all go side by side, this one no more than a block ahead: what a proved block holds of weights is forgotten
+    once all are through it. An attempt that cannot go on raises one of BEGIN_ANEW, for `known` to learn.
     """
 
     def __init__(
-        self,
-        model: Any,
-        *,
-        interface: bool = True,
-        staged: frozenset[str] = frozenset(),
-        device: str | None = None,
-        like: Mapping[str, Tensor] | None = None,
-        chain: str | None = None,
-        factors: bool = True,
+        self, model: Any, known: Known, like: Mapping[str, Tensor] | None, *, factors: bool, device: str | None = None
     ) -> None:
-        self.factors, self._chain = factors, chain
+        """known: what attempts before this one showed. device: as of `probe_ids`; like, factors: as of `discover`."""
         if like is None:
             require_token_ids(model)
-        self.model = model
-        self.stack, self._uncovered = _stack_of(model)
+        self.model, self._known, self._factors = model, known, factors
+        self.stack = stack_of(model)
+        if is_pair(model) and not hasattr(self.stack, "config"):
+            kind = type(self.stack).__name__
+            raise UnsupportedModelError(f"{kind} has no config of its own, so its attention stays unseen")
         self.probe = probe_inputs(self.stack, like, DISCOVERY_TOKENS, device)
+        self._forward = partial(run_stack, self.stack, self.probe)
         self._names = {module: name for name, module in self.stack.named_modules()}
         within = part_within(self.stack, like)
         self.part = self.stack if within is None else within
-        self.seams: set[int] = set()  # block calls whose input is not only what the call in front of them gives
-        self._staged, prefix = staged, "" if within is None else f"{self._names[within]}."
-        lists = outermost_lists(self.part, [name.removeprefix(prefix) for name in staged], chain)
-        self.lists = {prefix + name: found for name, found in lists.items()}
-        self.list_of = {module: name for name, found in self.lists.items() for module in found}
-        looked_at = None if chain is None else self.part.get_submodule(chain)
-        self._tracing = partial(Tracer, self.stack, self.list_of, interface=interface, part=self.part, within=looked_at)
-        self.tracer = self._tracing(self.learn)
-        self._calls: dict[str, list[Event]] = {name: [] for name in self.lists}
-        self.parts: dict[nn.Module, BlockParts | Exception] = {}
-        self.mixers: list[nn.Module] = []  # those without softmax
+        self._seams: set[int] = set()  # block calls whose input is not only what the call in front of them gives
+        prefix = "" if within is None else f"{self._names[within]}."
+        lists = outermost_lists(self.part, [name.removeprefix(prefix) for name in known.staged], known.chain)
+        self._lists = {prefix + name: found for name, found in lists.items()}
+        self._list_of = {module: name for name, found in self._lists.items() for module in found}
+        looked_at = None if known.chain is None else self.part.get_submodule(known.chain)
+        self._tracer = Tracer(
+            self.stack, self._list_of, self._learn, interface=known.interface, part=self.part, within=looked_at
+        )
+        self._calls: dict[str, list[Event]] = {name: [] for name in self._lists}
+        self._parts: dict[nn.Module, BlockParts | Exception] = {}
+        self._mixers: list[nn.Module] = []  # those without softmax
         self._known_mixers: list[MixerForm] = []
         self._unchained: dict[str, UnsupportedModelError] = {}
-        self.proved: dict[nn.Module, ProvedBlock] = {}
+        self._proved: dict[nn.Module, ProvedBlock] = {}
+        self.on_proved: Callable[[BlockParts, Trace], None] | None = None  # called behind every proof
+        self._proof: Proof | None = None
+        self._rigs: list[Rig] = []
+        self._path_of_rigs: CapturePath = "attention interface"
 
-    def walk(self) -> None:
-        """Both passes, one behind the other."""
-        self._trace(self.tracer)
-        parts = [self.parts_of(module) for module in dict.fromkeys(event.module for event in self.chained())]
-        for _ in range(MAX_OPENINGS):
-            verdicts: list[Verdict] = []
-            interface = self.path == "attention interface"
-            proof = Proof(self.part, self.forward, verdicts.append, interface=interface, factors=self.factors)
-            for one in parts:
-                proof.learn(one)
-            with proof.active():
-                proof.run()
-            if not any(isinstance(verdict, Unproved) for verdict in verdicts):
-                self.proved = {v.parts.module: v for v in verdicts if isinstance(v, ProvedBlock)}
-                return
-            parts = self._opened(verdicts)
-        raise UnsupportedModelError(f"{parts[0].name}: its FFN could not be told from its residual stream")
+    def attached(self) -> contextlib.AbstractContextManager[None]:
+        """Around this pass, and all that run while it is left."""
+        return self._tracer.attached()
 
-    def _trace(self, tracer: Tracer) -> None:
-        with tracer.attached(), tracer.active(), unexchanged(self.stack), weights_kept(self.stack):
-            self.forward()
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """What `run` needs around it."""
+        with self._tracer.active(), weights_kept(self.stack):
+            yield
 
-    def _opened(self, verdicts: Sequence[Verdict]) -> list[BlockParts]:
-        """The blocks, unproved ones with other units, from one more pass: what happened in all together may not fit."""
-        unproved = {verdict.parts.module: verdict for verdict in verdicts if isinstance(verdict, Unproved)}
-        found: dict[nn.Module, BlockParts] = {}
+    def run(self) -> None:
+        """The pass that finds blocks and parts."""
+        with model_code(type(self.model).__name__), unexchanged(self.stack):
+            self._forward()
 
-        def look(event: Event, written: Trace) -> None:
-            if event.module in unproved and event.module not in found:
-                found[event.module] = opened(unproved[event.module], written)
+    @property
+    def ready(self) -> bool:
+        """Whether it has been through a block with attention, so that it is known which list holds the blocks."""
+        return bool(self._tracer.attention or self._mixers)
 
-        self._trace(self._tracing(look))
-        return [found.get(verdict.parts.module, verdict.parts) for verdict in verdicts]
+    def proof(self) -> Proof:
+        """The pass behind it that proves them."""
+        found = [self.parts_of(event.module) for event in self.chained()]
+        self._proof = Proof(
+            self.part, self._forward, self._keep, self._factors, interface=self._interface, coming=self.elements()
+        )
+        for parts in found:
+            self._proof.learn(parts)
+        return self._proof
+
+    def rig(self) -> Rig:
+        """Instruments for one of the passes behind the proof."""
+        known = [proved.parts for proved in self._proved.values()]
+        self._path_of_rigs = self._path
+        self._rigs.append(Rig(self.part, known, interface=self._interface, coming=self.elements()))
+        return self._rigs[-1]
+
+    def elements(self) -> list[nn.Module]:
+        """The modules that may be blocks, of the list that holds them."""
+        return list(self._lists[self._home()])
+
+    def parts_of(self, module: nn.Module) -> BlockParts:
+        """What it consists of, as it was proved if it is."""
+        if module in self._proved:
+            return self._proved[module].parts
+        parts = self._parts[module]
+        if isinstance(parts, Exception):
+            raise parts
+        return parts
+
+    def forget(self, modules: Iterable[nn.Module]) -> None:
+        """Of what was read from the weights of these blocks, or of those inside of them, keep the shapes alone."""
+        for module in (inner for one in modules for inner in one.modules()):
+            if module in self._proved:
+                self._proved[module] = self._proved[module].without_values()
+
+    def _keep(self, proved: ProvedBlock, run: BlockRun) -> None:
+        self._proved[proved.parts.module] = proved
+        if self.on_proved is not None:
+            self.on_proved(proved.parts, traced_again(run, self.part))
+        for rig in self._rigs:
+            rig.learn(proved.parts)
 
     def structure(self) -> ModelStructure:
         """What was found, but for `plain_error`."""
-        ran = self.tracer.ran | set(self.tracer.attention)
-        others = [] if is_pair(self.stack) else beside_notes(self.stack, self.part)  # a decoder runs behind its encoder
-        unread = [*unread_attention(self.model, ran), *others]
-        return self.structure_of(self.chained(), tuple(unread))
+        ran = self._tracer.ran | set(self._tracer.attention)
+        return self._structure_of(self.chained(), left_out(self.model, self.stack, self.part, ran))
+
+    def so_far(self) -> ModelStructure:
+        """What is known of the blocks that were proved."""
+        return self._structure_of([event for event in self.chained() if event.module in self._proved], [])
+
+    def _structure_of(self, calls: list[Event], unread: list[str]) -> ModelStructure:
+        modules = tuple(event.module for event in calls)
+        blocks = tuple(self._proved[module] for module in dict.fromkeys(modules))
+        apart = [] if self._known.chain is None else anew_note(self._seams)
+        proofs = sorted({note for block in blocks for note in block.notes})
+        mixing = mixing_notes([self._proved[module].parts for module in modules], self._tracer.attention)
+        uncovered = (*decoder_note(self.model), *mixing, *proofs, *unread, *apart)
+        width = blocks[0].parts.hidden.get(calls[0].args, calls[0].kwargs).shape[-1]
+        path = self._path if self._tracer.attention else "frozen kernel"
+        return ModelStructure(self.stack, self.part, blocks, modules, path, width, uncovered, frozenset(self._seams))
 
     @property
-    def path(self) -> CapturePath:
+    def _path(self) -> CapturePath:
         """How attention was seen."""
-        paths = set(self.tracer.attention.values())
+        paths = set(self._tracer.attention.values())
         return "softmax interception" if "softmax interception" in paths else "attention interface"
 
-    def structure_of(self, calls: list[Event], unread: tuple[str, ...]) -> ModelStructure:
-        modules = tuple(event.module for event in calls)
-        blocks = tuple(self.proved[module] for module in dict.fromkeys(modules))
-        apart = [] if self._chain is None else anew_note(self.seams)
-        proofs = sorted({note for block in blocks for note in block.notes})
-        uncovered = (*self._uncovered, *self._mixing_notes(modules), *proofs, *unread, *apart)
-        width = blocks[0].parts.hidden.get(calls[0].args, calls[0].kwargs).shape[-1]
-        path = self.path if self.tracer.attention else "frozen kernel"
-        return ModelStructure(self.stack, self.part, blocks, modules, path, width, uncovered, frozenset(self.seams))
-
-    def _mixing_notes(self, calls: Sequence[nn.Module]) -> list[str]:
-        """FFN units act on each token alone; what else is nonlinear, mixes tokens and has no operator is said so, with
-        the block calls where these are not all."""
-        found: dict[str, list[int]] = {}
-        for call, parts in enumerate(self.proved[module].parts for module in calls):
-            own = {*parts.attention, *([] if parts.second is None else [parts.second.form.module])}
-            for told in {self._of_mixing(unit) for unit in parts.mixing - own}:
-                found.setdefault(told, []).append(call)
-        some = {told: f" in block {', '.join(map(str, at))}" for told, at in found.items() if len(at) < len(calls)}
-        return [told.format(some.get(told, "")) for told in sorted(found)]
-
-    def _of_mixing(self, unit: nn.Module) -> str:
-        """What is said of it, with the blocks left open."""
-        name = type(unit).__name__
-        if self.tracer.attention.keys() & set(unit.modules()):
-            where = "reaches the stream only as part of what the token mixer behind it reads"
-            return f"the attention in {name}{{}} {where}; it has no W' of its own"
-        return f"{name} mixes tokens without softmax attention{{}}; its output counts among the UAT terms"
-
-    def forward(self) -> Any:
-        return run_stack(self.stack, self.probe)
+    @property
+    def _interface(self) -> bool:
+        return not self._known.intercepted and self._path == "attention interface"
 
     def chained(self) -> list[Event]:
         """The block calls, in order, each of which takes what the one in front of it gives."""
         name = type(self.model).__name__
-        if not self.tracer.attention and not self.mixers:
-            unseen = why_unseen(self.parts.values(), self.tracer.hidden)
+        if not self._tracer.attention and not self._mixers:
+            unseen = why_unseen(self._parts.values(), self._tracer.hidden)
             raise UnsupportedModelError(
                 f"{name}: neither softmax attention nor a mixer that is linear in its values runs in its forward pass, "
                 f"as far as duat can follow it{unseen}{in_narrow(self.model.dtype)}"
             )
-        home = self.home()
+        home = self._home()
         if not self._calls[home]:
             raise UnsupportedModelError(f"{name} never calls the blocks that hold its attention")
         if home in self._unchained:
-            if len(inner := inner_lists(self.stack, home, self.tracer.attention)) > 1:
+            if len(inner := inner_lists(self.stack, home, self._tracer.attention)) > 1:
                 raise SeveralStacksError(inner)
-            if (why := why_unchained(self.stack, home, self._calls, self.tracer.attention)) is not None:
+            if (why := why_unchained(self.stack, home, self._calls, self._tracer.attention)) is not None:
                 raise UnsupportedModelError(why)
-            fault = self._unchained[home]
-            if isinstance(fault, ChangedStreamError):
-                fault.name = home
-            raise fault
+            raise self._unchained[home]
         return self._calls[home]
 
-    def home(self) -> str:
+    def _home(self) -> str:
         """The outermost ModuleList around the attention modules."""
-        seen = self.tracer.attention or self.mixers
+        seen = self._tracer.attention or self._mixers
         named = [self._names[module] for module in seen if module in self._names]
-        homes = list(dict.fromkeys(next((o for o in self.lists if n.startswith(o + ".")), None) for n in named))
+        homes = list(dict.fromkeys(next((o for o in self._lists if n.startswith(o + ".")), None) for n in named))
         if None in homes or not homes:
-            outside = {type(m).__name__ for m in seen if not any(m in set(b.modules()) for b in self.list_of)}
+            outside = {type(m).__name__ for m in seen if not any(m in set(b.modules()) for b in self._list_of)}
             raise UnsupportedModelError(f"attention runs outside any list of blocks: {', '.join(sorted(outside))}")
         if len(homes) > 1:
             inner = {o: inner_lists(self.stack, o, seen) for o in map(str, homes) if o in self._unchained}
             raise SeveralStacksError([name for home in map(str, homes) for name in inner.get(home) or [home]])
         return str(homes[0])
 
-    def parts_of(self, module: nn.Module) -> BlockParts:
-        parts = self.parts[module]
-        if isinstance(parts, Exception):
-            raise parts
-        return parts
-
-    def learn(self, event: Event, written: Trace) -> None:
+    def _learn(self, event: Event, written: Trace) -> None:
         """Behind a call of a module that may be a block. What is wrong with it matters only if it is one."""
-        home = self.list_of[event.module]
-        if home not in self._staged and is_stage(event, written):
+        home = self._list_of[event.module]
+        if home not in self._known.staged and is_stage(event, written):
             raise StagesError(home)
         calls = self._calls[home]
         try:
-            added = self.part is not self.stack or self._chain is not None
-            if calls and not chained(len(calls) - 1, calls[-1], event, added=added):
-                self.seams.add(len(calls))
+            added = self.part is not self.stack or self._known.chain is not None
+            if calls and not chained(home, len(calls) - 1, calls[-1], event, added=added):
+                self._seams.add(len(calls))
         except UnsupportedModelError as fault:
             self._unchained.setdefault(home, fault)
         calls.append(event)
-        if event.module not in self.parts:
+        if event.module not in self._parts:
             try:
-                parts = find_parts(event, self._names[event.module], written)
-                require_one_sequence(event, parts)
-                if not isinstance(self.probe, Tensor) and STATES in self.probe:
-                    require_apart(event, parts, self.probe[STATES])
-                if self._chain is not None:
-                    parts = replace(parts, anew=True, beside=beside(event, parts.hidden, any_length=True))
-                    require_own_tokens(event, parts, written)
-                parts = with_mixer(parts, event, written, self._known_mixers)
-                self.mixers += parts.attention if parts.mixer is not None else ()
-                self.parts[event.module] = parts
+                self._parts[event.module] = self._found(event, written)
             except Exception as fault:  # raised again where it is known that this is a block
-                self.parts[event.module] = fault
+                self._parts[event.module] = fault
+        if self._rigs and self._path != self._path_of_rigs and not self._known.intercepted:
+            raise PathError
+        if self._proof is not None and home == self._home():
+            self.chained()  # raises where the block does not take what the one in front of it gives
+            self._proof.learn(self.parts_of(event.module))
+
+    def _found(self, event: Event, written: Trace) -> BlockParts:
+        """The parts of a block, if it is one."""
+        parts = find_parts(event, self._names[event.module], written)
+        require_one_sequence(event, parts)
+        if not isinstance(self.probe, Tensor) and STATES in self.probe:
+            require_apart(event, parts, self.probe[STATES])
+        if self._known.chain is not None:
+            parts = replace(parts, anew=True, beside=beside(event, parts.hidden, any_length=True))
+            require_own_tokens(event, parts, written)
+        parts = with_mixer(parts, event, written, self._known_mixers)
+        self._mixers += parts.attention if parts.mixer is not None else ()
+        return parts
 
 
-def _stack_of(model: Any) -> tuple[Any, tuple[str, ...]]:
-    stack, pair = stack_of(model), is_pair(model)
-    if pair and not hasattr(stack, "config"):
-        raise UnsupportedModelError(f"{type(stack).__name__} has no config of its own, so its attention stays unseen")
-    way = "; inspect, verify and attribute take --stack decoder" if pair and writes(model) else ""
-    return stack, (ENCODER_ALONE + way,) if pair else ()
+Discovered = Discovery | ModelStructure
+"""What discovery has found so far, or all of it."""

@@ -13,7 +13,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.grouping import by_key
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.chains import in_pieces
-from duat_cli.models.discovery.modality import is_pair
+from duat_cli.models.discovery.modality import is_pair, writes
 from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.tracing import Event
 
@@ -21,6 +21,15 @@ _NAMED = re.compile(r"attention|attn", re.IGNORECASE)  # what transformers itsel
 _FUSED = re.compile(r"(?i)^(w_?)?(qkv|query_key_value|c_attn|in_proj)(_proj)?$")
 _QUERY = re.compile(r"(?i)^(w_?)?(q|query)(_?(proj|lin|linear))?$")
 _SHOWN = 3
+ENCODER_ALONE = "decoder stack (cross-attention): only the encoder is read here"
+"""What a note begins with of an encoder-decoder, whose encoder alone is read."""
+
+
+def decoder_note(model: Any) -> list[str]:
+    """What is said of an encoder-decoder, whose encoder alone is read."""
+    if not is_pair(model):
+        return []
+    return [ENCODER_ALONE + ("; inspect, verify and attribute take --stack decoder" if writes(model) else "")]
 
 
 def unread_attention(model: Any, ran: Collection[nn.Module]) -> list[str]:
@@ -39,6 +48,13 @@ def unread_attention(model: Any, ran: Collection[nn.Module]) -> list[str]:
     ]
 
 
+def left_out(model: Any, stack: nn.Module, part: nn.Module, ran: Collection[nn.Module]) -> list[str]:
+    """The notes of what has attention and is not read. stack, part: as of `ModelStructure`; ran: as of
+    `unread_attention`."""
+    others = [] if is_pair(stack) else beside_notes(stack, part)  # a decoder runs behind its encoder
+    return [*unread_attention(model, ran), *others]
+
+
 def beside_notes(stack: nn.Module, part: nn.Module) -> list[str]:
     """One note for every other model inside `stack` with attention than `part`, which holds the blocks."""
     if part is stack:
@@ -48,6 +64,27 @@ def beside_notes(stack: nn.Module, part: nn.Module) -> list[str]:
         for name, other in _models(stack, "")
         if other is not part and any(map(_is_attention, other.modules()))
     ]
+
+
+def mixing_notes(calls: Sequence[BlockParts], attending: Collection[nn.Module]) -> list[str]:
+    """FFN units act on each token alone; what else is nonlinear, mixes tokens and has no operator is said so, with the
+    block calls where these are not all. attending: every attention module."""
+    found: dict[str, list[int]] = {}
+    for call, parts in enumerate(calls):
+        own = {*parts.attention, *([] if parts.second is None else [parts.second.form.module])}
+        for told in {_of_mixing(unit, attending) for unit in parts.mixing - own}:
+            found.setdefault(told, []).append(call)
+    some = {told: f" in block {', '.join(map(str, at))}" for told, at in found.items() if len(at) < len(calls)}
+    return [told.format(some.get(told, "")) for told in sorted(found)]
+
+
+def _of_mixing(unit: nn.Module, attending: Collection[nn.Module]) -> str:
+    """What is said of it, with the blocks left open."""
+    name = type(unit).__name__
+    if any(module in attending for module in unit.modules()):
+        where = "reaches the stream only as part of what the token mixer behind it reads"
+        return f"the attention in {name}{{}} {where}; it has no W' of its own"
+    return f"{name} mixes tokens without softmax attention{{}}; its output counts among the UAT terms"
 
 
 def why_unseen(found: Collection[BlockParts | Exception], hidden: Collection[nn.Module]) -> str:

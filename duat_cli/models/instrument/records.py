@@ -350,6 +350,9 @@ class BlockRun:
         plan = Substitutes(self, items.shape[0], given, attention, stop, self.attention, self.prompts)
         apart = items if self.prompts == 1 else items.unflatten(1, (self.prompts, -1)).flatten(0, 1)
         args, kwargs = self.parts.hidden.put(*self.call, apart)
+        if self.parts.cross is not None:  # a replay takes the encoder's states through cross-attention or not at all
+            states = self.parts.cross.taken.get(args, kwargs)
+            args, kwargs = self.parts.cross.taken.put(args, kwargs, states.new_zeros(()).expand_as(states))
         with self._rig.replaying(plan), contextlib.suppress(ReplayStop):
             output = hidden_of(self._rig.call(self.parts.module, args, kwargs), apart)
             plan.result.output = output if self.prompts == 1 else output.reshape(items.shape)

@@ -178,11 +178,7 @@ class Rig:
         if self._order and self._order[index : index + 1] != (module,):
             raise UnsupportedModelError(OTHER_BLOCKS)
         hidden = hidden_of(output, parts.hidden.get(args, kwargs))
-        call = without_cache(args, kwargs)
-        if parts.cross is not None:  # a replay takes the encoder's states through cross-attention or not at all
-            states = parts.cross.taken.get(args, kwargs)
-            call = parts.cross.taken.put(*call, states.new_zeros(()).expand_as(states))
-        run = BlockRun(self, index, parts, recording, call, hidden, self._prompts)
+        run = BlockRun(self, index, parts, recording, without_cache(args, kwargs), hidden, self._prompts)
         run.find_windows()
         self._on_block(run)
         return output

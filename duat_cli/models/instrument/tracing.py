@@ -100,12 +100,12 @@ class Trace:
         return {event.module for event in self.events}
 
 
-def trace(model: Any, forward: Callable[[], Any]) -> Trace:
-    """Run `forward`, which calls `model` once, and write down everything that happened within."""
+def trace(model: Any, forward: Callable[[], Any], part: Any = None) -> Trace:
+    """Run `forward`, which calls `model` once, and write down everything that happened within. part: as of `Tracer`."""
     written: list[Trace] = []
 
     def run(*, interface: bool) -> Trace:
-        tracer = Tracer(model, [model], lambda _event, found: written.append(found), interface=interface)
+        tracer = Tracer(model, [model], lambda _event, found: written.append(found), interface=interface, part=part)
         with tracer.attached(), tracer.active():
             forward()
         return written[-1]

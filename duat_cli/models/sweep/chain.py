@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.growing import Discovered
+from duat_cli.models.discovery.structure import Discovered
 from duat_cli.models.instrument.calls import Path, beside_handed, handed, hidden_of
 from duat_cli.models.sweep.passes import BlockPass, Forward, Handler, Original, with_hidden
 

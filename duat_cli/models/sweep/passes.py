@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.growing import Discovered
-from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.discovery.structure import Discovered, ModelStructure
 from duat_cli.models.holding import holding
 from duat_cli.models.instrument.calls import Path, handed, hidden_of, without_cache
 from duat_cli.models.instrument.hooks import patched

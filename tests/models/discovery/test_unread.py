@@ -14,8 +14,8 @@ from transformers import WavLMConfig, WavLMModel
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.discovery.structure import ENCODER_ALONE, discover
-from duat_cli.models.discovery.unread import unread_attention
+from duat_cli.models.discovery.structure import discover
+from duat_cli.models.discovery.unread import ENCODER_ALONE, unread_attention
 from duat_cli.zoo import tiny
 
 NOT_READ = "holds attention and was not read: it does not run on token ids alone"

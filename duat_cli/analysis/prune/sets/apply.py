@@ -33,8 +33,9 @@ from duat_cli.loading.declared.embedder import modules
 from duat_cli.loading.model.load import load
 from duat_cli.loading.quiet import described, hushed
 from duat_cli.models.arrays import relative_error, tolerance_for
+from duat_cli.models.discovery.causality import probe_output
 from duat_cli.models.discovery.modality import is_pair, without_decoder
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, probe_output
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids
 from duat_cli.models.edits.cutting import without_parts
 from duat_cli.models.edits.surgery import without_blocks, zeroed
 from duat_cli.models.sweep.passes import record, removals

@@ -15,8 +15,7 @@ from duat_cli.analysis.session import Session
 from duat_cli.kinds import MetricName
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.causality import HeadTest, LogitsPass
-from duat_cli.models.discovery.growing import Discovered
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, run_stack
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, Discovered, probe_ids, run_stack
 from duat_cli.models.edits.parameters import BlockParameters, block_parameters
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.sweep.chain import Chain

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import single_model
 from paging import in_parts, pager_of, saved, whole
 
-from duat_cli.models.discovery.growing import Growing, Known, OpenedError, PathError
-from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
+from duat_cli.models.discovery.attempts import Known, PathError
+from duat_cli.models.discovery.structure import Discovery, ModelStructure, discover, run_stack
 from duat_cli.models.instrument.attention import ForeignAttentionError
 from duat_cli.models.instrument.plain import InstrumentedPass
 from duat_cli.models.instrument.rig import BlockRun
@@ -23,9 +22,9 @@ from duat_cli.models.sweep.lockstep import side_by_side
 TYPES = ["llama", "gpt2", "bert", "albert", "gemma2", "mixtral", "xlm-roberta", "deberta-v2", "bloom", "t5"]
 
 
-def grown(loaded: Any, listen: Callable[[Growing, BlockRun], None] = lambda _found, _run: None) -> ModelStructure:
+def grown(loaded: Any, listen: Callable[[Discovery, BlockRun], None] = lambda _found, _run: None) -> ModelStructure:
     """listen: called behind every block of a pass beside discovery, with what is discovered so far."""
-    found = Growing(loaded.model, device="cpu", known=Known())
+    found = Discovery(loaded.model, Known(), None, factors=True, device="cpu")
 
     def others() -> list[Any] | None:
         if not found.ready:
@@ -58,7 +57,7 @@ def test_a_block_is_proved_when_another_pass_gets_there_and_its_factors_are_let_
     expected = discover(whole(saved("llama", tmp_path)).model)
     seen = []
 
-    def listen(found: Growing, run: BlockRun) -> None:
+    def listen(found: Discovery, run: BlockRun) -> None:
         seen.append([b.factors is not None and not b.factors.heads.value.is_meta for b in found.so_far().blocks])
         here, there = found.so_far().block(run.index).factors, expected.block(run.index).factors
         assert here is not None
@@ -76,9 +75,6 @@ def test_what_ends_an_attempt_is_known_to_the_next() -> None:
     assert known.intercepted
     known.learn(ForeignAttentionError("planted"))
     assert not known.interface
-    parts = discover(single_model("llama")).blocks[0].parts
-    known.learn(OpenedError(parts))
-    assert known.parts == {parts.module: parts}
     with pytest.raises(ForeignAttentionError, match="again"):  # it was not the interface
         known.learn(ForeignAttentionError("again"))
 
@@ -96,6 +92,6 @@ def test_nothing_is_left_on_the_model(tmp_path: Path) -> None:
         assert loaded.model.config._attn_implementation == "eager"
 
 
-def _fail(_found: Growing, run: BlockRun) -> None:
+def _fail(_found: Discovery, run: BlockRun) -> None:
     if run.index == 1:
         raise ValueError("planted")
