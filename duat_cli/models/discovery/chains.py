@@ -74,6 +74,11 @@ def outermost_lists(
     return {name: list(_elements(found, opened=name in staged)) for name, found in outer.items()}
 
 
+def has_matrices(modules: Collection[nn.Module]) -> bool:
+    """Whether some of them hold one, as blocks do; the convolutions in front of those of models of sound do not."""
+    return any(weight.ndim == 2 for module in modules for weight in module.parameters())
+
+
 def blocks_expected(model: Any) -> int:
     """How many block calls there will be, by the config, or by the longest list of modules."""
     stated = getattr(model.config.get_text_config(), "num_hidden_layers", None)

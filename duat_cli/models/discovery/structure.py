@@ -29,6 +29,7 @@ from duat_cli.models.discovery.chains import (
     anew_note,
     by_name,
     chained,
+    has_matrices,
     inner_lists,
     is_stage,
     outermost_lists,
@@ -212,6 +213,7 @@ class Discovery:
         lists = outermost_lists(self.part, [name.removeprefix(prefix) for name in known.staged], known.chain)
         self._lists = {prefix + name: found for name, found in lists.items()}
         self._list_of = {module: name for name, found in self._lists.items() for module in found}
+        self._stems = {module for found in self._lists.values() if not has_matrices(found) for module in found}
         looked_at = None if known.chain is None else self.part.get_submodule(known.chain)
         self._tracer = Tracer(
             self.stack, self._list_of, self._learn, interface=known.interface, part=self.part, within=looked_at
@@ -225,7 +227,6 @@ class Discovery:
         self.on_proved: Callable[[BlockParts, Trace], None] | None = None  # called behind every proof
         self._proof: Proof | None = None
         self._rigs: list[Rig] = []
-        self._path_of_rigs: CapturePath = "attention interface"
 
     def attached(self) -> contextlib.AbstractContextManager[None]:
         """Around this pass, and all that run while it is left."""
@@ -260,7 +261,6 @@ class Discovery:
     def rig(self) -> Rig:
         """Instruments for one of the passes behind the proof."""
         known = [proved.parts for proved in self._proved.values()]
-        self._path_of_rigs = self._path
         self._rigs.append(Rig(self.part, known, interface=self._interface, coming=self.elements()))
         return self._rigs[-1]
 
@@ -358,6 +358,8 @@ class Discovery:
         home = self._list_of[event.module]
         if home not in self._known.staged and is_stage(event, written):
             raise StagesError(home)
+        if event.module in self._stems and not written.attention and any(t.ndim == 3 for t in event.tensors):
+            return  # trying it as norms and affine maps would take several times the memory of the model's own pass
         calls = self._calls[home]
         try:
             added = self.part is not self.stack or self._known.chain is not None
@@ -371,7 +373,7 @@ class Discovery:
                 self._parts[event.module] = self._found(event, written)
             except Exception as fault:  # raised again where it is known that this is a block
                 self._parts[event.module] = fault
-        if self._rigs and self._path != self._path_of_rigs and not self._known.intercepted:
+        if self._rigs and self._rigs[0].interface != self._interface:
             raise PathError
         if self._proof is not None and home == self._home():
             self.chained()  # raises where the block does not take what the one in front of it gives

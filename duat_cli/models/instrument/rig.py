@@ -69,7 +69,7 @@ class Rig:
         """coming: modules that may be learnt as blocks while a pass runs, at the latest when it stands at them.
         whole: hold norms with what they round, as `freeze_whole` does. prompts: how many, of as many tokens each, run
         as one batch. order: the block calls of every pass, where they are known."""
-        self._model, self._interface, self._whole, self._prompts = model, interface, whole, prompts
+        self._model, self.interface, self._whole, self._prompts = model, interface, whole, prompts
         self.watch = Watch(self)
         self._by_module: dict[nn.Module, BlockParts] = {}
         self._by_attention: dict[nn.Module, BlockParts] = {}
@@ -95,7 +95,7 @@ class Rig:
     @contextlib.contextmanager
     def active(self) -> Iterator[Rig]:
         with contextlib.ExitStack() as stack:
-            if self._interface:
+            if self.interface:
                 stack.enter_context(interface_installed(self._model))
             stack.enter_context(watched(self._by_attention, self.watch))
             stack.enter_context(torch.no_grad())

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from helpers import InDouble, Wiring, dense_blocks, double_model, far, single_model, sweep, token_ids
+from image_models import HEARD
 from torch import Tensor
-from transformers import TimesformerConfig, TimesformerModel
+from transformers import TimesformerConfig, TimesformerModel, Wav2Vec2Config, Wav2Vec2Model
 
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.support import entry_of_type, examine
@@ -134,6 +135,20 @@ def test_no_name_is_offered_where_the_blocks_are_not_read_by_it() -> None:
     assert entry.status == "refused"
     assert "between its blocks" in str(entry.reason)
     assert "--stack" not in str(entry.reason)
+
+
+@pytest.mark.parametrize("norm", ["group", "layer"])
+def test_convolutions_in_front_of_the_blocks_run_with_each_pass_and_not_beside(norm: str) -> None:
+    """Were they tried as norms and as affine maps, that would take several times the memory of the model itself."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Wav2Vec2Model(Wav2Vec2Config(**HEARD, feat_extract_norm=norm)).eval()
+    counts, stem = dict[str, int](), model.feature_extractor
+    for name, module in (("whole", stem), *stem.named_modules()):
+        module.register_forward_hook(lambda *_, name=name: counts.update({name: counts.get(name, 0) + 1}))
+    assert len(discover(model, {"input_values": torch.zeros(1, 500)}).calls) == 2
+    assert len(counts) > 6
+    assert set(counts.values()) == {counts["whole"]}
 
 
 @pytest.mark.parametrize(
