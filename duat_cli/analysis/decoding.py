@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from duat_cli.analysis.prepared import parts_of, stack_options
-from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.errors import ForwardError, InputError, UnsupportedModelError
 from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.loading.model.load import LoadedModel, load_tokenizer
 from duat_cli.loading.prompts import Prompt, limits, said
@@ -25,6 +25,7 @@ from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.sweep.lockstep import forwards
 from duat_cli.text import clean, shown
 
+R = TypeVar("R")
 STEPS = 15  # tokens that the model writes behind its start token where no text is given
 
 
@@ -64,20 +65,24 @@ def with_chosen_blocks(
 
 
 def both_stacks(
-    loaded: LoadedModel, prompts: Sequence[Prompt], files: InputFiles, *, trust_remote_code: bool
-) -> list[tuple[LoadedModel, list[Prompt]]]:
-    """The encoder of an encoder-decoder and its decoder, each with what it reads; where the decoder cannot be read the
-    encoder alone, whose notes say why. files: as of `with_chosen_blocks`, whatever its stack."""
+    loaded: LoadedModel,
+    prompts: list[Prompt],
+    files: InputFiles,
+    report_of: Callable[[LoadedModel, list[Prompt]], R],
+    *,
+    trust_remote_code: bool,
+) -> list[R]:
+    """What `report_of` makes of the encoder of an encoder-decoder and of its decoder, each with what it reads; where
+    the decoder cannot be read, of the encoder alone, whose notes say why. files: as of `with_chosen_blocks`, whatever
+    its stack."""
     asked, every = replace(files, stack="decoder"), replace(loaded, every_stack=True)
-    try:
+    try:  # first, because the encoder's notes say whether the decoder is read
         decoder_of(loaded.model)
-        decoder, own = with_chosen_blocks(every, prompts, asked, trust_remote_code=trust_remote_code)
-        if loaded.paged is None:  # its weights are there for a pass
-            discover(decoder.model, decoder.like, factors=False)
-    except UnsupportedModelError as fault:
+        decoder = report_of(*with_chosen_blocks(every, prompts, asked, trust_remote_code=trust_remote_code))
+    except (UnsupportedModelError, ForwardError) as fault:
         note = f"--stack all: the decoder is not read: {fault}"
-        return [(replace(loaded, stack="encoder", warnings=(*loaded.warnings, note)), list(prompts))]
-    return [(replace(every, stack="encoder"), list(prompts)), (decoder, own)]
+        return [report_of(replace(loaded, stack="encoder", warnings=(*loaded.warnings, note)), prompts)]
+    return [report_of(replace(every, stack="encoder"), prompts), decoder]
 
 
 def chains_of(loaded: LoadedModel) -> tuple[str, ...]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import heapq
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from duat_cli.analysis.progress import expect
 from duat_cli.errors import CheckpointError, DuatError, InputError
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from duat_cli.loading.prompts import Prompt
     from duat_cli.loading.texts import PromptText
     from duat_cli.results.plan import Way
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -257,13 +259,12 @@ def open_reading(
     return Reading(loaded, tokenizer, inputs)
 
 
-def open_stacks(
-    model: ModelRequest, texts: PromptRequest, progress: Progress
-) -> Iterator[tuple[LoadedModel, list[Prompt]]]:
-    """As `open_session`; with --stack all every stack of the model in turn."""
+def of_stacks(
+    model: ModelRequest, texts: PromptRequest, progress: Progress, report_of: Callable[[LoadedModel, list[Prompt]], R]
+) -> list[R]:
+    """What `report_of` makes of what `open_session` gives; with --stack all of every stack of the model in turn."""
     if texts.files is None or texts.files.stack != EVERY:
-        yield open_session(model, texts, progress)
-        return
+        return [report_of(*open_session(model, texts, progress))]
     progress(0, 0, "loading torch and transformers")
     with uncollected():
         from duat_cli.analysis.decoding import all_chains, both_stacks
@@ -272,15 +273,11 @@ def open_stacks(
         from duat_cli.models.discovery.modality import is_pair
     shell = skeleton(model.find(progress).files, model.trust_remote_code)
     if not is_pair(shell) and len(parts_of(shell)) > 1:
-        for asked in asked_of_parts(shell, texts, texts.files):
-            yield open_session(model, asked, progress)
-        return
-    opened = open_session(model, replace(texts, files=replace(texts.files, stack=None)), progress)
+        return [report_of(*open_session(model, one, progress)) for one in asked_of_parts(shell, texts, texts.files)]
+    loaded, inputs = open_session(model, replace(texts, files=replace(texts.files, stack=None)), progress)
     if not is_pair(shell):
-        for chain in all_chains(opened[0]):
-            yield chain, opened[1]
-        return
-    yield from both_stacks(*opened, texts.files, trust_remote_code=model.trust_remote_code)
+        return [report_of(chain, inputs) for chain in all_chains(loaded)]
+    return both_stacks(loaded, inputs, texts.files, report_of, trust_remote_code=model.trust_remote_code)
 
 
 def open_set(

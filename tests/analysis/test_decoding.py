@@ -36,7 +36,7 @@ from duat_cli.models.arrays import relative_error
 from duat_cli.models.discovery.causality import decoder_logits, run_pair
 from duat_cli.models.discovery.modality import STATES, decoder_of, stack_of
 from duat_cli.models.discovery.proof import ProvedBlock
-from duat_cli.models.discovery.structure import run_stack
+from duat_cli.models.discovery.structure import Discovery, run_stack
 from duat_cli.models.discovery.unread import ENCODER_ALONE
 from duat_cli.models.instrument.rig import BlockRun
 
@@ -324,6 +324,17 @@ def test_where_the_decoder_cannot_be_read_all_is_the_encoder(
         assert why in note
         assert report["blocks"] == json.loads(answered([*words, "--json"], capsys)[1])["blocks"]
         assert report["certificate"]["relative_error"] < 1e-5
+
+
+def test_each_of_all_stacks_is_discovered_once(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, proof = list[str](), Discovery.proof
+    monkeypatch.setattr(Discovery, "proof", lambda self: found.append(type(self.model).__name__) or proof(self))
+    words = ["verify", str(folder), "--prompt", "abc", "--stack", "all", "--json"]
+    stacks = [report["model"]["stack"] for report in json.loads(answered(words, capsys)[1])["stacks"]]
+    assert stacks == ["encoder", "decoder"]
+    assert len(found) == len(set(found)) == 2
 
 
 def test_no_command_sends_to_a_decoder_that_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from duat_cli.analysis.shards.ranks import Ranks
     from duat_cli.api.target import FileTarget
     from duat_cli.cli.terminal.talk import Talk
+    from duat_cli.loading.model.load import LoadedModel
+    from duat_cli.loading.prompts import Prompt
     from duat_cli.results.inspect import InspectReport
 
 
@@ -190,17 +192,19 @@ def _alone(
     saved: Saved | None,
     talk: Talk,
 ) -> list[InspectReport]:
-    from duat_cli.analysis.opening import open_stacks
+    from duat_cli.analysis.opening import of_stacks
     from duat_cli.api.target import operator_file
 
-    reports, count = [], 0
+    count = 0
     with Progress(talk) as progress:
-        for loaded, inputs in open_stacks(wanted, texts, progress):
+
+        def report_of(loaded: LoadedModel, inputs: list[Prompt]) -> InspectReport:
             from duat_cli.analysis.inspect.maps import Maps
             from duat_cli.analysis.inspect.run import Filled
             from duat_cli.analysis.inspect.run import inspect as compute
             from duat_cli.analysis.inspect.save.states import saving
 
+            nonlocal count
             count += len(inputs)
             decode = token_texts(loaded, wanted.trust_remote_code) if mapped or saved or matrix_file else None
             maps = Maps(inputs[:mapped], decode) if mapped and decode else None
@@ -208,7 +212,9 @@ def _alone(
                 operator_file(matrix_file, decode) as file,
                 contextlib.nullcontext() if not saved or not decode else saving(saved[1], saved[0], decode) as states,
             ):
-                reports.append(compute(loaded, inputs, settings, progress, Filled(file, maps, states)))
+                return compute(loaded, inputs, settings, progress, Filled(file, maps, states))
+
+        reports = of_stacks(wanted, texts, progress, report_of)
     if matrix_file is not None:
         talk.note(f"wrote {matrix_file.path}")
     if saved is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import grouped
 from duat_cli.cli.shared.many import processes
@@ -9,6 +11,11 @@ from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
 from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND
 from duat_cli.loading.inputs.request import EVERY
+
+if TYPE_CHECKING:
+    from duat_cli.loading.model.load import LoadedModel
+    from duat_cli.loading.prompts import Prompt
+    from duat_cli.results.inspect import VerifyReport
 
 
 @grouped
@@ -26,7 +33,7 @@ def verify(
 
     Exit code: 0 exact, 1 not exact, 2 could not tell.
     """
-    from duat_cli.analysis.opening import open_stacks
+    from duat_cli.analysis.opening import of_stacks
     from duat_cli.analysis.plan.task import Task
 
     wanted = loading.request(model, Task("verify", processes=processes()))
@@ -36,11 +43,13 @@ def verify(
 
     announce(model, talk)
     with Progress(talk) as progress:
-        reports = []
-        for loaded, inputs in open_stacks(wanted, read, progress):
+
+        def report_of(loaded: LoadedModel, inputs: list[Prompt]) -> VerifyReport:
             from duat_cli.analysis.inspect.verify import verify as compute
 
-            reports.append(compute(loaded, inputs, progress))
+            return compute(loaded, inputs, progress)
+
+        reports = of_stacks(wanted, read, progress, report_of)
 
     from duat_cli.results.inspect import VerifyStacks
 
