@@ -27,11 +27,12 @@ from duat_cli.loading.model.fingerprint import fingerprint
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
-from duat_cli.models.discovery.attempts import BEGIN_ANEW, Known
+from duat_cli.models.discovery.attempts import Known
 from duat_cli.models.discovery.chains import ChangedStreamError, blocks_expected, by_name
 from duat_cli.models.discovery.modality import Given, placed, stack_of
 from duat_cli.models.discovery.structure import Discovered, Discovery, ModelStructure, discover, run_stack
 from duat_cli.models.discovery.unread import ENCODER_ALONE
+from duat_cli.models.holding import holding
 from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.sweep.lockstep import Guest, Pass, Weights, one_by_one, shown, side_by_side, together
@@ -206,7 +207,8 @@ class Session:
         """Some prompts, by their number, side by side: one read of the weights. The last guest is returned."""
         try:
             with refusing(self.loaded, [None, *(prompt.given for prompt in prompts.values())], self._grown):
-                structure, sweeps, guest = self._attempts(prompts, listener_of, guest_of)
+                attempt = functools.partial(self._attempt, prompts, listener_of, guest_of)
+                structure, sweeps, guest = self._known.through(attempt)
         except ChangedStreamError as fault:
             alone = Session(replace(self.loaded, chain=fault.name), lambda *_: None, factors=False)
             raise by_name(fault, lambda: alone.structure) from None
@@ -217,47 +219,38 @@ class Session:
         require_map(self._structure, self.together, self.loaded.like, self.loaded.device)
         return guest
 
-    def _attempts(
+    def _attempt(
         self,
         prompts: Mapping[int, Prompt],
         listener_of: Callable[[int], Listener],
         guest_of: Callable[[Discovery], G] | None,
     ) -> tuple[ModelStructure, list[_Sweep], G | None]:
-        """Discovery, and with it the sweeps of the probe and of these prompts, anew until it goes through."""
+        """Discovery, and with it the sweeps of the probe and of these prompts."""
         assert self.weights is not None
-        while True:
-            found = self._grown()
-            self._growing, sweeps = found, list[_Sweep]()
-            if (guest := None if guest_of is None else guest_of(found)) is not None:
-                found.on_proved = guest.proved
+        found, sweeps = self._grown(), list[_Sweep]()
 
-            def others(
-                found: Discovery = found, sweeps: list[_Sweep] = sweeps, guest: Guest | None = guest
-            ) -> list[Pass] | None:
-                if not found.ready:
-                    return None
-                self._swept = bool(self._structure)  # the pass of an attempt that failed does not count
-                proof, blocks = found.proof(), found.elements()
-                probe = _ignore if guest is None else guest.probe
-                sweeps.append(self._prepared(found.probe, probe, found.rig(), blocks, check=True))
-                for number, prompt in prompts.items():
-                    sweeps.append(self._prepared(prompt.given, listener_of(number), found.rig(), blocks))
-                    self._swept = True
-                more = () if guest is None else guest.passes
-                return [proof, *(each for sweep in sweeps for each in sweep.passes), *more]
+        def others() -> list[Pass] | None:
+            if not found.ready:
+                return None
+            self._swept = bool(self._structure)  # the pass of an attempt that failed does not count
+            proof, blocks = found.proof(), found.elements()
+            probe = _ignore if guest is None else guest.probe
+            sweeps.append(self._prepared(found.probe, probe, found.rig(), blocks, check=True))
+            for number, prompt in prompts.items():
+                sweeps.append(self._prepared(prompt.given, listener_of(number), found.rig(), blocks))
+                self._swept = True
+            more = () if guest is None else guest.passes
+            return [proof, *(each for sweep in sweeps for each in sweep.passes), *more]
 
-            def left(page: Any, found: Discovery = found) -> None:
-                found.forget(page.doors)
-                self._geometries.clear()
+        def left(page: Any) -> None:
+            found.forget(page.doors)
+            self._geometries.clear()
 
-            try:
-                with found.attached():
-                    side_by_side(self.weights, found, others, left)
-                return found.structure(), sweeps, guest
-            except BEGIN_ANEW as fault:
-                self._known.learn(fault)
-            finally:
-                self._growing = None
+        with holding(self, _growing=found), found.attached():
+            guest = None if guest_of is None else guest_of(found)
+            found.on_proved = None if guest is None else guest.proved
+            side_by_side(self.weights, found, others, left)
+        return found.structure(), sweeps, guest
 
     def _grown(self) -> Discovery:
         loaded = self.loaded

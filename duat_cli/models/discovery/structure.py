@@ -21,7 +21,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import in_narrow
 from duat_cli.models.block.mixer import MixerForm
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.attempts import BEGIN_ANEW, Known, PathError
+from duat_cli.models.discovery.attempts import Known, PathError
 from duat_cli.models.discovery.chains import (
     ChangedStreamError,
     SeveralStacksError,
@@ -154,22 +154,23 @@ def discover(
     chain: the list whose blocks are meant, by its name in the model that is run; None where there is but one.
     factors: whether V and O of the heads are looked for, which are kept for every block.
     """
-    known = Known(chain=chain)
+    known = Known(chain)
+
+    def attempt() -> Discovery:
+        found = Discovery(model, known, like, factors=factors)
+        with found.attached(), found.active():
+            found.run()
+        proof = found.proof()
+        with proof.active():
+            proof.run()
+        return found
+
     with model_code(type(model).__name__):
-        while True:
-            found = Discovery(model, known, like, factors=factors)
-            try:
-                with found.attached(), found.active():
-                    found.run()
-                proof = found.proof()
-                with proof.active():
-                    proof.run()
-                break
-            except BEGIN_ANEW as fault:
-                known.learn(fault)
-            except ChangedStreamError as fault:
-                alone = partial(discover, model, like, chain=fault.name, factors=False)
-                raise by_name(fault, alone) from None
+        try:
+            found = known.through(attempt)
+        except ChangedStreamError as fault:
+            alone = partial(discover, model, like, chain=fault.name, factors=False)
+            raise by_name(fault, alone) from None
         structure = found.structure()
         return replace(structure, plain_error=_instruments_error(structure, found.probe))
 
@@ -189,7 +190,7 @@ class Discovery:
 
     Where all weights are in memory, each runs once the one in front of it is through. Where they are read block by
     block all go side by side, this one no more than a block ahead: what a proved block holds of weights is forgotten
-    once all are through it. An attempt that cannot go on raises one of BEGIN_ANEW, for `known` to learn.
+    once all are through it. An attempt that cannot go on raises what shows `known` how the next one may.
     """
 
     def __init__(

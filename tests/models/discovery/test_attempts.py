@@ -79,6 +79,19 @@ def test_what_ends_an_attempt_is_known_to_the_next() -> None:
         known.learn(ForeignAttentionError("again"))
 
 
+def test_an_attempt_is_made_anew_with_what_the_one_before_it_showed() -> None:
+    known, seen = Known(), list[bool]()
+
+    def attempt() -> str:
+        seen.append(known.intercepted)
+        if not known.intercepted:
+            raise PathError
+        return "through"
+
+    assert known.through(attempt) == "through"
+    assert seen == [False, True]
+
+
 def test_nothing_is_left_on_the_model(tmp_path: Path) -> None:
     saved("llama", tmp_path)
     with in_parts(tmp_path) as loaded:
