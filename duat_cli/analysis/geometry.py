@@ -12,7 +12,7 @@ from torch import Tensor
 from duat_cli.cache.tensors import TensorCache
 from duat_cli.models.arrays import relative_error, rounding
 from duat_cli.models.value_path.factors import BlockFactors
-from duat_cli.operators.gated.sums import ChannelGram
+from duat_cli.operators.gated import ChannelGram
 from duat_cli.operators.kronecker import HeadFactors, gram, gram_root, gram_row, told_apart
 from duat_cli.operators.pattern import EntryPattern
 from duat_cli.operators.sampling import sample_entries

@@ -6,7 +6,7 @@ With Ĥ_h (N x N), V_h (M x d) and O_h (d x M), the W' of Eq. 10 of Wang & Li, w
     W' = Σ_h Ĥ_h ⊗ (V_h O_h)ᵀ,      block from token j to token i:  B_ij = (Σ_h Ĥ_h[i, j] V_h O_h)ᵀ
 
 Every number below is a closed form in Ĥ and the Gram matrix G[h, k] = ⟨V_h O_h, V_k O_k⟩. Where a gate g_ih scales the
-channels of what token i gets, B_ij = (Σ_h Ĥ_h[i, j] V_h diag(g_ih) O_h)ᵀ (gated/sums.py).
+channels of what token i gets, B_ij = (Σ_h Ĥ_h[i, j] V_h diag(g_ih) O_h)ᵀ (gated.py).
 """
 
 from __future__ import annotations

@@ -75,23 +75,20 @@ def exact_multiples(sizes: Tensor, values: Tensor, blocks: int, cutoff: float) -
     return ShareEstimate(share, share, share)
 
 
-def sampled_share(pairs: Tensor, entries: Tensor, cutoff: float, nonzero_share: float) -> ShareEstimate:
-    """The share of entries with |w| > cutoff over all of W'.
-
-    pairs: ĥ_ij of uniformly drawn nonzero blocks, (n, heads); entries: (n, heads), from `sample_entries`;
-    nonzero_share: share of blocks that are nonzero. 95 % Wilson score interval.
-    """
-    [found] = sampled_shares(pairs[None], entries, [cutoff], [nonzero_share])
-    return found
-
-
 def sampled_shares(
     pairs: Tensor, entries: Tensor, cutoffs: Sequence[float], nonzero_shares: Sequence[float]
-) -> list[ShareEstimate]:
-    """The same of several W' whose nonzero blocks are the same. pairs: (W', n, heads)."""
+) -> list[ShareEstimate | None]:
+    """The share of entries with |w| > cutoff over all of W', of several W' whose nonzero blocks are the same; None
+    where no block was drawn.
+
+    pairs: ĥ_ij of uniformly drawn nonzero blocks, (W', n, heads); entries: as many draws at least, (…, heads), from
+    `sample_entries`; nonzero_shares: share of blocks that are nonzero. 95 % Wilson score interval.
+    """
+    draws, found = pairs.shape[-2], list[ShareEstimate | None]()
+    if not draws:
+        return [None] * len(pairs)
     limits = torch.tensor(cutoffs, dtype=pairs.dtype, device=pairs.device)[:, None]
-    hits = ((pairs * entries).sum(dim=-1).abs() > limits).sum(dim=-1).tolist()
-    draws, found = pairs.shape[-2], []
+    hits = ((pairs * entries[:draws]).sum(dim=-1).abs() > limits).sum(dim=-1).tolist()
     for count, nonzero in zip(hits, nonzero_shares, strict=True):
         low, high = wilson_interval(count, draws)
         found.append(ShareEstimate(count / draws * nonzero, low * nonzero, high * nonzero))

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from duat_cli.operators.lowrank import spectrum
-from duat_cli.operators.ranks import ranks, rounding_floor, svd_error
+from duat_cli.operators.lowrank import ranks, rounding_floor, spectrum, svd_error
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

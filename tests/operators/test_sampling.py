@@ -11,10 +11,10 @@ from torch import Tensor
 
 from duat_cli.operators.kronecker import HeadFactors
 from duat_cli.operators.sampling import (
+    ShareEstimate,
     exact_multiples,
     exact_share,
     sample_entries,
-    sampled_share,
     sampled_shares,
     wilson_interval,
 )
@@ -77,6 +77,13 @@ def test_multiples_of_one_matrix_are_counted_by_a_search(factors: HeadFactors) -
     assert exact_multiples(sizes[:0], total.abs().flatten().sort().values, 36, 0.1).share == 0.0
 
 
+def sampled_share(pairs: Tensor, entries: Tensor, cutoff: float, nonzero: float) -> ShareEstimate:
+    """Of one W'."""
+    [found] = sampled_shares(pairs[None], entries, [cutoff], [nonzero])
+    assert found is not None
+    return found
+
+
 def test_shares_of_several_are_those_of_each(factors: HeadFactors) -> None:
     entries = sample_entries(factors, 50, seed=14)
     vectors = normal(3, 50, 4, seed=15)
@@ -84,6 +91,7 @@ def test_shares_of_several_are_those_of_each(factors: HeadFactors) -> None:
     alone = [sampled_share(v, entries, c, n) for v, c, n in zip(vectors, cutoffs, nonzero, strict=True)]
     assert sampled_shares(vectors, entries, cutoffs, nonzero) == alone
     assert len({one.share for one in alone}) == 3
+    assert sampled_shares(vectors[:, :0], entries, cutoffs, nonzero) == [None] * 3
 
 
 def test_sampled_entries_are_entries_of_the_head_maps(factors: HeadFactors) -> None:

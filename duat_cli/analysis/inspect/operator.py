@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.analysis.geometry import Geometry
-from duat_cli.analysis.inspect.measured.entries import Pairs, are_counted, cutoff_of, estimated
+from duat_cli.analysis.inspect.measured.entries import Pairs, are_counted, cutoff_of
 from duat_cli.analysis.inspect.measured.gated import measure_gated
 from duat_cli.analysis.inspect.measured.numbers import OperatorNumbers, row_pieces, spectral
 from duat_cli.models.value_path.operator import AttentionOperator, PromptOperators
 from duat_cli.operators.coupling import CouplingSums, OperatorSums, ValueSquares
 from duat_cli.operators.kronecker import effective_heads, frobenius_norms, kronecker_spectrum
-from duat_cli.operators.sampling import ShareEstimate, exact_share
+from duat_cli.operators.sampling import ShareEstimate, exact_share, sampled_shares
 
 
 def measure(
@@ -148,10 +148,11 @@ class _Sums:
         else:
             vectors = [pairs.vectors(len(geometry.entries)) for pairs in self._pairs]
             if len(vectors) == 1:
-                found = estimated(vectors[0].reshape(self._prompts, *vectors[0].shape[-2:]), geometry, cutoffs, nonzero)
+                pairs = vectors[0].reshape(self._prompts, *vectors[0].shape[-2:])
+                found = sampled_shares(pairs, geometry.entries, cutoffs, nonzero)
             else:
                 each = zip(vectors, cutoffs, nonzero, strict=True)
-                found = [estimated(one[None], geometry, [cutoff], [share])[0] for one, cutoff, share in each]
+                found = [sampled_shares(one[None], geometry.entries, [c], [share])[0] for one, c, share in each]
         return [one if norm > 0 else None for one, norm in zip(found, norms, strict=True)]
 
     def _each(self, x: Tensor) -> list[Tensor]:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.geometry import KEPT_HEADS, Geometry
-from duat_cli.analysis.inspect.measured.entries import are_counted, cutoff_of, draws, estimated
+from duat_cli.analysis.inspect.measured.entries import are_counted, cutoff_of, draws
 from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers, null_of
 from duat_cli.analysis.inspect.operator import measure
 from duat_cli.models.value_path.operator import AttentionOperator, PromptOperators
 from duat_cli.operators.kronecker import effective_heads
-from duat_cli.operators.sampling import ShareEstimate, exact_multiples, exact_share
+from duat_cli.operators.sampling import ShareEstimate, exact_multiples, exact_share, sampled_shares
 from duat_cli.operators.uniform import UniformOperators
 
 PATTERN_BYTES = 1 << 26  # of patterns kept until their blocks are worked on
@@ -201,4 +201,4 @@ def _sampled(
     chosen = hit[0].nonzero()[:, 0]
     sources = all_of.sources[places].mT.index_select(2, j.index_select(0, chosen))  # (places, heads, n)
     vectors = sources * rows.index_select(1, chosen)[:, None]
-    return estimated(vectors.to(geometry.entries.dtype).mT, geometry, cutoffs, nonzero)
+    return sampled_shares(vectors.to(geometry.entries.dtype).mT, geometry.entries, cutoffs, nonzero)

@@ -14,8 +14,20 @@ from duat_cli.analysis.lora.change import Change
 from duat_cli.cache.tensors import TensorCache
 from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.operators.leading import leading
-from duat_cli.operators.lowrank import EXACT_SIDE, LowRank, Piece, Triplets, energy, singular, spectrum, written_out
-from duat_cli.operators.ranks import Ranks, ranks, rounding_floor, svd_error
+from duat_cli.operators.lowrank import (
+    EXACT_SIDE,
+    LowRank,
+    Piece,
+    Ranks,
+    Triplets,
+    energy,
+    ranks,
+    rounding_floor,
+    singular,
+    spectrum,
+    svd_error,
+    written_out,
+)
 from duat_cli.results.weight_change import Alignment, Intruders, ModuleChange, Rounding
 
 SHOWN = 16  # leading singular values in the report

@@ -6,13 +6,9 @@ The same token pairs are drawn for every operator of as many tokens, so that a v
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-from duat_cli.analysis.geometry import Geometry
-from duat_cli.operators.sampling import ShareEstimate, sampled_shares
 
 EXACT_ENTRIES = 1 << 22  # entries of W' that are counted one by one; above it they are sampled
 PAIR_DRAWS = 2048
@@ -70,17 +66,3 @@ def are_counted(entries: int) -> bool:
 def cutoff_of(inner: int, outer: int, norm: float, threshold: float) -> float:
     """threshold times rms(W') = ‖W'‖_F / (outer inner)^½, W' of outer rows and inner columns."""
     return threshold * norm / (inner * outer) ** 0.5
-
-
-def estimated(
-    vectors: Tensor, geometry: Geometry, cutoffs: Sequence[float], nonzero: Sequence[float]
-) -> list[ShareEstimate | None]:
-    """From ĥ_ij of drawn nonzero blocks, (W', n, heads), no more than there are sampled entries; None for no draw at
-    all.
-
-    nonzero: the share of blocks that are not zero.
-    """
-    draws = vectors.shape[-2]
-    if not draws:
-        return [None] * len(vectors)
-    return [*sampled_shares(vectors, geometry.entries[:draws], cutoffs, nonzero)]

@@ -10,10 +10,10 @@ from duat_cli.analysis.inspect.measured.entries import PAIR_DRAWS, are_counted, 
 from duat_cli.analysis.inspect.measured.numbers import OperatorNumbers, row_pieces, spectral
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.coupling import CouplingSums, channel_squares, narrow
-from duat_cli.operators.gated.sums import SPECTRUM_SIDE, GatedSums
+from duat_cli.operators.gated import SPECTRUM_SIDE, GatedSums
 from duat_cli.operators.kronecker import HeadFactors, effective_heads
 from duat_cli.operators.pattern import EntryPattern
-from duat_cli.operators.sampling import ShareEstimate, exact_share, sampled_share
+from duat_cli.operators.sampling import ShareEstimate, exact_share, sampled_shares
 
 MANY = f"a gate inside attention: computed up to {SPECTRUM_SIDE:,} tokens times heads"
 
@@ -92,10 +92,9 @@ def _numerical(operator: AttentionOperator, norm: float, threshold: float, nonze
     pairs = whole.left[:, targets, sources]  # (heads, draws)
     hit = (pairs != 0).any(dim=0)
     targets, pairs = targets[hit], pairs[:, hit]
-    if not len(targets):
-        return None
     generator = torch.Generator().manual_seed(11)
     a = torch.randint(factors.width, (PAIR_DRAWS,), generator=generator)[: len(targets)].to(gate.device)
     b = torch.randint(factors.hidden_size, (PAIR_DRAWS,), generator=generator)[: len(targets)].to(gate.device)
     entries = (values[:, a] * gate[:, targets] * factors.output[:, :, b].transpose(1, 2)).sum(dim=-1)  # (heads, draws)
-    return sampled_share(pairs.T, entries.T, cutoff, nonzero)
+    [found] = sampled_shares(pairs.T[None], entries.T, [cutoff], [nonzero])
+    return found

@@ -35,7 +35,7 @@ from duat_cli.models import budgets
 from duat_cli.models.instrument.attention import StoredRows
 from duat_cli.models.value_path.factors import operator_of
 from duat_cli.models.value_path.operator import AttentionOperator
-from duat_cli.operators.gated import sums as gated_module
+from duat_cli.operators import gated as gated_module
 
 THRESHOLD = 0.3
 

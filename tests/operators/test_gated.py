@@ -7,9 +7,9 @@ import torch
 from helpers import correlation_of, coupling_of, effective_number, kronecker_singular_values, weighted_coupling_of
 from torch import Tensor
 
+from duat_cli.operators import gated
 from duat_cli.operators.coupling import channel_squares
-from duat_cli.operators.gated import sums as gated
-from duat_cli.operators.gated.sums import ChannelGram, GatedSums
+from duat_cli.operators.gated import ChannelGram, GatedSums
 from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, channels, effective_heads
 
 HEADS, KV, N, D, M = 4, 2, 5, 3, 6

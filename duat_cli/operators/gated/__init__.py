@@ -1,1 +1,0 @@
-"""W' with channels that are scaled by the receiving token."""
