@@ -112,21 +112,36 @@ class Means:
         return {name: self._why[name.partition("_")[0]] for name, value in absent.items() if value is None}
 
 
-class Changes:
-    """The same of whole prompts, with their order, and of what the model itself says in them."""
+class Findings:
+    """Of the prompts so far, in constant memory: their blocks, what the next tokens and the loss did, and in what order
+    the prompts moved; apart from it the same of what the model itself says in them."""
 
     def __init__(self) -> None:
+        self._blocks: list[Mean[BlockChange]] = []
+        self.base_error = self.tuned_error = 0.0
         self.whole, self.answers = Means(), Means()
         self._by_kl, self._by_output = Order(lambda one: one.kl or 0.0), Order(lambda one: one.output)
         self._tokens = 0
 
-    def add(self, one: PromptChange) -> None:
+    def add(self, found: Compared) -> None:
+        """The next prompt."""
+        self._blocks = self._blocks or [Mean() for _ in found.blocks]
+        for mean, block in zip(self._blocks, found.blocks, strict=True):
+            mean.add(block)
+        self.base_error = max(self.base_error, found.base_error)
+        self.tuned_error = max(self.tuned_error, found.tuned_error)
+        one = found.change
         self.whole.add(one)
         self._by_kl.add(one)
         self._by_output.add(one)
         if one.answer is not None:
             self.answers.add(one.answer)
             self._tokens += one.answer.tokens
+
+    @property
+    def blocks(self) -> list[BlockChange]:
+        """Means; of certificates the largest."""
+        return [mean.value() for mean in self._blocks]
 
     @property
     def order(self) -> Order:
@@ -139,26 +154,3 @@ class Changes:
         if not self._tokens:
             return None
         return AnswersSummary(prompts=self.answers.seen, tokens=self._tokens, **self.answers.said)
-
-
-class Findings:
-    """Of the prompts so far, in constant memory."""
-
-    def __init__(self) -> None:
-        self._blocks: list[Mean[BlockChange]] = []
-        self.changes = Changes()
-        self.base_error = self.tuned_error = 0.0
-
-    def add(self, found: Compared) -> None:
-        """The next prompt."""
-        self._blocks = self._blocks or [Mean() for _ in found.blocks]
-        for mean, block in zip(self._blocks, found.blocks, strict=True):
-            mean.add(block)
-        self.base_error = max(self.base_error, found.base_error)
-        self.tuned_error = max(self.tuned_error, found.tuned_error)
-        self.changes.add(found.change)
-
-    @property
-    def blocks(self) -> list[BlockChange]:
-        """Means; of certificates the largest."""
-        return [mean.value() for mean in self._blocks]

@@ -197,7 +197,7 @@ def whole_report(
             "prompts": prompts.listed,
             "prompt_set": prompts.facts,
             "blocks": found.blocks,
-            "by_prompt": found.changes.order.most,
+            "by_prompt": found.order.most,
             "certificate": head.certificate.with_errors(found.base_error, plain_errors[0]),
             "tuned_certificate": head.tuned_certificate.with_errors(found.tuned_error, plain_errors[1]),
             "eq18": eq18,
@@ -250,22 +250,20 @@ def _with_sup(
 
 
 def _summary(before: LoraSummary, found: Findings) -> LoraSummary:
-    changes = found.changes
     return before.model_copy(
         update={
-            **changes.whole.said,
-            "answers": changes.summary,
+            **found.whole.said,
+            "answers": found.summary,
             "notable": [*_notable(found), *before.notable],
-            "reasons": {**before.reasons, **changes.whole.reasons},
+            "reasons": {**before.reasons, **found.whole.reasons},
         }
     )
 
 
 def _notable(found: Findings) -> list[str]:
     """Where the change acts most, and through what; on which prompts; and what it does to the loss."""
-    changes = found.changes
-    lines = [*most_moved(found.blocks), *most_and_least(changes.order.first, changes.order.last)]
-    whole, answers = changes.whole, changes.answers
+    lines = [*most_moved(found.blocks), *most_and_least(found.order.first, found.order.last)]
+    whole, answers = found.whole, found.answers
     if whole.kl:
         lines.append(f"KL(base || tuned) of the next token {whole.kl:.3g} nats a token, the mean over the prompts")
     for what, means in (("the loss", whole), ("the loss of the model's own messages", answers)):

@@ -8,8 +8,8 @@ import statistics
 import pytest
 
 from duat_cli.analysis.lora import findings as module
-from duat_cli.analysis.lora.findings import Changes
-from duat_cli.analysis.lora.prompts import ONE_TOKEN
+from duat_cli.analysis.lora.findings import Findings
+from duat_cli.analysis.lora.prompts import ONE_TOKEN, Compared
 from duat_cli.results.lora import AnswerChange, PromptChange
 
 COUNT = 60
@@ -36,14 +36,19 @@ def change(number: int, chance: random.Random, *, finite: bool = True) -> Prompt
     )
 
 
+def add(found: Findings, one: PromptChange) -> None:
+    """A prompt of no blocks."""
+    found.add(Compared([], 0.0, 0.0, one))
+
+
 @pytest.mark.parametrize("broken", [set(), {7, 31}])
 @pytest.mark.parametrize("listed", [10, COUNT])
 def test_against_the_whole_list(broken: set[int], listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LISTED", listed)
-    chance, found = random.Random(listed), Changes()
+    chance, found = random.Random(listed), Findings()
     rows = [change(k, chance, finite=k not in broken) for k in range(COUNT)]
     for row in rows:
-        found.add(row)
+        add(found, row)
     ranked = sorted(rows, key=lambda row: -row.output if broken else -(row.kl or 0.0))
     assert found.order.most == ranked[:listed]
     known = [row for row in ranked if row.kl is not None]
@@ -66,16 +71,16 @@ def test_against_the_whole_list(broken: set[int], listed: int, monkeypatch: pyte
 
 
 def test_prompts_of_one_token_have_no_loss() -> None:
-    found = Changes()
-    found.add(change(0, random.Random(0)))
+    found = Findings()
+    add(found, change(0, random.Random(0)))
     assert (found.whole.loss, found.whole.reasons) == (None, {"loss_change": ONE_TOKEN})
 
 
 def test_what_the_model_itself_says_has_means_of_its_own() -> None:
-    chance, found = random.Random(1), Changes()
+    chance, found = random.Random(1), Findings()
     said = [AnswerChange(tokens=k + 1, kl=k / 7, loss_base=2.0, loss_tuned=1.0 + k / 10) for k in range(6)]
     for number, answer in enumerate([*said, None]):
-        found.add(change(number, chance).model_copy(update={"answer": answer}))
+        add(found, change(number, chance).model_copy(update={"answer": answer}))
     summary = found.summary
     assert summary is not None
     assert (summary.prompts, summary.tokens) == (6, 21)
@@ -86,7 +91,7 @@ def test_what_the_model_itself_says_has_means_of_its_own() -> None:
     assert summary.loss_change_low == pytest.approx(statistics.fmean(changes) - half, rel=1e-3)
     assert summary.loss_change_high == pytest.approx(statistics.fmean(changes) + half, rel=1e-3)
     endless = said[0].model_copy(update={"kl": None, "loss_tuned": None, "reasons": {"kl": "endless", "loss": "why"}})
-    found.add(change(9, chance).model_copy(update={"answer": endless}))
+    add(found, change(9, chance).model_copy(update={"answer": endless}))
     assert found.summary is not None
     assert (found.summary.kl, found.summary.loss_change) == (None, None)
     assert found.summary.reasons == {"kl": "endless", "loss_change": "why"}

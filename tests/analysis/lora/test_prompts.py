@@ -152,7 +152,7 @@ def test_the_wrapped_and_the_merged_model_agree(model_type: str, tmp_path: Path)
         assert one.tuned_certificate < 1e-5
     by_file = report_of(base, adapter)
     assert by_file.by_prompt is not None
-    for ours, theirs in zip(by_file.by_prompt, found[0].changes.order.most, strict=True):
+    for ours, theirs in zip(by_file.by_prompt, found[0].order.most, strict=True):
         assert ours.kl == pytest.approx(theirs.kl, rel=1e-4)
 
 
