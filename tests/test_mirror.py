@@ -61,9 +61,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         analysis/matrix/case analysis/matrix/checks analysis/matrix/convolution
         analysis/matrix/forms report/tables/matrix""",
     "against the Jacobians of the model: analysis/network/test_run.py": """
-        analysis/network/evaluation analysis/network/file analysis/network/hidden
-        analysis/network/layer""",
-    "against the Jacobian of all blocks: analysis/inspect/test_end_to_end.py": "analysis/sources",
+        analysis/network/evaluation analysis/network/file analysis/network/layer""",
     "kinds and samples: analysis/prune/test_run.py": "analysis/prune/wanted",
     "what a prompt gives, kept or not: analysis/shards/test_prune.py": "analysis/prune/responding",
     "orders and their curves: analysis/prune/sets/test_nested.py": """
@@ -99,7 +97,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "every plan is made of them: analysis/plan/test_memory.py": "analysis/plan/terms",
     "every call against its command: api/test_commands.py": """
         api/comparing api/files api/models api/planning api/settings api/words""",
-    "the table and nothing else: api/test_results.py": "api/pages report/notebook",
+    "the table and nothing else: api/test_results.py": "report/notebook",
     "every page in a browser: report/html/test_document.py": """
         report/html/attribute/heads report/html/attribute/page report/html/attribute/tokens
         report/html/compare/blocks report/html/compare/page

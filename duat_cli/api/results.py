@@ -61,7 +61,7 @@ class Shown(Report):
 
         InputError for a report that has none, such as that of `support`.
         """
-        from duat_cli.api.pages import page_of
+        from duat_cli.api.words import page_of
         from duat_cli.report.html.sheets import SHEETS
 
         if self.command not in SHEETS:

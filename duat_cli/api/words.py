@@ -1,7 +1,8 @@
-"""What needs no model: explanations, schemas, and reports from a folder of results."""
+"""What needs no model: explanations, schemas, pages of reports, and reports from a folder of results."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from duat_cli.api.asking import File
@@ -11,6 +12,7 @@ from duat_cli.api.settings import one_of
 
 if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress
+    from duat_cli.results.base import Report
 
 Merged = InspectResult | AttributeResult | LoraResult | PruneResult
 
@@ -45,3 +47,18 @@ def merge(folder: File, *, progress: Progress | None = None) -> Merged:
 
         report = compute(Folder.read(Path(folder)), Clock().run, heard(progress))
         return next(result for result in get_args(Merged) if issubclass(result, type(report))).of(report)
+
+
+def page_of(reports: Sequence[tuple[str | None, Report]]) -> str:
+    """The HTML of some reports, each with the name of the file that it comes from, if it does; those of the stacks of
+    one model stand side by side."""
+    from duat_cli.explain.find import everything
+    from duat_cli.report.html.document import document
+
+    known = {}
+    for entry in everything():
+        if entry.kind == "field":
+            for place in entry.where:
+                command, _, path = place.partition(": ")
+                known[command, path] = entry
+    return document([(source, one) for source, report in reports for one in getattr(report, "stacks", [report])], known)

@@ -14,8 +14,8 @@ import pytest
 from unpacking import reports_in
 
 import duat_cli as duat
-from duat_cli.api.pages import page_of
 from duat_cli.api.results import InspectResult
+from duat_cli.api.words import page_of
 from duat_cli.report.json import to_json
 from duat_cli.results.inspect import InspectReport
 

@@ -33,8 +33,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.dynamic import attention_weights, dynamic_names, norm_scales
-from duat_cli.analysis.network.hidden import Sigma
-from duat_cli.analysis.network.layer import Layer
+from duat_cli.analysis.network.layer import Layer, Sigma
 from duat_cli.analysis.tensor_file import TensorFile, require_disk
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.instrument.rig import BlockRun

@@ -17,8 +17,7 @@ from duat_cli import __version__
 from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.network.evaluation import Evaluation, Own, StepErrors
 from duat_cli.analysis.network.file import FORMAT, NetworkFile, require_room
-from duat_cli.analysis.network.hidden import Hidden, hidden_of, own_pre_activation, places_of
-from duat_cli.analysis.network.layer import layer_of
+from duat_cli.analysis.network.layer import Hidden, hidden_of, layer_of, own_pre_activation, places_of
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import InputError, UnsupportedModelError

@@ -39,7 +39,7 @@ def report(
 
     Exit code: 0 written, 2 a file is no report that can be shown.
     """
-    from duat_cli.api.pages import page_of
+    from duat_cli.api.words import page_of
 
     voice = options.Voice(quiet=quiet, no_color=no_color)
     talk, presentation = talk_of(voice), Presentation.of(options.Card(form=form, output=output), voice)

@@ -69,7 +69,7 @@ class Outlets:
 
     def write(self, report: CheckReport, every: bool, talk: Talk) -> None:
         """Files first: where one cannot be written, standard output has not said yet that all is well."""
-        from duat_cli.api.pages import page_of
+        from duat_cli.api.words import page_of
         from duat_cli.report.forms.check import render
 
         assert self._presentation is not None
@@ -91,7 +91,7 @@ class Outlets:
             self._say(error)
 
     def _say(self, error: BaseException) -> None:
-        from duat_cli.api.pages import page_of
+        from duat_cli.api.words import page_of
         from duat_cli.report.forms.check import render_undecided
         from duat_cli.results.check import Problem, UndecidedReport
 

@@ -58,7 +58,7 @@ class Presentation:
 
             self.target.write(to_json(report))
         elif self.form == "html":
-            from duat_cli.api.pages import page_of
+            from duat_cli.api.words import page_of
 
             self.target.write(page_of([(None, report)]))
         elif self.form == "model-card":

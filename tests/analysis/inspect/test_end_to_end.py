@@ -21,7 +21,7 @@ from helpers import (
 )
 from torch import Tensor, nn
 
-from duat_cli.analysis import sources as subject
+from duat_cli.analysis import decomposition as subject
 from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.run import inspect
 from duat_cli.models.instrument.hooks import hooked
@@ -73,7 +73,7 @@ def couplings(model_type: str, ids: Tensor, frozen: Callable[[], Detached] = Det
 def test_the_coupling_is_that_of_the_whole_models_jacobian(
     model_type: str, elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subject, "ELEMENTS", elements)
+    monkeypatch.setattr(subject, "SOURCE_ELEMENTS", elements)
     model = double_model(model_type)
     ids = token_ids(model)
     with InDouble():

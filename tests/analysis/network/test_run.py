@@ -25,7 +25,8 @@ from helpers import (
 from torch import Tensor, nn
 
 from duat_cli.analysis.network import file as network_file
-from duat_cli.analysis.network import hidden, run
+from duat_cli.analysis.network import layer as layer_module
+from duat_cli.analysis.network import run
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.results.matrix import NetworkReport
@@ -207,8 +208,8 @@ def test_a_wrong_activation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     from duat_cli.operators.activations import KNOWN
 
     other = next(known for known in KNOWN if known.name == "gelu")
-    own = hidden.Sigma
-    monkeypatch.setattr(hidden, "Sigma", lambda _, *rest: own(other, *rest))
+    own = layer_module.Sigma
+    monkeypatch.setattr(layer_module, "Sigma", lambda _, *rest: own(other, *rest))
     model = double_model("gpt2")
     report = run.network(as_loaded(model), prompt_of(token_ids(model, TOKENS)), str, quiet)
     assert not report.certificate.exact

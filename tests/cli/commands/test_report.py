@@ -11,7 +11,7 @@ import pytest
 import sample_reports as sample
 from unpacking import reports_in
 
-from duat_cli.api.pages import page_of
+from duat_cli.api.words import page_of
 from duat_cli.cli.commands.report import MOST_BYTES, read_report
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries

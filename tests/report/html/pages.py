@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import sample_reports as sample
 
-from duat_cli.api.pages import page_of
+from duat_cli.api.words import page_of
 from duat_cli.results.attribute import AttributeReport
 from duat_cli.results.base import Result
 from duat_cli.results.compare import CompareReport

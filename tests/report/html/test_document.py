@@ -15,7 +15,7 @@ from axe_playwright_python.sync_playwright import Axe
 from pages import EVIL, REPORTS, TOKENS, html, inspect_page
 from unpacking import reports_in
 
-from duat_cli.api.pages import page_of
+from duat_cli.api.words import page_of
 from duat_cli.report.json import to_json
 from duat_cli.results.attribute import TokenName
 from duat_cli.text import clean

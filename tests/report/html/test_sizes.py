@@ -6,7 +6,7 @@ import pytest
 from large import BLOCKS, SOURCES, large
 from unpacking import reports_in
 
-from duat_cli.api.pages import page_of
+from duat_cli.api.words import page_of
 
 MOST = 5_000_000
 
