@@ -38,10 +38,10 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         cli/commands/explain explain/fields report/explain
         report/headers report/markdown""",
     "every schema against a report: report/test_json.py": "report/schema",
-    "all numbers of a report: analysis/inspect/test_run.py": "analysis/clock analysis/inspect/assemble",
+    "all numbers of a report: analysis/inspect/test_run.py": """
+        analysis/clock analysis/inspect/assemble analysis/inspect/sweep""",
     "against the dense W': analysis/inspect/test_operator.py": """
         analysis/inspect/measured/entries analysis/inspect/measured/numbers""",
-    "against loops over H: analysis/inspect/test_heads.py": "analysis/inspect/measured/heads",
     "against dense W_QK: analysis/inspect/test_routing.py": "models/instrument/functions/scores operators/bilinear",
     "files read back: analysis/inspect/save/test_states.py": "analysis/dynamic analysis/inspect/save/asked",
     "against loops: analysis/inspect/test_uniform.py": "operators/uniform",

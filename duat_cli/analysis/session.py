@@ -13,6 +13,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from duat_cli import __version__
 from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.geometry import Geometry, bare, geometry, known_or
@@ -365,6 +366,19 @@ class Session:
             reasons = ("operator", block.factors_reason), ("second operator", block.cross_reason)
             found += [Skipped(what=f"{what} of block {call}", why=why) for what, why in reasons if why]
         return found
+
+    def report_facts(self, error: float, shared: int = 0) -> dict[str, Any]:
+        """What most reports say of model and run, by their fields; asked for once all prompts are through. error: the
+        largest of the certificate's; shared: as of `Clock.run`."""
+        return {
+            "duat_version": __version__,
+            "environment": self.environment(),
+            "model": self.model_facts(),
+            "certificate": self.certificate(error),
+            "skipped": self.skipped(),
+            "warnings": self.warnings(),
+            "run": self.run_facts(shared),
+        }
 
     def run_facts(self, shared: int = 0) -> Run:
         return self._clock.run(self.loaded.planned_memory, device=self.loaded.device, shared=shared)

@@ -100,8 +100,7 @@ def inspect(
     as `duat inspect --help` says.
     """
     from duat_cli.analysis.inspect.maps import Maps
-    from duat_cli.analysis.inspect.options import InspectOptions
-    from duat_cli.analysis.inspect.run import Filled
+    from duat_cli.analysis.inspect.options import Filled, InspectOptions
     from duat_cli.analysis.inspect.run import inspect as compute
     from duat_cli.analysis.inspect.save.states import saving
 

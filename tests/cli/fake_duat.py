@@ -151,11 +151,7 @@ FAKES = {
         module("duat_cli.analysis.operator_file", OperatorFile=OperatorFile),
         module("duat_cli.analysis.inspect.maps", Maps=object),  # it imports torch, which a process pays for
         module("duat_cli.analysis.inspect.save.states", saving=None),
-        module(
-            "duat_cli.analysis.inspect.run",
-            inspect=inspect,
-            Filled=lambda matrices, *others: SimpleNamespace(matrices=matrices),
-        ),
+        module("duat_cli.analysis.inspect.run", inspect=inspect),
         module("duat_cli.analysis.inspect.verify", verify=verify),
         module(
             "duat_cli.analysis.support",

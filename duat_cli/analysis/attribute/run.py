@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -177,11 +176,7 @@ def attribute(
         [found] = each([one])
         return found
 
-    ran: Iterable[Attributed]
-    if loaded.paged is not None:
-        ran = each(numbered)
-    else:  # the first one here: what follows finds what is read off the model with it
-        ran = itertools.chain(map(work, numbered[:1]), processes.each(work, numbered[1:]))
+    ran: Iterable[Attributed] = processes.first_here(work, numbered) if loaded.paged is None else each(numbered)
     for facts, found in zip(prompt_facts(prompts), ran, strict=True):
         total.add(facts, found)
     return total.report(each.head(), session.run_facts(processes.memory))

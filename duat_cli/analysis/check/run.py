@@ -6,8 +6,11 @@ torch is imported for a forward pass or an adapter alone: weights are checked wi
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from duat_cli.analysis.check.integers import tables
@@ -31,7 +34,8 @@ from duat_cli.loading.declared import fields
 from duat_cli.loading.declared.embedder import embedder
 from duat_cli.loading.declared.facts import Declared
 from duat_cli.loading.declared.per_layer import Override, overrides
-from duat_cli.loading.declared.tokenizer import tokenizer_facts
+from duat_cli.loading.declared.tokenizer import texts_hash, tokenizer_facts, tokens_hash
+from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.loading.model.notes import weight_notes
 
 if TYPE_CHECKING:
@@ -148,8 +152,6 @@ def _with_model(
         reading = open_reading(model, found, request.texts, read, progress)
     except UnsupportedModelError as fault:
         raise _with_hint(fault) from fault
-    from duat_cli.analysis.check.reading import made_hash
-
     loaded, inputs = reading.loaded, reading.inputs
     declared = _declared(found, reading, request, read)
     weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
@@ -198,7 +200,8 @@ def run_of(
     Of weights that are read block by block it is known behind the run alone whether they are finite.
     """
     from duat_cli.analysis.check.behaviour import Asking
-    from duat_cli.analysis.inspect.run import Filled, inspect
+    from duat_cli.analysis.inspect.options import Filled
+    from duat_cli.analysis.inspect.run import inspect
 
     asking = Asking(tokenizer) if plan.asks else None
     found: InspectReport | None = None
@@ -238,7 +241,7 @@ def _overrides(loaded: LoadedModel) -> tuple[Override, ...]:
 def _tuned(adapter: AdapterFiles, found: Found, ran: Ran, progress: Progress) -> TunedBehaviour | None:
     if ran.asking is None:
         return None
-    from duat_cli.analysis.check.tuned import tuned_behaviour
+    from duat_cli.analysis.check.behaviour import tuned_behaviour
 
     progress(0, 0, f"the model with the adapter {adapter.name}")
     return tuned_behaviour(adapter, found, ran.loaded, ran.asking)
@@ -266,7 +269,6 @@ def _declared(found: Found, reading: Reading, request: CheckRequest, read: list[
     """The same with defaults and the tokenizer."""
     import transformers
 
-    from duat_cli.analysis.check.reading import asked_hash
     from duat_cli.compat.transformers import generation_defaults
     from duat_cli.loading.prompts import limits
 
@@ -352,3 +354,32 @@ def _lint(adapter: AdapterFiles, found: Found, progress: Progress) -> tuple[Lint
 
     with BaseWeights(found.place, found.files) as base:
         return tuple(lint_adapter(adapter, base))
+
+
+# -- what the model was given to read, as a baseline knows it again ---------------------------------------------
+
+
+def asked_hash(texts: PromptRequest, read: Sequence[PromptText]) -> str:
+    """Of what was asked to be read, whatever tokenizer and processor make of it."""
+    said = texts_hash((text.text for text in read), texts.max_tokens)
+    beside = [*_beside(texts.files or InputFiles())]
+    return hashlib.sha256(json.dumps([said, *beside]).encode()).hexdigest() if beside else said
+
+
+def _beside(files: InputFiles) -> Iterator[tuple[str, str]]:
+    """Beside texts."""
+    for option, names in files.by_option:
+        for name in names:
+            with Path(name).open("rb") as file:
+                yield option, hashlib.file_digest(file, "sha256").hexdigest()
+    if files.stack is not None:
+        yield "--stack", files.stack
+    if files.decoder_prompt is not None:
+        yield "--decoder-prompt", files.decoder_prompt
+
+
+def made_hash(inputs: Sequence[Prompt]) -> str:
+    """Of the token ids, or the tensors, that it became."""
+    if any(one.prepared is not None for one in inputs):
+        return hashlib.sha256(" ".join(one.sha256 for one in inputs).encode()).hexdigest()
+    return tokens_hash(one.input_ids[0].tolist() for one in inputs)

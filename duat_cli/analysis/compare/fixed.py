@@ -12,10 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from duat_cli import __version__
 from duat_cli.analysis.decomposition import Decomposition
-from duat_cli.analysis.inspect.run import ticker
-from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.progress import Progress, ticker
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.compat.transformers import stated
 from duat_cli.errors import InputError, UnsupportedModelError
@@ -76,20 +74,14 @@ def fixed(loaded: LoadedModel, prompts: Sequence[Prompt], own: bool, progress: P
     progress(0, 0, "the model with its dynamic parameters held")
     found = _losses(session, prompts, captured)
     return CompareReport(
-        duat_version=__version__,
-        environment=session.environment(),
-        model=session.model_facts(),
         prompts=[
             ComparedPrompt(sha256=p.sha256, tokens=p.input_ids.shape[1], label=f"prompt {number}")
             for number, p in enumerate(prompts)
         ],
-        certificate=session.certificate(max(errors)),
         comparison=None,
         pairs=[],
         fixed=found,
-        skipped=session.skipped(),
-        warnings=session.warnings(),
-        run=session.run_facts(),
+        **session.report_facts(max(errors)),
     )
 
 
@@ -123,7 +115,7 @@ def _captured(
 ) -> list[dict[int, Captured]]:
     """By prompt and block call."""
     found: list[dict[int, Captured]] = [{} for _ in prompts]
-    tick = ticker(progress, session, prompts)
+    tick = ticker(progress, session.depth, len(prompts))
     routers = Routers()
 
     def listener(number: int) -> Listener:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from duat_cli import __version__
 from duat_cli.analysis.compare.alignment import Aligned, Stretch, align, align_ends, align_places, common_end
 from duat_cli.analysis.compare.blocks import compare_block, mean_of
 from duat_cli.analysis.compare.context import Context
@@ -16,8 +15,8 @@ from duat_cli.analysis.compare.parameters import Moves
 from duat_cli.analysis.compare.request import Texts
 from duat_cli.analysis.compare.states import BlockState, require_room, state_of
 from duat_cli.analysis.decomposition import Decomposition
-from duat_cli.analysis.inspect.run import chosen, ticker
-from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.inspect.run import chosen
+from duat_cli.analysis.progress import Progress, ticker
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.errors import InputError
 from duat_cli.loading.model.load import LoadedModel
@@ -109,14 +108,10 @@ def compare(
     rows = [[side.rows[number][i] for i in layers] for number in range(len(pairs))]
     blocks = [mean_of(column) for column in zip(*rows, strict=True)]
     return CompareReport(
-        duat_version=__version__,
-        environment=session.environment(),
-        model=session.model_facts(),
         prompts=[
             ComparedPrompt(sha256=p.sha256, tokens=p.input_ids.shape[1], label=clean(text.where))
             for p, text in zip(runs, texts.texts, strict=False)
         ],
-        certificate=session.certificate(max(side.errors.values())),
         comparison=InputComparison(
             pairs=len(pairs),
             blocks=blocks,
@@ -130,9 +125,7 @@ def compare(
             _pair_facts(pair, runs, logits, words, row if options.per_prompt else None)
             for pair, row in zip(pairs, rows, strict=True)
         ],
-        skipped=session.skipped(),
-        warnings=session.warnings(),
-        run=session.run_facts(),
+        **session.report_facts(max(side.errors.values())),
     )
 
 
@@ -173,7 +166,7 @@ class SideBySide:
         self._context = context
         self._last = {a: max(pair.b for pair in pairs if pair.a == a) for a in {pair.a for pair in pairs}}
         self._kept: dict[tuple[int, int], BlockState] = {}  # by prompt and block
-        self._tick = ticker(progress, session, prompts)
+        self._tick = ticker(progress, session.depth, len(prompts))
         self.rows: list[Row] = [{} for _ in pairs]
         self.errors: dict[tuple[int, int], float] = {}
         self.moves = Moves()

@@ -36,7 +36,6 @@ NO_ENCODER = "no encoder is read, and no features of pictures are added up to he
 
 
 def measured_block(
-    prompt: int,
     numbers: OperatorNumbers,
     terms: BlockTerms,
     options: InspectOptions,
@@ -54,7 +53,7 @@ def measured_block(
     tokens, width = len(numbers.seen), like.shape[-1]
     widths = width, operator.factors.width  # what V reads of a token may be a mixer's own values
     return PromptBlock(
-        prompt=prompt,
+        prompt=0,  # the report numbers them
         operator=_operator_stats(numbers, widths, like.element_size(), operator.products, error, options.spectrum),
         density=Density(
             structural=numbers.structural,
@@ -71,18 +70,13 @@ def measured_block(
 
 
 def unmeasured_block(
-    prompt: int,
-    reason: str,
-    terms: BlockTerms,
-    options: InspectOptions,
-    like: Tensor,
-    **beside: Any,
+    reason: str, terms: BlockTerms, options: InspectOptions, like: Tensor, **beside: Any
 ) -> PromptBlock:
     """Of a block without W', for that reason. like: the stream, (1, N, M); beside: as of `measured_block`."""
     tokens, width = like.shape[1:]
     side = tokens * width
     return PromptBlock(
-        prompt=prompt,
+        prompt=0,  # the report numbers them
         operator=OperatorStats.absent(reason, rows=side, columns=side, dense_bytes=side * side * like.element_size()),
         density=Density.absent(reason, **_references(tokens, width, options)),
         coupling=Coupling.absent(reason),
@@ -95,12 +89,7 @@ def unmeasured_block(
 
 
 def _operator_stats(
-    numbers: OperatorNumbers,
-    widths: tuple[int, int],
-    element_size: int,
-    products: int,
-    error: float,
-    spectrum: bool,
+    numbers: OperatorNumbers, widths: tuple[int, int], element_size: int, products: int, error: float, spectrum: bool
 ) -> OperatorStats:
     rows, columns = (len(numbers.seen) * width for width in widths)
     norm, largest = numbers.frobenius_norm, numbers.spectral_norm

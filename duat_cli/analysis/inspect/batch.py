@@ -1,4 +1,4 @@
-"""Prompts of as many tokens, run as one batch: without padding, so that each keeps its numbers, to rounding.
+"""Which prompts run together as one batch, and whether they can.
 
 A small model spends its time on calls, not on products: of a toy of two layers a prompt alone takes four times as long
 as one of sixteen. Which prompts run together follows from the set alone, so that no number depends on how many
@@ -13,31 +13,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 import torch
 from pydantic import BaseModel
-from torch import Tensor
 
-from duat_cli.analysis.decomposition import Decomposition
-from duat_cli.analysis.inspect.assemble import NOT_ASKED, measured_block, null_stats, nulls
-from duat_cli.analysis.inspect.heads import heads
-from duat_cli.analysis.inspect.operator import measure_each
 from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.analysis.inspect.sweep import sweep_batch
 from duat_cli.analysis.inspect.total import PromptSweep
-from duat_cli.analysis.inspect.uniform import UniformNulls
 from duat_cli.analysis.session import Session
-from duat_cli.errors import DuatError
 from duat_cli.grouping import by_key
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for, wide
 from duat_cli.models.budgets import BATCH_BYTES_GPU, batched_bytes, most_together
 from duat_cli.models.discovery.structure import probe_ids
-from duat_cli.models.instrument.activations import largest_activations
-from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.results.meaning import meaning_of
 
 SLICE = 4096  # prompts, one behind the other, among which those of as many tokens are looked for
 ATTENTION = 1 << 18  # elements of all heads' H of a batch: with more, tensors leave the processor's cache
 STREAM = 1 << 17  # elements of the hidden states of a batch
 PROBES = (3, 7)  # prompts, tokens
-FAULTS = (DuatError, RuntimeError, ValueError, TypeError, LookupError)  # of a model whose code takes prompts one by one
 
 
 Sizes = Callable[[int], int]
@@ -85,49 +76,6 @@ def batches(leading: array[int], begun: int = 0) -> list[list[int]]:
     return [*by_key((leader, position) for position, leader in places).values()]
 
 
-def sweep_batch(session: Session, prompts: Sequence[Prompt], options: InspectOptions) -> list[PromptSweep] | None:
-    """What the blocks of each prompt add; None where they have to run one by one, which tells why."""
-    try:
-        return _swept(session, [prompt.input_ids for prompt in prompts], options)
-    except FAULTS:
-        return None
-
-
-def _swept(session: Session, batch: Sequence[Tensor], options: InspectOptions) -> list[PromptSweep]:
-    sweeps = [PromptSweep() for _ in batch]
-    decomposition, uniform = Decomposition(own=True), UniformNulls(options.threshold)
-
-    def listen(run: BlockRun) -> None:
-        step = decomposition.advance(run)
-        for sweep, terms in zip(sweeps, step.each, strict=True):
-            sweep.errors.append(terms.error)
-        if options.layers is not None and run.index not in options.layers:
-            return
-        operator = session.operator(run, step)
-        operators, geometry = operator.by_prompt(), session.geometry(run.index)
-        numbers = measure_each(operators, geometry, threshold=options.threshold)
-        uniform.add_each(run.index, operators, geometry, numbers)
-        read = heads(run, [ids[0] for ids in batch]) if options.heads else [None] * len(sweeps)
-        each = zip(sweeps, numbers, step.each, operator.each, largest_activations(run), read, strict=True)
-        for prompt, (sweep, own, terms, error, largest, of_heads) in enumerate(each):
-            sweep.largest[run.index] = largest
-            sweep.blocks[run.index] = measured_block(
-                prompt, own, terms, options, run.input, operator=operator, error=error, heads=of_heads
-            )
-
-    session.sweep_batch(batch, listen)
-    add_uniform(sweeps, uniform, batch[0].shape[1])
-    return sweeps
-
-
-def add_uniform(sweeps: Sequence[PromptSweep], uniform: UniformNulls, tokens: int) -> None:
-    """The null of uniform attention, which is computed for all blocks together, to the blocks of each prompt."""
-    for prompt, sweep in enumerate(sweeps):
-        for index, numbers in uniform.numbers(prompt).items():
-            null = nulls(null_stats(numbers, tokens), NOT_ASKED)
-            sweep.blocks[index] = sweep.blocks[index].model_copy(update={"null": null})
-
-
 # -- whether it can be done ------------------------------------------------------------------------------------
 
 
@@ -142,13 +90,13 @@ def _agree(session: Session, options: InspectOptions) -> bool:
     """Whether made-up prompts have the numbers in a batch that each has alone, up to the tolerance of a certificate."""
     prompts, tokens = PROBES
     ids = probe_ids(session.structure.stack, prompts * tokens, device="cpu").reshape(prompts, 1, tokens)
-    try:
-        together = _swept(session, list(ids), options)
-        alone = [_swept(session, [one], options)[0] for one in ids]
-    except FAULTS:
+    made_up = [Prompt("", "", one, 0) for one in ids]
+    together = sweep_batch(session, made_up, options)
+    alone = [sweep_batch(session, [one], options) for one in made_up]
+    if together is None or None in alone:
         return False
     tolerance = tolerance_for(torch.float32)
-    pairs = zip(_numbers(together), _numbers(alone), strict=True)
+    pairs = zip(_numbers(together), _numbers([one for some in alone for one in some or ()]), strict=True)
     return all(a == b if a is None or b is None else abs(a - b) <= tolerance * max(1.0, abs(b)) for a, b in pairs)
 
 

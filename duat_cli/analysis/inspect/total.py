@@ -27,7 +27,7 @@ _NEAR = 0.5  # of the largest number; another prompt may take what is left
 _WIDE = torch.finfo(torch.bfloat16).max
 
 
-@dataclass(frozen=True)
+@dataclass
 class PromptSweep:
     """What one prompt gave."""
 

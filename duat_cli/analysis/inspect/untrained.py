@@ -84,9 +84,8 @@ def untrained(
         processes(missing.index(count), len(missing), f"null: the re-initialised architecture on {count} tokens")
         return source.numbers(count)
 
-    try:  # the first one here: what follows has the model and its Gram matrices
-        found.update((count, numbers(count)) for count in missing[:1])
-        found.update(zip(missing[1:], processes.each(numbers, missing[1:]), strict=True))
+    try:
+        found.update(zip(missing, processes.first_here(numbers, missing), strict=True))
     except DuatError as fault:
         why = not_run(fault)
         return lambda _tokens: why

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from duat_cli import __version__
 from duat_cli.analysis.decomposition import Decomposition, crossing
-from duat_cli.analysis.inspect.run import ticker, within
-from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.progress import Progress, ticker, within
 from duat_cli.analysis.session import Listener, Session, prompt_facts
 from duat_cli.errors import or_reason
 from duat_cli.loading.model.load import LoadedModel
@@ -33,20 +31,14 @@ def verify(loaded: LoadedModel, prompts: Sequence[Prompt], progress: Progress) -
     processes = Processes(loaded.processes, progress, loaded.model)
     session = Session(loaded, processes, cache=False, every_plain=True)
     seen = _swept(session, prompts, processes)
-    certificate = session.certificate(max(one.error for blocks in seen for one in blocks.values()))
+    error = max(one.error for blocks in seen for one in blocks.values())
     return VerifyReport(
-        duat_version=__version__,
-        environment=session.environment(),
-        model=session.model_facts(),
         prompts=prompt_facts(prompts),
-        certificate=certificate,
         blocks=[
             _certified(i, session.structure.block(i).parts.name, [blocks[i] for blocks in seen if i in blocks])
             for i in sorted({block for blocks in seen for block in blocks})
         ],
-        skipped=session.skipped(),
-        warnings=session.warnings(),
-        run=session.run_facts(processes.memory),
+        **session.report_facts(error, processes.memory),
     )
 
 
@@ -57,11 +49,11 @@ def _swept(session: Session, prompts: Sequence[Prompt], processes: Processes) ->
     count = len(prompts)
 
     def work(number: int) -> tuple[list[dict[int, _Seen]], float]:
-        found = _together(session, [prompts[number]], within(processes, session, number, count))
+        found = _together(session, [prompts[number]], within(processes, session.depth, number, count))
         return found, session.plain_error
 
-    found, _ = work(0)
-    for one, plain_error in processes.each(work, range(1, count)):
+    found = list[dict[int, _Seen]]()
+    for one, plain_error in processes.first_here(work, range(count)):
         found += one
         session.plain_error = max(session.plain_error, plain_error)
     return found
@@ -69,7 +61,7 @@ def _swept(session: Session, prompts: Sequence[Prompt], processes: Processes) ->
 
 def _together(session: Session, prompts: Sequence[Prompt], progress: Progress) -> list[dict[int, _Seen]]:
     found: list[dict[int, _Seen]] = [{} for _ in prompts]
-    tick = ticker(progress, session, prompts)
+    tick = ticker(progress, session.depth, len(prompts))
 
     def listener(number: int) -> Listener:
         decomposition = Decomposition()

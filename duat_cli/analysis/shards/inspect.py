@@ -10,7 +10,8 @@ from typing import Any
 
 from duat_cli.analysis.inspect.batch import leaders_of
 from duat_cli.analysis.inspect.options import InspectOptions
-from duat_cli.analysis.inspect.run import chosen, report_head, sweep_together
+from duat_cli.analysis.inspect.run import chosen, report_head
+from duat_cli.analysis.inspect.sweep import sweep_together
 from duat_cli.analysis.inspect.total import InspectHead, InspectTotal, PromptSweep
 from duat_cli.analysis.inspect.untrained import BlockNull, NullSource, Untrained, not_run, with_untrained
 from duat_cli.analysis.progress import Progress

@@ -200,7 +200,7 @@ def _alone(
 
         def report_of(loaded: LoadedModel, inputs: list[Prompt]) -> InspectReport:
             from duat_cli.analysis.inspect.maps import Maps
-            from duat_cli.analysis.inspect.run import Filled
+            from duat_cli.analysis.inspect.options import Filled
             from duat_cli.analysis.inspect.run import inspect as compute
             from duat_cli.analysis.inspect.save.states import saving
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import itertools
 import multiprocessing
 import pickle
 import signal
@@ -79,6 +80,12 @@ class Processes:
         DuatError where a process is ended from outside; what `work` raises is raised here, of the first such item.
         """
         return in_turn(work, items) if self.count == 1 else self._shared(work, items)
+
+    def first_here(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """As `each`, but the first item in this process: what it finds of the model is there when others are forked."""
+        left = iter(items)
+        yield from map(work, itertools.islice(left, 1))
+        yield from self.each(work, left)
 
     def _shared(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         children: dict[Connection, BaseProcess] = {}

@@ -14,8 +14,8 @@ from paging import in_parts, saved, whole
 from transformers import AutoModelForMaskedLM
 
 from duat_cli.analysis.check.behaviour import EVERY, Answer, Asking
-from duat_cli.analysis.inspect.options import InspectOptions
-from duat_cli.analysis.inspect.run import Filled, inspect
+from duat_cli.analysis.inspect.options import Filled, InspectOptions
+from duat_cli.analysis.inspect.run import inspect
 from duat_cli.checks.answers import LIMIT, Agreement, Answers, agreement
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt

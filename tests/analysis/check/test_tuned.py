@@ -10,10 +10,9 @@ import pytest
 import torch
 from paging import in_parts, whole
 
-from duat_cli.analysis.check.behaviour import Asking
-from duat_cli.analysis.check.tuned import tuned_behaviour
-from duat_cli.analysis.inspect.options import InspectOptions
-from duat_cli.analysis.inspect.run import Filled, inspect
+from duat_cli.analysis.check.behaviour import Asking, tuned_behaviour
+from duat_cli.analysis.inspect.options import Filled, InspectOptions
+from duat_cli.analysis.inspect.run import inspect
 from duat_cli.analysis.opening import Found
 from duat_cli.loading.adapter.folder import open_adapter
 from duat_cli.loading.checkpoint.source import Source

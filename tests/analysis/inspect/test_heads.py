@@ -17,20 +17,22 @@ from image_models import build, picture
 from paging import in_parts, saved, whole
 from torch import Tensor
 
-from duat_cli.analysis.inspect.batch import sweep_batch
 from duat_cli.analysis.inspect.heads import (
+    NAMES,
     NO_H,
     NO_TOKENS,
     NOT_REPEATED,
+    OF_REPEATED,
     OTHER_VECTORS,
     WINDOWS,
     ZERO_ROWS,
+    measured_heads,
     tokens_of,
 )
 from duat_cli.analysis.inspect.heads import heads as heads_under
-from duat_cli.analysis.inspect.measured.heads import NAMES, OF_REPEATED, measured_heads
 from duat_cli.analysis.inspect.options import InspectOptions
-from duat_cli.analysis.inspect.run import inspect, sweep_prompts
+from duat_cli.analysis.inspect.run import inspect
+from duat_cli.analysis.inspect.sweep import sweep_batch, sweep_prompts
 from duat_cli.analysis.prepared import Prepared, as_prompts
 from duat_cli.analysis.session import Session
 from duat_cli.loading.prompts import Prompt
@@ -266,7 +268,7 @@ def test_positions_that_are_no_tokens() -> None:
 
 
 def test_of_other_positions_the_numbers_by_token_are_null(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("duat_cli.analysis.inspect.run.tokens_of", lambda prompt: None)
+    monkeypatch.setattr("duat_cli.analysis.inspect.sweep.tokens_of", lambda prompt: None)
     for heads in heads_of(single_model("llama"), IDS):
         assert heads.reasons == dict.fromkeys(("duplicate_rows", "induction_rows"), NO_TOKENS)
         for head in heads.each or ():

@@ -10,8 +10,8 @@ import torch
 from helpers import Wiring, coupling_of, dense_blocks, quiet
 
 from duat_cli.analysis.inspect.maps import MOST_TOKENS, Maps
-from duat_cli.analysis.inspect.options import InspectOptions
-from duat_cli.analysis.inspect.run import Filled, inspect
+from duat_cli.analysis.inspect.options import Filled, InspectOptions
+from duat_cli.analysis.inspect.run import inspect
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.results.inspect import CouplingMap

@@ -9,7 +9,8 @@ from typing import Any
 from helpers import quiet
 
 from duat_cli.analysis.inspect.options import InspectOptions
-from duat_cli.analysis.inspect.run import inspect, report_head, sweep_prompts
+from duat_cli.analysis.inspect.run import inspect, report_head
+from duat_cli.analysis.inspect.sweep import sweep_prompts
 from duat_cli.analysis.inspect.total import InspectTotal
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.loading.model.load import LoadedModel

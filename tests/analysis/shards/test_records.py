@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from duat_cli.analysis.inspect.options import InspectOptions
-from duat_cli.analysis.inspect.run import sweep_prompts
+from duat_cli.analysis.inspect.sweep import sweep_prompts
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.shards.inspect import InspectRecord
 from duat_cli.analysis.shards.records import of_prompt, read, written

@@ -46,6 +46,22 @@ def test_results_come_in_the_order_of_the_items(count: int) -> None:
     assert list(shared.each(work, ())) == []
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_first_item_is_worked_on_here_before_others_are_forked(count: int) -> None:
+    shared, _ = processes(count)
+    known: list[int] = []
+
+    def work(item: int) -> tuple[int, int, list[int]]:
+        known.append(item)
+        return item, os.getpid(), known[:1]
+
+    found = list(shared.first_here(work, range(5)))
+    assert [item for item, _, _ in found] == list(range(5))
+    assert [pid == os.getpid() for _, pid, _ in found] == [True, *[count == 1] * 4]
+    assert all(first == [0] for _, _, first in found)  # what it found is there where the others run
+    assert list(shared.first_here(work, ())) == []
+
+
 def test_there_are_as_many_processes_as_items_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     shared, forked = processes(3)[0], list[int]()
     own = shared._forked

@@ -15,8 +15,8 @@ from paging import in_parts, whole
 from torch import Tensor, nn
 
 import duat_cli as duat
-from duat_cli.analysis.inspect.options import InspectOptions
-from duat_cli.analysis.inspect.run import Filled, inspect
+from duat_cli.analysis.inspect.options import Filled, InspectOptions
+from duat_cli.analysis.inspect.run import inspect
 from duat_cli.analysis.inspect.save import states as subject
 from duat_cli.analysis.inspect.save.asked import kinds_of
 from duat_cli.analysis.inspect.save.states import StateFiles, saving
