@@ -53,7 +53,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         analysis/lora/comparison analysis/lora/weight_change""",
     "blocks removed, repeated, new: analysis/lora/test_checkpoint_diff.py": "loading/adapter/origins",
     "against PEFT's own merge: analysis/lora/test_change.py": """
-        loading/adapter/base_weights loading/adapter/experts loading/adapter/folder loading/adapter/keys
+        loading/adapter/base_weights loading/adapter/folder loading/adapter/keys
         loading/adapter/lora loading/adapter/others loading/adapter/parameter loading/adapter/plan""",
     "against PEFT's wrapped model: analysis/lora/test_prompts.py": """
         analysis/lora/applied analysis/lora/ground analysis/lora/places analysis/lora/report models/edits/tuned""",

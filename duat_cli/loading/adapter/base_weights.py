@@ -8,7 +8,6 @@ then loaded once, in the stored dtype.
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +16,11 @@ from torch import Tensor
 
 from duat_cli.compat.transformers import experts_hold_inputs_first
 from duat_cli.grouping import by_key
+from duat_cli.loading.checkpoint.dtypes import most_bytes_in
 from duat_cli.loading.checkpoint.orientation import inputs_first, stack_of
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles, config_fields
 from duat_cli.loading.checkpoint.reader import Reader
 from duat_cli.loading.checkpoint.source import Source
-from duat_cli.loading.checkpoint.stored import STORED
 
 EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "shared")
 HEADS = ("lm_head", "embed_out", "output_projection")
@@ -117,13 +116,8 @@ class BaseWeights:
         return {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
 
     def dtype(self) -> str:
-        """Of most stored bytes."""
-        sizes: Counter[str] = Counter()
-        for entry in self.files.tensors.values():
-            if STORED[entry.dtype].is_floating_point:
-                sizes[entry.dtype] += entry.bytes
-        most = sizes.most_common(1)
-        return str(STORED[most[0][0]]).removeprefix("torch.") if most else "float32"
+        """Of most stored bytes; of quantised weights that of their values."""
+        return most_bytes_in(self.files) or "float32"
 
     def is_vocabulary(self, place: Place) -> bool:
         """Whether a parameter has a row a token, whose number a resized vocabulary changes."""

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 from duat_cli.grouping import by_key
 from duat_cli.loading.adapter.base_weights import BaseWeights
-from duat_cli.loading.adapter.experts import experts, parameter_leaves
 from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.adapter.keys import Keys, Target
-from duat_cli.loading.adapter.lora import embedding, lora
+from duat_cli.loading.adapter.lora import embedding, experts, lora, parameter_leaves
 from duat_cli.loading.adapter.others import ia3, lycoris, saved, tokens
 from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan, Wrapped
 from duat_cli.text import listed

@@ -6,6 +6,7 @@ A hub id may name its branch, tag or commit behind an @, as in org/name@v2: --re
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from duat_cli.errors import CheckpointError, InputError
@@ -19,30 +20,14 @@ def find_adapter(name: str, *, token: str | None = None, cache_dir: str | None =
 
     A local folder is not looked into. CheckpointError, one line, says why it cannot be had.
     """
-    local = _local(name)
-    if local is not None:
-        return local
-    repo, commit, path = _first_look(name, token, cache_dir)
-    if not is_adapter(path):
-        raise CheckpointError(
-            f"{shown(name)}: neither the hub nor the cache has its {ADAPTER_CONFIG}; expected an adapter as PEFT "
-            "pushes it"
-        )
-    return _whole(name, repo, commit, token, cache_dir)
+    return _local(name) or _of_hub(name, token, cache_dir, or_checkpoint=False)
 
 
 def find_tuned(name: str | None, *, token: str | None = None, cache_dir: str | None = None) -> Source:
     """The folder of an adapter, or of a checkpoint where the hub's repository is no adapter; None: the bundled one."""
     if name is None:
         return Source(demo_adapter_path(), "demo adapter", None)
-    local = _local(name)
-    if local is not None:
-        return local
-    repo, commit, path = _first_look(name, token, cache_dir)
-    if is_adapter(path):
-        return _whole(name, repo, commit, token, cache_dir)
-    found = checkpoint(repo, commit, token, cache_dir)
-    return Source(found.path, name, found.revision)
+    return _local(name) or _of_hub(name, token, cache_dir, or_checkpoint=True)
 
 
 def _local(name: str) -> Source | None:
@@ -57,14 +42,18 @@ def _local(name: str) -> Source | None:
     return None
 
 
-def _first_look(name: str, token: str | None, cache_dir: str | None) -> tuple[str, str, Path]:
-    """(id, commit, folder) with the adapter's config, if there is one: what else to fetch depends on that."""
+def _of_hub(name: str, token: str | None, cache_dir: str | None, *, or_checkpoint: bool) -> Source:
+    """The adapter's config is fetched first, if there is one: what else to fetch depends on that."""
     repo, _, revision = name.partition("@")
     path = snapshot(repo, revision or None, token, cache_dir, [ADAPTER_CONFIG])
-    return repo, path.name, path
-
-
-def _whole(name: str, repo: str, commit: str, token: str | None, cache_dir: str | None) -> Source:
+    commit = path.name
+    if not is_adapter(path):
+        if or_checkpoint:
+            return replace(checkpoint(repo, commit, token, cache_dir), name=name)
+        raise CheckpointError(
+            f"{shown(name)}: neither the hub nor the cache has its {ADAPTER_CONFIG}; expected an adapter as PEFT "
+            "pushes it"
+        )
     path = snapshot(repo, commit, token, cache_dir, [ADAPTER_CONFIG, ADAPTER_WEIGHTS])
     if not (path / ADAPTER_WEIGHTS).exists():
         raise CheckpointError(

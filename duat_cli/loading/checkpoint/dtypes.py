@@ -48,8 +48,11 @@ def stated_dtype(files: CheckpointFiles) -> str | None:
 def most_stored_name(files: CheckpointFiles) -> str | None:
     """The floating-point dtype of most of the checkpoint's bytes; None if it holds none. Of quantised weights the one
     that they were before, as config.json states it."""
-    if files.quantised and (stated := stated_dtype(files)):
-        return stated
+    return (files.quantised and stated_dtype(files)) or most_bytes_in(files)
+
+
+def most_bytes_in(files: CheckpointFiles) -> str | None:
+    """The same of quantised weights as they are read."""
     sizes: Counter[str] = Counter()
     for entry in files.tensors.values():
         if entry.elements and entry.dtype in STORED_FLOATS:

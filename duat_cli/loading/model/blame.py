@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from duat_cli.loading.checkpoint.preflight import config_fields
 from duat_cli.text import clean, shown
 
 _MOST = 24  # trials; each builds the config or the modules once more
@@ -77,7 +78,8 @@ def fitting_fields(
     proportional to it or to its inverse, or if it were added in a side.
     """
     found: dict[str, tuple[str, int, int]] = {}
-    numbers = dict(_numbers(defaults, "")) | dict(_numbers(config, ""))
+    fields = [*config_fields(defaults), *config_fields(config)]
+    numbers = {name: v for name, v in fields if type(v) is int and v >= 0 and not name.endswith(_NO_SIZES)}
     for tried, (path, value, other) in enumerate(_candidates(numbers, shapes)):
         if tried >= _MOST:
             break
@@ -106,14 +108,6 @@ def _candidates(numbers: dict[str, int], shapes: Mapping[str, tuple[Shape, Shape
                 if 0 < other <= _LARGEST * max(stored, value):
                     votes[path, value, other] = votes.get((path, value, other), 0) + 1
     yield from sorted(votes, key=lambda found: (-votes[found], found))
-
-
-def _numbers(config: dict[str, Any], above: str) -> Iterator[tuple[str, int]]:
-    for name, value in config.items():
-        if type(value) is int and value >= 0 and not name.endswith(_NO_SIZES):
-            yield above + name, value
-        elif isinstance(value, dict) and name.endswith("_config"):
-            yield from _numbers(value, f"{above}{name}.")
 
 
 def _with(config: dict[str, Any], path: str, value: int) -> dict[str, Any]:
