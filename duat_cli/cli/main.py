@@ -37,10 +37,20 @@ from duat_cli.cli.terminal.versions import versions
 from duat_cli.compat.typer import get_command
 from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, DuatError
 
-PANEL_READ = "Read a checkpoint"
-PANEL_TRUST = "How far to trust it"
-PANEL_WORDS = "What it means"
-PANEL_DATA = "For programs"
+PANELS: dict[str, dict[str, Callable[..., int]]] = {
+    "Read a checkpoint": {
+        "inspect": inspect,
+        "attribute": attribute,
+        "matrix": matrix,
+        "compare": compare,
+        "prune-bound": prune_bound,
+        "lora-diff": lora_diff,
+    },
+    "How far to trust it": {"check": check, "verify": verify, "support": support, "plan": plan},
+    "What it means": {"explain": explain},
+    "For programs": {"merge": merge, "report": report, "schema": schema},
+}
+"""Of the help page: the commands by name."""
 
 app = typer.Typer(
     name="duat",
@@ -52,20 +62,9 @@ app = typer.Typer(
     epilog="Exit codes: 0 sound, 1 findings (a check failed, the certificate is not exact), 2 could not tell. "
     "Every command explains its options: duat inspect --help.",
 )
-app.command("inspect", cls=Command, rich_help_panel=PANEL_READ)(inspect)
-app.command("attribute", cls=Command, rich_help_panel=PANEL_READ)(attribute)
-app.command("matrix", cls=Command, rich_help_panel=PANEL_READ)(matrix)
-app.command("compare", cls=Command, rich_help_panel=PANEL_READ)(compare)
-app.command("prune-bound", cls=Command, rich_help_panel=PANEL_READ)(prune_bound)
-app.command("lora-diff", cls=Command, rich_help_panel=PANEL_READ)(lora_diff)
-app.command("check", cls=Command, rich_help_panel=PANEL_TRUST)(check)
-app.command("verify", cls=Command, rich_help_panel=PANEL_TRUST)(verify)
-app.command("support", cls=Command, rich_help_panel=PANEL_TRUST)(support)
-app.command("plan", cls=Command, rich_help_panel=PANEL_TRUST)(plan)
-app.command("explain", cls=Command, rich_help_panel=PANEL_WORDS)(explain)
-app.command("merge", cls=Command, rich_help_panel=PANEL_DATA)(merge)
-app.command("report", cls=Command, rich_help_panel=PANEL_DATA)(report)
-app.command("schema", cls=Command, rich_help_panel=PANEL_DATA)(schema)
+for panel, commands in PANELS.items():
+    for name, command in commands.items():
+        app.command(name, cls=Command, rich_help_panel=panel)(command)
 
 
 @app.callback(invoke_without_command=True)

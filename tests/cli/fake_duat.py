@@ -140,6 +140,7 @@ FAKES = {
         module(
             "duat_cli.loading.prompts",
             said=lambda *a: "",
+            token_texts=lambda *a: lambda token: "",
             Prompt=object,
             read_prompts=lambda *a, **k: ["x"],
             encode=lambda *a, **k: [[1]],

@@ -11,7 +11,6 @@ from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import Options, grouped
 from duat_cli.cli.shared.many import as_rank, processes, settle
 from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
-from duat_cli.cli.shared.token_texts import token_texts
 from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 from duat_cli.loading.inputs.request import EVERY
@@ -194,6 +193,7 @@ def _alone(
 ) -> list[InspectReport]:
     from duat_cli.analysis.opening import of_stacks
     from duat_cli.api.target import operator_file
+    from duat_cli.loading.prompts import token_texts
 
     count = 0
     with Progress(talk) as progress:

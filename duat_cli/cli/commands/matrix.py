@@ -7,7 +7,6 @@ import contextlib
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import Options, grouped
 from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
-from duat_cli.cli.shared.token_texts import token_texts
 from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 from duat_cli.text import PAPER_PROMPT
@@ -84,6 +83,7 @@ def matrix(
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import no_decoder, one_input, one_prompt
     from duat_cli.api.target import operator_file, tensor_target
+    from duat_cli.loading.prompts import token_texts
 
     wanted = loading.request(model, Task("matrix"))
     no_decoder(files.stack)
