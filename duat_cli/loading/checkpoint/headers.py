@@ -64,16 +64,8 @@ class Made:
     """Role -> stored tensor."""
 
 
-@dataclass(frozen=True)
-class Header:
-    """What one file holds, and what it was when that was read."""
-
-    tensors: dict[str, TensorEntry]
-    seal: Seal
-
-
-def read_header(path: Path, shard: str) -> Header:
-    """The header of one safetensors file, from its first bytes; every offset is checked.
+def read_header(path: Path, shard: str) -> tuple[dict[str, TensorEntry], Seal]:
+    """The tensors of one safetensors file, from its first bytes, and what the file was then; every offset is checked.
 
     Format: 8 bytes header length (little endian), a JSON header, then the data without gaps.
     """
@@ -95,7 +87,7 @@ def read_header(path: Path, shard: str) -> Header:
         entries[name], low, high = _entry(path, name, value, shard, 8 + length)
         ranges.append((low, high, name))
     _check_layout(path, sorted(ranges), 8 + length, size)
-    return Header(entries, seal)
+    return entries, seal
 
 
 def _header_length(path: Path, start: bytes, size: int) -> int:

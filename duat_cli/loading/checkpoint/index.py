@@ -106,9 +106,8 @@ def merge(path: Path, weights: WeightFiles) -> Merged:
     seals: dict[str, Seal] = {}
     for shard in weights.shards:
         refuse_foreign_link(path, shard)
-        header = read_header(path / shard, shard)
-        seals[shard] = header.seal
-        for name, entry in header.tensors.items():
+        tensors, seals[shard] = read_header(path / shard, shard)
+        for name, entry in tensors.items():
             holders.setdefault(name, []).append(entry)
     for name, entries in holders.items():
         require_equal(path, name, entries)

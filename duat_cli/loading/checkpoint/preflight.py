@@ -75,8 +75,8 @@ def inspect_folder(path: Path) -> CheckpointFiles:
 
 def single_file(path: Path) -> CheckpointFiles:
     """A safetensors file by itself, its header checked."""
-    header = read_header(path, path.name)
-    return CheckpointFiles(path.parent, {}, (path.name,), header.tensors, (), 0, {path.name: header.seal})
+    tensors, seal = read_header(path, path.name)
+    return CheckpointFiles(path.parent, {}, (path.name,), tensors, (), 0, {path.name: seal})
 
 
 def _inspect(path: Path) -> CheckpointFiles:

@@ -18,7 +18,7 @@ from duat_cli.loading.checkpoint.files import open_file, read_into
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.seal import Seal, require_unchanged
-from duat_cli.loading.quantised.numbers import RAW
+from duat_cli.loading.quantised.numbers import RAW, floats
 from duat_cli.text import shown
 
 PIECE = 1 << 17  # values: what stays in a core's cache while it is looked at
@@ -97,11 +97,7 @@ def _pieces(path: Path, seal: Seal, name: str, entry: TensorEntry) -> Iterator[P
 
 
 def _values(raw: NDArray[np.generic], dtype: str) -> NDArray[np.floating]:
-    if dtype == "BF16":
-        wide = raw.astype(np.uint32)
-        wide <<= 16
-        return wide.view(np.float32)
     if dtype in ("F32", "F64", "C64"):
         return raw  # type: ignore[return-value]
-    # every integer of 24 bits and less is a float32; float16 always
-    return raw.astype(np.float32 if dtype in ("F16", "BOOL", "U8", "I8", "U16", "I16") else np.float64)
+    # integers of more than 24 bits are no float32
+    return raw.astype(np.float64) if dtype in ("U32", "I32", "U64", "I64") else floats(raw, dtype)

@@ -168,7 +168,6 @@ def _packed(tensors: Mapping[str, Tensor], name: str, read: Read, schemes: Seque
         shape=(outs, inputs),
         parts=parts,
         dtypes={role: tensors[part].dtype for role, part in parts.items()},
-        scales=("scales",),
         largest=float(1 << bits - 1) * (2 if "zeros" in parts else 1),
         step=32,
         bits=bits,

@@ -54,7 +54,7 @@ class Formula(ABC):
     """Role -> name of the stored tensor; the first one is the weight's own."""
     dtypes: Mapping[str, str]
     """Role -> its dtype, by safetensors' name."""
-    scales: tuple[str, ...]
+    scales: tuple[str, ...] = ("scales",)
     """Roles of the numbers that values are multiplied by."""
     largest: float
     """Magnitude of the largest value that is multiplied by a scale."""

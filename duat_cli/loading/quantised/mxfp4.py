@@ -51,7 +51,6 @@ def mxfp4(tensors: Mapping[str, Tensor]) -> Found:
             shape=(shape[0], shape[2] * 2 * _BYTES, shape[1]),
             parts={"blocks": name, "scales": f"{own}_scales"},
             dtypes={"blocks": "U8", "scales": "U8"},
-            scales=("scales",),
             largest=LARGEST["FP4"],
             zero_blocks=True,
             step=shape[2] * 2 * _BYTES,

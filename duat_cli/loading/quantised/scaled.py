@@ -85,7 +85,6 @@ def scaled(
         shape=shape,
         parts=parts,
         dtypes=dtypes,
-        scales=("scales",),
         largest=LARGEST["FP4" if pairs else stored.dtype],
         block=layout.block,
         grid=layout.grid,
