@@ -227,17 +227,14 @@ def _object(line: str, where: str, *names: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _string(value: dict[str, Any], where: str, name: str) -> str:
-    if not isinstance(text := value.get(name), str):
-        raise InputError(f'{where}: expected an object with a "{name}" that is a string')
-    return text
-
-
 def _either(value: dict[str, Any], name: str, where: str, number: int) -> PromptText:
     """A text, or the messages of a conversation."""
-    if isinstance(value.get(name), list):
-        return conversation(value[name], f"{where}, {name}", number)
-    return checked(_string(value, where, name), f"{where}, {name}", number)
+    held = value.get(name)
+    if isinstance(held, list):
+        return conversation(held, f"{where}, {name}", number)
+    if not isinstance(held, str):
+        raise InputError(f'{where}: expected an object with a "{name}" that is a string')
+    return checked(held, f"{where}, {name}", number)
 
 
 def asked(text: PromptText) -> PromptText:

@@ -20,7 +20,7 @@ def judge(settings: Settings, evidence: Evidence, locate: Locate) -> Iterator[Ou
     all of which nothing is known."""
     why = next((evidence.absent[need] for need in settings.rule.needs if need in evidence.absent), None)
     if why is not None:
-        yield _quiet(settings, "skipped", why, None, {"measured": why, "beyond": why}, locate, None)
+        yield _quiet(settings, "skipped", why, locate)
         return
     measured = [_bounded(m, settings) for m in settings.rule.measure(evidence, settings)]
     unknown = [m for m in measured if m.undefined == "skip"]
@@ -32,8 +32,7 @@ def judge(settings: Settings, evidence: Evidence, locate: Locate) -> Iterator[Ou
         yield _passed(settings, known, locate)
     if unknown:
         more = f"; {len(unknown) - 1} more without a value" if len(unknown) > 1 else ""
-        why = f"{unknown[0].text}{more}"
-        yield _quiet(settings, "skipped", why, None, {"measured": why, "beyond": why}, locate, unknown[0])
+        yield _quiet(settings, "skipped", f"{unknown[0].text}{more}", locate, unknown[0])
 
 
 def _bounded(measurement: Measurement, settings: Settings) -> Measurement:
@@ -75,18 +74,17 @@ def _outcome(settings: Settings, measurement: Measurement, locate: Locate) -> Ou
 
 
 def _passed(settings: Settings, found: list[Measurement], locate: Locate) -> Outcome:
+    if not found:
+        none = None if settings.max is None else 0.0
+        return _quiet(settings, "passed", f"none found: {settings.rule.about}", locate, None, none)
     defined = [m for m in found if not m.undefined]
-    nearest = max(defined or found, key=lambda m: m.tightness, default=None)
-    text = settings.rule.about if nearest is None else nearest.text
-    none = 0.0 if settings.max is not None else None
-    measured = _finite(nearest.value) if nearest and defined else (none if not found else None)
-    if nearest is not None and nearest.undefined != "pass" and settings.rule.id.startswith("drift."):
+    nearest = max(defined or found, key=lambda m: m.tightness)
+    text = nearest.text
+    if nearest.undefined != "pass" and settings.rule.id.startswith("drift."):
         text = _closest(len(found), nearest)
     elif len(found) > 1:
         text = f"{len(found)} looked at; nearest to its bound: {text}"
-    message = text if nearest else f"none found: {text}"
-    reasons = {"beyond": "it passed"} | ({} if measured is not None else {"measured": "nothing to measure"})
-    return _quiet(settings, "passed", message, measured, reasons, locate, nearest)
+    return _quiet(settings, "passed", text, locate, nearest, _finite(nearest.value) if defined else None)
 
 
 def _closest(count: int, nearest: Measurement) -> str:
@@ -102,12 +100,14 @@ def _quiet(
     settings: Settings,
     status: Literal["passed", "skipped"],
     message: str,
-    measured: float | None,
-    reasons: dict[str, str],
     locate: Locate,
-    nearest: Measurement | None,
+    nearest: Measurement | None = None,
+    measured: float | None = None,
 ) -> Outcome:
     """Of a rule without findings. nearest: the measurement that it is about, if there is one."""
+    reasons = dict.fromkeys(("measured", "beyond"), message)
+    if status == "passed":
+        reasons = {"beyond": "it passed"} | ({} if measured is not None else {"measured": "nothing to measure"})
     return Outcome(
         rule=settings.rule.id,
         level="error" if settings.level == "error" else "warn",
