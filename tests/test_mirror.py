@@ -23,7 +23,6 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         cli/commands/inspect cli/commands/schema cli/commands/support cli/commands/verify
         cli/shared/options cli/shared/pruning""",
     "what every command says and writes: cli/test_main.py, cli/terminal/test_streams.py": """
-        cli/shared/presentation
         cli/terminal/faults cli/terminal/signals cli/terminal/talk errors""",
     "the command with nothing faked: checks/test_command.py, checks/test_cases.py": """
         cli/commands/check cli/shared/outlets checks/verdict/conclude checks/rules/files""",

@@ -9,8 +9,7 @@ from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import Options, grouped
 from duat_cli.cli.shared.many import processes
 from duat_cli.cli.shared.outlets import CheckForm, Outlets
-from duat_cli.cli.shared.presentation import announce, talk_of
-from duat_cli.cli.terminal.output import Target
+from duat_cli.cli.shared.presentation import Target, announce, talk_of
 from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 

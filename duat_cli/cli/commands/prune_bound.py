@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.grouped import Options, grouped
 from duat_cli.cli.shared.many import as_rank, processes
-from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
+from duat_cli.cli.shared.presentation import Presentation, Target, announce, talk_of
 from duat_cli.cli.shared.pruning import Pruning
-from duat_cli.cli.terminal.output import Target
 from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 from duat_cli.kinds import apart, names_of

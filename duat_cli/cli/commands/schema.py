@@ -7,7 +7,7 @@ from typing import Literal
 import typer
 
 from duat_cli.cli.shared import options
-from duat_cli.cli.terminal.output import Target
+from duat_cli.cli.shared.presentation import Target
 from duat_cli.errors import EXIT_SOUND
 
 Report = Literal[

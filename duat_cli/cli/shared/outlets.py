@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Literal, Self, cast, get_args
 from duat_cli import __version__
 from duat_cli.api.target import refuse_overwriting
 from duat_cli.cli.shared.options import Page, Voice
-from duat_cli.cli.shared.presentation import Presentation
+from duat_cli.cli.shared.presentation import Presentation, Target
 from duat_cli.cli.terminal.faults import code_of, kind_of, line_of
-from duat_cli.cli.terminal.output import Target
 from duat_cli.cli.terminal.talk import Talk
 from duat_cli.compat.typer import usage_error
 from duat_cli.errors import DuatError, InputError

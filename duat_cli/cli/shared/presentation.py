@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from duat_cli.api.target import FileTarget
 from duat_cli.cli.shared.options import Card, CardFormat, Page, Plain, Voice
 from duat_cli.cli.terminal import libraries, streams
-from duat_cli.cli.terminal.output import Target
-from duat_cli.cli.terminal.talk import Talk
+from duat_cli.cli.terminal.talk import Talk, redact
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.text import clean
 
@@ -22,6 +22,18 @@ if TYPE_CHECKING:
 
 
 NARROWEST = 20
+
+
+class Target(FileTarget):
+    """The place named by -o/--output, or by another option that takes a file to write; that is whole or untouched."""
+
+    def write(self, text: str) -> None:
+        """Write a whole text, without the tokens that the command line was given."""
+        text = redact(text)
+        if self.path is None:
+            streams.write_result(text)
+        else:
+            super().write(text)
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Standard streams, signals, progress, and where results go."""
+"""Standard streams, signals, progress, and help."""

@@ -14,7 +14,7 @@ import pytest
 from children import PATIENCE
 from running import Duat, apart, command, environment
 
-from duat_cli.cli.terminal.output import Target
+from duat_cli.cli.shared.presentation import Target
 from duat_cli.errors import InputError
 
 
