@@ -12,7 +12,7 @@ import io
 import itertools
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -40,8 +40,6 @@ from duat_cli.text import clean
 if TYPE_CHECKING:  # texts are read before torch is imported
     from torch import Tensor
     from transformers import PreTrainedModel
-
-    from duat_cli.loading.model.load import LoadedModel
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -280,16 +278,6 @@ def said(tokenizer: Any, tokens: list[int], front: str = "") -> str:
         return numbered(tokens)
     with calling_tokenizer(f"{front}the tokenizer fails", InputError):
         return piece_text(tokenizer, tokens[0]) if len(tokens) == 1 else str(tokenizer.decode(tokens))
-
-
-def token_texts(loaded: LoadedModel, trust_remote_code: bool) -> Callable[[int], str]:
-    """What each token of a model that is loaded says, which may be part of a character; or where a position is."""
-    from duat_cli.loading.model.load import load_tokenizer
-
-    if not loaded.reads_tokens:
-        return lambda position: numbered([position])
-    tokenizer = load_tokenizer(loaded.files.path, trust_remote_code=trust_remote_code)
-    return lambda token: said(tokenizer, [token], "--prompt: ")
 
 
 def limits(model: PreTrainedModel) -> Limits:

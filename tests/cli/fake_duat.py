@@ -121,7 +121,11 @@ FAKES = {
             fits=lambda *_: True,
             peak_memory=lambda: 0,
         ),
-        module("duat_cli.loading.model.templated", templated_tokenizer=lambda *a, **k: None),
+        module(
+            "duat_cli.loading.model.templated",
+            templated_tokenizer=lambda *a, **k: None,
+            token_texts=lambda *a: lambda token: "",
+        ),
         module("duat_cli.loading.model.lengths", token_counter=lambda *a, **k: lambda texts: [1]),
         module(
             "duat_cli.analysis.plan.run",
@@ -140,7 +144,6 @@ FAKES = {
         module(
             "duat_cli.loading.prompts",
             said=lambda *a: "",
-            token_texts=lambda *a: lambda token: "",
             Prompt=object,
             read_prompts=lambda *a, **k: ["x"],
             encode=lambda *a, **k: [[1]],

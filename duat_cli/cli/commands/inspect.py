@@ -193,7 +193,6 @@ def _alone(
 ) -> list[InspectReport]:
     from duat_cli.analysis.opening import of_stacks
     from duat_cli.api.target import operator_file
-    from duat_cli.loading.prompts import token_texts
 
     count = 0
     with Progress(talk) as progress:
@@ -203,6 +202,7 @@ def _alone(
             from duat_cli.analysis.inspect.options import Filled
             from duat_cli.analysis.inspect.run import inspect as compute
             from duat_cli.analysis.inspect.save.states import saving
+            from duat_cli.loading.model.templated import token_texts
 
             nonlocal count
             count += len(inputs)

@@ -83,7 +83,6 @@ def matrix(
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import no_decoder, one_input, one_prompt
     from duat_cli.api.target import operator_file, tensor_target
-    from duat_cli.loading.prompts import token_texts
 
     wanted = loading.request(model, Task("matrix"))
     no_decoder(files.stack)
@@ -106,6 +105,8 @@ def matrix(
         talk.note(f"no --prompt given: using the paper's '{PAPER_PROMPT}' where the model reads text")
     with Progress(talk) as progress:
         loaded, read = open_session(wanted, texts, progress)
+        from duat_cli.loading.model.templated import token_texts
+
         one_input(given, len(read))
         decode = token_texts(loaded, wanted.trust_remote_code)
         if asked.network:

@@ -1,13 +1,16 @@
-"""A checkpoint's tokenizer, with the chat template of another folder where it has none."""
+"""A checkpoint's tokenizer, with the chat template of another folder where it has none; and what its tokens say."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.files import read_json
-from duat_cli.loading.model.load import load_tokenizer
+from duat_cli.loading.model.load import LoadedModel, load_tokenizer
+from duat_cli.loading.prompts import said
+from duat_cli.loading.texts import numbered
 from duat_cli.text import clean
 
 TEMPLATE, CONFIG = "chat_template.jinja", "tokenizer_config.json"
@@ -19,6 +22,14 @@ def templated_tokenizer(path: Path, template: Path | None, *, trust_remote_code:
     if template is not None and not getattr(tokenizer, "chat_template", None):
         tokenizer.chat_template = template_of(template)
     return tokenizer
+
+
+def token_texts(loaded: LoadedModel, trust_remote_code: bool) -> Callable[[int], str]:
+    """What each token of a model that is loaded says, which may be part of a character; or where a position is."""
+    if not loaded.reads_tokens:
+        return lambda position: numbered([position])
+    tokenizer = load_tokenizer(loaded.files.path, trust_remote_code=trust_remote_code)
+    return lambda token: said(tokenizer, [token], "--prompt: ")
 
 
 def template_of(folder: Path) -> str | dict[str, str] | None:
