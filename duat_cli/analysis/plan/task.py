@@ -76,6 +76,9 @@ class PruneOptions:
     effort: Effort = "default"
     """What probes and measure were taken from where they were not given; and the rest of what is spent."""
 
+    named: int | None = None
+    """Terms of the set that is to be written, where a number of them is asked for."""
+
     whole: bool = False
     """Whether no prompt is cut, for which `--out` keeps what each gave by itself."""
 

@@ -28,6 +28,7 @@ from duat_cli.analysis.prune.sets.worth import worth
 from duat_cli.analysis.prune.terms.ablation import Ablator
 from duat_cli.analysis.prune.terms.damage import why_no_loss
 from duat_cli.analysis.prune.terms.responses import SEED
+from duat_cli.analysis.prune.wanted import require_set
 from duat_cli.analysis.prune.work import Work
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.compat.libc import give_back_free_memory
@@ -72,12 +73,8 @@ class PruneOutcome:
         for. InputError where that is none.
         """
         order = self.nested[plan.granularity].order
-        most = len(order) - (plan.granularity == "block")
         if which is not None and which.isdecimal():
-            if not most:
-                raise InputError(f"--set {which}: the only block cannot go")
-            if not 1 <= int(which) <= most:
-                raise InputError(f"--set {which}: expected 1 to {most}, of {plan.of} {names_of(plan.granularity)}")
+            require_set(int(which), len(order), plan.granularity)
             return order[: int(which)]
         if which == "guaranteed" and plan.guarantee is None:
             raise InputError(f"--set guaranteed: {plan.reasons['guarantee']}")

@@ -11,7 +11,7 @@ from torch import Tensor
 from duat_cli.analysis.plan.task import PruneOptions, ablated
 from duat_cli.analysis.prune.terms.responses import SEED, TermList
 from duat_cli.errors import InputError
-from duat_cli.kinds import NAMES, Kind
+from duat_cli.kinds import NAMES, Kind, names_of
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.terms.sites import Sites
 from duat_cli.results.base import Skipped
@@ -40,6 +40,17 @@ def kinds_of(
     if options.ablate_mean and "expert" in kept:
         raise InputError("--ablate mean: an expert has no mean that could stand in for it; leave out expert")
     return tuple(kept)
+
+
+def require_set(named: int | None, terms: int, granularity: str) -> None:
+    """InputError where a set of the first `named` terms is beyond what can go of so many."""
+    if named is None:
+        return
+    most = terms - (granularity == "block")
+    if not most:
+        raise InputError(f"--set {named}: the only block cannot go")
+    if not 1 <= named <= most:
+        raise InputError(f"--set {named}: expected 1 to {most}, of {terms} {names_of(granularity)}")
 
 
 @dataclass(frozen=True)

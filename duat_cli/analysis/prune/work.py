@@ -38,7 +38,7 @@ from duat_cli.analysis.prune.terms.damage import Interval, Metric
 from duat_cli.analysis.prune.terms.ground import ground_of
 from duat_cli.analysis.prune.terms.readings import Reader, Readings
 from duat_cli.analysis.prune.terms.responses import TermList, Without
-from duat_cli.analysis.prune.wanted import Sample, kinds_of, sample_of
+from duat_cli.analysis.prune.wanted import Sample, kinds_of, require_set, sample_of
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.errors import InputError
 from duat_cli.kinds import WHOLE, Kind, names_of
@@ -94,6 +94,8 @@ class Work:
         self.parameters = self._ground.parameters
         self.sizes = Sizes.of(session.loaded.model, self.structure, self.parameters, self.terms)
         self.groups = [Group(kinds, self.terms, self.sizes, options) for kinds in options.groups(self.kinds)]
+        for group in self.groups:
+            require_set(options.named, sum(self._counts(group.kinds).values()), group.name)
         if options.rounds > 1 and self.weights is not None:
             raise InputError(
                 "--rounds: sketches the model again while weights that are read block by block would be read for every "

@@ -84,6 +84,7 @@ def prune_bound(
     wanted = replace(wanted, task=task)
     presentation = Presentation.of(shown, voice, wide=wide)
     chosen = _Chosen.of(chosen_set, settings)
+    settings = replace(settings, named=chosen.named)
 
     def opened(ranks: Ranks | None, progress: Progress) -> PruneOutcome | None:
         if ranks is not None:
@@ -167,6 +168,11 @@ class _Chosen:
 
             check_directory(Path(apply))
         return cls(target, None if apply is None else Path(apply), which)
+
+    @property
+    def named(self) -> int | None:
+        """How many terms go, where --set says a number."""
+        return int(self.which) if self.which is not None and self.which.isdecimal() else None
 
     def require(self, loaded: LoadedModel, settings: PruneOptions, *, tested: bool) -> None:
         """InputError where this model gives no such set, before anything is computed. tested: on held-out prompts."""

@@ -413,6 +413,19 @@ def test_sets_that_cannot_be_written(
     assert not (tmp_path / "s.json").exists()
 
 
+def test_a_set_beyond_the_terms_is_refused_before_any_prompt_is_read(
+    llama: str, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No report is made of it, and a block has to stay."""
+    file = str(tmp_path / "s.json")
+    for granularity, most in (("head", "12, of 12 heads"), ("block", "2, of 3 blocks"), ("head,ffn", "15, of 15 ")):
+        arguments = ["--granularity", granularity, "--set", "999", "--export", file, *FAST]
+        assert run(["prune-bound", llama, "--prompts", texts["choose"], *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert f"--set 999: expected 1 to {most}" in err
+
+
 def test_a_uniform_set_leaves_the_file(
     llama: str, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
