@@ -27,6 +27,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_errors, wide
 from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.instrument.attention import AttentionCall, StoredRows
+from duat_cli.models.instrument.functions.positions import positions
 from duat_cli.models.instrument.held import attending
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.sweep.adjoint import cross_call, cross_output, static_outputs
@@ -372,7 +373,7 @@ def _advance_sources(
         tokens = len(linear)
         sources = uniform = torch.eye(tokens, dtype=linear.dtype, device=linear.device)[..., None] * linear
     own = _linear_images(run, sources)
-    with attending(run, [_uniform(call) for call in run.attention]):
+    with attending(run, [_uniform(run, call) for call in run.attention]):
         return own, _linear_images(run, uniform)
 
 
@@ -383,9 +384,9 @@ def _linear_images(run: BlockRun, items: Tensor) -> Tensor:
     return torch.cat([run.replay(some, zero_given(run, len(some))).end - base for some in pieces])
 
 
-def _uniform(call: AttentionCall) -> StoredRows:
+def _uniform(run: BlockRun, call: AttentionCall) -> StoredRows:
     """Every row 1 / n over the n tokens that the mask leaves it; without a mask, those that some head reaches."""
-    seen = call.allowed
+    seen = positions(run, call)
     if seen is None or call.rows.tokens != seen.shape[-1]:
         seen = torch.cat([weights.abs().amax(dim=0) > 0 for _, weights in call.rows.chunks()])
     return StoredRows(uniform_rows(seen, call.rows.heads, call.value.dtype))

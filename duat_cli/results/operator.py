@@ -130,8 +130,8 @@ class Density(WithReasons):
         Meaning(
             "share, 0 to 1",
             "exact",
-            how="where no mask is seen, of H as computed: a softmax gives 0 for scores some 100 below the largest, "
-            "17 in float16",
+            how="what a mask leaves counts where a softmax rounds to 0, too (scores some 100 below the largest, 17 in "
+            "float16); where no mask is seen, H of zero scores shows what that is; of windows, H as computed",
             formula="share of pairs of entries that some head and channel connects; (N+1)/2N where H is causal and V, "
             "O have no zeros",
             source='the paper has "a dense matrix (almost devoid of zero elements" (section 4.2), which a causal mask '

@@ -21,6 +21,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
 from duat_cli.models.budgets import measured_at_once
 from duat_cli.models.instrument.attention import RowSource, StoredRows
+from duat_cli.models.instrument.functions.positions import positions
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.windows import WindowRows
 from duat_cli.operators.coupling import distances
@@ -61,7 +62,9 @@ def heads(run: BlockRun, tokens: Sequence[Tensor | None]) -> list[Heads]:
     """Of one block under each prompt of the run; what cannot be told is null with the reason. tokens: of each prompt,
     as of `tokens_of`."""
     try:
-        return [_heads(rows, run, ids) for rows, ids in zip(_rows_of(run), tokens, strict=True)]
+        each, allowed = _rows_of(run), positions(run)
+        tokens = [None if ids is None else ids.to(run.input.device) for ids in tokens]
+        return [_heads(rows, allowed, ids) for rows, ids in zip(each, tokens, strict=True)]
     except UnsupportedModelError as fault:
         return [Heads.absent(str(fault)) for _ in tokens]
 
@@ -83,11 +86,11 @@ def _rows_of(run: BlockRun) -> list[RowSource]:
     return [call.rows]
 
 
-def _heads(rows: RowSource, run: BlockRun, ids: Tensor | None) -> Heads:
+def _heads(rows: RowSource, allowed: Tensor | None, ids: Tensor | None) -> Heads:
+    """allowed: as of `measured_heads`."""
     if ids is not None and len(ids) != rows.tokens:
         ids = None
-    ids = None if ids is None else ids.to(run.input.device)
-    own, uniform = measured_heads(rows.chunks(), run.attention[0].allowed, ids)
+    own, uniform = measured_heads(rows.chunks(), allowed, ids)
     reasons = {name: NO_TOKENS if ids is None else NOT_REPEATED[name] for name in OF_REPEATED}
     if rows.tokens == 1:
         reasons |= dict.fromkeys(OF_LATER, ONE_TOKEN)

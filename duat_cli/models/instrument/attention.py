@@ -137,6 +137,7 @@ class AttentionCall:
     output: Tensor  # (batch, N, heads, d)
     allowed: Tensor | None = None  # positions that the mask leaves to some head, (N, K) bool; None: no mask was seen
     scored: ScoreInputs | None = None  # None: its softmax was intercepted, behind the scores
+    finite: Tensor | None = None  # where an intercepted softmax has scores above those of a mask, (batch, N, K) bool
     windows: Windows | None = None  # how the model's code lays out what it gives and takes; None: batch 1, by token
 
     def by_heads(self) -> AttentionCall:
@@ -169,6 +170,7 @@ class Watch:
     inside_interface: bool = False  # the softmax of the model's own eager function is not to be intercepted
     hidden: set[nn.Module] = field(default_factory=set)  # whose softmax ran within one function of torch
     asked: Callable[[Tensor, Tensor], None] | None = None  # shown queries and keys at the interface, before the probe
+    looked: Callable[[Tensor], None] | None = None  # shown the weights behind an intercepted softmax, likewise
 
 
 _watches: weakref.WeakKeyDictionary[nn.Module, Watch] = weakref.WeakKeyDictionary()
@@ -301,13 +303,41 @@ def _captured_call(
     return AttentionCall(module, "attention interface", source, value, output, allowed, scored)
 
 
+def at_zero_queries(call: AttentionCall) -> Tensor:
+    """Where the model's own function gives some head a weight, (N, K) bool, whatever the scores: its queries are zero.
+
+    call: one at the attention interface.
+    """
+    given, eager = call.scored, _eager(call.module)
+    assert given is not None
+    batch, heads, tokens, _ = given.query.shape
+    step, found = max(1, ROW_BUDGET // (4 * batch * heads * given.key.shape[2] * 4)), []
+    for start in range(0, tokens, step):
+        rows = slice(start, start + step)
+        mask = given.mask if given.mask is None or given.mask.shape[-2] == 1 else given.mask[..., rows, :]
+        nothing = torch.zeros_like(given.query[:, :, rows])
+        _, weights = eager(call.module, nothing, given.key, given.key, mask, **given.options)
+        assert weights is not None  # the capture refuses a function that gives none
+        found.append((weights.flatten(0, 1) != 0).any(dim=0))
+    return torch.cat(found)
+
+
 def allowed_by(mask: Tensor | None, tokens: int, sources: int) -> Tensor | None:
     """Where a mask (1, 1 or heads, N or 1, K), boolean or added to the scores, lets some head attend: (N, K)."""
     if mask is None or mask.shape[-1] != sources:
         return None
-    kept = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 4
+    kept = mask if mask.dtype == torch.bool else _above(mask)
     some = kept[0, 0] if kept.shape[1] == 1 else kept[0].any(dim=0)
     return some.expand(tokens, sources)
+
+
+def finite_at(scores: Tensor, batch: int) -> Tensor:
+    """Where scores (…, N, K) of some head are not those that a mask leaves, of each of a batch: (batch, N, K)."""
+    return _above(scores).reshape(batch, -1, *scores.shape[-2:]).any(dim=1)
+
+
+def _above(scores: Tensor) -> Tensor:
+    return scores > torch.finfo(scores.dtype).min / 4
 
 
 def _effective(module: nn.Module, weights: Tensor, value: Tensor, output: Tensor) -> Tensor:

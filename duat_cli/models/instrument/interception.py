@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from duat_cli.compat.torch import functions_unwatched
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.instrument.attention import AttentionCall, StoredRows, Watch
+from duat_cli.models.instrument.attention import AttentionCall, StoredRows, Watch, finite_at
 
 GATES = {
     torch.sigmoid, Tensor.sigmoid, torch.nn.functional.sigmoid, torch.nn.functional.silu, torch.nn.functional.softplus,
@@ -156,6 +156,7 @@ class SoftmaxInterception(TorchFunctionMode):
     watch: Watch
     module: Callable[[], nn.Module]
     _armed: tuple[int, int] | None = field(default=None, init=False)
+    _scores: Tensor | None = field(default=None, init=False)  # what that softmax was of
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -167,7 +168,7 @@ class SoftmaxInterception(TorchFunctionMode):
         if func in _SOFTMAX:
             weights = func(*args, **kwargs)
             if weights.ndim >= 3 and (weights.shape[-1] > 1 or weights.shape[-2] == 1):  # also of one token
-                self._armed = tuple(weights.shape[-2:])
+                self._armed, self._scores = tuple(weights.shape[-2:]), args[0] if args else kwargs["input"]
             return weights
         if func is _WHOLE:  # torch runs what is within with no mode around it
             self.watch.hidden.add(self.module())
@@ -183,26 +184,34 @@ class SoftmaxInterception(TorchFunctionMode):
             left, right = _understood(func.__name__, _PRODUCTS[func], args, kwargs)
             if tuple(left.shape[-2:]) == self._armed:
                 self._armed = None
-                return self._product(left, right)
+                return self._product(left, right, self._scores)
         if func is torch.einsum and len(args) == 3:
             return self._einsum(func, args, kwargs)
         return func(*args, **kwargs)
 
-    def _product(self, weights: Tensor, value: Tensor) -> Tensor:
-        """weights (…, N, N) @ value (…, N, d): batch 1, any folding of batch and heads; or windows (W, heads, N, N)."""
-        probe = self.watch.probe
+    def _product(self, weights: Tensor, value: Tensor, scores: Tensor | None) -> Tensor:
+        """weights (…, N, N) @ value (…, N, d): batch 1, any folding of batch and heads; or windows (W, heads, N, N).
+
+        scores: what the softmax was of, mask included.
+        """
+        probe, self._scores = self.watch.probe, None
         tokens, width = value.shape[-2:]
         batch = len(value) if value.ndim == 4 else 1
         standard = value.reshape(batch, -1, tokens, width)
         held = {buffer.untyped_storage().data_ptr() for buffer in self.module().buffers()}
         if value.untyped_storage().data_ptr() in held:  # a cache of its own, which the next pass writes to
             standard = standard.clone()
+        if self.watch.looked is not None:
+            self.watch.looked(weights)
         frozen = probe.replacement(self.module(), standard)
         if frozen is None:
             product = torch.matmul(weights, value)
             rows = StoredRows(weights.reshape(-1, *weights.shape[-2:]))
             output = product.reshape(batch, -1, weights.shape[-2], width).transpose(1, 2)  # (batch, N, heads, d)
-            probe.captured(AttentionCall(self.module(), "softmax interception", rows, standard, output))
+            same = scores is not None and scores.numel() == weights.numel()
+            finite = finite_at(scores, batch) if scores is not None and same else None
+            call = AttentionCall(self.module(), "softmax interception", rows, standard, output, finite=finite)
+            probe.captured(call)
             return product.clone()  # some modules add to it in place
         heads_first = frozen.transpose(1, 2)  # (batch, heads, N, d)
         return heads_first.reshape(*weights.shape[:-2], weights.shape[-2], width)
@@ -232,11 +241,11 @@ class SoftmaxInterception(TorchFunctionMode):
         if is_causal:
             attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         if attn_mask is None:
-            return self._product(torch.softmax(scores, dim=-1), value)
+            return self._product(torch.softmax(scores, dim=-1), value, scores)
         allowed = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, float("-inf")) if allowed else scores + attn_mask
         nothing = scores.isneginf().all(dim=-1, keepdim=True)  # torch gives zeros there, a softmax NaN
-        return self._product(torch.softmax(scores, dim=-1).masked_fill(nothing, 0.0), value)
+        return self._product(torch.softmax(scores, dim=-1).masked_fill(nothing, 0.0), value, scores)
 
     def _einsum(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An einsum after the softmax is rewritten as the product it stands for, where it is one."""
@@ -245,7 +254,7 @@ class SoftmaxInterception(TorchFunctionMode):
         if form is None or tuple(weights.shape[-2:]) != self._armed:
             return func(*args, **kwargs)
         self._armed = None
-        return self._product(weights, value.permute(form.value)).permute(form.back)
+        return self._product(weights, value.permute(form.value), self._scores).permute(form.back)
 
 
 class Choices(TorchFunctionMode):

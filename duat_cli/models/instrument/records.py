@@ -230,6 +230,10 @@ class BlockRun:
         """While active, replays make queries and keys as well, and show them: (items, heads, N, d), by kv head."""
         return holding(self._rig.watch, asked=asked)
 
+    def looking(self, looked: Callable[[Tensor], None]) -> contextlib.AbstractContextManager[None]:
+        """The same with the weights behind an intercepted softmax, (…, heads, N, N), before H is put in their place."""
+        return holding(self._rig.watch, looked=looked)
+
     @functools.cached_property
     def bounds(self) -> tuple[Tensor, Tensor]:
         """Least and largest entry of each prompt's output, (prompts,) each; NaN where an entry is."""

@@ -226,7 +226,8 @@ class Rig:
     def _attention_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
         plan, x = self._plan, first_tensor(args, kwargs)
         # attention by its projections alone has no queries and keys
-        if plan is not None and plan.run.parts.direct and x is not None and self.watch.asked is None:
+        alone = self.watch.asked is None and self.watch.looked is None
+        if plan is not None and plan.run.parts.direct and x is not None and alone:
             tensor = self._direct_attention(module, plan, x)
             return joined(tensor, plan.run.recording.attention_rests[module])
         if plan is not None and plan.run.parts.handed and x is not None:

@@ -33,6 +33,7 @@ from duat_cli.models.block.norms import NormForm
 from duat_cli.models.block.parts import Projection
 from duat_cli.models.budgets import CHANNEL_HEADS
 from duat_cli.models.instrument.attention import AttentionCall, MadeRows
+from duat_cli.models.instrument.functions.positions import positions
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.gates import gate_of
@@ -140,7 +141,7 @@ def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOper
         values=values.repeat_interleave(groups, 0),
         factors=known.heads,
         error=max(errors),
-        allowed=call.allowed,
+        allowed=positions(run),
         gate=gate,
         own=known.own,
         each=tuple(errors),

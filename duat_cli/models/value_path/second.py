@@ -29,6 +29,7 @@ from duat_cli.models.arrays import fit, gaussian, or_else, random_like, relative
 from duat_cli.models.block.parts import CrossAttention, Projection, SecondMixer
 from duat_cli.models.block.slots import parted
 from duat_cli.models.instrument.attention import AttentionCall
+from duat_cli.models.instrument.functions.positions import positions
 from duat_cli.models.instrument.records import Replay, silent_attention
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.value_path.factors import BlockFactors, Tap, choice_of_channels, meeting, read_output, read_value
@@ -179,7 +180,7 @@ class _Cross(_Beside):
             values=(scale * product).repeat_interleave(groups, 0),
             factors=known.heads,
             error=relative_error(scale * product, target - constant),
-            allowed=self.attention.allowed,
+            allowed=positions(self.run, self.attention),
         )
 
     def _values(self, states: Tensor) -> Tensor:

@@ -1,0 +1,52 @@
+"""Where attention may read: what a mask leaves, told from what a softmax rounds to zero.
+
+A softmax gives zero where a score lies some 100 below the largest of its row (17 in float16), and so does a mask. Where
+no mask was seen, H is made once more with no scores to speak of: what is zero there, too, is the mask's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from duat_cli.models.instrument.attention import AttentionCall, at_zero_queries
+from duat_cli.models.instrument.records import BlockRun
+from duat_cli.models.instrument.windows import WindowRows
+
+
+def positions(run: BlockRun, call: AttentionCall | None = None) -> Tensor | None:
+    """The positions that are left to some head, (N, K) bool; None where they are those at which H is not zero.
+
+    call: the block's own attention, or another attention of the block, as it reads an encoder. Of intercepted softmax
+    the block is replayed on a zero stream, where biases alone make scores; of another attention that is not done. What
+    the input itself chooses is chosen otherwise there, so that a position whose own score shows a mask stays masked.
+    """
+    call = run.attention[0] if call is None else call
+    if call.allowed is not None or call.path == "frozen kernel":
+        return call.allowed
+    reached = _reached(call)
+    if bool(reached.all()):
+        return None
+    found = at_zero_queries(call) if call.scored is not None else _at_zero_stream(run, call)
+    if found is None or found.shape != reached.shape[1:] or not bool((found & ~reached).any()):
+        return None
+    return found | reached.any(dim=0)
+
+
+def _reached(call: AttentionCall) -> Tensor:
+    """Where some head's H is not zero: of each prompt of a batch, (prompts, N, K)."""
+    if isinstance(call.rows, WindowRows):
+        return (call.rows.weights != 0).any(dim=1)
+    return torch.cat([(weights != 0).any(dim=0) for _, weights in call.rows.chunks()])[None]
+
+
+def _at_zero_stream(run: BlockRun, call: AttentionCall) -> Tensor | None:
+    finite = call.finite
+    if len(run.attention) != 1 or call is not run.attention[0] or finite is None or bool((finite != finite[:1]).any()):
+        return None
+    seen: list[Tensor] = []
+    with run.looking(seen.append):
+        run.replay(torch.zeros_like(run.input), stop_at_values=True)
+    if len(seen) != 1 or seen[0].shape[-2:] != finite.shape[1:]:
+        return None
+    return (seen[0].flatten(0, -3) != 0).any(dim=0) & finite[0]
