@@ -80,5 +80,7 @@ def test_names_and_configs() -> None:
     assert head_width({"encoder": pair, "decoder": pair}) is None  # of two stacks either may have other sizes
     assert depth({"encoder": pair, "decoder": pair}) is None
     assert head_width({"hidden_size": 33, "num_attention_heads": 4}) is None
+    assert head_width({"hidden_dim": 64, "n_heads": 4}) is None  # of DistilBERT's FFN
+    assert head_width({"emb_dim": 64, "n_heads": 4}) == 16  # of XLM
     assert head_width({"hidden_size": "32", "num_attention_heads": 0}) is None
     assert depth({"num_hidden_layers": True}) is None

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-WIDTH = ("hidden_size", "d_model", "n_embd", "dim", "hidden_dim", "embed_dim")
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
-HEAD_WIDTH = ("head_dim", "d_kv", "kv_channels")
+# not hidden_dim, which is the width of DistilBERT's FFN, whose `dim` may be left to the class
+WIDTH = ("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embed_dim")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "attention_heads")
+HEAD_WIDTH = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
 DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _TEXT = ("text_config", "decoder", "llm_config")  # where a config of several models keeps that of its text model
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_path
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "gemma2", "falcon", "bloom"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "gemma2", "falcon", "bloom", "distilbert", "xglm"])
 def test_width_heads_and_weights(model_type: str, tmp_path: Path) -> None:
     shape = shape_of(inspect_folder(saved(model_type, tmp_path)), "float32")
     loaded = whole(tmp_path)
@@ -27,6 +28,19 @@ def test_width_heads_and_weights(model_type: str, tmp_path: Path) -> None:
     assert shape.values == heads.value.numel() * heads.value.element_size()
     assert shape.outputs == heads.output.numel() * heads.output.element_size()
     assert shape.weights == sum(p.numel() * p.element_size() for p in loaded.model.parameters())
+
+
+def test_the_width_of_the_ffn_is_not_that_of_the_stream(tmp_path: Path) -> None:
+    """A config of DistilBERT that leaves `dim` to its class still states `hidden_dim`; `hidden_size` is its alias."""
+    folder = saved("distilbert", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    width, inner = config.pop("dim"), config["hidden_dim"]
+    assert width != inner
+    for more in ({}, {"hidden_size": width}):
+        (folder / "config.json").write_text(json.dumps({**config, **more}))
+        shape = shape_of(inspect_folder(folder), "float32")
+        assert (shape.width, shape.inner, shape.heads) == (width, inner, config["n_heads"])
+        assert shape.head_width == width // config["n_heads"]
 
 
 @pytest.mark.parametrize(
