@@ -30,6 +30,15 @@ _VARIANTS = {
 }
 
 
+_NO_VALUES = {
+    "C64": "complex numbers",
+    "F4": "two numbers a byte",
+    "F6_E2M3": "six bits a number",
+    "F6_E3M2": "six bits a number",
+}
+"""safetensors' dtypes that torch makes no real numbers of."""
+
+
 @dataclass(frozen=True)
 class AdapterFiles:
     """An adapter whose files can be read."""
@@ -81,7 +90,12 @@ def open_adapter(path: Path, name: str) -> AdapterFiles:
                                  f"safetensors ({ADAPTER_WEIGHTS}), where you trust the file")  # fmt: skip
         fail(weights, "missing: no such file; expected a folder made by PEFT's save_pretrained")
     refuse_foreign_link(path, ADAPTER_WEIGHTS)
-    return AdapterFiles(path, name, config, single_file(weights))
+    files = single_file(weights)
+    for tensor, entry in files.tensors.items():
+        if entry.dtype in _NO_VALUES:
+            fail(weights, f"tensor {shown(tensor)} is stored as {entry.dtype} ({_NO_VALUES[entry.dtype]}), which is no "
+                          "fixed change of weights: save the adapter in float32, float16 or bfloat16")  # fmt: skip
+    return AdapterFiles(path, name, config, files)
 
 
 def _check_config(where: Path, config: dict[str, Any]) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import adapters
 import peft
 import pytest
+import torch
 from adapters import weights_of
 from peft.tuners.tuners_utils import check_target_module_exists
 from safetensors.torch import load_file, save_file
 
 from duat_cli.errors import CheckpointError
-from duat_cli.loading.adapter.folder import open_adapter
+from duat_cli.loading.adapter.folder import ADAPTER_WEIGHTS, open_adapter
 from duat_cli.loading.adapter.keys import read_keys
 from duat_cli.loading.adapter.targets import lost_modules, targeted
 
@@ -86,3 +87,18 @@ def test_the_modules_of_a_layer_that_was_lost(config: dict[str, Any], prefix: st
     stated = folder / "adapter_config.json"
     stated.write_text(stated.read_text().replace('"exclude_modules": null', '"exclude_modules": ".*layers.1.mlp.*"'))
     assert lost() == []
+
+
+@pytest.mark.parametrize("side", ["lora_A", "lora_B"])
+def test_tensors_of_no_real_numbers_are_one_line(side: str, tmp_path: Path) -> None:
+    base = adapters.base_of("llama", tmp_path / "base")
+    adapter = adapters.make(base, tmp_path / "adapter", peft.LoraConfig(target_modules=["q_proj"], r=2))
+    file = adapter / ADAPTER_WEIGHTS
+    tensors = load_file(file)
+    name = next(name for name in tensors if side in name)
+    save_file({**tensors, name: tensors[name].to(torch.complex64)}, file)
+    with pytest.raises(CheckpointError, match=r"stored as C64 \(complex numbers\).*: save the adapter in") as caught:
+        open_adapter(adapter, "adapter")
+    assert name in str(caught.value)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
