@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from duat_cli.errors import InputError
 from duat_cli.loading.inputs.drawn import default_inputs, drawn_patches, drawn_video
 from duat_cli.loading.inputs.files import Home, digest_of, in_tiles, read_image, read_sound, read_tensors
-from duat_cli.loading.inputs.request import READS, InputFiles, StackName, label
+from duat_cli.loading.inputs.request import READS, InputFiles, StackName, by_part, label
 from duat_cli.loading.inputs.within import DEFAULT, placeholder_of, with_pictures
 from duat_cli.loading.model.load import LoadedModel, class_of, skeleton
 from duat_cli.loading.prompts import Prompt, limits
@@ -294,9 +294,7 @@ def within_texts(
     stack, kind = stack_of(shell), type(shell).__name__
     taken, placeholder = taken_by(stack.forward), placeholder_of(shell.config)
     if placeholder is None or "text" not in reads(stack) or len(reads(stack)) < 2 or given.sounds:
-        parts = [part for part in parts_of(shell) if part != "text"]
-        way = f", or --stack {' or '.join(parts)}" if parts else ""
-        raise InputError(f"{given.option}: {kind} reads token ids here; give --prompt{way}")
+        raise InputError(f"{given.option}: {kind} reads {by_part(parts_of(shell))}")
     if given.tensors and (read or given.images):
         raise InputError("--inputs: its tensors hold the text and the pictures; leave out --prompt and --image")
     found = [_with_ids(shell, file, number) for number, file in enumerate(given.tensors, 1)]

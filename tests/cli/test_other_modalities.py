@@ -125,7 +125,10 @@ def test_a_part_of_a_model_of_two(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert any(note.startswith("--stack vision: the CLIPVision") for note in seen["warnings"])
     assert any(note.startswith("--stack text: the CLIPText") for note in read["warnings"])
     assert run(["verify", str(tmp_path), "--image", "a.png", "-q"]) == 2
-    assert "CLIPModel reads token ids here; give --prompt, or --stack vision\n" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith(
+        "--image: CLIPModel reads each kind of input by a part of its own; give --image beside --stack vision, "
+        "--prompt beside --stack text, or all beside --stack all\n"
+    )
     for words in (["verify", "--prompt", "ab"], ["prune-bound", "--prompt", "ab"], ["attribute", "--prompt", "ab"]):
         assert run([words[0], str(tmp_path), *words[1:], "-q"]) == 2
         assert "; duat inspect and verify read its parts by --stack vision, text or all\n" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -18,6 +19,17 @@ READS: dict[StackName, tuple[str, ...]] = {
     "text": ("input_ids",),
 }
 """Stack -> the names that its forward pass may have for what it reads."""
+
+
+_OPTIONS: dict[StackName, str] = {"vision": "--image", "audio": "--audio", "text": "--prompt"}
+
+
+def by_part(parts: Sequence[StackName]) -> str:
+    """What a model reads that takes no pictures or sound within its text, and by which options. parts: of its own."""
+    ways = {part: f"{_OPTIONS[part]} beside --stack {part}" for part in parts}
+    if "text" in parts and len(parts) > 1:
+        return f"each kind of input by a part of its own; give {', '.join(ways.values())}, or all beside --stack all"
+    return "token ids here; give " + ", or ".join(["--prompt", *(ways[part] for part in parts if part != "text")])
 
 
 def label(option: str, given: Any, number: int) -> str:
