@@ -11,7 +11,7 @@ import torch
 from duat_cli.analysis.attribute.continued import Continued, continued, summed
 from duat_cli.analysis.attribute.measure import Measurer
 from duat_cli.analysis.attribute.report import attributions
-from duat_cli.analysis.attribute.targets import Asked, Chooser, FieldTargets, Words
+from duat_cli.analysis.attribute.targets import Asked, Chooser, FieldTargets, Words, why_by_length
 from duat_cli.analysis.attribute.total import Attributed, AttributeHead, AttributeTotal
 from duat_cli.analysis.attribute.work import Found, Work
 from duat_cli.analysis.progress import Progress
@@ -74,7 +74,9 @@ class Attributor:
             raise InputError("--measure: one position at a time; leave out --measure, or --steps and --continuation")
         if options.measure and options.asked.position == "all":
             raise InputError("--measure: one position at a time; expected --position with a number")
-        self._chooser = Chooser(options.asked, words, labels, likelihood=given is not None)
+        model = session.loaded.model
+        why = why_by_length(model.config, model.dtype)
+        self._chooser = Chooser(options.asked, words, labels, likelihood=given is not None, by_length=why)
         self._work = Work(session, self._chooser, progress, max(options.top, options.measure), options.top, count)
         self._tolerance = 0.0
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from duat_cli.compat.transformers import stated
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.pieces import pieces_that_say
 from duat_cli.loading.prompts import Prompt, said
@@ -198,6 +199,29 @@ class Asked:
     first_token: bool = False
 
 
+BY_LENGTH = "the model computes otherwise by how long the text is"
+_LENGTH_ROPES = "longrope", "dynamic"
+_EXPERTS = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"
+
+
+def why_by_length(config: Any, dtype: torch.dtype) -> str:
+    """Why a model with this config, run in this dtype, may have other logits in passes over other numbers of tokens."""
+    ropes = stated(config, "rope_parameters") or {}
+    kinds = [one.get("rope_type") for one in (ropes, *ropes.values()) if isinstance(one, dict)]
+    chosen = next((kind for kind in _LENGTH_ROPES if kind in kinds), None)
+    if chosen is not None:
+        return f"the model chooses its rotary frequencies by how long the text is (rope_type {chosen})"
+    if dtype.itemsize >= 4:
+        return BY_LENGTH
+    name = str(dtype).removeprefix("torch.")
+    if any(stated(config, field) for field in _EXPERTS):
+        return (
+            f"passes of other lengths round otherwise in {name}, and a router that rounds sends tokens to other "
+            "experts; use --dtype float32"
+        )
+    return f"passes of other lengths round otherwise in {name}; use --dtype float32"
+
+
 class Chooser:
     """The targets of every prompt of one model."""
 
@@ -208,9 +232,11 @@ class Chooser:
         labels: dict[int, str],
         *,
         likelihood: bool = False,
+        by_length: str = BY_LENGTH,
     ) -> None:
         """labels: of a classifier, its classes. likelihood: whether the tokens of continuations are targets by their
-        log-probability."""
+        log-probability. by_length: why passes over other numbers of tokens may differ, for errors."""
+        self._by_length = by_length
         self._asked, self._words, self._labels, self.likelihood = asked, words, labels, likelihood
         self._each: dict[int, tuple[str, str]] = {}
         self._option = "--target"
@@ -278,9 +304,8 @@ class Chooser:
             if not error <= most:
                 raise InputError(
                     f"{option}: {where}: in one pass over all {len(output)} tokens the logits at position {position} "
-                    f"are not those of the pass that ends there (relative error {error:.1e}, expected {most:.0e}): the "
-                    "model computes otherwise by how long the text is, as where longrope chooses rotary frequencies by "
-                    "it; attribute each token alone, behind a prompt that ends in front of it"
+                    f"are not those of the pass that ends there (relative error {error:.1e}, expected {most:.0e}): "
+                    f"{self._by_length}; attribute each token alone, behind a prompt that ends in front of it"
                 )
 
     def _following(self, place: int, output: Tensor, token: int) -> Target:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from paging import in_parts, saved
 from torch import Tensor
 from transformers import Phi3Config, Phi3ForCausalLM
 
+from duat_cli.analysis.attribute import targets as targets_module
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
-from duat_cli.analysis.attribute.targets import Asked
+from duat_cli.analysis.attribute.targets import Asked, why_by_length
 from duat_cli.errors import InputError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.results.attribute import AttributeReport
@@ -138,8 +140,30 @@ def test_a_text_whose_length_changes_its_first_tokens_is_refused(options: dict[s
     longer = torch.cat([ids, torch.tensor([[50, 60, 70, 80]])], dim=1)
     with torch.no_grad():
         assert helpers.far(model(longer).logits[0, 6], model(ids).logits[0, 6]) > 1e-2
-    with pytest.raises(InputError, match=r"one pass over all 11 tokens the logits at position 6 are not those of the"):
+    with pytest.raises(InputError, match="one pass over all 11 tokens the logits at position 6 are not those of") as at:
         ran(helpers.as_loaded(model), ids, **options)
+    assert "chooses its rotary frequencies by how long the text is (rope_type longrope); attribute each" in str(
+        at.value
+    )
+
+
+def test_what_differs_between_lengths_is_named_by_the_config_and_the_dtype() -> None:
+    """A router flips by rounding in a narrow dtype alone; longrope goes before it."""
+    narrow, mixtral, llama = torch.bfloat16, single_model("mixtral").config, single_model("llama").config
+    assert "a router that rounds sends tokens to other experts; use --dtype float32" in why_by_length(mixtral, narrow)
+    assert why_by_length(llama, narrow) == "passes of other lengths round otherwise in bfloat16; use --dtype float32"
+    for config in (mixtral, llama):
+        assert why_by_length(config, torch.float32) == "the model computes otherwise by how long the text is"
+    assert "longrope" in why_by_length(longrope().config, narrow)
+
+
+def test_a_refusal_over_a_narrow_router_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no tolerance, what rounding leaves is refused."""
+    model = single_model("mixtral").to(torch.bfloat16)
+    monkeypatch.setattr(targets_module, "tolerance_for", lambda dtype: -1.0)
+    loaded = dataclasses.replace(helpers.as_loaded(model), dtype="bfloat16")
+    with pytest.raises(InputError, match="a router that rounds sends tokens to other experts"):
+        ran(loaded, token_ids(model), steps=2)
 
 
 def test_an_empty_continuation_is_refused() -> None:
