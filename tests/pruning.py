@@ -31,8 +31,8 @@ from duat_cli.models.discovery.structure import (
 from duat_cli.models.edits.parameters import BlockParameters, block_parameters
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.lockstep import one_by_one
-from duat_cli.models.terms.branches import Branch, Branches, block_branches
-from duat_cli.models.terms.sites import Site, Sites, TermId, find_sites
+from duat_cli.models.terms.branches import BlockBranches, Branches, block_branches
+from duat_cli.models.terms.sites import Sites, TermId, find_sites
 from duat_cli.zoo import tiny
 
 IDS = torch.tensor([[21, 33, 45, 17, 52]])
@@ -65,7 +65,8 @@ class Fake:
 
 def certified_bounds(structure: ModelStructure, kinds: Sequence[Kind] = KINDS) -> list[BlockBounds]:
     """One entry a block call, by passes that run alone."""
-    found = Certified(structure, find_sites(structure), kinds=kinds)
+    sites = find_sites(structure)
+    found = Certified(structure, sites, branches_of(structure, sites), kinds=kinds)
     with found.attached():
         one_by_one(found.passes)
     return found.bounds
@@ -73,7 +74,7 @@ def certified_bounds(structure: ModelStructure, kinds: Sequence[Kind] = KINDS) -
 
 def branches_of(structure: ModelStructure, sites: Sites) -> Branches:
     """Of every attention and FFN site, from one short run."""
-    found: dict[nn.Module, dict[Site, Branch | str]] = {}
+    found: dict[nn.Module, BlockBranches] = {}
 
     def listen(run: BlockRun) -> None:
         module = run.parts.module

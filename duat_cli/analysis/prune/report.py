@@ -16,7 +16,6 @@ from duat_cli.analysis.prune.terms.damage import Interval
 from duat_cli.analysis.prune.wanted import NOT_ABLATED, Sample
 from duat_cli.analysis.prune.work import Work
 from duat_cli.kinds import Kind
-from duat_cli.models.terms.branches import branch_at
 from duat_cli.models.terms.sites import Site, TermId
 from duat_cli.results.prune.terms import Estimated, HeadSummary, NeuronSummary, Prediction, PruneBlock, PruneTerm
 from duat_cli.statistics.ranking import Estimate, bootstrap, kendall, median_ratio, spearman, worst_ratio
@@ -45,7 +44,7 @@ def terms_of(work: Work, damage: Interval, measured: Mapping[TermId, float]) -> 
         """Where terms meet the stream, in words; None where that is not known. site: None for the block itself."""
         if site is None:
             return f"output of {names[block]}"
-        branch = branch_at(work.branches[block], site)
+        branch = work.branches[block].at(site)
         return None if isinstance(branch, str) else branch.name(names, block)
 
     estimate, low, high = (x.tolist() for x in damage)

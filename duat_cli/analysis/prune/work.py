@@ -108,7 +108,7 @@ class Work:
         self.losses: list[tuple[float, int]] = []  # a prompt's own loss, nats a token, and the size of the vocabulary
         self._seen = Activations() if in_parts else self._ground.seen
         self._scores = WeightScores(self.structure, self.sites, self.terms, self._seen)
-        self.certified = Certified(self.structure, self.sites, device, self.weights, self.kinds)
+        self.certified = Certified(self.structure, self.sites, self.branches, device, self.weights, self.kinds)
         waiting = session.loaded.waiting
         self.ablator = Ablator(self.structure, self.sites, self.metric, self._means(), device, waiting)
         self._responder = Responder(session, self._ground, self.terms, self._ids, options.probes, self.ablator.means)

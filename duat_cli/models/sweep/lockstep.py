@@ -32,8 +32,8 @@ from duat_cli.models.holding import holding
 from duat_cli.models.instrument.hooks import ExchangedError
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
-from duat_cli.models.terms.branches import Branch, block_branches
-from duat_cli.models.terms.sites import BlockSites, Site, block_sites
+from duat_cli.models.terms.branches import BlockBranches, block_branches
+from duat_cli.models.terms.sites import BlockSites, block_sites
 
 BETWEEN = 8  # passes through a block after which free memory is given back: those that wait leave holes, 0.1 GB of 0.8
 
@@ -136,7 +136,7 @@ class Placing(Guest):
     def __init__(self, passes: Sequence[Pass] = ()) -> None:
         super().__init__(passes)
         self.sites: dict[nn.Module, BlockSites] = {}
-        self.branches: dict[nn.Module, Mapping[Site, Branch | str]] = {}
+        self.branches: dict[nn.Module, BlockBranches] = {}
 
     def proved(self, parts: BlockParts, written: Trace) -> None:
         self.sites[parts.module] = block_sites(parts, written)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,9 @@ from duat_cli.models.block.norm_scale import ball_of
 from duat_cli.models.budgets import BOUNDED_ENTRIES
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.instrument.calls import hidden_of
-from duat_cli.models.instrument.plain import InstrumentedPass
-from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Event, Trace, Tracer
 from duat_cli.models.sweep.lockstep import Call, Pass, Visit, Weights
-from duat_cli.models.terms.branches import Arrival, BlockArrivals, block_arrivals
+from duat_cli.models.terms.branches import CHANGED, BlockBranches, Branches
 from duat_cli.models.terms.experts import Experts
 from duat_cli.models.terms.feedforward import FeedForward
 from duat_cli.models.terms.inner import Inner, inner_of
@@ -111,16 +109,16 @@ def _spelt(terms: TermBounds, count: int) -> list[Bound]:
 
 
 class Certified:
-    """The bounds of every block call, from two short passes and the weights.
+    """The bounds of every block call, from a short pass that writes down what a block does, and the weights.
 
-    One pass writes down what a block does, and its form is read off that; the other, behind it, shows how the branches
-    arrive, from which the bounds follow. Weights are looked at between the passes, when no instruments are on.
+    Weights are looked at behind the pass, when no instruments are on.
     """
 
     def __init__(
         self,
         structure: ModelStructure,
         sites: Sites,
+        branches: Branches,
         device: str | None = None,
         weights: Weights | None = None,
         kinds: Collection[Kind] = KINDS,
@@ -131,10 +129,8 @@ class Certified:
         def forward() -> Any:
             return run_stack(structure.stack, ids)
 
-        self._structure, self._sites, self._kinds = structure, sites, kinds
+        self._structure, self._sites, self._branches, self._kinds = structure, sites, branches, kinds
         self._written: list[tuple[Event, Trace] | None] = []  # a block call; None: its bounds are found
-        self._inner: dict[int, tuple[Inner, _Norms]] = {}
-        self._arrivals: dict[int, BlockArrivals] = {}
         self._balls: dict[tuple[nn.Module, int], Ball] = {}
         self._before: tuple[Tensor, Ball | str] | None = None  # what the last block puts out, and the ball it lies in
         self._tracer = Tracer(
@@ -142,8 +138,6 @@ class Certified:
         )
         self.passes: list[Pass] = [
             Call(forward, self._tracer.active),
-            Visit(structure.calls, self._read, weights),
-            InstrumentedPass(structure.rig(), forward, self._arrive),
             Visit(structure.calls, self._bound, weights),
         ]
         self.bounds: list[BlockBounds] = []
@@ -155,25 +149,17 @@ class Certified:
     def _write_down(self, event: Event, written: Trace) -> None:
         self._written.append((event, written))
 
-    def _read(self, number: int) -> None:
+    def _bound(self, number: int) -> None:
         found = self._written[number]
         assert found is not None
         (event, written), self._written[number] = found, None
         with torch.no_grad():
-            known = inner_of(self._structure, self._sites, written, number)
+            inner = inner_of(self._structure, self._sites, written, number)
             norms = _Norms(written, self._tracer.outside, self._before, self._structure.hidden_size, self._balls)
-            after = hidden_of(event.output, known.parts.hidden.get(event.args, event.kwargs))
+            after = hidden_of(event.output, inner.parts.hidden.get(event.args, event.kwargs))
             self._before = after, or_reason(lambda: norms.feeding(after))
-        self._inner[number] = known, norms
-
-    def _arrive(self, run: BlockRun) -> None:
-        known, _ = self._inner[run.index]
-        self._arrivals[run.index] = block_arrivals(run, known.output, known.columns_outside, known.last_layers())
-
-    def _bound(self, number: int) -> None:
-        known, norms = self._inner.pop(number)
-        with torch.no_grad():
-            self.bounds.append(_Block(norms, known, self._arrivals.pop(number), self._kinds).bounds())
+            branches = self._branches[inner.parts.module]
+            self.bounds.append(_Block(norms, inner, branches, self._kinds).bounds())
         give_back_free_pages()  # rows in float64 leave holes: 6 MB a block of a 135M shape
 
 
@@ -202,13 +188,20 @@ class _Norms:
         return self.balls[key]
 
 
+class _Arrival(NamedTuple):
+    """The branch reaches the stream as ±`factor` times its output, or times what `norm` makes of it."""
+
+    factor: float
+    norm: nn.Module | None
+
+
 @dataclass(frozen=True)
 class _Block:
     """One block call on the way to its bounds."""
 
     norms: _Norms
     inner: Inner
-    arrivals: BlockArrivals
+    branches: BlockBranches
     kinds: Collection[Kind]
 
     def bounds(self) -> BlockBounds:
@@ -228,14 +221,16 @@ class _Block:
         self._require("head", "attention", "block")
         if self.inner.attention is None:
             raise UnsupportedModelError(str(self.inner.heads))
-        arrival = self.arrivals.attention
+        arrival = or_reason(lambda: self._arrival(self.inner.last))
         whole = None if isinstance(arrival, str) else self._through_norm(arrival)
-        if whole is not None:  # whatever its values are
-            return self._capped(_proved(arrival), self.inner.attention.output.shape[2]), whole
+        if not isinstance(arrival, str) and whole is not None:  # whatever its values are
+            return self._capped(arrival, self.inner.attention.output.shape[2]), whole
         if isinstance(self.inner.heads, str):
             raise UnsupportedModelError(self.inner.heads)
+        if isinstance(arrival, str):
+            raise UnsupportedModelError(arrival)
         source, factors = self.inner.heads
-        factor = _proved(arrival).factor
+        factor = arrival.factor
         require_averages(self.inner.attention)
         heads, values = _by_head(self.norms.feeding(source), factors)
         if not {"attention", "block"} & set(self.kinds):
@@ -250,14 +245,14 @@ class _Block:
     def _unit(self, place: int) -> UnitBounds:
         module, form = self.inner.units[place]
         if isinstance(form, Experts):
-            experts, whole = _both(lambda: self._experts(_proved(self.arrivals.units[place]), form))
+            experts, whole = _both(lambda: self._experts(self._arrival(self.inner.end(place)), form))
             return UnitBounds(module, None, _none("its neurons belong to routed experts"), whole, experts)
-        neurons, whole = _both(lambda: self._neurons(_proved(self.arrivals.units[place]), form))
+        neurons, whole = _both(lambda: self._neurons(self._arrival(self.inner.end(place)), form))
         if isinstance(form, str):
             return UnitBounds(module, None, neurons, whole, _none(form))
         return UnitBounds(module, form.down, neurons, whole, _none("it routes to no experts"))
 
-    def _neurons(self, arrival: Arrival, form: FeedForward | str) -> tuple[TermBounds, TermBounds]:
+    def _neurons(self, arrival: _Arrival, form: FeedForward | str) -> tuple[TermBounds, TermBounds]:
         self._require("neuron", "ffn", "block")
         whole = self._through_norm(arrival)
         if isinstance(form, str):
@@ -272,7 +267,7 @@ class _Block:
         total = layers.largest(ball, sizes, columns, form.bias)
         return TermBounds(neurons * arrival.factor), _one(total * arrival.factor)
 
-    def _experts(self, arrival: Arrival, form: Experts) -> tuple[TermBounds, TermBounds]:
+    def _experts(self, arrival: _Arrival, form: Experts) -> tuple[TermBounds, TermBounds]:
         """An expert adds at most the largest routing weight times its largest output; together they are an average."""
         whole = self._through_norm(arrival)
         if whole is not None:
@@ -295,7 +290,7 @@ class _Block:
     def _whole(self, attention: TermBounds, units: tuple[UnitBounds, ...]) -> TermBounds:
         """A block that adds branches: their sum. A block that ends in a norm: the two tokens' largest sizes."""
         event, parts = self.inner.event, self.inner.parts
-        if not self.arrivals.through:
+        if not self.branches.through:
             before = parts.hidden.get(event.args, event.kwargs)
             ends = (before, hidden_of(event.output, before))
             return _one(sum(self.norms.feeding(x).largest() for x in ends))
@@ -305,27 +300,34 @@ class _Block:
         missing = next((t.reason for t in branches if t.stream is None), None)
         if missing is not None:
             raise UnsupportedModelError(missing)
-        if bool(self.arrivals.constant.any()):  # biases of the branches are in their bounds, and gone here
+        if self.branches.adds:  # biases of the branches are in their bounds, and gone here
             raise UnsupportedModelError("it adds something to the stream beside attention and FFN")
         return _one(sum(float(t.stream.sum()) for t in branches if t.stream is not None))
 
     # -- norms behind a branch ---------------------------------------------------------------------------------
 
-    def _through_norm(self, arrival: Arrival) -> TermBounds | None:
+    def _arrival(self, end: nn.Module | str) -> _Arrival:
+        """Of the branch that ends in this module; str: why there is none."""
+        if isinstance(end, str):
+            raise UnsupportedModelError(end)
+        branch = next((one for site, one in self.branches.found.items() if site.module is end), None)
+        if branch is None:
+            raise UnsupportedModelError(CHANGED)
+        if isinstance(branch, str):
+            raise UnsupportedModelError(branch)
+        if isinstance(branch.factor, str):
+            raise UnsupportedModelError(branch.factor)
+        return _Arrival(branch.factor, branch.norm)
+
+    def _through_norm(self, arrival: _Arrival) -> TermBounds | None:
         """A branch that ends in a norm adds no more than the norm's largest output."""
         return None if arrival.norm is None else _one(self.norms.ball(arrival.norm).largest() * arrival.factor)
 
-    def _capped(self, arrival: Arrival, count: int) -> TermBounds:
+    def _capped(self, arrival: _Arrival, count: int) -> TermBounds:
         """Terms in front of a branch's norm: only what any change there could do."""
         assert arrival.norm is not None
         most = self.norms.ball(arrival.norm).largest_difference() * arrival.factor
         return TermBounds(torch.full((count,), most, dtype=torch.float64), vacuous=True)
-
-
-def _proved(arrival: Arrival | str) -> Arrival:
-    if isinstance(arrival, str):
-        raise UnsupportedModelError(arrival)
-    return arrival
 
 
 def _both(work: Callable[[], tuple[TermBounds, TermBounds]]) -> tuple[TermBounds, TermBounds]:

@@ -13,7 +13,7 @@ output: token by token a scale, times one matrix.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,7 +28,7 @@ from duat_cli.models.instrument.held import inner_norms
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.passes import Removal
-from duat_cli.models.terms.branches import Branch, Branches, branch_at
+from duat_cli.models.terms.branches import BlockBranches, Branch, Branches
 from duat_cli.models.terms.sites import BlockSites, Site, Sites, TermId, by_block
 
 SEED = 31
@@ -128,7 +128,7 @@ class Reader:
 class _Here(FrozenBlock):
     """One block under one prompt, and where its branches meet the stream."""
 
-    def __init__(self, run: BlockRun, sites: BlockSites, branches: Mapping[Site, Branch | str]) -> None:
+    def __init__(self, run: BlockRun, sites: BlockSites, branches: BlockBranches) -> None:
         super().__init__(run, sites)
         self._branches = branches
         self._gone: dict[Site, Replay] = {}
@@ -141,7 +141,7 @@ class _Here(FrozenBlock):
 
     def branch_of(self, site: Site) -> Branch:
         """The branch that the site's terms are part of. UnsupportedModelError says why it is not known."""
-        branch = branch_at(self._branches, site)
+        branch = self._branches.at(site)
         if isinstance(branch, str):
             raise UnsupportedModelError(branch)
         return branch

@@ -330,6 +330,16 @@ def test_a_bias_behind_which_a_norm_stands_is_part_of_the_attention_bound() -> N
     assert 0.5 * float(bounds.block.stream) <= float(found) <= float(bounds.block.stream)
 
 
+def test_heads_that_are_changed_in_front_of_their_projection_have_no_bound() -> None:
+    """BitNet has a norm between attention's heads and the layer that takes them."""
+    structure = discover(single_model("bitnet"))
+    sites = find_sites(structure)
+    for found, module in zip(certified_bounds(structure), structure.calls, strict=True):
+        for bound in [*found.of(sites[module], "head"), *found.of(sites[module], "attention")]:
+            assert bound.value is None
+            assert "does not arrive at the residual stream as it is" in str(bound.reason)
+
+
 def test_what_a_block_adds_beside_its_branches_is_no_bias_of_theirs() -> None:
     """A llama block that adds a constant of its own has no bound."""
     model = single_model("llama")

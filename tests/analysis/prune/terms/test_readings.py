@@ -148,7 +148,7 @@ def test_the_place_where_a_branch_meets_the_stream_is_named(model_type: str) -> 
             ("ffn", wired.ffn_meets, wired.ffn_norm),
         )
         for kind, meets, norm in expected:
-            [branch] = [b for end, b in branches[block].items() if end.kind == kind]
+            [branch] = [b for end, b in branches[block].found.items() if end.kind == kind]
             assert isinstance(branch, Branch)
             place = f"output of {names[block]}" if meets is None else f"input of {names[block]}.{meets}"
             assert branch.name(names, block) == place
