@@ -96,6 +96,12 @@ def parameters_of(structure: ModelStructure, sites: Sites) -> dict[nn.Module, Bl
     }
 
 
+def applied(loaded: LoadedModel, structure: ModelStructure, terms: Sequence[TermId], folder: Path) -> Applied:
+    """A checkpoint without the terms."""
+    sites = find_sites(structure)
+    return apply_terms(loaded, structure, sites, parameters_of(structure, sites), terms, folder)
+
+
 def prompts(count: int) -> list[Prompt]:
     return [Prompt("", str(k), torch.zeros(1, 1, dtype=torch.long), k) for k in range(count)]
 
@@ -125,7 +131,7 @@ class Case:
         self.out = folder / "out"
 
     def apply(self, *terms: TermId) -> Applied:
-        return apply_terms(self.model, self.structure, self.sites, terms, self.out, self.loaded.files)
+        return applied(self.loaded, self.structure, terms, self.out)
 
     def logits(self) -> Tensor:
         """Of what was written, by transformers alone."""

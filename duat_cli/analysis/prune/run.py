@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from duat_cli import __version__
 from duat_cli.analysis.plan.task import PruneOptions, longest
@@ -39,6 +40,7 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.causality import head_of
+from duat_cli.models.edits.parameters import BlockParameters
 from duat_cli.models.edits.surgery import exchanged
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.prompts import set_of
@@ -65,6 +67,8 @@ class PruneOutcome:
     held_out: Sequence[Prompt]
     repairer: Repairer | None
     ablator: Ablator
+    parameters: Mapping[nn.Module, BlockParameters]
+    """Of every block."""
 
     def chosen(self, plan: Plan, which: str | None = None) -> list[TermId]:
         """The set of a plan: 'guaranteed' on held-out prompts, 'largest' in the budget, or the first of that number.
@@ -106,7 +110,7 @@ class PruneOutcome:
             changed = exchanged(biases(loaded.model, self.ablator, terms, stored_dtype(loaded)))
         with changed:
             structure, sites = self.session.structure, self.ablator.sites
-            done = apply_terms(loaded.model, structure, sites, terms, directory, loaded.files, loaded.unexpected)
+            done = apply_terms(loaded, structure, sites, self.parameters, terms, directory)
         return worth(
             loaded,
             done,
@@ -235,7 +239,7 @@ def conclude(begun: Begun) -> PruneOutcome:
         ],
         run=session.run_facts(work.processes.memory),
     )
-    return PruneOutcome(report, session, nested, prompts, held_out, repairer, work.ablator)
+    return PruneOutcome(report, session, nested, prompts, held_out, repairer, work.ablator, work.parameters)
 
 
 def stored_dtype(loaded: LoadedModel) -> torch.dtype:

@@ -28,8 +28,8 @@ class BlockParameters:
     one of the keys and values, too, which leave only with all heads that share them."""
     group: int
     """Neighbouring heads that share a key and value head."""
-    neurons: NeuronLayers | None
-    """Where neurons of its one FFN stand in the layers; None where they cannot leave."""
+    neurons: NeuronLayers | str
+    """Where neurons of its one FFN stand in the layers, or why they cannot leave."""
     heads: HeadLayers | str
     """Where groups of heads stand in the layers, or why they cannot leave."""
 
@@ -46,11 +46,12 @@ def block_parameters(parts: BlockParts, sites: BlockSites, written: Trace) -> Bl
     shared = calls[0].value.shape[1] if calls else 1
     group = heads[0].count // shared if heads and heads[0].count % shared == 0 else 1
     found = {kind: torch.tensor(shares, dtype=torch.float64) for kind, shares in each.items()}
-    neurons = layers_of(parts.feedforward[0]) if len(parts.feedforward) == 1 else None
+    units = parts.feedforward
+    neurons = layers_of(units[0]) if len(units) == 1 else f"it has {len(units)} FFNs"
     return BlockParameters(found, group, neurons, or_reason(lambda: head_layers(parts, written)))
 
 
-def _share(parts: BlockParts, site: Site, layers_of: Callable[[nn.Module], NeuronLayers | None]) -> float:
+def _share(parts: BlockParts, site: Site, layers_of: Callable[[nn.Module], NeuronLayers | str]) -> float:
     """Of one term of the site. layers_of: of a unit, as of `_layers_of`."""
     if site.kind == "expert":
         own = site.module.parameters(recurse=False)
@@ -62,16 +63,15 @@ def _share(parts: BlockParts, site: Site, layers_of: Callable[[nn.Module], Neuro
     unit = site.unit or next((u for u in parts.units if site.module in set(u.modules())), None)
     if site.kind == "neuron" and unit is not None:
         layers = layers_of(unit)
-        if layers is not None:
+        if not isinstance(layers, str):
             return float(layers.each)
     modules = [site.module] if unit is None else [unit, site.module]
     return _count({p for module in modules for p in module.parameters()}) / site.count
 
 
-def _layers_of(parts: BlockParts, written: Trace, unit: nn.Module) -> NeuronLayers | None:
-    """Where its neurons stand; None where it has no form, or no weights of its own. Proving the form takes longest."""
-    found = or_reason(lambda: neuron_layers(find_feedforward(unit, written, parts.module)))
-    return None if isinstance(found, str) else found
+def _layers_of(parts: BlockParts, written: Trace, unit: nn.Module) -> NeuronLayers | str:
+    """Where its neurons stand, or why it has no form or no weights of its own. Proving the form takes longest."""
+    return or_reason(lambda: neuron_layers(find_feedforward(unit, written, parts.module)))
 
 
 def _count(parameters: Iterable[nn.Parameter]) -> float:

@@ -13,13 +13,13 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from duat_cli import __version__
 from duat_cli.analysis.prune.sets.cut import Cut, cuts_of
@@ -30,13 +30,14 @@ from duat_cli.loading.checkpoint.files import plain_mode, read_json
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.stored import STORED, most_stored
 from duat_cli.loading.declared.embedder import modules
-from duat_cli.loading.model.load import load
+from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.quiet import described, hushed
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.discovery.causality import probe_output
 from duat_cli.models.discovery.modality import is_pair, without_decoder
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids
 from duat_cli.models.edits.cutting import without_parts
+from duat_cli.models.edits.parameters import BlockParameters
 from duat_cli.models.edits.surgery import without_blocks, zeroed
 from duat_cli.models.sweep.passes import record, removals
 from duat_cli.models.sweep.rows import run_without
@@ -90,16 +91,14 @@ def check_directory(directory: Path) -> None:
 
 
 def apply_terms(
-    model: Any,
+    loaded: LoadedModel,
     structure: ModelStructure,
     sites: Sites,
+    parameters: Mapping[nn.Module, BlockParameters],
     terms: Sequence[TermId],
     directory: Path,
-    files: CheckpointFiles,
-    unused: Sequence[str] = (),
 ) -> Applied:
-    """Write `model`, loaded from `files`, without `terms` to `directory`, whole or not at all. unused: tensors of the
-    files that the model has no place for.
+    """Write the model without `terms` to `directory`, whole or not at all. parameters: of every block.
 
     The model in memory is afterwards as it was. InputError for a place that cannot be written, UnsupportedModelError
     if no way to write the set gives the ablated model's output.
@@ -107,13 +106,15 @@ def apply_terms(
     check_directory(directory)
     if not terms:
         raise InputError("--apply: the chosen set is empty; there is nothing to remove")
+    model, files, unused = loaded.model, loaded.files, loaded.unexpected
     expected = _ablated(model, structure, sites, terms)
     notes: list[str] = []
     if unused:
         many = plural(len(unused), "tensor")
         notes.append(f"{many} not carried over, unused by {type(model).__name__}: {listed(list(unused))}")
     left = sum(files.tensors[name].bytes for name in unused if name in files.tensors)
-    plans = cuts_of(structure, terms, notes)
+    plans, why = cuts_of(structure, parameters, terms)
+    notes += why
     failed: list[tuple[Cut, DuatError]] = []
     for plan in plans:
         part = _part_folder(directory)
@@ -136,7 +137,7 @@ def apply_terms(
         return Applied(
             removed_blocks=plan.blocks,
             removed_neurons=plan.width,
-            removed_groups=len(plan.heads[0][1]) if plan.heads else 0,
+            removed_groups=plan.groups,
             zeroed=len(plan.zeroed),
             notes=(*notes, *_reasons(failed, plan)),
             error=error,
@@ -154,7 +155,7 @@ def _reasons(failed: Sequence[tuple[Cut, DuatError]], written: Cut) -> list[str]
         what = [plural(len(plan.blocks), "block")] if plan.blocks and not written.blocks else []
         what += [f"{plural(plan.width, 'neuron')} a block"] if plan.neurons and not written.neurons else []
         if plan.heads and not written.heads:
-            what.append(f"{plural(len(plan.heads[0][1]), 'key and value head')} a block")
+            what.append(f"{plural(plan.groups, 'key and value head')} a block")
         reason = one_line(str(fault), 300)
         found.append(f"{' and '.join(what)} not removed but zeroed: {reason}" if what else f"zeroed: {reason}")
     return list(dict.fromkeys(found))

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import nn
+
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.grouping import by_key
 from duat_cli.kinds import Kind
-from duat_cli.models.discovery.structure import ModelStructure, probe_trace
+from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.edits.cutting import Layers
-from duat_cli.models.edits.heads import head_layers
-from duat_cli.models.edits.neurons import neuron_layers
-from duat_cli.models.instrument.tracing import Trace
-from duat_cli.models.terms.feedforward import find_feedforward
+from duat_cli.models.edits.parameters import BlockParameters
 from duat_cli.models.terms.sites import TermId
 from duat_cli.text import one_line, plural
 
-Parts = Mapping[int, tuple[int, ...]]
-"""Numbers of parts, as of `Layers`, by block."""
+Parts = tuple[tuple[Layers, tuple[int, ...]], ...]
+"""Layers with the parts that they lose, as many each, and never all."""
 
 
 @dataclass(frozen=True)
@@ -26,127 +25,132 @@ class Cut:
     """One way to write the set."""
 
     blocks: tuple[int, ...] = ()
-    neurons: tuple[tuple[Layers, tuple[int, ...]], ...] = ()
+    neurons: Parts = ()
+    """Of every FFN that stays."""
+    heads: Parts = ()
+    """Of every attention that stays: key and value heads with the heads that use them."""
     zeroed: tuple[TermId, ...] = ()
-    heads: tuple[tuple[Layers, tuple[int, ...]], ...] = ()
-    """Of every attention, as many key and value heads with the heads that use them."""
 
     @property
     def width(self) -> int:
+        """Neurons that every FFN loses."""
         return len(self.neurons[0][1]) if self.neurons else 0
 
+    @property
+    def groups(self) -> int:
+        """Key and value heads that every attention loses."""
+        return len(self.heads[0][1]) if self.heads else 0
 
-def cuts_of(structure: ModelStructure, terms: Sequence[TermId], notes: list[str]) -> list[Cut]:
-    """Ways to write the set, the most removed first; the last zeroes everything."""
+
+def cuts_of(
+    structure: ModelStructure, parameters: Mapping[nn.Module, BlockParameters], terms: Sequence[TermId]
+) -> tuple[list[Cut], list[str]]:
+    """Ways to write the set, the most removed first, the last zeroes everything; and why something is zeroed that the
+    set has whole. parameters: of every block."""
     everything = tuple(dict.fromkeys(terms))
     blocks = tuple(sorted(t.block for t in everything if t.kind == "block"))
     rest = tuple(t for t in everything if t.block not in blocks)
-    heads, others = _head_cuts(structure, blocks, rest, notes)
-    tried = [Cut(blocks, *_neuron_cuts(structure, blocks, others, notes), heads)]
+    writing = _Writing(structure, parameters, blocks)
+    heads, others, notes = writing.heads(rest)
+    neurons, zeroed, more = writing.neurons(others)
+    tried = [Cut(blocks, neurons, heads, zeroed)]
     if heads:
-        tried.append(Cut(blocks, *_neuron_cuts(structure, blocks, rest, [])))
-    if tried[0].neurons:
-        tried.append(Cut(blocks, (), others, heads))
-    if heads and tried[0].neurons:
-        tried.append(Cut(blocks, (), rest))
+        alone, left, _ = writing.neurons(rest)
+        tried.append(Cut(blocks, alone, (), left))
+    if neurons:
+        tried.append(Cut(blocks, (), heads, others))
+    if heads and neurons:
+        tried.append(Cut(blocks, (), (), rest))
     last = tried[-1]
-    return [*tried, *([Cut(zeroed=everything)] if last.blocks or last.neurons or last.heads else [])]
+    zeroing = [Cut(zeroed=everything)] if last.blocks or last.neurons or last.heads else []
+    return [*tried, *zeroing], [*notes, *more]
 
 
-_Cut = tuple[tuple[tuple[Layers, tuple[int, ...]], ...], tuple[TermId, ...]]
-"""Layers with the parts that they lose, as many each, and never all; and the terms that are left to be zeroed."""
+_Found = tuple[Parts, tuple[TermId, ...], list[str]]
+"""What leaves; the terms that are left to be zeroed; why."""
 
 
-def _head_cuts(structure: ModelStructure, blocks: Sequence[int], terms: tuple[TermId, ...], notes: list[str]) -> _Cut:
-    """Of every attention that stays. blocks: those that go."""
-    if not any(term.kind == "head" for term in terms):
-        return (), terms
-    try:
-        written, layers = _traced(structure), dict[int, Layers]()
-        for k in range(len(structure.calls)):
-            parts = structure.block(k).parts
-            if parts.attention and k not in set(blocks):
-                layers[k] = head_layers(parts, written)
-    except UnsupportedModelError as fault:
-        notes.append(f"heads are zeroed: {one_line(str(fault), 300)}")
-        return (), terms
-    cut = shared_parts("head", layers, terms)
-    if not cut:
-        if any(shared_parts("head", {k: one}, terms) for k, one in layers.items()):
-            notes.append("heads are zeroed: not every attention loses a key and value head with all heads that use it")
-        return (), terms
-    left = without_terms("head", layers, cut, terms)
-    if any(term.kind == "head" for term in left):
-        common = len(next(iter(cut.values())))
-        notes.append(f"{common} key and value heads a block are removed with their heads; other heads are zeroed")
-    return tuple((layers[k], numbers) for k, numbers in cut.items()), left
+@dataclass(frozen=True)
+class _Writing:
+    """A model without some whole blocks."""
+
+    structure: ModelStructure
+    parameters: Mapping[nn.Module, BlockParameters]
+    blocks: tuple[int, ...]
+
+    def heads(self, terms: tuple[TermId, ...]) -> _Found:
+        """Of every attention that stays."""
+        if not any(term.kind == "head" for term in terms):
+            return (), terms, []
+        try:
+            layers = self._layers("head")
+        except UnsupportedModelError as fault:
+            return (), terms, [f"heads are zeroed: {one_line(str(fault), 300)}"]
+        cut, left = _cut("head", layers, terms)
+        if cut:
+            many = f"{len(cut[0][1])} key and value heads a block are removed with their heads; other heads are zeroed"
+            return cut, left, [many] if any(term.kind == "head" for term in left) else []
+        if any(_cut("head", {k: one}, terms)[0] for k, one in layers.items()):
+            why = "heads are zeroed: not every attention loses a key and value head with all heads that use it"
+            return (), terms, [why]
+        return (), terms, []
+
+    def neurons(self, terms: tuple[TermId, ...]) -> _Found:
+        """Of every FFN that stays."""
+        lost = by_key((term.block, term.index) for term in terms if term.kind == "neuron")
+        if not lost:
+            return (), terms, []
+        if not set(self._stay) <= set(lost):
+            why = "neurons are zeroed: a config states one width for all FFNs, and not every FFN loses neurons"
+            return (), terms, [why]
+        try:
+            layers = self._layers("neuron")
+        except UnsupportedModelError as fault:
+            return (), terms, [f"neurons are zeroed: {one_line(str(fault), 300)}"]
+        cut, left = _cut("neuron", layers, terms)
+        common = len(cut[0][1]) if cut else 0
+        beyond = max(len(lost[k]) for k in self._stay) - common
+        many = f"{plural(common, 'neuron')} a block removed; those beyond, up to {beyond} a block, are zeroed"
+        return cut, left, [many] if cut and beyond else []
+
+    @property
+    def _stay(self) -> list[int]:
+        return [k for k in range(len(self.structure.calls)) if k not in set(self.blocks)]
+
+    def _layers(self, kind: Kind) -> dict[int, Layers]:
+        """Where the terms of a kind stand, by block. UnsupportedModelError where they cannot leave."""
+        if len(set(self.structure.calls)) != len(self.structure.calls):
+            raise UnsupportedModelError("blocks share their weights")
+        found: dict[int, Layers] = {}
+        for k in self._stay:
+            parts = self.structure.block(k).parts
+            held = self.parameters[parts.module]
+            if kind == "neuron" and len(parts.feedforward) != 1:
+                count = len(parts.feedforward)
+                raise UnsupportedModelError(f"block {k} has {count} FFNs; one is needed to state its width")
+            layers = held.neurons if kind == "neuron" else held.heads
+            if kind == "head" and not parts.attention:
+                continue
+            if isinstance(layers, str):
+                raise UnsupportedModelError(layers)
+            found[k] = layers
+        return found
 
 
-def _neuron_cuts(structure: ModelStructure, blocks: Sequence[int], terms: tuple[TermId, ...], notes: list[str]) -> _Cut:
-    """Of every FFN that stays."""
-    lost = by_block("neuron", terms)
-    if not lost:
-        return (), terms
-    stay = [k for k in range(len(structure.calls)) if k not in set(blocks)]
-    if not all(k in lost for k in stay):
-        notes.append("neurons are zeroed: a config states one width for all FFNs, and not every FFN loses neurons")
-        return (), terms
-    try:
-        layers = _of_ffns(structure, stay)
-    except UnsupportedModelError as fault:
-        notes.append(f"neurons are zeroed: {one_line(str(fault), 300)}")
-        return (), terms
-    cut = shared_parts("neuron", layers, terms)
-    common = len(next(iter(cut.values()), ()))
-    if cut and (beyond := max(len(lost[k]) for k in stay) - common):
-        notes.append(f"{plural(common, 'neuron')} a block removed; those beyond, up to {beyond} a block, are zeroed")
-    # What is zeroed beside it is zeroed in the whole layers; then the layers are cut.
-    return tuple((layers[k], numbers) for k, numbers in cut.items()), without_terms("neuron", layers, cut, terms)
+def _cut(kind: Kind, layers: Mapping[int, Layers], terms: tuple[TermId, ...]) -> tuple[Parts, tuple[TermId, ...]]:
+    """Parts of every one of these layers, as many of each as all of them lose whole, and never all; and the terms that
+    are left. What is zeroed beside parts is zeroed in the whole layers; then the layers are cut. layers: by block."""
+    gone = {(term.block, term.index) for term in terms if term.kind == kind}
 
+    def of(block: int, part: int) -> set[tuple[int, int | None]]:
+        size = layers[block].size
+        return {(block, part * size + i) for i in range(size)}
 
-def by_block(kind: Kind, terms: Sequence[TermId]) -> dict[int, set[int]]:
-    """Numbers of the terms of a kind, by block."""
-    found: dict[int, set[int]] = defaultdict(set)
-    for term in terms:
-        if term.kind == kind and term.index is not None:
-            found[term.block].add(term.index)
-    return found
-
-
-def shared_parts(kind: Kind, layers: Mapping[int, Layers], terms: Sequence[TermId]) -> Parts:
-    """Parts of every one of these layers, as many of each as all of them lose whole, and never all.
-
-    layers: by block.
-    """
-    gone, whole = by_block(kind, terms), dict[int, list[int]]()
-    for block, one in layers.items():
-        lost = gone.get(block, set())
-        whole[block] = [k for k in range(one.count) if all(k * one.size + i in lost for i in range(one.size))]
+    whole = {k: [part for part in range(one.count) if of(k, part) <= gone] for k, one in layers.items()}
     most = min((one.count - 1 for one in layers.values()), default=0)
     common = min([most, *map(len, whole.values())])
-    return {block: tuple(found[:common]) for block, found in whole.items()} if common else {}
-
-
-def without_terms(kind: Kind, layers: Mapping[int, Layers], cut: Parts, terms: Sequence[TermId]) -> tuple[TermId, ...]:
-    """The terms that are left once these parts are cut."""
-    gone = {(k, part * layers[k].size + i) for k, parts in cut.items() for part in parts for i in range(layers[k].size)}
-    return tuple(term for term in terms if term.kind != kind or (term.block, term.index) not in gone)
-
-
-def _of_ffns(structure: ModelStructure, calls: Sequence[int]) -> dict[int, Layers]:
-    """Of the one FFN of each of these blocks."""
-    written, found = _traced(structure), dict[int, Layers]()
-    for call in calls:
-        parts = structure.block(call).parts
-        if len(parts.feedforward) != 1:
-            count = len(parts.feedforward)
-            raise UnsupportedModelError(f"block {call} has {count} FFNs; one is needed to state its width")
-        found[call] = neuron_layers(find_feedforward(parts.feedforward[0], written, parts.module))
-    return found
-
-
-def _traced(structure: ModelStructure) -> Trace:
-    """UnsupportedModelError where what is cut out of one block would be gone from another."""
-    if len(set(structure.calls)) != len(structure.calls):
-        raise UnsupportedModelError("blocks share their weights")
-    return probe_trace(structure.stack)
+    if not common:
+        return (), terms
+    leaving = set().union(*(of(k, part) for k, parts in whole.items() for part in parts[:common]))
+    left = tuple(term for term in terms if term.kind != kind or (term.block, term.index) not in leaving)
+    return tuple((layers[k], tuple(parts[:common])) for k, parts in whole.items()), left

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from duat_cli.analysis.prune.sets.cut import Parts, shared_parts, without_terms
+from duat_cli.analysis.prune.sets.cut import Cut, cuts_of
 from duat_cli.errors import UnsupportedModelError, or_reason
-from duat_cli.kinds import Kind
 from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.edits.cutting import Layers, require_plain, require_stated
+from duat_cli.models.edits.cutting import require_plain, require_stated
 from duat_cli.models.edits.parameters import BlockParameters
 from duat_cli.models.edits.surgery import without_blocks, zeroed_parameters
 from duat_cli.models.terms.sites import Sites, TermId
@@ -28,47 +27,35 @@ def set_size(
     parameters: Mapping[nn.Module, BlockParameters],
     terms: Sequence[TermId],
 ) -> SetSize:
-    """By shapes alone: of the way to write the set that leaves out most, if the architecture can state it.
+    """By shapes alone: of the way to write the set that leaves out most, of those that the architecture can state.
 
     UnsupportedModelError where weights of blocks are made of other parameters, which stand in no such file.
     """
     for block in structure.blocks:
         require_plain(block.parts.module)
-    calls, each = structure.calls, [parameters[module] for module in structure.calls]
-    blocks = [term.block for term in terms if term.kind == "block"]
-    rest = tuple(term for term in terms if term.kind != "block")
-    removed, count, shared = 0, 0, len(set(calls)) != len(calls)
-    with contextlib.ExitStack() as stack:  # what a config can state is asked of the blocks that stay
-        try:
-            if blocks:
-                stack.enter_context(without_blocks(loaded.model, structure, blocks))
-        except UnsupportedModelError:
-            blocks, rest, shared = [], tuple(terms), True
-        stay = [] if shared else [k for k in range(len(each)) if k not in set(blocks)]
-        found: dict[Kind, dict[int, Layers | str | None]] = {
-            "head": {k: each[k].heads for k in stay if len(each[k].each["head"])},
-            "neuron": {k: each[k].neurons for k in stay},
-        }
-        for kind, layers in found.items():
-            proved = {k: one for k, one in layers.items() if isinstance(one, Layers)}
-            cut = _leaving(loaded.model, kind, proved, rest) if len(proved) == len(layers) else {}
-            removed += sum(len(numbers) * proved[k].each for k, numbers in cut.items())
-            count += sum(len(numbers) * proved[k].size for k, numbers in cut.items())
-            rest = without_terms(kind, proved, cut, rest)
-    removed += sum(p.numel() for k in blocks for p in calls[k].parameters())
-    zeroed = or_reason(lambda: zeroed_parameters(structure, sites, rest))
+    cuts, _ = cuts_of(structure, parameters, terms)
+    cut = next(one for one in cuts if _is_stated(loaded.model, structure, one))
+    parts = [*cut.heads, *cut.neurons]
+    removed = sum(p.numel() for k in cut.blocks for p in structure.calls[k].parameters())
+    removed += sum(len(numbers) * layers.each for layers, numbers in parts)
+    zeroed = or_reason(lambda: zeroed_parameters(structure, sites, cut.zeroed))
     return SetSize.explained(
         one_line(zeroed, 200) if isinstance(zeroed, str) else "",
-        terms_removed=len(blocks) + count,
+        terms_removed=len(cut.blocks) + sum(len(numbers) * layers.size for layers, numbers in parts),
         parameters_removed=removed,
         parameters_zeroed=None if isinstance(zeroed, str) else zeroed,
         bytes_removed=removed * (most_stored(loaded.files) or loaded.model.dtype).itemsize,
     )
 
 
-def _leaving(model: nn.Module, kind: Kind, layers: Mapping[int, Layers], terms: Sequence[TermId]) -> Parts:
-    """Parts of every one of these layers that leave the file, if the config can state it. layers: by block."""
-    found = shared_parts(kind, layers, terms)
-    if found and isinstance(or_reason(lambda: require_stated(model, [*layers.values()])), str):
-        return {}
-    return found
+def _is_stated(model: nn.Module, structure: ModelStructure, cut: Cut) -> bool:
+    """Whether a config states what the cut leaves: blocks first, then parts of those that stay."""
+    try:
+        with contextlib.ExitStack() as stack:
+            if cut.blocks:
+                stack.enter_context(without_blocks(model, structure, cut.blocks))
+            for parts in filter(None, (cut.heads, cut.neurons)):
+                require_stated(model, [layers for layers, _ in parts])
+    except UnsupportedModelError:
+        return False
+    return True

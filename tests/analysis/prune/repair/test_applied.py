@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from helpers import prompt_of, single_model, token_ids
+from pruning import applied
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from duat_cli.analysis.prune.repair.repairer import Repairer
-from duat_cli.analysis.prune.sets.apply import Applied, apply_terms
+from duat_cli.analysis.prune.sets.apply import Applied
 from duat_cli.analysis.prune.terms.ablation import Ablator
 from duat_cli.analysis.prune.terms.damage import Hidden
 from duat_cli.loading.model.load import load
@@ -42,9 +43,7 @@ class Written:
         self.dense = {name: value.clone() for name, value in self.model.state_dict().items()}
         with self.repaired.in_place():
             self.expected = self._output(self.model)
-            self.done: Applied = apply_terms(
-                self.model, self.structure, self.sites, self.terms, folder / "out", self.loaded.files
-            )
+            self.done: Applied = applied(self.loaded, self.structure, self.terms, folder / "out")
         kind = AutoModelForMaskedLM if model_type == "bert" else AutoModelForCausalLM
         self.again = kind.from_pretrained(folder / "out", dtype=torch.float32)
         with torch.no_grad():
@@ -112,7 +111,7 @@ def test_a_block_goes_and_the_others_make_it_good(tmp_path: Path) -> None:
     repaired = tool.repaired(terms)
     assert repaired.after < repaired.before
     with repaired.in_place():
-        done = apply_terms(loaded.model, structure, sites, terms, tmp_path / "out", loaded.files)
+        done = applied(loaded, structure, terms, tmp_path / "out")
     assert done.removed_blocks == (1,)
     assert done.error <= 1e-6
     again = load(str(tmp_path / "out"))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import single_model
-from pruning import Case, neurons
+from pruning import Case, applied, neurons
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
@@ -23,11 +23,11 @@ from transformers import (
 )
 
 from duat_cli.analysis.prune.sets import apply as apply_module
-from duat_cli.analysis.prune.sets.apply import apply_terms, check_directory
+from duat_cli.analysis.prune.sets.apply import check_directory
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
 from duat_cli.loading.model.load import load
 from duat_cli.models.discovery.structure import discover
-from duat_cli.models.terms.sites import TermId, find_sites
+from duat_cli.models.terms.sites import TermId
 
 
 def close(a: Tensor, b: Tensor) -> bool:
@@ -118,7 +118,7 @@ def test_what_is_declared_of_single_blocks_goes_with_them(tmp_path: Path) -> Non
     loaded = load(str(tmp_path / "source"))
     structure = discover(loaded.model)
     terms = [TermId("block", 1)]
-    done = apply_terms(loaded.model, structure, find_sites(structure), terms, tmp_path / "out", loaded.files)
+    done = applied(loaded, structure, terms, tmp_path / "out")
     assert done.removed_blocks == (1,)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["per_layer_config"] == {
         "1": {"head_dim": 32},
@@ -180,9 +180,7 @@ def test_a_block_that_depends_on_its_number_is_zeroed_and_said_so(tmp_path: Path
     model.save_pretrained(tmp_path / "source")
     loaded = load(str(tmp_path / "source"))
     structure = discover(loaded.model)
-    done = apply_terms(
-        loaded.model, structure, find_sites(structure), [TermId("block", 1)], tmp_path / "out", loaded.files
-    )
+    done = applied(loaded, structure, [TermId("block", 1)], tmp_path / "out")
     assert (done.removed_blocks, done.zeroed) == ((), 1)
     assert "another output" in done.notes[0]
     assert done.error <= 1e-5
@@ -234,7 +232,7 @@ def test_each_tensor_keeps_the_dtype_that_it_is_stored_in(tmp_path: Path) -> Non
     loaded = load(str(tmp_path / "source"), dtype="float32")
     structure = discover(loaded.model)
     terms = [TermId("head", 0, 2)]
-    done = apply_terms(loaded.model, structure, find_sites(structure), terms, case.out, loaded.files, loaded.unexpected)
+    done = applied(loaded, structure, terms, case.out)
     after = tensors_of(case.out)
     assert {name for name, value in after.items() if value.dtype == torch.float32} == norms
     assert (done.dtype, done.bytes_before) == ("bfloat16", done.bytes_after)

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import single_model
-from pruning import parameters_of
+from pruning import applied, parameters_of
 from safetensors.torch import load_file
 from torch.nn.utils.parametrizations import weight_norm
 
-from duat_cli.analysis.prune.sets.apply import apply_terms
 from duat_cli.analysis.prune.sets.size import set_size
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.model.given import given
@@ -61,7 +60,7 @@ def test_it_is_what_the_written_file_shows(
     structure = discover(loaded.model)
     sites, gone = find_sites(structure), [TermId(kind, block, index) for kind, block, index in terms]  # type: ignore[arg-type]
     said = set_size(loaded, structure, sites, parameters_of(structure, sites), gone)
-    apply_terms(loaded.model, structure, sites, gone, tmp_path / "out", loaded.files)
+    applied(loaded, structure, gone, tmp_path / "out")
     before, after = counts(tmp_path / "source"), counts(tmp_path / "out")
     assert said.terms_removed == removed
     assert said.parameters_removed == before[0] - after[0]

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 from helpers import prompt_of, single_model, token_ids
+from pruning import applied
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from duat_cli.analysis.prune.sets import worth as module
-from duat_cli.analysis.prune.sets.apply import apply_terms
 from duat_cli.analysis.prune.sets.worth import NO_TOKENS, worth
 from duat_cli.analysis.prune.terms.damage import metric_for
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.structure import discover
-from duat_cli.models.terms.sites import TermId, find_sites
+from duat_cli.models.terms.sites import TermId
 from duat_cli.results.prune.written import Written
 
 TERMS = [TermId("neuron", block, n) for block in range(3) for n in range(12)]
@@ -34,7 +34,7 @@ def written(model_type: str, folder: Path, lengths: tuple[int, ...], **more: Any
     loaded = load(str(folder / "source"))
     structure = discover(loaded.model)
     terms = [TermId("head", 0, 1)] if model_type == "bert" else TERMS
-    done = apply_terms(loaded.model, structure, find_sites(structure), terms, folder / "out", loaded.files)
+    done = applied(loaded, structure, terms, folder / "out")
     given = {"held_out": prompts(loaded.model, *lengths), "prompts": prompts(loaded.model, 5), "no_loss": None} | more
     given |= {"metric": metric_for(given.pop("metric", None), loaded.model, structure), "budget": 1e-3}
     return loaded, worth(loaded, done, folder / "out", kind="neuron", terms=len(terms), repaired=False, **given)
