@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from duat_cli.analysis.prune.terms.ablation import Effect
 from duat_cli.analysis.prune.terms.criteria import Activations
 from duat_cli.analysis.prune.terms.damage import Loss, why_no_loss
 from duat_cli.analysis.prune.terms.ground import Ground
@@ -38,10 +39,8 @@ class Part:
     readings: Readings
     error: float
     """Of the certificate, largest over the blocks."""
-    damages: list[float]
+    effects: list[Effect]
     """Of every term in the sample, kind by kind."""
-    moved: list[float]
-    """The same: |change of the last block's output| / |that output|."""
     seen: Activations = field(default_factory=Activations)
     """What its sites held; empty where that is added up elsewhere."""
 

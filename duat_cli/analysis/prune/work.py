@@ -25,8 +25,7 @@ from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.plan.task import PruneOptions, ablated, by_measure
 from duat_cli.analysis.prune.printed import Printing
 from duat_cli.analysis.prune.responding import Part, Responded, Responder
-from duat_cli.analysis.prune.sets.choosing import chosen_in_rounds, chosen_once
-from duat_cli.analysis.prune.sets.nested import Nested, measured_sets
+from duat_cli.analysis.prune.sets.nested import Nested, chosen, measured_sets
 from duat_cli.analysis.prune.sets.order import Group, Sizes
 from duat_cli.analysis.prune.sets.path import Sketch
 from duat_cli.analysis.prune.sets.trial import Trial, trials_of, try_alone, try_together
@@ -188,9 +187,10 @@ class Work:
             self._scored += 1
         if responded.loss is not None:
             self.losses.append(responded.loss)
-        for term, damage in zip(self.ablated, part.damages, strict=True):
-            self._damage[term] = self._damage.get(term, 0.0) + damage
-        self.moved.append(dict(zip(self.ablated, part.moved, strict=True)))
+        effects = dict(zip(self.ablated, part.effects, strict=True))
+        for term, effect in effects.items():
+            self._damage[term] = self._damage.get(term, 0.0) + effect.damage
+        self.moved.append({term: effect.moved for term, effect in effects.items()})
 
     def choose(self) -> None:
         """The measured sets, the certified bounds and the scores of weights, once every prompt's part is added."""
@@ -198,10 +198,7 @@ class Work:
             recorded = self._record(range(len(self.prompts)), [Activations() for _ in self.prompts])
             self._measure_sets(self.groups, recorded, self._finals())
             return
-        sketch, wanted = self._sketch(self.responses), list[Nested]()
-        for group in self.groups:
-            damages = functools.partial(self._damages, f"sets of {names_of(group.name)}")
-            wanted.append(chosen_in_rounds(group, sketch, self._again, damages))
+        wanted = self._chosen(self.groups, self.responses)
         effects = self._effects("sets on the prompts", [terms for one in wanted for terms in one.sets])
         self.nested = measured_sets(wanted, effects, self.options.budget)
         self.processes(0, 1, "certified bounds" if self.options.spent.certified else "magnitudes of the weights")
@@ -214,9 +211,8 @@ class Work:
         numbers = range(len(self.prompts))
         responded = self._respond(numbers, recorded)
         self._draw(responded)
-        sketch = self._sketch([one.responses for one in responded])
         later = [group for group in self.groups if by_measure(self._counts(group.kinds), self.options.measure)]
-        wanted = [chosen_once(group, sketch) for group in self.groups if group not in later]
+        wanted = self._chosen([g for g in self.groups if g not in later], [one.responses for one in responded])
         readers = {} if later else self.printing.readers(wanted)
         parts, sets = self._measure(numbers, recorded, responded, wanted, self._finals(), readers)
         self.printing.keep(readers)
@@ -229,8 +225,7 @@ class Work:
 
     def _measure_sets(self, groups: Sequence[Group], recorded: Sequence[Recorded], tail: Sequence[Pass]) -> None:
         """Sets that are chosen once the terms in the sample are measured, over weights that are read block by block."""
-        sketch = self._sketch(self.responses)
-        wanted = [chosen_once(group, sketch) for group in groups]
+        wanted = self._chosen(groups, self.responses)
         readers = self.printing.readers(wanted, self.nested.values())
 
         def run(passes: Sequence[Pass]) -> None:
@@ -252,10 +247,15 @@ class Work:
         effects = self._effects(what, sets)
         return [statistics.fmean(one.damage for one in under) for under in zip(*effects, strict=True)]
 
-    def _sketch(self, responses: Sequence[Tensor]) -> Sketch:
+    def _chosen(self, groups: Sequence[Group], responses: Sequence[Tensor]) -> list[Nested]:
+        """The sets that are to be measured. responses: of every prompt."""
         known = self.measured()
         places = {k: known[term] for k, term in enumerate(self.terms.ids) if term in known and term.kind in WHOLE}
-        return Sketch(self.metric, responses, known=places)
+        sketch, found = Sketch(self.metric, responses, known=places), list[Nested]()
+        for group in groups:
+            damages = functools.partial(self._damages, f"sets of {names_of(group.name)}")
+            found.append(chosen(group, sketch, self._again, damages))
+        return found
 
     def _again(self, gone: Sequence[TermId]) -> Sketch:
         """A sketch of the model without these terms."""
@@ -352,9 +352,8 @@ class Work:
         )
         parts = []
         for number, given, one in zip(numbers, responded, asked[: len(numbers)], strict=True):
-            effects, readings = one.effects, readers[number].finish(outputs[number])
-            moved = [effect.moved for effect in effects]
-            parts.append(Part(given, readings, errors[number], [effect.damage for effect in effects], moved))
+            readings = readers[number].finish(outputs[number])
+            parts.append(Part(given, readings, errors[number], one.effects))
         return parts, asked[len(numbers) :]
 
     def _finals(self) -> list[Pass]:

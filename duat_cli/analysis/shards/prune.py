@@ -19,6 +19,7 @@ from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.prune.responding import Part, Responded
 from duat_cli.analysis.prune.run import Begun, PruneOutcome, conclude
 from duat_cli.analysis.prune.sets.nested import Nested
+from duat_cli.analysis.prune.terms.ablation import Effect
 from duat_cli.analysis.prune.terms.criteria import Activations
 from duat_cli.analysis.prune.terms.readings import Readings
 from duat_cli.analysis.prune.wanted import Sample
@@ -86,8 +87,8 @@ class PruneRecord(PromptRecord):
             slope=None if responded.slope is None else packed(responded.slope),
             loss=responded.loss,
             error=part.error,
-            damages=part.damages,
-            moved=part.moved,
+            damages=[effect.damage for effect in part.effects],
+            moved=[effect.moved for effect in part.effects],
             readings=values,
             reasons=reasons,
             cosine=readings.cosine,
@@ -112,7 +113,8 @@ class PruneRecord(PromptRecord):
         slope = None if self.slope is None else unpacked(self.slope, torch.float32)
         responses = torch.stack([unpacked(row, torch.float32) for row in self.responses])
         readings = Readings(**found, cosine=self.cosine, angle=self.angle, reasons=reasons)
-        return Part(Responded(responses, slope, self.loss), readings, self.error, self.damages, self.moved, seen)
+        effects = [Effect(*both) for both in zip(self.damages, self.moved, strict=True)]
+        return Part(Responded(responses, slope, self.loss), readings, self.error, effects, seen)
 
 
 class SetsRecord(Aside):

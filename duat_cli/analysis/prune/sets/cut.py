@@ -11,13 +11,10 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.grouping import by_key
 from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.edits.cutting import Layers
+from duat_cli.models.edits.cutting import Cuts, Layers
 from duat_cli.models.edits.parameters import BlockParameters
 from duat_cli.models.terms.sites import TermId
 from duat_cli.text import one_line, plural
-
-Parts = tuple[tuple[Layers, tuple[int, ...]], ...]
-"""Layers with the parts that they lose, as many each, and never all."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +22,9 @@ class Cut:
     """One way to write the set."""
 
     blocks: tuple[int, ...] = ()
-    neurons: Parts = ()
+    neurons: Cuts = ()
     """Of every FFN that stays."""
-    heads: Parts = ()
+    heads: Cuts = ()
     """Of every attention that stays: key and value heads with the heads that use them."""
     zeroed: tuple[TermId, ...] = ()
 
@@ -66,7 +63,7 @@ def cuts_of(
     return [*tried, *zeroing], [*notes, *more]
 
 
-_Found = tuple[Parts, tuple[TermId, ...], list[str]]
+_Found = tuple[Cuts, tuple[TermId, ...], list[str]]
 """What leaves; the terms that are left to be zeroed; why."""
 
 
@@ -137,7 +134,7 @@ class _Writing:
         return found
 
 
-def _cut(kind: Kind, layers: Mapping[int, Layers], terms: tuple[TermId, ...]) -> tuple[Parts, tuple[TermId, ...]]:
+def _cut(kind: Kind, layers: Mapping[int, Layers], terms: tuple[TermId, ...]) -> tuple[Cuts, tuple[TermId, ...]]:
     """Parts of every one of these layers, as many of each as all of them lose whole, and never all; and the terms that
     are left. What is zeroed beside parts is zeroed in the whole layers; then the layers are cut. layers: by block."""
     gone = {(term.block, term.index) for term in terms if term.kind == kind}

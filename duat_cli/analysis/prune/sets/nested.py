@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import bisect
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.sets.order import Group
-from duat_cli.analysis.prune.sets.path import Path
+from duat_cli.analysis.prune.sets.path import Again, Path, Sketch, path_in_rounds, path_of
 from duat_cli.analysis.prune.terms.ablation import Effect
 from duat_cli.kinds import Kind
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.prune.sets import SketchRound
 
+Damages = Callable[[Sequence[Sequence[TermId]]], list[float]]
 BEYOND = 2.0  # the curve goes on to this multiple of the budget
 
 
@@ -83,13 +84,36 @@ class Nested:
         return replace(self, curve=curve, chosen=chosen)
 
 
+def chosen(group: Group, sketch: Sketch, again: Again, damages: Damages) -> Nested:
+    """The sets to be measured: from one sketch, or from several with what they brought over one, as asked for.
+
+    damages: what sets do, mean over the prompts.
+    """
+    single, parameters = path_of(group, sketch), group.sizes.parameters
+    target = single.within(group)
+    if group.options.rounds == 1 or not target:
+        return nested_of(group, single)
+    wanted = float(parameters[single.places[:target]].sum())
+    if group.wanted is not None:  # the set of one round goes beyond that by a part of its last term
+        wanted = min(wanted, group.wanted)
+    path, stages = path_in_rounds(group, single, again, wanted)
+    whole = path.reaching(parameters, wanted)
+    ends = [*(end for end, _ in stages), whole]
+    alone = [single.reaching(parameters, float(parameters[path.places[:end]].sum())) for end in ends]
+    sets = [single.places[:size] for size in alone] + [path.places[:whole]]
+    *singles, last = damages([[group.terms.ids[k] for k in places.tolist()] for places in sets])
+    rounds = [
+        SketchRound(removed=end, measured=here, single_removed=size, single_measured=there)
+        for end, here, size, there in zip(ends, [*(damage for _, damage in stages), last], alone, singles, strict=True)
+    ]
+    return nested_of(group, path, rounds)
+
+
 def nested_of(group: Group, path: Path, rounds: Sequence[SketchRound] = ()) -> Nested:
-    """The sets to be measured. rounds: what the path came about in, if several."""
+    """The sets of a path that are to be measured. rounds: what it came about in, if several."""
     order = [group.terms.ids[k] for k in path.places.tolist()]
-    wanted, sizes = None, list[int]()
-    if path.ends:
-        wanted = None if group.wanted is None else path.within(group)
-        sizes = _sizes(path, group.options, wanted)
+    wanted = path.within(group) if path.ends and group.wanted is not None else None
+    sizes = _sizes(path, group.options, wanted) if path.ends else []
     curve = [Point(size, float(path.curve[size - 1])) for size in sizes]
     return Nested(group.kinds, order, curve, None, path.ends, group.uniform, list(rounds), wanted)
 

@@ -141,13 +141,12 @@ def path_of(group: Group, sketch: Sketch, gone: Sequence[int] = ()) -> Path:
     return Path(places, ends, sketch.curve(places[: ends[-1] if ends else 0]))
 
 
-def path_in_rounds(
-    group: Group, first: Path, again: Callable[[Sequence[TermId]], Sketch], wanted: float
-) -> tuple[Path, list[tuple[int, float]]]:
+Again = Callable[[Sequence[TermId]], Sketch]  # a sketch of the model without these terms
+
+
+def path_in_rounds(group: Group, first: Path, again: Again, wanted: float) -> tuple[Path, list[tuple[int, float]]]:
     """Of as many rounds as the options say, each of which takes an equal share of `wanted` parameters; and of each but
     the last how many terms are gone at its end, with the damage that is measured of it.
-
-    again: a sketch of the model without these terms.
     """
     parameters, rounds, ends = group.sizes.parameters, group.options.rounds, list[tuple[int, float]]()
     path, rest = first.beginning(0), first
