@@ -62,27 +62,22 @@ def pooled_cosines(
 
 
 def _cosines(work: Work, pooling: Pooling, sets: Sequence[Removals], prompts: Sequence[Prompt]) -> list[list[float]]:
-    """A prompt, a set."""
+    """A prompt, a set: of a prompt's own pass and of those without each set, which go behind it."""
     if not sets:
         return [[] for _ in prompts]
     width, found = work.structure.hidden_size, list[list[float]]()
     sizes = [(LEADING + len(sets)) * waiting_bytes(one.input_ids.shape[1], width) for one in prompts]
     for wave in waves(sizes, work.ablator.waiting) if work.weights is not None else [[k] for k in range(len(prompts))]:
         work.processes(wave[0], len(prompts), WHAT)
-        found += _together(work, pooling, sets, [prompts[k] for k in wave])
+        passes, rows = list[Pass](), []
+        for k in wave:
+            forward = work.metric.forward(work.ablator.place(prompts[k]))
+            own = Leading(work.structure, forward)
+            rows.append((own, [without_each(work.structure, forward, own, [gone]) for gone in sets]))
+            passes += [own, *rows[-1][1]]
+        work.session.together(passes)
+        found += [[_cosine(pooling.of(own.output), pooling.of(one.output)) for one in ones] for own, ones in rows]
     return found
-
-
-def _together(work: Work, pooling: Pooling, sets: Sequence[Removals], prompts: Sequence[Prompt]) -> list[list[float]]:
-    """A prompt's own pass, and behind it those without each set."""
-    passes, rows = list[Pass](), []
-    for prompt in prompts:
-        forward = work.metric.forward(work.ablator.place(prompt))
-        own = Leading(work.structure, forward)
-        rows.append((own, [without_each(work.structure, forward, own, [gone]) for gone in sets]))
-        passes += [own, *rows[-1][1]]
-    work.session.together(passes)
-    return [[_cosine(pooling.of(own.output), pooling.of(one.output)) for one in ones] for own, ones in rows]
 
 
 def _cosine(one: Tensor, other: Tensor) -> float:

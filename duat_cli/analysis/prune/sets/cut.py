@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -48,11 +48,11 @@ def cuts_of(
     blocks = tuple(sorted(t.block for t in everything if t.kind == "block"))
     rest = tuple(t for t in everything if t.block not in blocks)
     writing = _Writing(structure, parameters, blocks)
-    heads, others, notes = writing.heads(rest)
-    neurons, zeroed, more = writing.neurons(others)
+    heads, others, notes = writing.without("head", rest)
+    neurons, zeroed, more = writing.without("neuron", others)
     tried = [Cut(blocks, neurons, heads, zeroed)]
     if heads:
-        alone, left, _ = writing.neurons(rest)
+        alone, left, _ = writing.without("neuron", rest)
         tried.append(Cut(blocks, alone, (), left))
     if neurons:
         tried.append(Cut(blocks, (), heads, others))
@@ -75,59 +75,45 @@ class _Writing:
     parameters: Mapping[nn.Module, BlockParameters]
     blocks: tuple[int, ...]
 
-    def heads(self, terms: tuple[TermId, ...]) -> _Found:
-        """Of every attention that stays."""
-        if not any(term.kind == "head" for term in terms):
-            return (), terms, []
-        try:
-            layers = self._layers("head")
-        except UnsupportedModelError as fault:
-            return (), terms, [f"heads are zeroed: {one_line(str(fault), 300)}"]
-        cut, left = _cut("head", layers, terms)
-        if cut:
-            many = f"{len(cut[0][1])} key and value heads a block are removed with their heads; other heads are zeroed"
-            return cut, left, [many] if any(term.kind == "head" for term in left) else []
-        if any(_cut("head", {k: one}, terms)[0] for k, one in layers.items()):
-            why = "heads are zeroed: not every attention loses a key and value head with all heads that use it"
-            return (), terms, [why]
-        return (), terms, []
-
-    def neurons(self, terms: tuple[TermId, ...]) -> _Found:
-        """Of every FFN that stays."""
-        lost = by_key((term.block, term.index) for term in terms if term.kind == "neuron")
+    def without(self, kind: Kind, terms: tuple[TermId, ...]) -> _Found:
+        """Parts of every FFN, or of every attention, that stays."""
+        lost = by_key((term.block, term.index) for term in terms if term.kind == kind)
         if not lost:
             return (), terms, []
-        if not set(self._stay) <= set(lost):
-            why = "neurons are zeroed: a config states one width for all FFNs, and not every FFN loses neurons"
-            return (), terms, [why]
         try:
-            layers = self._layers("neuron")
+            layers = self._layers(kind, lost)
+            cut, left = _cut(kind, layers, terms)
+            if not cut and kind == "head" and any(_cut(kind, {k: one}, terms)[0] for k, one in layers.items()):
+                raise UnsupportedModelError("not every attention loses a key and value head with all heads that use it")
         except UnsupportedModelError as fault:
-            return (), terms, [f"neurons are zeroed: {one_line(str(fault), 300)}"]
-        cut, left = _cut("neuron", layers, terms)
-        common = len(cut[0][1]) if cut else 0
-        beyond = max(len(lost[k]) for k in self._stay) - common
-        many = f"{plural(common, 'neuron')} a block removed; those beyond, up to {beyond} a block, are zeroed"
-        return cut, left, [many] if cut and beyond else []
+            return (), terms, [f"{kind}s are zeroed: {one_line(str(fault), 300)}"]
+        if not any(term.kind == kind for term in left) or not cut:
+            return cut, left, []
+        common = len(cut[0][1])
+        if kind == "head":
+            note = f"{common} key and value heads a block are removed with their heads; other heads are zeroed"
+        else:
+            beyond = max(map(len, lost.values())) - common
+            note = f"{plural(common, 'neuron')} a block removed; those beyond, up to {beyond} a block, are zeroed"
+        return cut, left, [note]
 
-    @property
-    def _stay(self) -> list[int]:
-        return [k for k in range(len(self.structure.calls)) if k not in set(self.blocks)]
-
-    def _layers(self, kind: Kind) -> dict[int, Layers]:
-        """Where the terms of a kind stand, by block. UnsupportedModelError where they cannot leave."""
+    def _layers(self, kind: Kind, lost: Collection[int]) -> dict[int, Layers]:
+        """Where the terms of a kind stand, by block. UnsupportedModelError where they cannot leave. lost: blocks that
+        lose some."""
+        stay = [k for k in range(len(self.structure.calls)) if k not in self.blocks]
+        if kind == "neuron" and not set(stay) <= set(lost):
+            raise UnsupportedModelError("a config states one width for all FFNs, and not every FFN loses neurons")
         if len(set(self.structure.calls)) != len(self.structure.calls):
             raise UnsupportedModelError("blocks share their weights")
         found: dict[int, Layers] = {}
-        for k in self._stay:
+        for k in stay:
             parts = self.structure.block(k).parts
-            held = self.parameters[parts.module]
-            if kind == "neuron" and len(parts.feedforward) != 1:
-                count = len(parts.feedforward)
-                raise UnsupportedModelError(f"block {k} has {count} FFNs; one is needed to state its width")
-            layers = held.neurons if kind == "neuron" else held.heads
+            units, held = len(parts.feedforward), self.parameters[parts.module]
             if kind == "head" and not parts.attention:
                 continue
+            if kind == "neuron" and units != 1:
+                raise UnsupportedModelError(f"block {k} has {units} FFNs; one is needed to state its width")
+            layers = held.heads if kind == "head" else held.neurons
             if isinstance(layers, str):
                 raise UnsupportedModelError(layers)
             found[k] = layers
