@@ -202,6 +202,14 @@ def test_absent_values_have_their_reason_below() -> None:
     assert "first token: the prompts have one token each (block 1)" in text
 
 
+def test_absent_values_are_those_of_the_block_or_prompt_whose_number_stands_in_their_row() -> None:
+    report = sample.lora_report(prompts_too=True)
+    first = (report.by_prompt or [])[0].model_copy(update={"prompt": 7, "kl": None, "reasons": {"kl": "too far"}})
+    text = render_lora(report.model_copy(update={"by_prompt": [first]}), Page(200))
+    assert "dynamic bias: no single linear layer (block 0)" in text
+    assert "KL: too far (prompt 7)" in text
+
+
 def test_an_inexact_report_warns_against_its_numbers() -> None:
     assert "exact: largest relative error 3.1e-07, against the untouched model 0, tolerance" in CASES["inspect"](Page())
     assert "NOT EXACT: largest relative error 3.2e-02" in CASES["inspect_full"](Page())

@@ -23,7 +23,7 @@ _TILES = (
     Column(("change of the weights", "%"), "summary.relative_frobenius", numbers.percent),
     Column(("its norm", "of dW"), "summary.frobenius_norm", numbers.plain),
     Column(("KL of the answers", "nats"), "summary.kl", numbers.plain),
-    Column(("loss", "nats a token"), "summary.loss_change", numbers.signed(numbers.plain)),
+    Column(("loss", "nats a token"), "summary.loss_change", numbers.SIGNED),
 )
 _PARTS = (
     ("operator.routing", "s1", "routing: what attention looks at"),
@@ -62,7 +62,7 @@ _INTRUDERS = (
     Column(("null: random", "%"), "alignment.input_random", numbers.percent),
 )
 _COMPARISON = (
-    Column(("cosine", "-1 to 1"), "cosine", numbers.signed(numbers.plain)),
+    Column(("cosine", "-1 to 1"), "cosine", numbers.SIGNED),
     Column(("distance", "of dW"), "distance", numbers.plain),
     Column(("relative distance", "0-1"), "relative_distance", numbers.plain),
 )

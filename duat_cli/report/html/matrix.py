@@ -18,7 +18,6 @@ from duat_cli.report.tables.grid import Column, on_page
 from duat_cli.report.tables.matrix import LAYER_COLUMNS, NORMS, VERDICTS, token_labels
 from duat_cli.results.matrix import MatrixReport, NetworkReport
 
-_SIGNED = numbers.signed(numbers.plain)
 _LAYER = on_page(LAYER_COLUMNS)
 _LINES = ((_LAYER[1], "s2"), (_LAYER[2], "s3"), (_LAYER[3], "s1"))
 _SAYS = (
@@ -108,7 +107,7 @@ def _corner(report: MatrixReport) -> Figure:
         picture=_map(
             report.corner, labels, ("component of the input", "component of the output"), "entry", signed=True
         ),
-        tables=[_table(report.corner, labels, "row", "corner", "entry", _SIGNED)],
+        tables=[_table(report.corner, labels, "row", "corner", "entry", numbers.SIGNED)],
         terms=["corner"],
     )
 
@@ -129,7 +128,7 @@ def _map(
     def said(r: int, c: int) -> str:
         return f"{word}, row {count - 1 - r}, column {c}"
 
-    form = _SIGNED if signed else numbers.plain
+    form = numbers.SIGNED if signed else numbers.plain
     drawn = cells(plot, list(reversed(rows)), said, form)
     largest = max((abs(value) for row in rows for value in row), default=0.0)
     about = f"Map of {count} x {count}: {axes[0]} across, {axes[1]} downwards."

@@ -6,6 +6,7 @@ from rich.console import RenderableType
 
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import BLOCK, Column, Labels, missing, titled
+from duat_cli.report.tables.numbers import SIGNED
 from duat_cli.report.tables.page import BLANK, Page, cut, item, line
 from duat_cli.results.compare import AlignedRun, CompareReport, InContext, InputComparison, PairFacts
 from duat_cli.text import plural
@@ -13,7 +14,6 @@ from duat_cli.text import plural
 _SHOWN_PAIRS = 8
 _SHOWN_RUNS = 6
 _LONGEST_RUN = 60
-_signed = numbers.signed(numbers.plain)
 _PARAMETER = Labels(("set by the input",), lambda row: f"{row.name}: {row.what}", False)
 _COLUMNS = [
     Column(("W'", "%"), "operator.relative", numbers.percent),
@@ -39,7 +39,7 @@ _PARAMETER_COLUMNS = [Column(("largest", "change", "%"), "change", numbers.perce
 _RUN = Labels(("question behind",), lambda row: row.label, False)
 RUN_COLUMNS = [
     Column(("loss", "nats/token"), "loss", numbers.plain, ("loss of the answer", "nats a token")),
-    Column(("less that", "without", "nats/token"), "loss_change", _signed, ("less that without", "nats a token")),
+    Column(("less that", "without", "nats/token"), "loss_change", SIGNED, ("less that without", "nats a token")),
     Column(("bias", "b'", "%"), "bias", numbers.percent, ("change of b'", "%")),
 ]
 _READ = Labels(("--prefix",), lambda row: row.demonstration)
@@ -50,9 +50,9 @@ READ_COLUMNS = [
 _HELD = Labels(("held",), lambda row: f"{row.held}: {row.source}", False)
 HELD_COLUMNS = [
     Column(("loss", "nats/token"), "loss", numbers.plain, ("loss", "nats a token")),
-    Column(("less live", "nats/token"), "change", _signed, ("less live", "nats a token")),
-    Column(("low", "nats/token"), "low", _signed, ("interval, from", "nats a token")),
-    Column(("high", "nats/token"), "high", _signed, ("interval, to", "nats a token")),
+    Column(("less live", "nats/token"), "change", SIGNED, ("less live", "nats a token")),
+    Column(("low", "nats/token"), "low", SIGNED, ("interval, from", "nats a token")),
+    Column(("high", "nats/token"), "high", SIGNED, ("interval, to", "nats a token")),
 ]
 TABLES = {
     "fixed.runs[].": HELD_COLUMNS,
@@ -82,8 +82,7 @@ def _compared(report: CompareReport, found: InputComparison, page: Page) -> list
     title = f"Blocks: relative changes on the aligned tokens{several}"
     return [
         *_pairs(report),
-        *titled(title, found.blocks, BLOCK, _COLUMNS, page, *_LEGEND),
-        *facts.without_value(found.blocks, BLOCK, _COLUMNS),
+        *facts.whole(title, found.blocks, BLOCK, _COLUMNS, page, *_LEGEND),
         *_each(report, page),
         *([] if report.context is None else context_tables(report.context, page)),
         *_parameters(found, page),
@@ -100,8 +99,7 @@ def _fixed(report: CompareReport, page: Page) -> list[RenderableType]:
     title = f"Loss with dynamic parameters held; live {numbers.plain(found.live)} nats a token"
     legend = "less live: mean over the prompts, with a 95 % interval over them (low, high). sigma stays live."
     return [
-        *titled(title, found.runs, _HELD, HELD_COLUMNS, page, legend),
-        *facts.absent_in(found.runs, HELD_COLUMNS),
+        *facts.whole(title, found.runs, _HELD, HELD_COLUMNS, page, legend),
         line(check, "green") if found.holds else line(f"DOES NOT HOLD: {check}", "bold red"),
     ]
 
@@ -148,8 +146,7 @@ def _each(report: CompareReport, page: Page) -> list[RenderableType]:
     for pair in report.pairs:
         if pair.blocks is not None:
             title = f"a: {report.prompts[pair.a].label}, b: {report.prompts[pair.b].label}"
-            parts += titled(title, pair.blocks, BLOCK, _COLUMNS, page)
-            parts += facts.without_value(pair.blocks, BLOCK, _COLUMNS)
+            parts += facts.whole(title, pair.blocks, BLOCK, _COLUMNS, page)
     return parts
 
 
@@ -167,8 +164,7 @@ def context_tables(found: InContext, page: Page) -> list[RenderableType]:
     ]
     for read in last.reads:
         title = f"--prefix {read.demonstration} by block, {plural(read.tokens, 'token')}"
-        parts += titled(title, read.blocks, BLOCK, READ_COLUMNS, page)
-        parts += facts.without_value(read.blocks, BLOCK, READ_COLUMNS)
+        parts += facts.whole(title, read.blocks, BLOCK, READ_COLUMNS, page)
     return parts
 
 

@@ -8,8 +8,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column, Labels, missing
-from duat_cli.report.tables.page import item, line
+from duat_cli.report.tables.grid import Column, Labels, missing, titled
+from duat_cli.report.tables.page import Page, item, line
 from duat_cli.results.base import Certificate, Environment, ModelFacts, Result, Skipped
 from duat_cli.results.check import CheckedModel
 from duat_cli.results.matrix import MatrixReport
@@ -114,13 +114,17 @@ def absences(found: list[tuple[str, str, list[int]]], word: str) -> list[Rendera
 
 
 def without_value(rows: Sequence[Result], labels: Labels, columns: Sequence[Column]) -> list[RenderableType]:
-    """Why cells of a table show no number; of rows whose labels are their numbers."""
+    """Why cells of a table show no number. Rows that no number names are counted from 1."""
+    if not labels.right:
+        return absences(missing(rows, columns, range(1, len(rows) + 1)), "row")
     return absences(missing(rows, columns, [labels.of(row) for row in rows]), labels.title[0])
 
 
-def absent_in(rows: Sequence[Result], columns: Sequence[Column]) -> list[RenderableType]:
-    """The same of rows without numbers: they are counted from 1."""
-    return absences(missing(rows, columns, range(1, len(rows) + 1)), "row")
+def whole(
+    title: str, rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page, *legend: str
+) -> list[RenderableType]:
+    """A titled table with its legend, and why its cells show no number."""
+    return [*titled(title, rows, labels, columns, page, *legend), *without_value(rows, labels, columns)]
 
 
 def _joined(found: Iterable[tuple[str, str, list[int]]]) -> list[tuple[str, str, list[int]]]:

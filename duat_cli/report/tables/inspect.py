@@ -159,7 +159,7 @@ def _crossing(report: InspectReport, page: Page) -> list[RenderableType]:
     if not blocks:
         return []
     title, says = _CROSSED if columns.has_encoder(report) else _BESIDE
-    return [*titled(title, blocks, BLOCK, _CROSS, page, says), *facts.without_value(blocks, BLOCK, _CROSS)]
+    return facts.whole(title, blocks, BLOCK, _CROSS, page, says)
 
 
 def _term_tables(report: InspectReport, page: Page) -> list[RenderableType]:
@@ -170,8 +170,7 @@ def _term_tables(report: InspectReport, page: Page) -> list[RenderableType]:
     title = "Parts of the input of each FFN's activation, of all up to here; dynamic: what UAT terms add to its bias"
     return [
         *titled("Terms of the last block's output", report.terms, _TERM, TERM_COLUMNS, page),
-        *titled(title, report.blocks, BLOCK, parts, page),
-        *facts.without_value(report.blocks, BLOCK, parts),
+        *facts.whole(title, report.blocks, BLOCK, parts, page),
     ]
 
 
@@ -184,10 +183,7 @@ def _routing(report: InspectReport, page: Page) -> list[RenderableType]:
         "symmetric: 1 as x.x is, 0.71 a random matrix. by x.x, centred (the covariance of tokens), by W_QK: R^2 of "
         "the scores; what W_QK leaves is positions and biases. Heads and distances are in the JSON."
     )
-    return [
-        *titled(title, report.blocks, BLOCK, ROUTING_COLUMNS, page, legend),
-        *facts.without_value(report.blocks, BLOCK, ROUTING_COLUMNS),
-    ]
+    return facts.whole(title, report.blocks, BLOCK, ROUTING_COLUMNS, page, legend)
 
 
 def _end_to_end(report: InspectReport, page: Page) -> list[RenderableType]:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from duat_cli.grouping import by_key
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, filled, fits, spaced, titled, unshown
+from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, filled, fits, spaced, unshown
 from duat_cli.report.tables.page import BLANK, Page, cut, item, line
 from duat_cli.results.lora import Eq18, LoraReport, TokenChange
 from duat_cli.results.prompts import all_prompts
@@ -63,8 +63,8 @@ PROMPT_COLUMNS = [
     Column(("KL", "nats"), "kl", numbers.plain),
     Column(("loss", "base"), "loss_base", numbers.plain, ("loss, base", "nats")),
     Column(("loss", "tuned"), "loss_tuned", numbers.plain, ("loss, tuned", "nats")),
-    Column(("tokens of", "answer"), "answer.tokens", numbers.whole),
-    Column(("answer", "KL"), "answer.kl", numbers.plain, ("answer, KL", "nats")),
+    Column(("tokens of", "answer", ""), "answer.tokens", numbers.whole),
+    Column(("answer", "KL", "nats"), "answer.kl", numbers.plain, ("answer, KL", "nats")),
     Column(("answer", "loss", "base"), "answer.loss_base", numbers.plain, ("answer, loss, base", "nats")),
     Column(("answer", "loss", "tuned"), "answer.loss_tuned", numbers.plain, ("answer, loss, tuned", "nats")),
 ]
@@ -142,7 +142,7 @@ def _modules(report: LoraReport, page: Page) -> list[RenderableType]:
         shown += [column.path for column in wanted]
         heading = [BLANK, line(title, "bold")] if report.other_modules else []
         rest = unshown(rows, [column for group in _MORE_COLUMNS.values() for column in group], wanted)
-        parts += [*heading, *spaced(rows, _MODULE, wanted, page), *rest, *facts.absent_in(rows, wanted)]
+        parts += [*heading, *spaced(rows, _MODULE, wanted, page), *rest, *facts.without_value(rows, _MODULE, wanted)]
     if parts:
         parts += [BLANK, *(line(text, "dim") for text in _legend(shown))]
     return parts
@@ -168,22 +168,12 @@ def _comparison(report: LoraReport, page: Page) -> list[RenderableType]:
     found = report.comparison
     if found is None:
         return []
-    rows: list[RenderableType] = (
-        [*spaced(found.modules, _MODULE, _COMPARED_COLUMNS, page), *facts.absent_in(found.modules, _COMPARED_COLUMNS)]
-        if found.modules
-        else [line("no parameter is changed by both")]
-    )
-    only = [
-        *([f"only {report.tuned}: {_some(found.only_first)}"] if found.only_first else []),
-        *([f"only {found.other}: {_some(found.only_second)}"] if found.only_second else []),
-    ]
-    return [
-        BLANK,
-        line("The two changes, whatever the gauge of their factors", "bold"),
-        *rows,
-        *([BLANK, line(_DISTANCE, "dim")] if found.modules else []),
-        *facts.section("only one", only),
-    ]
+    title = "The two changes, whatever the gauge of their factors"
+    shared: list[RenderableType] = [BLANK, line(title, "bold"), line("no parameter is changed by both")]
+    if found.modules:
+        shared = facts.whole(title, found.modules, _MODULE, _COMPARED_COLUMNS, page, _DISTANCE)
+    sides = ((report.tuned, found.only_first), (found.other, found.only_second))
+    return [*shared, *facts.section("only one", [f"only {name}: {_some(only)}" for name, only in sides if only])]
 
 
 def _blocks(report: LoraReport, page: Page) -> list[RenderableType]:
@@ -194,10 +184,7 @@ def _blocks(report: LoraReport, page: Page) -> list[RenderableType]:
         "routing (what attention looks at) + weights (what it carries) + interaction add up to the change of W' as "
         "matrices; their norms need not."
     )
-    return [
-        *titled(title, report.blocks, BLOCK, BLOCK_COLUMNS, page, legend),
-        *facts.absent_in(report.blocks, BLOCK_COLUMNS),
-    ]
+    return facts.whole(title, report.blocks, BLOCK, BLOCK_COLUMNS, page, legend)
 
 
 def _prompts(report: LoraReport, page: Page) -> list[RenderableType]:
@@ -210,8 +197,7 @@ def _prompts(report: LoraReport, page: Page) -> list[RenderableType]:
         if any(token.kl for token in row.moved_tokens)
     ]
     return [
-        *titled(_prompts_title(report), rows, PROMPT, PROMPT_COLUMNS, page),
-        *facts.absent_in(rows, PROMPT_COLUMNS),
+        *facts.whole(_prompts_title(report), rows, PROMPT, PROMPT_COLUMNS, page),
         *facts.section("tokens whose next token moved most (KL, nats)", moved),
     ]
 

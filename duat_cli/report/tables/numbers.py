@@ -62,6 +62,9 @@ def signed(form: Form) -> Form:
     )
 
 
+SIGNED = signed(plain)
+
+
 def whole(value: float | None) -> str:
     return ABSENT if value is None else str(round(value))
 

@@ -13,9 +13,10 @@ from duat_cli.report.html.drawing.plot import Axis, Plot, level
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.table import Head, Table, table_by, table_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.attribute.report import SIGNED, place_of
+from duat_cli.report.tables.attribute.report import place_of
 from duat_cli.report.tables.attribute.words import THROUGH_SCORES, called, lost, title, token
 from duat_cli.report.tables.grid import Column
+from duat_cli.report.tables.numbers import SIGNED
 from duat_cli.results.attribute import AttributeReport, Attribution, Flow, MeasuredParts, Move, RemovedPart
 
 _COLUMNS = (Column(("written", "logits"), "value", SIGNED), Column(("moved", "logits"), "moved", SIGNED))

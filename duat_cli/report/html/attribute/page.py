@@ -10,9 +10,10 @@ from duat_cli.report.html.attribute.tokens import blocks, coloured, continued, t
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict, sheet_of
 from duat_cli.report.html.drawing.table import Head, table_by, table_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.attribute.report import SIGNED, missed, place_of
+from duat_cli.report.tables.attribute.report import missed, place_of
 from duat_cli.report.tables.attribute.words import NOT_CAUSAL, called, computed, title, token
 from duat_cli.report.tables.grid import Column
+from duat_cli.report.tables.numbers import SIGNED
 from duat_cli.results.attribute import AttributeReport, Attribution, AttributionCertificate
 
 _INNER = (Column(("part", "logits"), "value", SIGNED), Column(("straight to the logit", "logits"), "direct", SIGNED))

@@ -8,9 +8,9 @@ from duat_cli.report.html.drawing.plot import Axis, Plot, curve, level
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.table import Head, Table, table_by
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.attribute.report import SIGNED
 from duat_cli.report.tables.attribute.words import BARE, by_block, by_token, called, computed, is_bare, title, token
 from duat_cli.report.tables.grid import Column
+from duat_cli.report.tables.numbers import SIGNED
 from duat_cli.report.tables.page import TARGET, cut
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
 from duat_cli.text import plural

@@ -56,7 +56,7 @@ def cells(
         left, top, name = plot.x(c) - width / 2, plot.y(r) - height / 2, f"cell {depth(value, largest)}"
         path = f"M{short(left)} {short(top)}h{short(width)}v{short(height)}h{short(-width)}z"
         if number < _NAMED:
-            title = tag("title", f"{said(r, c)}: {(form or numbers.signed(numbers.plain))(value)}")
+            title = tag("title", f"{said(r, c)}: {(form or numbers.SIGNED)(value)}")
             drawn.append(Mark(name, tag("path", title, d=path)))
         else:
             rest.setdefault(name, []).append(path)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.attribute import words
+from duat_cli.report.tables.numbers import SIGNED
 from duat_cli.report.tables.page import BLANK, TARGET, Page, cut, line
 from duat_cli.results.attribute import (
     AttributeReport,
@@ -26,7 +27,6 @@ from duat_cli.results.attribute import (
 _ROOM_FOR_BARS = 60  # of a page
 _BAR = 24  # of the longest bar, in cells
 _SHOWN = 8  # predictions with all their tables; more are one line each
-SIGNED = numbers.signed(numbers.plain)
 _TOKENS = 40  # of a prompt, in its table; the largest parts of a longer one
 
 
