@@ -68,7 +68,7 @@ class Glossary:
 
 def _paths(sheet: Sheet) -> Iterator[str]:
     for tile in sheet.tiles:
-        yield tile.path
+        yield tile.field
     for figure in sheet.figures:
         yield from figure.terms
         for table in figure.tables:

@@ -54,9 +54,10 @@ class Column:
         return " ".join(filter(None, self.title[:-1])).replace(f"{_BREAK} ", "").replace("- ", "-")
 
 
-def on_page(columns: Iterable[Column]) -> list[Column]:
-    """The columns with the headers that a page has room for."""
-    return [column if column.long is None else replace(column, title=column.long) for column in columns]
+def on_page(columns: Iterable[Column], *paths: str) -> list[Column]:
+    """The columns with the headers that a page has room for. paths: which ones, in this order; without any all."""
+    shown = {c.path: c if c.long is None else replace(c, title=c.long) for c in columns}
+    return [shown[path] for path in paths or shown]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,12 @@ def test_a_page_asks_for_nothing_and_says_nothing(seen: Seen) -> None:
 def test_axe_finds_nothing(seen: Seen) -> None:
     found = Axe().run(opened(seen), options=VIOLATIONS).response["violations"]
     assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found] == []
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_every_leading_number_leads_to_its_definition(name: str) -> None:
+    tiles = re.findall(r"<dt>(.*?)</dt><dd data-path", html(name))
+    assert [tile for tile in tiles if not tile.startswith("<a href=")] == []
 
 
 def test_axe_would_find_something(browser: Any) -> None:

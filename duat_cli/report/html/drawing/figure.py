@@ -9,7 +9,7 @@ from typing import Any, Literal
 from markupsafe import Markup
 
 from duat_cli.report.html.drawing.plot import Sample, legend
-from duat_cli.report.html.drawing.table import Table
+from duat_cli.report.html.drawing.table import Table, field_of
 from duat_cli.report.tables import facts
 from duat_cli.report.tables.grid import Column
 from duat_cli.results.base import Certificate, Environment, ModelFacts, Result, Skipped
@@ -68,12 +68,17 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Tile:
-    """A leading number. path: of its field in the report."""
+    """A leading number. path: where it stands in the report, such as 'ways.0.peak_memory_bytes'."""
 
     name: str
     value: str
     unit: str
     path: str
+
+    @property
+    def field(self) -> str:
+        """Of the report, such as 'ways[].peak_memory_bytes'."""
+        return field_of(self.path)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,12 @@ def table_by(
     within = path.removesuffix("[]")
     entries = [f"{within}.{i}" for i in (range(len(rows)) if numbers is None else numbers)]
     at = [path] if within == path else entries
-    return Table([head for head, _ in pairs], rows, f"{_NUMBER.sub('[]', path)}.", at, notes)
+    return Table([head for head, _ in pairs], rows, f"{field_of(path)}.", at, notes)
+
+
+def field_of(path: str) -> str:
+    """The field at a path, with its entries' numbers left out: 'ways[].bytes' of 'ways.0.bytes'."""
+    return _NUMBER.sub("[]", path)
 
 
 def table_of(

@@ -49,7 +49,7 @@ def _protocol(report: PruneReport) -> str:
 
 def _tiles(report: PruneReport) -> list[Tile]:
     p = report.protocol
-    found = [Tile("budget", numbers.plain(report.plans[0].budget), p.unit, "plans[].budget")] if report.plans else []
+    found = [Tile("budget", numbers.plain(report.plans[0].budget), p.unit, "plans.0.budget")] if report.plans else []
     found += [
         Tile("loss as it is", numbers.plain(p.loss), "nats a token", "protocol.loss"),
         Tile("null: uniform", numbers.plain(p.uniform_loss), "nats a token", "protocol.uniform_loss"),
@@ -81,7 +81,7 @@ def _curve(report: PruneReport, number: int, beside: Sequence[PruneReport]) -> F
         drawn.append(marks.interval(x, plot.y(one.mean), x, plot.y(one.percentile_90), "s3"))
         said = f"{numbers.percent(one.share)} % removed, held-out mean: {numbers.plain(one.mean)} {unit}"
         drawn.append(marks.dot(x, plot.y(one.mean), "s3", said))
-    columns = [column for column in plan_columns(unit) if column.path in CurvePoint.model_fields]
+    columns = on_page(plan_columns(unit), *CurvePoint.model_fields)
     samples = [("line", "s2", "predicted"), ("line", "s1", "measured, on the prompts that chose the set")]
     samples += [("dot", "s3", "held-out prompts: mean, up to 9 of 10")] if plan.held_out else []
     samples.append(("rule", "s1", "budget"))
@@ -169,12 +169,9 @@ def _plans(report: PruneReport) -> Figure | None:
         return None
     unit = report.protocol.unit
     columns = [
-        Column(("removed", "terms"), "removed", numbers.whole),
-        Column(("of", "terms"), "of", numbers.whole),
-        Column(("share", "%"), "share", numbers.percent),
+        *on_page(plan_columns(unit), "removed", "of", "share"),
         Column(("budget", unit), "budget", numbers.plain),
-        Column(("predicted", unit), "predicted", numbers.plain),
-        Column(("measured", unit), "measured", numbers.plain),
+        *on_page(plan_columns(unit), "predicted", "measured"),
         Column(("saved", "parameters"), "saves.parameters_removed", numbers.whole),
         Column(("saved", "bytes"), "saves.bytes_removed", numbers.whole),
         Column(("zeroed", "parameters"), "saves.parameters_zeroed", numbers.whole),
