@@ -19,20 +19,11 @@ from duat_cli.results.plan import PlanReport
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.support import SupportReport
 
-REPORTS: dict[str, type[Report]] = {
-    "attribute": AttributeReport,
-    "check": CheckReport,
-    "compare": CompareReport,
-    "inspect": InspectReport,
-    "lora-diff": LoraReport,
-    "matrix": MatrixReport,
-    "matrix --network": NetworkReport,
-    "plan": PlanReport,
-    "prune-bound": PruneReport,
-    "verify": VerifyReport,
-    "support": SupportReport,
-    "explain": ExplainReport,
-}
+_KINDS = (
+    AttributeReport, CheckReport, CompareReport, InspectReport, LoraReport, MatrixReport, NetworkReport, PlanReport,
+    PruneReport, VerifyReport, SupportReport, ExplainReport,
+)  # fmt: skip
+REPORTS: dict[str, type[Report]] = {kind.model_fields["command"].default: kind for kind in _KINDS}
 STACKS: dict[str, type[Report]] = {"inspect": InspectStacks, "verify": VerifyStacks}
 """With --stack all."""
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"

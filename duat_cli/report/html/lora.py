@@ -13,7 +13,7 @@ from duat_cli.report.html.drawing.scales import Linear, Log
 from duat_cli.report.html.drawing.table import Head, Table, table_by, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, on_page
-from duat_cli.report.tables.lora import BLOCK_COLUMNS, PROMPT_COLUMNS
+from duat_cli.report.tables.lora import BLOCK_COLUMNS, MODULE_COLUMNS, PROMPT_COLUMNS
 from duat_cli.results.lora import LoraReport
 from duat_cli.results.prompts import all_prompts
 from duat_cli.results.weight_change import ModuleChange, ModuleComparison
@@ -36,31 +36,24 @@ _BLOCK = (
     Column(("certificate, base", "relative"), "base_certificate", numbers.error),
     Column(("certificate, tuned", "relative"), "tuned_certificate", numbers.error),
 )
-_NORMS = (
-    Column(("norm of the change", "of dW"), "frobenius_norm", numbers.plain),
-    Column(("relative to the weight", "%"), "relative_frobenius", numbers.percent),
-    Column(("spectral norm", "of dW"), "spectral_norm", numbers.plain),
-    Column(("largest effect", "at one token"), "sup_local", numbers.plain),
-)
-_RANKS = (
-    Column(("stated rank", "directions"), "rank", numbers.whole),
+_MODULE = (
+    *MODULE_COLUMNS,
     Column(("numerical rank", "directions"), "numerical_rank", numbers.whole),
-    Column(("stable rank", "directions"), "stable_rank", numbers.plain),
-    Column(("entropy rank", "directions"), "entropy_rank", numbers.plain),
     Column(("90 % of the energy", "directions"), "energy_rank_90", numbers.whole),
-    Column(("spectral norm", "of dW"), "spectral_norm", numbers.plain),
     Column(("rounding alone", "of dW"), "rounding.floor", numbers.plain),
-    Column(("above rounding", "directions"), "rounding.rank_above_floor", numbers.whole),
-)
-_INTRUDERS = (
-    Column(("intruders, output side", "vectors"), "intruders.output", numbers.whole),
-    Column(("intruders, input side", "vectors"), "intruders.input", numbers.whole),
     Column(("looked at", "vectors"), "intruders.k", numbers.whole),
-    Column(("alignment, output", "%"), "alignment.output", numbers.percent),
-    Column(("null: random", "%"), "alignment.output_random", numbers.percent),
     Column(("alignment, input", "%"), "alignment.input", numbers.percent),
     Column(("null: random", "%"), "alignment.input_random", numbers.percent),
 )
+_NORMS = on_page(_MODULE, "frobenius_norm", "relative_frobenius", "spectral_norm", "sup_local")
+_RANKS = on_page(
+    _MODULE, "rank", "numerical_rank", "stable_rank", "entropy_rank", "energy_rank_90", "spectral_norm",
+    "rounding.floor", "rounding.rank_above_floor",
+)  # fmt: skip
+_INTRUDERS = on_page(
+    _MODULE, "intruders.output", "intruders.input", "intruders.k", "alignment.output", "alignment.output_random",
+    "alignment.input", "alignment.input_random",
+)  # fmt: skip
 _COMPARISON = (
     Column(("cosine", "-1 to 1"), "cosine", numbers.SIGNED),
     Column(("distance", "of dW"), "distance", numbers.plain),

@@ -15,18 +15,18 @@ _SHOWN_PAIRS = 8
 _SHOWN_RUNS = 6
 _LONGEST_RUN = 60
 _PARAMETER = Labels(("set by the input",), lambda row: f"{row.name}: {row.what}", False)
-_COLUMNS = [
-    Column(("W'", "%"), "operator.relative", numbers.percent),
+BLOCK_COLUMNS = [
+    Column(("W'", "%"), "operator.relative", numbers.percent, ("change of W'", "%")),
     Column(("rout\N{SOFT HYPHEN}", "ing", "%"), "operator.routing", numbers.percent),
     Column(("scale", "%"), "operator.scale", numbers.percent),
     Column(("inter\N{SOFT HYPHEN}", "action", "%"), "operator.interaction", numbers.percent),
-    Column(("null", "W'", "%"), "operator.null.relative", numbers.percent),
-    Column(("unal.", "%"), "operator.unaligned", numbers.percent),
-    Column(("null", "unal.", "%"), "operator.null.unaligned", numbers.percent),
+    Column(("null", "W'", "%"), "operator.null.relative", numbers.percent, ("null: uniform attention", "%")),
+    Column(("unal.", "%"), "operator.unaligned", numbers.percent, ("on unaligned tokens", "%")),
+    Column(("null", "unal.", "%"), "operator.null.unaligned", numbers.percent, ("null: uniform attention", "%")),
     Column(("bias", "b'", "%"), "bias", numbers.percent),
     Column(("FFN", "f", "%"), "ffn", numbers.percent),
     Column(("out\N{SOFT HYPHEN}", "put", "%"), "output", numbers.percent),
-    Column(("ampl.", "times"), "amplification", numbers.plain),
+    Column(("ampl.", "times"), "amplification", numbers.plain, ("amplification", "times")),
 ]
 _LEGEND = (
     "W': |W'_b - W'_a| / |W'_a|. routing (H alone) + scale (norms alone) + interaction add up to the difference as "
@@ -59,7 +59,7 @@ TABLES = {
     "context.runs[].": RUN_COLUMNS,
     "context.runs[].reads[].": READ_COLUMNS,
     "context.runs[].reads[].blocks[].": READ_COLUMNS,
-    "comparison.blocks[].": _COLUMNS,
+    "comparison.blocks[].": BLOCK_COLUMNS,
     "comparison.parameters[].": _PARAMETER_COLUMNS,
 }
 
@@ -82,7 +82,7 @@ def _compared(report: CompareReport, found: InputComparison, page: Page) -> list
     title = f"Blocks: relative changes on the aligned tokens{several}"
     return [
         *_pairs(report),
-        *facts.whole(title, found.blocks, BLOCK, _COLUMNS, page, *_LEGEND),
+        *facts.whole(title, found.blocks, BLOCK, BLOCK_COLUMNS, page, *_LEGEND),
         *_each(report, page),
         *([] if report.context is None else context_tables(report.context, page)),
         *_parameters(found, page),
@@ -146,7 +146,7 @@ def _each(report: CompareReport, page: Page) -> list[RenderableType]:
     for pair in report.pairs:
         if pair.blocks is not None:
             title = f"a: {report.prompts[pair.a].label}, b: {report.prompts[pair.b].label}"
-            parts += facts.whole(title, pair.blocks, BLOCK, _COLUMNS, page)
+            parts += facts.whole(title, pair.blocks, BLOCK, BLOCK_COLUMNS, page)
     return parts
 
 

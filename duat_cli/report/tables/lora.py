@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -23,26 +24,33 @@ _LINT_SHOWN = 3
 
 _MODULE = Labels(("module",), lambda row: row.name if row.parameter == "weight" else row.whole_name, False)
 _MODULE_COLUMNS = [
-    Column(("rank", "stated"), "rank", numbers.whole),
-    Column(("norm", "|dW|"), "frobenius_norm", numbers.plain),
-    Column(("relative", "% of |W|"), "relative_frobenius", numbers.percent),
+    Column(("rank", "stated"), "rank", numbers.whole, ("stated rank", "directions")),
+    Column(("norm", "|dW|"), "frobenius_norm", numbers.plain, ("norm of the change", "of dW")),
+    Column(("relative", "% of |W|"), "relative_frobenius", numbers.percent, ("relative to the weight", "%")),
     Column(("spectral", "norm", "of dW"), "spectral_norm", numbers.plain),
-    Column(("stable", "rank", "dims"), "stable_rank", numbers.plain),
+    Column(("stable", "rank", "dims"), "stable_rank", numbers.plain, ("stable rank", "directions")),
 ]
-# what more there is, each group whole or not at all, the first that fit; keyed by what must have a value
-_MORE_COLUMNS = {
-    "rounding": [Column(("rank over", "rounding", "dims"), "rounding.rank_above_floor", numbers.whole)],
-    "sup_local": [Column(("largest", "effect", "norm"), "sup_local", numbers.plain)],
-    "entropy_rank": [Column(("entropy", "rank", "dims"), "entropy_rank", numbers.plain)],
-    "intruders": [
-        Column(("intruders", "out", "/10"), "intruders.output", numbers.whole),
-        Column(("intruders", "in", "/10"), "intruders.input", numbers.whole),
+_MORE_COLUMNS = [  # what more there is, each group whole or not at all, the first that fit
+    [
+        Column(
+            ("rank over", "rounding", "dims"),
+            "rounding.rank_above_floor",
+            numbers.whole,
+            ("above rounding", "directions"),
+        )
     ],
-    "alignment": [
-        Column(("align.", "out", "%"), "alignment.output", numbers.percent),
-        Column(("(random)", "%"), "alignment.output_random", numbers.percent),
+    [Column(("largest", "effect", "norm"), "sup_local", numbers.plain, ("largest effect", "at one token"))],
+    [Column(("entropy", "rank", "dims"), "entropy_rank", numbers.plain, ("entropy rank", "directions"))],
+    [
+        Column(("intruders", "out", "/10"), "intruders.output", numbers.whole, ("intruders, output side", "vectors")),
+        Column(("intruders", "in", "/10"), "intruders.input", numbers.whole, ("intruders, input side", "vectors")),
     ],
-}
+    [
+        Column(("align.", "out", "%"), "alignment.output", numbers.percent, ("alignment, output", "%")),
+        Column(("(random)", "%"), "alignment.output_random", numbers.percent, ("null: random", "%")),
+    ],
+]
+MODULE_COLUMNS = [*_MODULE_COLUMNS, *itertools.chain(*_MORE_COLUMNS)]
 _COMPARED_COLUMNS = [
     Column(("cosine", "-1 to 1"), "cosine", numbers.plain),
     Column(("distance", "norm"), "distance", numbers.plain),
@@ -75,7 +83,7 @@ _DISTANCE = (
 )
 
 TABLES = {
-    "modules[].": [*_MODULE_COLUMNS, *(column for group in _MORE_COLUMNS.values() for column in group)],
+    "modules[].": MODULE_COLUMNS,
     "comparison.modules[].": _COMPARED_COLUMNS,
     "blocks[].": BLOCK_COLUMNS,
     "by_prompt[].": PROMPT_COLUMNS,
@@ -136,12 +144,13 @@ def _modules(report: LoraReport, page: Page) -> list[RenderableType]:
         if not rows:
             continue
         wanted = filled(rows, _MODULE_COLUMNS)
-        for name, group in _MORE_COLUMNS.items():
-            if any(getattr(row, name) is not None for row in rows) and fits(rows, _MODULE, [*wanted, *group], page):
+        for group in _MORE_COLUMNS:
+            known = any(getattr(row, group[0].path.partition(".")[0]) is not None for row in rows)
+            if known and fits(rows, _MODULE, [*wanted, *group], page):
                 wanted += group
         shown += [column.path for column in wanted]
         heading = [BLANK, line(title, "bold")] if report.other_modules else []
-        rest = unshown(rows, [column for group in _MORE_COLUMNS.values() for column in group], wanted)
+        rest = unshown(rows, MODULE_COLUMNS, wanted)
         parts += [*heading, *spaced(rows, _MODULE, wanted, page), *rest, *facts.without_value(rows, _MODULE, wanted)]
     if parts:
         parts += [BLANK, *(line(text, "dim") for text in _legend(shown))]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rich.console import RenderableType
 
+from duat_cli.grouping import by_key
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.grid import BLOCK, Column, spaced
+from duat_cli.report.tables.grid import BLOCK, NO_REASON, Column, spaced
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.inspect import BlockCertificate, VerifyReport
 
@@ -43,11 +44,6 @@ def render_verify(report: VerifyReport, page: Page) -> str:
 
 def _notes(blocks: list[BlockCertificate]) -> list[RenderableType]:
     """Why an operator has no error."""
-    reasons: dict[tuple[str, str], list[int]] = {}
-    for block in blocks:
-        if block.operator_error is None:
-            why = block.operator_reason or "no reason was given"
-            reasons.setdefault(("operator W'", why), []).append(block.index)
-        if block.cross_reason is not None:
-            reasons.setdefault(("second operator W'_c", block.cross_reason), []).append(block.index)
-    return facts.absences([(what, reason, at) for (what, reason), at in reasons.items()], "block")
+    absent = [(("operator W'", b.operator_reason or NO_REASON), b.index) for b in blocks if b.operator_error is None]
+    absent += [(("second operator W'_c", b.cross_reason), b.index) for b in blocks if b.cross_reason is not None]
+    return facts.absences([(what, why, at) for (what, why), at in by_key(absent).items()], "block")

@@ -19,16 +19,14 @@ from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, level
 from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column, value_at
+from duat_cli.report.tables.compare import BLOCK_COLUMNS
+from duat_cli.report.tables.grid import Column, on_page, value_at
 from duat_cli.results.compare import BlockComparison, CompareReport, PairFacts
 from duat_cli.text import plural
 
+_CHANGE = on_page(BLOCK_COLUMNS)[:5]
 _OPERATOR = (
-    Column(("change of W'", "%"), "operator.relative", numbers.percent),
-    Column(("routing", "%"), "operator.routing", numbers.percent),
-    Column(("scale", "%"), "operator.scale", numbers.percent),
-    Column(("interaction", "%"), "operator.interaction", numbers.percent),
-    Column(("null: uniform attention", "%"), "operator.null.relative", numbers.percent),
+    *_CHANGE,
     Column(("certificate error", "relative"), "certificate_error", numbers.error),
 )
 _HEADS = (
@@ -39,8 +37,7 @@ _HEADS = (
     Column(("on unaligned tokens", "%"), "unaligned", numbers.percent),
 )
 _UNALIGNED = (
-    Column(("on unaligned tokens", "%"), "operator.unaligned", numbers.percent),
-    Column(("null: uniform attention", "%"), "operator.null.unaligned", numbers.percent),
+    *on_page(BLOCK_COLUMNS, "operator.unaligned", "operator.null.unaligned"),
     Column(("of the first prompt", "%"), "operator.unaligned_a", numbers.percent),
     Column(("of the second", "%"), "operator.unaligned_b", numbers.percent),
 )
@@ -62,17 +59,15 @@ _MAPS = {
 """Title and sentence of the map of a column."""
 _STREAM = (
     Column(("input", "%"), "input", numbers.percent),
-    Column(("bias b'", "%"), "bias", numbers.percent),
-    Column(("FFN f", "%"), "ffn", numbers.percent),
-    Column(("output", "%"), "output", numbers.percent),
+    *on_page(BLOCK_COLUMNS, "bias", "ffn", "output"),
 )
 _AMPLIFICATION = (
-    Column(("amplification", "times"), "amplification", numbers.plain),
+    *on_page(BLOCK_COLUMNS, "amplification"),
     Column(("change of the input", "%"), "input", numbers.percent),
     Column(("change of the output", "%"), "output", numbers.percent),
 )
 _SERIES = ("s6", "s2", "s3", "s1")  # of _STREAM
-_BY_PAIR = (*_OPERATOR[:5], *_STREAM[1:], _AMPLIFICATION[0])
+_BY_PAIR = (*_CHANGE, *_STREAM[1:], _AMPLIFICATION[0])
 _PAIRS = 5  # with a line of their own
 
 
