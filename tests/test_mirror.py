@@ -27,9 +27,9 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "the command with nothing faked: checks/test_command.py, checks/test_cases.py": """
         cli/commands/check cli/shared/outlets checks/verdict/conclude checks/rules/files""",
     "golden text at every width: report/test_table.py": """
-        report/check/table report/tables/attribute/report report/tables/columns report/tables/compare
-        report/tables/facts report/tables/inspect report/tables/lora report/tables/nulls
-        report/tables/page report/tables/plan report/tables/prune/eq16 report/tables/prune/repair
+        report/check/table report/tables/attribute/columns report/tables/attribute/report
+        report/tables/columns report/tables/compare report/tables/facts report/tables/inspect report/tables/lora
+        report/tables/nulls report/tables/page report/tables/plan report/tables/prune/eq16 report/tables/prune/repair
         report/tables/prune/report report/tables/prune/sets report/tables/support report/tables/verify""",
     "golden text: report/forms/test_check.py": """
         report/check/github report/check/junit report/check/markdown report/check/sarif report/check/words""",

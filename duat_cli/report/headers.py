@@ -9,10 +9,12 @@ from duat_cli.report.tables import compare as compare_table
 from duat_cli.report.tables import inspect as table
 from duat_cli.report.tables import lora as lora_table
 from duat_cli.report.tables import verify as verify_table
+from duat_cli.report.tables.attribute import columns as attribute_columns
 from duat_cli.report.tables.grid import Column
 from duat_cli.report.tables.prune import report as prune_table
 
 _TABLES: dict[str, dict[str, list[Column]]] = {
+    "attribute": attribute_columns.TABLES,
     "inspect": table.TABLES,
     "verify": verify_table.TABLES,
     "compare": compare_table.TABLES,
@@ -22,11 +24,6 @@ _TABLES: dict[str, dict[str, list[Column]]] = {
 _OF_TEXT = {  # tables that are more words than numbers
     ("attribute", "attribution[].parts.tokens[].value"): ["its own part"],
     ("attribute", "attribution[].parts.units[].tokens"): ["UAT terms at it"],
-    ("attribute", "attribution[].direct.heads[].value"): ["direct"],
-    ("attribute", "attribution[].direct.heads[].moved"): ["moved"],
-    ("attribute", "attribution[].measured.heads[].change"): ["lost"],
-    ("attribute", "attribution[].measured.tokens[].cut"): ["cut"],
-    ("attribute", "attribution[].measured.tokens[].replaced"): ["replaced"],
     ("support", "entries[].relative_error"): ["rel. error"],
     ("matrix", "matrices[].density"): ["density"],
     ("matrix", "matrices[].expected_density"): ["expected"],

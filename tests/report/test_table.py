@@ -13,6 +13,7 @@ import pytest
 import sample_reports as sample
 
 from duat_cli.report.check.table import render_check
+from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute.report import render_attribute
 from duat_cli.report.tables.compare import render_compare
 from duat_cli.report.tables.inspect import render_inspect
@@ -74,6 +75,19 @@ def test_no_number_of_the_report_is_lost(width: int) -> None:
     for row in range(4):
         assert {f"{1.2e-07 * (row + 1):.1e}", f"{100 * (0.618 + 0.05 * row):.1f}"} <= words
     assert {"4.12", "0.412", "41.3", "19.7", "183", "43.1", "6.42", "62.0", "38.0", "101.0"} <= words
+
+
+@pytest.mark.parametrize("width", [33, 45, 80])
+def test_no_number_of_a_part_is_broken_between_lines(width: int) -> None:
+    report = sample.attribute_report()
+    measured = report.attribution[0].measured
+    assert measured is not None
+    text = render_attribute(report, Page(width))
+    words = set(text.partition("Taken out for real")[2].partition("lost: of the logit")[0].split())
+    for part in (*measured.heads, *measured.neurons):
+        assert {numbers.SIGNED(part.part), numbers.SIGNED(part.change), numbers.plain(part.kl)} <= words
+    for token in measured.tokens:
+        assert {numbers.SIGNED(token.part), numbers.SIGNED(token.cut), numbers.SIGNED(token.replaced)} <= words
 
 
 def test_a_wide_page_has_more_columns() -> None:

@@ -25,7 +25,7 @@ _BREAK = "\N{SOFT HYPHEN}"
 
 @dataclass(frozen=True)
 class Column:
-    """One number of each row: where it stands there, and its header, whose last line is the unit or scale."""
+    """One number of each row: where it stands there, and its header. Of several lines the last is the unit or scale."""
 
     title: tuple[str, ...]
     """A word that is broken between two lines has a soft hyphen at the end of the first."""
@@ -51,7 +51,7 @@ class Column:
     @property
     def name(self) -> str:
         """The header in one line, without its unit."""
-        return " ".join(filter(None, self.title[:-1])).replace(f"{_BREAK} ", "").replace("- ", "-")
+        return " ".join(filter(None, self.title[:-1] or self.title)).replace(f"{_BREAK} ", "").replace("- ", "-")
 
 
 def on_page(columns: Iterable[Column], *paths: str) -> list[Column]:

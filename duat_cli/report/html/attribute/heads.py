@@ -13,13 +13,13 @@ from duat_cli.report.html.drawing.plot import Axis, Plot, level
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.table import Head, Table, table_by, table_of
 from duat_cli.report.tables import numbers
+from duat_cli.report.tables.attribute import columns
 from duat_cli.report.tables.attribute.report import place_of
 from duat_cli.report.tables.attribute.words import THROUGH_SCORES, called, lost, title, token
-from duat_cli.report.tables.grid import Column
+from duat_cli.report.tables.grid import on_page
 from duat_cli.report.tables.numbers import SIGNED
 from duat_cli.results.attribute import AttributeReport, Attribution, Flow, MeasuredParts, Move, RemovedPart
 
-_COLUMNS = (Column(("written", "logits"), "value", SIGNED), Column(("moved", "logits"), "moved", SIGNED))
 _HEADS = 12
 _MOVES = 16
 _SERIES = (
@@ -60,7 +60,7 @@ def heads(report: AttributeReport, number: int) -> Figure | None:
                 found,
                 Head("head", "block.head"),
                 lambda h: f"{h.block}.{h.head}",
-                _COLUMNS,
+                on_page(columns.HEADS),
                 f"attribution.{number}.direct.heads[]",
                 numbers=places,
             )
@@ -180,7 +180,12 @@ def measured(report: AttributeReport, number: int) -> Figure | None:
         tables=[
             _removed("head", one.measured.heads, f"attribution.{number}.measured.heads[]"),
             _removed("neuron", one.measured.neurons, f"attribution.{number}.measured.neurons[]"),
-            _removed_tokens(one.measured, f"attribution.{number}.measured.tokens[]"),
+            table_by(
+                f"attribution.{number}.measured.tokens[]",
+                one.measured.tokens,
+                (Head("token", number=False), lambda t: f"{t.position} '{t.text}'"),
+                *on_page(columns.REMOVED_TOKENS),
+            ),
         ],
         terms=["attribution[].measured.heads[].change", "attribution[].measured.tokens[].cut"],
         legend=[("dot", name, word) for word, name in _SERIES],
@@ -198,24 +203,4 @@ def _points(found: MeasuredParts) -> list[list[tuple[str, float, float]]]:
 
 
 def _removed(word: str, parts: Sequence[RemovedPart], path: str) -> Table:
-    return table_by(
-        path,
-        parts,
-        (Head(word, f"block.{word}"), place_of),
-        Column(("part", "logits"), "part", SIGNED),
-        Column(("lost without it", "logits"), "change", SIGNED),
-        Column(("KL", "nats"), "kl", numbers.plain),
-    )
-
-
-def _removed_tokens(found: MeasuredParts, path: str) -> Table:
-    return table_by(
-        path,
-        found.tokens,
-        (Head("token", number=False), lambda t: f"{t.position} '{t.text}'"),
-        Column(("part", "logits"), "part", SIGNED),
-        Column(("lost, attention cut", "logits"), "cut", SIGNED),
-        Column(("KL", "nats"), "cut_kl", numbers.plain),
-        Column(("lost, replaced", "logits"), "replaced", SIGNED),
-        Column(("KL", "nats"), "replaced_kl", numbers.plain),
-    )
+    return table_by(path, parts, (Head(word, f"block.{word}"), place_of), *on_page(columns.REMOVED))

@@ -10,21 +10,17 @@ from duat_cli.report.html.attribute.tokens import blocks, coloured, continued, t
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict, sheet_of
 from duat_cli.report.html.drawing.table import Head, table_by, table_of
 from duat_cli.report.tables import numbers
+from duat_cli.report.tables.attribute import columns
 from duat_cli.report.tables.attribute.report import missed, place_of
 from duat_cli.report.tables.attribute.words import NOT_CAUSAL, called, computed, title, token
-from duat_cli.report.tables.grid import Column
+from duat_cli.report.tables.grid import Column, on_page
 from duat_cli.report.tables.numbers import SIGNED
 from duat_cli.results.attribute import AttributeReport, Attribution, AttributionCertificate
 
-_INNER = (Column(("part", "logits"), "value", SIGNED), Column(("straight to the logit", "logits"), "direct", SIGNED))
+_INNER, _SPREAD = on_page(columns.INNER), on_page(columns.SPREAD)
 _SHOWN = 4  # predictions with all their pictures, and as many whose text alone is shown
 _DRAWN = 200  # tokens that the first of these may have together
 _COLOURED = 400  # tokens that the second may have together
-_SPREAD = (
-    Column(("mean part", "logits"), "mean", SIGNED),
-    Column(("mean of |part|", "logits"), "mean_absolute", numbers.plain),
-    Column(("standard deviation", "logits"), "deviation", numbers.plain),
-)
 
 
 def attribute_sheet(report: AttributeReport, beside: Sequence[AttributeReport]) -> Sheet:

@@ -8,8 +8,9 @@ from duat_cli.report.html.drawing.plot import Axis, Plot, curve, level
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.table import Head, Table, table_by
 from duat_cli.report.tables import numbers
+from duat_cli.report.tables.attribute.columns import SOURCES, STATES
 from duat_cli.report.tables.attribute.words import BARE, by_block, by_token, called, computed, is_bare, title, token
-from duat_cli.report.tables.grid import Column
+from duat_cli.report.tables.grid import on_page
 from duat_cli.report.tables.numbers import SIGNED
 from duat_cli.report.tables.page import TARGET, cut
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
@@ -69,8 +70,7 @@ def _encoder(one: Attribution, number: int) -> list[Table]:
             f"attribution.{number}.parts.encoder.tokens[]",
             [tokens[k] for k in kept],
             (Head("token of the encoder", number=False), lambda t: f"{t.position} '{t.text}'"),
-            Column(("what its state brings", "logits"), "value", SIGNED),
-            Column(("of it straight to the logit", "logits"), "direct", SIGNED),
+            *on_page(STATES),
             numbers=kept,
         )
     ]
@@ -114,7 +114,7 @@ def continued(found: Continuation, number: int) -> Figure:
                 f"continuations.{number}.sources[]",
                 found.sources,
                 (Head("token", number=False), lambda s: f"{s.position} '{s.text}'"),
-                Column(("all tokens together", "logits"), "value", SIGNED),
+                *on_page(SOURCES),
             )
         ],
         terms=["continuations[].logits", "continuations[].sources[].value"],

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.attribute import words
+from duat_cli.report.tables.attribute import columns, words
+from duat_cli.report.tables.grid import Column, Labels, grids
 from duat_cli.report.tables.numbers import SIGNED
 from duat_cli.report.tables.page import BLANK, TARGET, Page, cut, line
 from duat_cli.results.attribute import (
@@ -20,10 +22,15 @@ from duat_cli.results.attribute import (
     Flow,
     InnerPart,
     RemovedPart,
+    RemovedToken,
+    Source,
     Spread,
     Summary,
+    TokenPart,
 )
+from duat_cli.results.base import Result
 
+_Row = TypeVar("_Row", bound=Result)
 _ROOM_FOR_BARS = 60  # of a page
 _BAR = 24  # of the longest bar, in cells
 _SHOWN = 8  # predictions with all their tables; more are one line each
@@ -123,10 +130,9 @@ def _encoder(one: Attribution, page: Page) -> list[RenderableType]:
         return []
     tokens = one.parts.encoder.tokens
     shown = sorted(sorted(tokens, key=lambda t: -max(abs(t.value), abs(t.direct)))[:_TOKENS], key=lambda t: t.position)
-    rows = [(f"{t.position} '{cut(t.text)}'", SIGNED(t.value), SIGNED(t.direct)) for t in shown]
     more = _left_out(len(tokens) - len(shown), "states")
     title = line("By token of the encoder: what its state brings through cross-attention", "bold")
-    return [title, _rows(("token", "total", "direct"), rows, page), *more, BLANK]
+    return [title, *_table("token", shown, _token, columns.STATES, page), *more, BLANK]
 
 
 def _map(one: Attribution, page: Page) -> list[RenderableType]:
@@ -184,18 +190,17 @@ def _heads(one: Attribution, page: Page) -> list[RenderableType]:
     heads = sorted(one.direct.heads, key=lambda head: -max(abs(head.value), abs(head.moved)))[:10]
     if not heads:
         return []
-    rows = [(f"{head.block}.{head.head}", SIGNED(head.value), SIGNED(head.moved)) for head in heads]
     return [
         line("Leading heads: written straight to the logit, and moved towards it through later blocks", "bold"),
-        _rows(("head", "direct", "moved"), rows, page),
+        *_table("head", heads, lambda head: f"{head.block}.{head.head}", columns.HEADS, page),
     ]
 
 
 def _inner(kind: str, parts: Sequence[InnerPart], page: Page) -> list[RenderableType]:
     if not parts:
         return []
-    rows = [(place_of(p), SIGNED(p.value), SIGNED(p.direct)) for p in parts]
-    return [BLANK, line(f"Leading {kind}", "bold"), _rows((kind.removesuffix("s"), "total", "direct"), rows, page)]
+    rows = _table(kind.removesuffix("s"), parts, place_of, columns.INNER, page)
+    return [BLANK, line(f"Leading {kind}", "bold"), *rows]
 
 
 def place_of(part: InnerPart | RemovedPart | Spread) -> str:
@@ -227,29 +232,18 @@ def _measured(one: Attribution, page: Page) -> list[RenderableType]:
     found = one.measured
     if found is None:
         return []
-    heads = [
-        (f"{h.block}.{h.index}", SIGNED(h.part), SIGNED(h.direct), SIGNED(h.change), numbers.plain(h.kl))
-        for h in found.heads
-    ]
-    neurons = [(place_of(n), SIGNED(n.part), SIGNED(n.change), numbers.plain(n.kl)) for n in found.neurons]
-    tokens = [
-        (f"{t.position} '{cut(t.text)}'", SIGNED(t.part), SIGNED(t.cut), numbers.plain(t.cut_kl), SIGNED(t.replaced),
-         numbers.plain(t.replaced_kl))
-        for t in found.tokens
-    ]  # fmt: skip
-    rest = ("lost", "KL")
     tables: list[RenderableType] = [BLANK, line("Taken out for real, one at a time", "bold")]
-    if heads:
-        tables += [_rows(("head", "moved", "direct", *rest), heads, page), BLANK]
-    if neurons:
-        tables += [_rows(("neuron", "part", *rest), neurons, page), BLANK]
-    if tokens:
-        tables.append(_rows(("token", "part", "cut", "KL", "replaced", "KL"), tokens, page))
+    if found.heads:
+        tables += [*_table("head", found.heads, place_of, columns.REMOVED_HEADS, page), BLANK]
+    if found.neurons:
+        tables += [*_table("neuron", found.neurons, place_of, columns.REMOVED, page), BLANK]
+    if found.tokens:
+        tables += _table("token", found.tokens, _token, columns.REMOVED_TOKENS, page)
     agreement = [f"{a.what} {a.rank_correlation:.2f}" for a in found.agreement if a.rank_correlation is not None]
     said = f"lost: {words.lost(one)}; cut: attention to the token; replaced: its embedding by the mean one."
     order = f" Rank correlation with the parts: {'; '.join(agreement)}." if agreement else ""
     skipped = [line(f"Not taken out: {one.what}: {one.why}.", "dim") for one in found.skipped]
-    through = [line(words.THROUGH_SCORES, "dim")] if heads else []
+    through = [line(words.THROUGH_SCORES, "dim")] if found.heads else []
     return [*tables, line(said + order, "dim"), *through, *skipped]
 
 
@@ -270,12 +264,11 @@ def _continuation(found: Continuation, page: Page) -> list[RenderableType]:
             f"{SIGNED(found.logits)}, which misses {SIGNED(found.first_order_error)} nats of what is gained over equal "
             "logits"
         )
-    rows = [(f"{t} '{cut(sources[t].text)}'", SIGNED(sources[t].value)) for t in leading]
     return [
         line(f"prompt {found.prompt}, continued by '{cut(tokens, TARGET)}': {said}", "bold"),
         line("[ ] marks the tokens with the largest parts, their own and the UAT terms at them:", "dim"),
         text,
-        _rows(("token", "all tokens together"), rows, page),
+        *_table("token", [sources[t] for t in leading], _token, columns.SOURCES, page),
     ]
 
 
@@ -287,11 +280,7 @@ def _summary(found: Summary, of: str, page: Page) -> list[RenderableType]:
     ) + ("" if found.encoder is None else f", encoder {SIGNED(found.encoder)}")
     parts: list[RenderableType] = [line(f"Over all {found.predictions} predictions", "bold"), line(means)]
     for kind, spreads in (("head", found.heads), ("neuron", found.neurons)):
-        rows = [
-            (place_of(s), SIGNED(s.mean), numbers.plain(s.mean_absolute), numbers.plain(s.deviation)) for s in spreads
-        ]
-        if rows:
-            parts += [BLANK, _rows((kind, "mean", "mean |part|", "deviation"), rows, page)]
+        parts += [BLANK, *_table(kind, spreads, place_of, columns.SPREAD, page)] if spreads else []
     return parts
 
 
@@ -315,10 +304,13 @@ def _overview(report: AttributeReport, page: Page) -> list[RenderableType]:
             )
         )
     title = f"{len(report.attribution)} predictions; the leading token and block of each, in full with --json"
-    return [
-        line(title, "bold"),
-        _rows(("at", "target", words.called(report.attribution[0]), "rank", "token", "block"), rows, page),
-    ]
+    table = page.table()
+    for header in ("at", "target", words.called(report.attribution[0]), "rank", "token", "block"):
+        text = header in ("at", "target", "token", "block")
+        table.add_column(header, justify="left" if text else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return [line(title, "bold"), table]
 
 
 def missed(certificate: AttributionCertificate) -> str:
@@ -332,11 +324,12 @@ def _verdict(certificate: AttributionCertificate) -> Text:
     return line(f"NOT EXACT: {missed(certificate)}; do not rely on the numbers above", "bold red")
 
 
-def _rows(headers: Sequence[str], rows: Sequence[Sequence[str]], page: Page) -> Table:
-    table = page.table()
-    for k, header in enumerate(headers):
-        text = k == 0 or header in ("target", "token", "block")
-        table.add_column(header, justify="left" if text else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    return table
+def _token(one: TokenPart | RemovedToken | Source) -> str:
+    return f"{one.position} '{cut(one.text)}'"
+
+
+def _table(
+    head: str, rows: Sequence[_Row], name: Callable[[_Row], str], shown: Sequence[Column], page: Page
+) -> list[Table]:
+    """A row a part. head, name: header and text of the first column."""
+    return grids(rows, Labels((head,), name, right=False), shown, page)
