@@ -13,6 +13,7 @@ import jinja2
 from markupsafe import Markup
 
 from duat_cli import __version__
+from duat_cli.grouping import by_key
 from duat_cli.report.html.drawing.elements import shown
 from duat_cli.report.html.drawing.figure import Figure, Sheet
 from duat_cli.report.html.embedded import embedded, packed
@@ -94,11 +95,11 @@ def _embedded(given: Sequence[Given]) -> tuple[list[dict[str, object]], list[str
 
 
 def _groups(made: Sequence[Sheet], given: Sequence[Given]) -> list[_Group]:
-    found: dict[str, _Group] = {}
-    for number, (sheet, (source, _)) in enumerate(zip(made, given, strict=True)):
-        group = found.setdefault(sheet.command, _Group(sheet.command, []))
-        group.places.append(_Place(number, _letter(number, len(made)), source, sheet))
-    return list(found.values())
+    places = [
+        _Place(number, _letter(number, len(made)), source, sheet)
+        for number, (sheet, (source, _)) in enumerate(zip(made, given, strict=True))
+    ]
+    return [_Group(command, those) for command, those in by_key((p.sheet.command, p) for p in places).items()]
 
 
 def _letter(number: int, of: int) -> str:

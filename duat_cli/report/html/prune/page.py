@@ -14,7 +14,7 @@ from duat_cli.report.html.prune.damage import histograms, parts, scatter
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, on_page
 from duat_cli.report.tables.prune.repair import left_out, repair_columns
-from duat_cli.report.tables.prune.sets import guarantee, held_out_columns, limit, mean_guarantee, plan_columns
+from duat_cli.report.tables.prune.sets import guarantees, held_out_columns, plan_columns
 from duat_cli.results.prune.repair import RepairedSet, SetRepair
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import CurvePoint, HeldOut, Plan
@@ -25,7 +25,7 @@ _SERIES = (("held_out", "s1", "held-out prompts"), ("chosen_on", "s2", "prompts 
 
 
 def prune_sheet(report: PruneReport, beside: Sequence[PruneReport]) -> Sheet:
-    said = [text for plan in report.plans for text in (guarantee(plan), *mean_guarantee(plan), *limit(plan))]
+    said = [text for plan in report.plans for text in guarantees(plan)]
     figures = [
         *(_curve(report, number, beside) for number, plan in enumerate(report.plans) if plan.curve),
         *(_repair(report, number, plan.repair) for number, plan in enumerate(report.plans) if plan.repair),

@@ -43,7 +43,7 @@ def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
         *repair(report, page, unit),
         BLANK,
         line("Guarantee", "bold"),
-        *(item(text) for plan in report.plans for text in (guarantee(plan), *mean_guarantee(plan), *limit(plan))),
+        *(item(text) for plan in report.plans for text in guarantees(plan)),
     ]
 
 
@@ -152,7 +152,12 @@ def _millions(value: float | None) -> str:
     return numbers.ABSENT if value is None else numbers.plain(value / 1e6)
 
 
-def mean_guarantee(plan: Plan) -> list[str]:
+def guarantees(plan: Plan) -> list[str]:
+    """All that is guaranteed of a plan's sets: of single prompts, of the mean, and of a set of a wanted size."""
+    return [_guarantee(plan), *_mean_guarantee(plan), *_limit(plan)]
+
+
+def _mean_guarantee(plan: Plan) -> list[str]:
     """The statement about the mean damage, if there is one."""
     given = plan.mean_guarantee
     if given is None:
@@ -170,7 +175,7 @@ def mean_guarantee(plan: Plan) -> list[str]:
     ]
 
 
-def limit(plan: Plan) -> list[str]:
+def _limit(plan: Plan) -> list[str]:
     """Of a set of a wanted size: what few prompts exceed."""
     last = plan.held_out[-1] if plan.held_out else None
     if plan.remove is None or plan.guarantee is None or last is None or last.limit is None:
@@ -182,7 +187,7 @@ def limit(plan: Plan) -> list[str]:
     ]
 
 
-def guarantee(plan: Plan) -> str:
+def _guarantee(plan: Plan) -> str:
     """The statement about single prompts, or why there is none."""
     given = plan.guarantee
     if given is None:
