@@ -8,16 +8,21 @@ from markupsafe import Markup
 
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.cells import cells, scale_of_cells
-from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict, loaded, sheet_of, verdict_of
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict, sheet_of, tiles_of, verdict_of
 from duat_cli.report.html.drawing.plot import Axis, Plot, curve, level
 from duat_cli.report.html.drawing.scales import Band, Log
 from duat_cli.report.html.drawing.table import Head, Table, table_by, table_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.facts import heads, named
+from duat_cli.report.tables.facts import heads
 from duat_cli.report.tables.grid import Column, on_page
-from duat_cli.report.tables.matrix import LAYER_COLUMNS, NORMS, VERDICTS, token_labels
+from duat_cli.report.tables.matrix import LAYER_COLUMNS, NORMS, VERDICTS, mapped, origin, quoted, token_labels
 from duat_cli.results.matrix import MatrixReport, NetworkReport
 
+_TILES = (
+    Column(("tokens", "N"), "tokens", numbers.whole),
+    Column(("width", "M"), "hidden_size", numbers.whole),
+    Column(("certificate", "relative"), "certificate.relative_error", numbers.error),
+)
 _LAYER = on_page(LAYER_COLUMNS)
 _LINES = ((_LAYER[1], "s2"), (_LAYER[2], "s3"), (_LAYER[3], "s1"))
 _SAYS = (
@@ -28,31 +33,15 @@ _SAYS = (
 
 
 def matrix_sheet(report: MatrixReport, beside: Sequence[MatrixReport]) -> Sheet:
-    return Sheet(
-        command=report.command,
-        name=f"{named(report.model)}, block {report.layer}",
-        facts=[*loaded(report.model, report.environment, [report.prompt]), _case(report)],
-        verdict=_verdict(report),
-        tiles=[
-            Tile("tokens", str(report.tokens), "N", "tokens"),
-            Tile("width", str(report.hidden_size), "M", "hidden_size"),
-            Tile("certificate", numbers.error(report.certificate.relative_error), "relative",
-                 "certificate.relative_error"),
-        ],
-        lists=[
-            ("What the papers say", [f"{form.name}: {form.papers}" for form in report.matrices if form.papers]),
-            ("Warnings", report.warnings),
-        ],
-        figures=[_coupling(report), _convolution(report), _corner(report), _checks(report, beside), _forms(report)],
-    )  # fmt: skip
+    lists = [("What the papers say", quoted(report.matrices))]
+    figures = [_coupling(report), _convolution(report), _corner(report), _checks(report, beside), _forms(report)]
+    more, said, part = [_case(report)], _verdict(report), f", block {report.layer}"
+    return sheet_of(report, [report.prompt], tiles_of(report, _TILES), lists, figures, more=more, said=said, of=part)
 
 
 def _case(report: MatrixReport) -> str:
-    origin = "read from the weights" if report.factors == "read" else "found with unit vectors"
     built = "the matrices are built" if report.dense else "too large to build, so in factors"
-    return (
-        f"{report.name}: {heads(report, 'key/value')} of width d = {report.head_width}; W_V and W_O {origin}; {built}"
-    )
+    return f"{report.name}: {heads(report, 'key/value')} of width d = {report.head_width}; {origin(report)}; {built}"
 
 
 def _verdict(report: MatrixReport) -> Verdict:
@@ -67,12 +56,10 @@ def _verdict(report: MatrixReport) -> Verdict:
 
 
 def _coupling(report: MatrixReport) -> Figure:
-    count = len(report.coupling)
-    which = f"the first {count} of {report.tokens} tokens" if count < report.tokens else "the tokens"
     return Figure(
         key="coupling",
         half=True,
-        title=f"Coupling through W': C between {which}",
+        title=f"Coupling through W': C between {mapped(report)}",
         says="C_ij = |B_ij|_F, from token j (column) into token i (row). A causal mask leaves what lies right of the "
         "diagonal at zero.",
         picture=_map(report.coupling, token_labels(report), ("from token j", "into token i"), "C", signed=False),

@@ -48,11 +48,15 @@ def render_matrix(report: MatrixReport, page: Page) -> str:
 
 
 def _case(report: MatrixReport) -> str:
-    origin = "read from the weights" if report.factors == "read" else "found with unit vectors"
     return (
         f"block {report.layer} ({report.name}): N = {report.tokens}, M = {report.hidden_size}, "
-        f"{facts.heads(report, 'kv')}, d = {report.head_width}; W_V and W_O {origin}"
+        f"{facts.heads(report, 'kv')}, d = {report.head_width}; {origin(report)}"
     )
+
+
+def origin(report: MatrixReport) -> str:
+    """Where V and O come from."""
+    return f"W_V and W_O {'read from the weights' if report.factors == 'read' else 'found with unit vectors'}"
 
 
 def _forms(forms: list[MatrixForm], page: Page) -> list[RenderableType]:
@@ -74,9 +78,13 @@ def _forms(forms: list[MatrixForm], page: Page) -> list[RenderableType]:
 
 def _papers(forms: list[MatrixForm]) -> list[RenderableType]:
     """What is expected, and what the papers state, which is not the same."""
-    quoted = [f"{form.name}: {form.papers}" for form in forms if form.papers]
     legend = [line(text, "dim") for text in ("expected: what the form and the mask leave if no weight is zero.", NORMS)]
-    return [BLANK, *legend, *facts.section("What the papers say", quoted)]
+    return [BLANK, *legend, *facts.section("What the papers say", quoted(forms))]
+
+
+def quoted(forms: list[MatrixForm]) -> list[str]:
+    """What the papers say of each matrix of which they say something."""
+    return [f"{form.name}: {form.papers}" for form in forms if form.papers]
 
 
 def _form(form: MatrixForm) -> str:
@@ -98,10 +106,14 @@ def _corner(report: MatrixReport, page: Page) -> list[RenderableType]:
 
 
 def _coupling(report: MatrixReport, page: Page) -> list[RenderableType]:
-    count = len(report.coupling)
-    which = f"the first {count} of {report.tokens} tokens" if count < report.tokens else "the tokens"
-    title = f"C_ij = |B_ij|_F between {which}: into token i (row) from token j (column)"
+    title = f"C_ij = |B_ij|_F between {mapped(report)}: into token i (row) from token j (column)"
     return [line(title, "bold"), *_grids("i", token_labels(report), report.coupling, page)]
+
+
+def mapped(report: MatrixReport) -> str:
+    """Which tokens the coupling is between."""
+    count = len(report.coupling)
+    return f"the first {count} of {report.tokens} tokens" if count < report.tokens else "the tokens"
 
 
 def _convolution(report: MatrixReport, page: Page) -> list[RenderableType]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from duat_cli.report.html.attribute.heads import flows, heads, measured
 from duat_cli.report.html.attribute.tokens import blocks, coloured, continued, token_by_layer
-from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict, sheet_of
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict, sheet_of, tiles_of
 from duat_cli.report.html.drawing.table import Head, table_by, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute import columns
@@ -44,15 +44,11 @@ def _leading(predictions: Sequence[Attribution], room: int, least: int = 0) -> i
 
 
 def _tiles(report: AttributeReport) -> list[Tile]:
-    found = [Tile("certificate", numbers.error(report.certificate.residual), "relative", "certificate.residual")]
+    columns = [Column(("certificate", "relative"), "certificate.residual", numbers.error)]
     if report.summary is not None:
-        found.append(Tile("predictions", str(report.summary.predictions), "", "summary.predictions"))
-        found.append(
-            Tile(
-                f"mean {called(report.attribution[0])}", numbers.plain(report.summary.logit), "logits", "summary.logit"
-            )
-        )
-    return found
+        columns.append(Column(("predictions", ""), "summary.predictions", numbers.whole))
+        columns.append(Column((f"mean {called(report.attribution[0])}", "logits"), "summary.logit", numbers.plain))
+    return tiles_of(report, columns)
 
 
 def _verdict(certificate: AttributionCertificate) -> Verdict:

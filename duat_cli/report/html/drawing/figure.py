@@ -105,16 +105,18 @@ def sheet_of(
     *,
     more: Sequence[str] = (),
     said: Verdict | None = None,
+    of: str = "",
 ) -> Sheet:
     """Of a report on a model under prompts. lists: those in front of what was skipped and of the warnings. more: facts
-    beside those of the model. said: the verdict, where it is not of the certificate alone."""
+    beside those of the model. said: the verdict, where it is not of the certificate alone. of: which part of the
+    model it is about."""
     return Sheet(
         command=report.command,
-        name=facts.named(report.model),
+        name=facts.named(report.model) + of,
         facts=[*loaded(report.model, report.environment, prompts), *more],
         verdict=said or verdict_of(report.certificate),
         tiles=tiles,
-        lists=[*lists, skipped(report.skipped), ("Warnings", report.warnings)],
+        lists=[*lists, skipped(getattr(report, "skipped", ())), ("Warnings", report.warnings)],
         figures=[figure for figure in figures if figure is not None],
     )
 
