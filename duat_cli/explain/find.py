@@ -35,11 +35,25 @@ _NEEDS: dict[Need, str] = {
     "declared": "a baseline of this version of duat",
     "tokenizer": "the tokenizer",
 }
+_PAGES = {  # of the commands whose names are no topics
+    "check": "gate",
+    "inspect": "reading",
+    "lora-diff": "fine-tunes",
+    "matrix": "operator-file",
+    "merge": "many-prompts",
+    "plan": "size",
+    "prune-bound": "pruning",
+    "report": "pages",
+    "schema": "from-python",
+    "support": "coverage",
+    "verify": "reading",
+}
 _OWN_LIMIT = "within bounds of its own: of the policy, of the baseline's tolerance, or of the dtype"
 
 
 def explain(asked: str | None) -> ExplainReport:
-    """Everything, or what has this name: a topic, a field (by name or path), a column's header, a rule or a word.
+    """Everything, or what has this name: a topic, a field (by name or path), a column's header, a rule or a word. What
+    nothing else is called is looked for as the plural of a name, as a command, and as words of a column's header.
 
     InputError names the nearest known name where there is none.
     """
@@ -47,7 +61,7 @@ def explain(asked: str | None) -> ExplainReport:
     if asked is not None:
         wanted = _plain(asked)
         entries = sorted(
-            _by_name().get(wanted) or _by_words().get(_bare(wanted), []),
+            next(filter(None, _found(wanted)), []),
             key=lambda entry: _rank(entry, wanted),
         )
         if not entries:
@@ -57,6 +71,15 @@ def explain(asked: str | None) -> ExplainReport:
                 "duat explain lists all"
             )
     return ExplainReport(duat_version=__version__, asked=asked, entries=entries)
+
+
+def _found(wanted: str) -> Iterator[list[Explanation]]:
+    """What may be meant, the likeliest first."""
+    named = _by_name()
+    yield named.get(wanted, [])
+    yield named.get(wanted.removesuffix("s"), [])
+    yield named.get(_PAGES.get(wanted, ""), [])
+    yield _by_words().get(_bare(wanted), [])
 
 
 def _rank(entry: Explanation, wanted: str) -> tuple[bool, bool, bool, bool]:

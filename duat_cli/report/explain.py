@@ -13,6 +13,7 @@ from duat_cli.grouping import by_key
 from duat_cli.report.markdown import markdown
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.explained.report import ExplainReport, Explanation, Kind
+from duat_cli.text import clean
 
 _TITLES: dict[Kind, str] = {
     "field": "a field of the reports",
@@ -30,11 +31,12 @@ def render_explain(report: ExplainReport, page: Page) -> str:
         return page.render(*_list(report.entries))
     parts: list[RenderableType] = []
     for entry in report.entries:
-        parts += [*([BLANK] if parts else []), *(markdown(entry.page, page) if entry.page else _entry(entry))]
+        shown = markdown(entry.page, page) if entry.page else _entry(entry, report.asked)
+        parts += [*([BLANK] if parts else []), *shown]
     return page.render(*parts)
 
 
-def _entry(entry: Explanation) -> list[RenderableType]:
+def _entry(entry: Explanation, asked: str) -> list[RenderableType]:
     known = {
         "formula": entry.formula,
         "unit": entry.unit,
@@ -52,6 +54,8 @@ def _entry(entry: Explanation) -> list[RenderableType]:
         if text:
             grid.add_row(Text(name, style="dim"), line(text))
     head = Text(entry.name, style="bold").append(f", {_TITLES[entry.kind]}", style="dim")
+    if asked.casefold() != entry.name.casefold():
+        head = Text(f"{clean(asked)}: ", style="bold").append_text(head)
     return [head, Padding(line(entry.sentence), (0, 0, 0, 2)), Padding(grid, (0, 0, 0, 2))]
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from duat_cli.checks.registry import all_rules
 from duat_cli.checks.rules.adapter import LEVELS
-from duat_cli.cli.main import run
+from duat_cli.cli.main import PANELS, run
 from duat_cli.errors import InputError
 from duat_cli.explain import fields
 from duat_cli.explain.find import everything, explain
@@ -118,6 +118,10 @@ def test_a_statistic_names_its_nulls() -> None:
         ("context", "effective_context"),
         ("kl", "KL"),
         ("a_h", "A_h"),
+        ("UAT terms", "UAT term"),
+        ("Baselines", "baseline"),
+        ("prune-bound", "pruning"),
+        ("check", "gate"),
     ],
 )
 def test_names_are_found_however_they_are_written(asked: str, name: str) -> None:
@@ -131,6 +135,12 @@ def test_words_come_first_then_what_a_table_prints_under_the_name() -> None:
     printed = [any(column.endswith(": context") for column in entry.columns) for entry in explain("context").entries]
     assert printed == sorted(printed, reverse=True)
     assert printed[0]
+
+
+def test_every_command_opens_a_page() -> None:
+    commands = {command for panel in PANELS.values() for command in panel} - {"explain"}
+    for command in commands:
+        assert explain(command).entries[0].kind == "topic", command
 
 
 def test_a_name_of_several_fields_shows_each_with_its_path() -> None:

@@ -16,7 +16,7 @@ def explain(
         None,
         metavar="NAME",
         show_default=False,
-        help="A column, a JSON field or its path, a rule, a word, or a topic. Without it: the list of all.",
+        help="A column, a JSON field or its path, a rule, a word, a command, or a topic. Without it: the list of all.",
     ),
     *,
     shown: options.Plain,
