@@ -55,7 +55,8 @@ def _not_run(cls: type[PreTrainedModel], files: CheckpointFiles) -> list[str]:
 def model_class(
     config: PreTrainedConfig, files: CheckpointFiles, trust_remote_code: bool
 ) -> tuple[type[PreTrainedModel], list[str]]:
-    """The class that config.json names; the base model, with a note, where it names none that is known."""
+    """The class that config.json names. Where it names none that is known, with a note, the one for next tokens if the
+    files hold all of it and nothing else, as their authors and `AutoModelForCausalLM` have it; else the base model."""
     names: list[str] = files.config.get("architectures") or []
     if trust_remote_code and files.config.get("auto_map"):
         remote = _remote_class(files, names)
@@ -65,9 +66,13 @@ def model_class(
         cls = _named_class(name, config)
         if cls is not None:
             return cls, _not_run(cls, files)
-    base = _base_class(config, files)
     got = f"{listed(names)} is no {config.model_type} class of transformers" if names else "it names none"
-    return base, [f"config.json: architectures: {got}; loaded as {base.__name__}, without a head"]
+    note = f"config.json: architectures: {got}; loaded as "
+    with_head = _class_for_next_tokens(config, files)
+    if with_head is not None:
+        return with_head, [f"{note}{with_head.__name__}, which the files fill"]
+    base = _base_class(config, files)
+    return base, [f"{note}{base.__name__}, without a head"]
 
 
 def _named_class(name: str, config: PreTrainedConfig) -> type[PreTrainedModel] | None:
@@ -78,6 +83,18 @@ def _named_class(name: str, config: PreTrainedConfig) -> type[PreTrainedModel] |
     cls: Any = found
     made_for = cls.config_class is not None and isinstance(config, cls.config_class)
     return cls if made_for or name in auto_class_names(config.model_type) else None
+
+
+def _class_for_next_tokens(config: PreTrainedConfig, files: CheckpointFiles) -> type[PreTrainedModel] | None:
+    models = auto_models("CAUSAL_LM")
+    if type(config) not in models:
+        return None
+    try:
+        _, info = _rehearsed(models[type(config)], config, files, torch.float32)
+    except Exception:  # what is wrong with the files is said of the base model
+        return None
+    is_whole = not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    return models[type(config)] if is_whole else None
 
 
 def _base_class(config: PreTrainedConfig, files: CheckpointFiles) -> type[PreTrainedModel]:

@@ -17,9 +17,40 @@ from duat_cli.loading.model.fingerprint import fingerprint
 from duat_cli.loading.model.load import load
 
 
-@pytest.mark.parametrize("names", [None, [], ["Nonesuch"], ["BertModel"], ["PreTrainedTokenizerFast"]])
+NAMELESS = pytest.mark.parametrize("names", [None, [], ["Nonesuch"], ["BertModel"], ["PreTrainedTokenizerFast"]])
+
+
+@NAMELESS
+def test_the_class_for_next_tokens_where_none_is_named_and_the_files_fill_it(
+    names: list[str] | None, sound: Path
+) -> None:
+    bad.jedit(sound / bad.CFG, architectures=names)
+    loaded = load(str(sound))
+    assert type(loaded.model) is transformers.LlamaForCausalLM
+    [warning] = loaded.warnings
+    assert "architectures" in warning
+    assert warning.endswith("loaded as LlamaForCausalLM, which the files fill")
+    assert fingerprint(loaded.model) == fingerprint(transformers.LlamaForCausalLM.from_pretrained(sound))
+
+
+@pytest.mark.parametrize("extra", [True, False])
+def test_the_base_model_where_the_files_lack_a_head_or_hold_more(extra: bool, sound: Path) -> None:
+    bad.jedit(sound / bad.CFG, architectures=None)
+    bad.wedit(sound, lambda s: {**s, "score.weight": s["lm_head.weight"].clone()} if extra else _headless(s))
+    loaded = load(str(sound))
+    assert type(loaded.model) is transformers.LlamaModel
+    assert any("LlamaModel, without a head" in w for w in loaded.warnings)
+    assert any("score.weight" in w for w in loaded.warnings) == extra
+
+
+def _headless(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+
+
+@NAMELESS
 def test_the_base_model_where_no_class_is_named(names: list[str] | None, sound: Path) -> None:
     bad.jedit(sound / bad.CFG, architectures=names)
+    bad.wedit(sound, lambda s: {**s, "score.weight": s["lm_head.weight"].clone()})
     loaded = load(str(sound))
     assert type(loaded.model) is transformers.LlamaModel
     assert any("architectures" in w and "LlamaModel, without a head" in w for w in loaded.warnings)
