@@ -171,6 +171,9 @@ def test_every_input_reaches_the_check(models: Path, tmp_path: Path) -> None:
     ran = play(tmp_path, {"model": str(models / "good"), "baseline": "nowhere.json", **PLAIN})
     assert (ran.code, ran.outputs["result"]) == (2, "undecided")
     assert "nowhere.json" in ran.log
+    ran = play(tmp_path, {"model": str(models / "good"), "base": str(models / "good"), **PLAIN})
+    report, _ = documents(ran)
+    assert (ran.code, report["baseline"]["base"], report["policy"][-1]) == (0, True, "policy fine-tune")
 
 
 @pytest.mark.parametrize(

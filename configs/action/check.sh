@@ -27,6 +27,7 @@ folder="$(mktemp -d "$RUNNER_TEMP/duat-check.XXXXXX")"
 arguments=()
 [ -z "$DUAT_POLICY" ] || arguments+=("--policy=$DUAT_POLICY")
 [ -z "$DUAT_BASELINE" ] || arguments+=("--baseline=$DUAT_BASELINE")
+[ -z "$DUAT_BASE" ] || arguments+=("--base=$DUAT_BASE")
 [ -z "$DUAT_ADAPTER" ] || arguments+=("--adapter=$DUAT_ADAPTER")
 [ -z "$DUAT_PROMPTS" ] || arguments+=("--prompts=$DUAT_PROMPTS")
 [ "$DUAT_CHAT" = false ] || arguments+=(--chat)

@@ -77,6 +77,7 @@ def check(
     policy: File | None = None,
     baseline: File | None = None,
     update_baseline: bool = False,
+    base: File | None = None,
     adapter: File | None = None,
     select: Sequence[str] = (),
     weights_only: bool = False,
@@ -109,7 +110,7 @@ def check(
         files = input_files(image, audio, inputs, stack, decoder_prompt)
         asked, clock = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files, chat=chat), Clock()
         if asked.in_memory:
-            given = {"baseline": baseline, "adapter": adapter, "update_baseline": update_baseline or None}
+            given = {"baseline": baseline, "base": base, "adapter": adapter, "update_baseline": update_baseline or None}
             for name, value in given.items():
                 if value is not None:
                     raise InputError(f"{name}: only of a checkpoint's files; give a folder or a hub id")
@@ -118,7 +119,8 @@ def check(
         if target is not None:
             named = {"model": model, "adapter": adapter, "policy": policy, "prompts_file": prompts_file}
             refuse_overwriting([("baseline", baseline)], named.items())
-        settled = planned(folder(policy), select, folder(baseline), update_baseline, weights_only, dtype)
+        kept = (folder(baseline), update_baseline)
+        settled = planned(folder(policy), select, *kept, weights_only, dtype, folder(base))
         if asked.in_memory:
             from duat_cli.analysis.check.given import check_given
             from duat_cli.analysis.check.run import refuse_prompts

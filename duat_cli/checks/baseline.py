@@ -90,6 +90,13 @@ class BaselineFile:
 
     path: Path
     content: Baseline
+    option: str = "--baseline"
+    """What named it: that, or --base, whose checkpoint it was made of in this run."""
+
+    @property
+    def where(self) -> str:
+        """For errors."""
+        return f"{self.option} {clean(str(self.path))}"
 
 
 # --- its keys ---------------------------------------------------------------------------------------------------
@@ -224,6 +231,11 @@ def to_text(baseline: Baseline) -> str:
 def _table(name: str, table: Mapping[str, object]) -> str:
     entries = [f"  {json.dumps(k)}: {json.dumps(v, allow_nan=False)}" for k, v in table.items()]
     return f"{json.dumps(name)}: {{\n" + ",\n".join(entries) + "\n}"
+
+
+def of_base(name: str, text: str) -> BaselineFile:
+    """The baseline of the checkpoint of --base, from its text: it never was a file."""
+    return BaselineFile(Path(name), Baseline.model_validate(json.loads(text)), "--base")
 
 
 def read_baseline(name: str) -> BaselineFile | None:

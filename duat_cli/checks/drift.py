@@ -119,7 +119,7 @@ def refuse_foreign(
     prompts: BaselinePrompts | None,
 ) -> None:
     """InputError where the baseline belongs to another model, prompt set or dtype of the arithmetic."""
-    where, old = f"--baseline {clean(str(found.path))}", found.content
+    where, old = found.where, found.content
     refuse_other_model(found, files, weights, metrics)
     if dtype and old.dtype and dtype != old.dtype:
         raise InputError(f"{where}: made with --dtype {shown(old.dtype)}, this run has {dtype}; run with the same")
@@ -164,7 +164,7 @@ def refuse_rounded(found: BaselineFile, files: CheckpointFiles, drift: Iterable[
 
     Another dtype of the same values is no fault, and values that moved further are one.
     """
-    where, old = f"--baseline {clean(str(found.path))}", found.content
+    where, old = found.where, found.content
     here = stored_floats(files)
     moved = [d.change for d in drift if d.status == "beyond" and metric_of(d.key).kind == "tensor"]
     if here != old.stored and moved:
@@ -178,14 +178,20 @@ def refuse_rounded(found: BaselineFile, files: CheckpointFiles, drift: Iterable[
             )
 
 
+def refuse_other_type(found: BaselineFile, files: CheckpointFiles) -> None:
+    """InputError where the baseline is of another architecture or width, by the config alone."""
+    where, old = found.where, found.content
+    if not may_be_of(old.model, files):
+        was, now = (f"{m.model_type} of width {m.hidden_size}" for m in (old.model, identity(files)))
+        raise InputError(f"{where}: belongs to another model, {clean(was)}; this one is {clean(now)}")
+
+
 def refuse_other_model(
     found: BaselineFile, files: CheckpointFiles, weights: WeightFacts, metrics: Mapping[str, Value]
 ) -> None:
     """Another architecture or width, or weights that have nothing in common with the baseline's."""
-    where, old = f"--baseline {clean(str(found.path))}", found.content
-    if not may_be_of(old.model, files):
-        was, now = (f"{m.model_type} of width {m.hidden_size}" for m in (old.model, identity(files)))
-        raise InputError(f"{where}: belongs to another model, {clean(was)}; this one is {clean(now)}")
+    where, old = found.where, found.content
+    refuse_other_type(found, files)
     angles, reshaped = [], _reshaped(old, {name: list(t.entry.shape) for name, t in weights.matrices.items()})
     for name in weights.matrices:
         if tensor_key(name) in reshaped:

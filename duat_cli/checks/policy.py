@@ -22,7 +22,7 @@ from duat_cli.results.base import Finite
 from duat_cli.text import clean, shown
 
 PYPROJECT = "pyproject.toml"
-SHIPPED = ("default", "strict", "release", "adapter")
+SHIPPED = ("default", "strict", "release", "adapter", "fine-tune")
 _MAX_BYTES = 1 << 20
 SLACK_BUDGET = 0.1  # in the unit of the model's metric, as `duat prune-bound` has it
 SLACK_PROBES = 16
@@ -74,7 +74,7 @@ class DriftTable(_Table):
 
 
 class PolicyFile(_Table):
-    extends: Literal["default", "strict", "release", "adapter"] | None = None
+    extends: Literal["default", "strict", "release", "adapter", "fine-tune"] | None = None
     rules: dict[str, RuleTable] = {}
     bounds: dict[str, BoundTable] = {}
     drift: DriftTable = DriftTable()
@@ -128,14 +128,14 @@ class Policy:
         return next((la.content.drift.dtype for la in reversed(self.layers) if la.content.drift.dtype), None)
 
 
-def read_policy(name: str | None) -> Policy:
-    """The chain for --policy: a shipped name or a file; without it ./pyproject.toml's [tool.duat], or 'default'.
+def read_policy(name: str | None, otherwise: str = "default") -> Policy:
+    """The chain for --policy: a shipped name or a file; without it ./pyproject.toml's [tool.duat], or `otherwise`.
 
     InputError names file, key and the nearest known key.
     """
     if name is None:
         found = _own_project()
-        return _chain(found) if found else Policy((_shipped("default"),))
+        return _chain(found or _shipped(otherwise))
     if name in SHIPPED:
         return _chain(_shipped(name))
     return _chain(_file(Path(name).expanduser()))

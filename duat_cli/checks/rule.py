@@ -92,6 +92,8 @@ class Measurement:
     """Where its own bounds come from."""
     key: tuple[str, str] | None = None
     """(file, key in it) that a reader may want to edit."""
+    advice: str | None = None
+    """What to do about it, where that is not the rule's advice."""
     undefined: Literal["", "fail", "pass", "skip"] = ""
     """There is no value (0 stands for it): whether that is a finding, or all is well for that reason, or nothing is
     known; a rule of which nothing is known is skipped."""

@@ -123,7 +123,8 @@ class Change(Result):
 class BaselineFacts(Result):
     """The baseline, and what became of it."""
 
-    file: str = Field(description="its name, as given")
+    file: str = Field(description="its name, as given; of --base the checkpoint's")
+    base: bool = Field(default=False, description="whether it was made in this run, of the checkpoint of --base")
     status: Literal["compared", "created", "updated", "unchanged", "not written"] = Field(
         description="what became of it"
     )

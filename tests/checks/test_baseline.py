@@ -249,6 +249,27 @@ def test_p17_the_run_differs(m: Path, made: Path, duat: Duat) -> None:
     duat("check", m, "--prompt", "bye", "--baseline", made).refused("another prompt set")
 
 
+def test_a_foreign_baseline_is_refused_before_the_model_runs(
+    m: Path, made: Path, tmp_path: Path, duat: Duat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the config before anything is loaded; by weights, dtype and prompts before the first pass."""
+
+    def never(*args: object, **options: object) -> None:
+        raise AssertionError("it ran")
+
+    run = "duat_cli.analysis.check.run"
+    monkeypatch.setattr(f"{run}.run_of", never)
+    check = ("--baseline", made)
+    assert "it ran" in duat("check", m, *QUICK, *check).stderr  # its own model would run
+    duat("check", m, "--prompt", "bye", *check).refused("another prompt set")
+    duat("check", m, *QUICK, *check, "--dtype", "float64").refused("--dtype")
+    bad.llama(tmp_path / "other", seed=1)
+    duat("check", tmp_path / "other", *QUICK, *check).refused("nothing in common")
+    monkeypatch.setattr(f"{run}.open_reading", never)
+    bad.llama(tmp_path / "wide", hidden_size=64)
+    duat("check", tmp_path / "wide", *QUICK, *check).refused("belongs to another model, llama of width 32")
+
+
 def test_p18_a_metric_that_vanished(m: Path, made: Path, duat: Duat) -> None:
     metrics = json.loads(made.read_text())["metrics"]
     edit(made, metrics=metrics | {"blocks.7.density.structural": 0.5, "weights.gone": [1.0] * 9})

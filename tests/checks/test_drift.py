@@ -36,7 +36,7 @@ def norm(state: State) -> None:
     state["model.layers.1.input_layernorm.weight"] *= 2
 
 
-def merge(state: State, times: int = 1) -> None:
+def merge(state: State, times: float = 1) -> None:
     """B A of the bundled adapter, times its scaling lora_alpha / r = 2."""
     adapter = load_file(demo_path().parent / "adapter" / "adapter_model.safetensors")
     for name in (n for n in adapter if n.endswith("lora_A.weight")):
@@ -241,3 +241,58 @@ def test_a_tensor_of_another_shape_has_no_distance(tmp_path: Path, duat: Duat) -
         file.write_text(json.dumps({key: value for key, value in content.items() if key != "shapes"} | shapes))
         [finding] = [one for one in duat(*args, "--json").findings() if one["rule"] == "drift.weights"]
         assert "moved by about" in finding["message"]
+
+
+def test_a_fine_tune_is_held_against_its_base_without_a_file(
+    baseline: Path, tmp_path: Path, duat: Duat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--base finds what a baseline of the base finds, lets the weights move, and writes nothing."""
+    tuned = damaged(tmp_path / "c", lambda state: merge(state, 0.2))
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    done = duat("check", tuned, *PROMPT, "--base", demo_path(), "--json")
+    assert (done.code, done.rules("warned")) == (0, {"drift.weights"})
+    assert done.json["policy"] == ["policy default", "policy adapter", "policy fine-tune"]
+    held = done.json["baseline"]
+    assert (held["file"], held["base"], held["compared"]) == (str(demo_path()), True, held["entries"])
+    assert list(Path().iterdir()) == []
+    assert {o["location"]["file"] for o in done.findings("warned")} == {(tuned / "config.json").as_posix()}
+    filed = duat("check", tuned, *PROMPT, "--baseline", baseline, "--policy", "fine-tune", "--json")
+    numbers = [[(o["rule"], o["status"], o["where"], o["measured"]) for o in d.json["outcomes"]] for d in (done, filed)]
+    assert numbers[0] == numbers[1]
+    strict = duat("check", tuned, *PROMPT, "--base", demo_path(), "--policy", "default", "--select", "drift.weights")
+    assert strict.code == 1
+    assert "--policy fine-tune lets weights move" in " ".join(strict.stdout.split())
+
+
+def test_a_base_that_cannot_be_one(tmp_path: Path, duat: Duat) -> None:
+    broken = damaged(tmp_path / "c", lambda state: state["model.norm.weight"].fill_(torch.nan))
+    check = ("check", demo_path(), "-q", "--weights-only")
+    duat(*check, "--base", broken).refused(f"--base '{broken}': fails itself: integrity.nonfinite", "sound base")
+    for other in (("--baseline", tmp_path / "b.json"), ("--update-baseline",)):
+        duat(*check, "--base", broken, *other).refused(f"--base and {other[0]} contradict")
+    duat(*check, "--base", demo_path(), "--adapter", demo_adapter_path()).refused("--base and --adapter contradict")
+    bad.llama(tmp_path / "m")
+    duat(*check, "--base", tmp_path / "m").refused(f"--base {tmp_path / 'm'}: belongs to another model")
+    duat("check", demo_path(), "-q", "--policy", "fine-tune").refused("--policy fine-tune", "give --base BASE, or")
+
+
+def test_what_a_fine_tune_may_do_beside_moving(baseline: Path, tmp_path: Path, duat: Duat) -> None:
+    """The loss may rise by half a nat, a template may come; other tokens of the same texts cannot be compared."""
+    file, content = tmp_path / "b.json", json.loads(baseline.read_text())
+    args = ("check", demo_path(), *PROMPT, "--baseline", file, "--json", "--policy")
+    loss = content["metrics"]["behaviour.loss_per_token"]
+    for rise, code in ((0.45, 0), (0.55, 1), (-2.0, 0)):
+        content["metrics"]["behaviour.loss_per_token"] = loss - rise
+        file.write_text(json.dumps(content))
+        done = duat(*args, "fine-tune", "--select", "drift.behaviour")
+        assert (done.code, len(done.findings())) == (code, code)
+    content = json.loads(baseline.read_text())
+    content["declared"]["tokenizer.parts.template"] = "another"
+    file.write_text(json.dumps(content))
+    done = duat(*args, "fine-tune", "--select", "drift.tokenizer")
+    assert (done.code, done.rules("warned")) == (0, {"drift.tokenizer"})
+    content["prompts"]["ids"] = "0" * 64
+    file.write_text(json.dumps(content))
+    done = duat(*args, "fine-tune", "--select", "drift.tokenizer")
+    assert [o["where"] for o in done.findings()] == ["prompts"]

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from duat_cli.analysis.check.integers import tables
 from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, Reading, open_reading
 from duat_cli.analysis.plan.task import PruneOptions, Task
+from duat_cli.checks.baseline import of_base, prompt_set, weight_metrics
+from duat_cli.checks.drift import refuse_foreign, refuse_other_type
 from duat_cli.checks.paths import asks_for
 from duat_cli.checks.rule import Evidence, Need
 from duat_cli.checks.verdict.conclude import NO_FORWARD, CheckPlan, Subject, conclude
@@ -30,6 +32,7 @@ from duat_cli.errors import (
     is_out_of_memory,
 )
 from duat_cli.loading.checkpoint.index import ADAPTER_CONFIG
+from duat_cli.loading.checkpoint.source import is_local
 from duat_cli.loading.declared import fields
 from duat_cli.loading.declared.embedder import embedder
 from duat_cli.loading.declared.facts import Declared
@@ -37,6 +40,8 @@ from duat_cli.loading.declared.per_layer import Override, overrides
 from duat_cli.loading.declared.tokenizer import texts_hash, tokenizer_facts, tokens_hash
 from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.loading.model.notes import weight_notes
+from duat_cli.results.prompts import set_of
+from duat_cli.text import shown
 
 if TYPE_CHECKING:
     from duat_cli.analysis.check.behaviour import Asking
@@ -55,6 +60,8 @@ if TYPE_CHECKING:
 
 NO_ADAPTER = "no --adapter was given"
 NO_TEXT = "the model reads no text here"
+_BESIDE_A_BASE = {"policy adapter": "--adapter DIR", "policy fine-tune": "--base BASE"}
+"""Policies that compare with a base, and the option that gives what is compared."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,11 @@ class CheckRequest:
     """Folder or hub id of an adapter of this model, checked as well."""
     processes: int = 1
     """How many may share the prompts."""
+
+    def of_base(self, base: str) -> CheckRequest:
+        """The same of the checkpoint of --base; a hub id may have its revision behind an @."""
+        name, _, revision = (base, "", "") if is_local(base) else base.partition("@")
+        return replace(self, model=replace(self.model, model=name, revision=revision or None), adapter=None)
 
 
 @dataclass(frozen=True)
@@ -89,11 +101,17 @@ def check(plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFa
     Where the prompts cannot be made tokens, the model cannot run or the pass leaves nothing to measure, and no rule
     that needs none of it says so: the InputError, ForwardError or NoSignalError.
     """
-    if plan.policy.layers[-1].source == "policy adapter" and request.adapter is None and plan.baseline_name is None:
-        raise InputError("--policy adapter: nothing to hold it against; give --adapter DIR, or --baseline FILE")
+    source = plan.policy.layers[-1].source
+    if source in _BESIDE_A_BASE and request.adapter is None and plan.baseline_name is None:
+        option = source.replace("policy ", "--policy ")
+        raise InputError(f"{option}: nothing to hold it against; give {_BESIDE_A_BASE[source]}, or --baseline FILE")
     refuse_prompts(plan, request.texts)
+    if plan.base is not None and plan.baseline is None and not plan.update:
+        plan = against_base(plan, request, progress, run)
     read = request.texts.read(progress) if plan.forward else []
     found = request.model.find(progress)
+    if plan.baseline is not None:
+        refuse_other_type(plan.baseline, found.files)
     adapter = _adapter(request, progress)
     if adapter is not None:
         request = replace(request, texts=replace(request.texts, template=adapter.path))
@@ -116,6 +134,19 @@ def check(plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFa
     if ran is not None and ran.fault is not None and (plan.update or report.verdict == "passed"):
         raise ran.fault
     return report, text
+
+
+def against_base(plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFacts) -> CheckPlan:
+    """The plan with the baseline of --base, for which the base is checked as --update-baseline does it; nothing is
+    written. InputError where a check of the base fails."""
+    assert plan.base is not None
+    if request.adapter is not None:
+        raise InputError("--base and --adapter contradict each other: an adapter's base is MODEL; leave one out")
+    report, text = check(replace(plan, update=True), request.of_base(plan.base), progress, run)
+    if text is None:
+        first = next(one for one in report.outcomes if one.status == "failed")
+        raise InputError(f"--base {shown(plan.base)}: fails itself: {first.rule}: {first.message}; give a sound base")
+    return replace(plan, baseline=of_base(plan.base, text))
 
 
 def refuse_prompts(plan: CheckPlan, texts: PromptRequest) -> None:
@@ -165,6 +196,11 @@ def _with_model(
     ran = Ran(loaded, fault=reading.fault)  # the rule on the tokenizer may say why
     if ran.fault is None:
         declared = replace(declared, tokens=made_hash(inputs))
+        if plan.baseline is not None and not plan.update and not weights.nonfinite:  # before the passes
+            from duat_cli.analysis.session import prompt_facts
+
+            metrics, asked = weight_metrics(weights, plan.schema), prompt_set(set_of(prompt_facts(inputs)), declared)
+            refuse_foreign(plan.baseline, found.files, weights, metrics, loaded.dtype, asked)
         ran = run_of(plan, settings(plan), loaded, inputs, reading.tokenizer, progress)
     return *seen(plan, replace(evidence, declared=declared), ran, inputs, progress), ran
 

@@ -12,11 +12,15 @@ from duat_cli.grouping import by_key
 from duat_cli.text import listed, plural, shown
 
 _UPDATE = "If the change is meant, run again with --update-baseline and commit the baseline."
+_FINE_TUNE = "A fine-tune of the baseline's model? --policy fine-tune lets weights move, and behaviour only so far. "
+_TUNED = "`duat lora-diff BASE TUNED` says what a fine-tune changed."
 
 
 def _moved(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     own = [d for d in evidence.drift or () if metric_of(d.key).rule == settings.rule.id]
-    yield from (_measurement(d, evidence.baseline_file) for d in own if d.status in ("within", "beyond"))
+    advice = _TUNED if settings.rule.id == "drift.weights" and settings.level == "warn" else None
+    both = [_measurement(d, evidence.baseline_file) for d in own if d.status in ("within", "beyond")]
+    yield from (replace(one, advice=advice) for one in both)
     if not own and evidence.retokenised:
         yield Measurement(0.0, evidence.retokenised, undefined="skip")
     elif all(d.status in ("vanished", "new") for d in own):
@@ -84,7 +88,8 @@ def _stale(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 
 def _rule(name: str, about: str, unit: str, *needs: Need) -> Rule:
-    return Rule(name, about, _UPDATE, _moved, ("baseline", *needs), max=None, unit=unit)
+    advice = f"{_FINE_TUNE}{_UPDATE}" if name == "drift.weights" else _UPDATE
+    return Rule(name, about, advice, _moved, ("baseline", *needs), max=None, unit=unit)
 
 
 RULES = [

@@ -56,6 +56,8 @@ class CheckPlan:
     weights_only: bool
     dtype: str
     """As --dtype has it."""
+    base: str | None = None
+    """The checkpoint whose baseline is made in this run, under whose name it then stands; it is no file."""
 
     @property
     def on(self) -> list[Settings]:
@@ -97,14 +99,27 @@ class CheckPlan:
 
 
 def plan(
-    source: str | None, select: Sequence[str], name: str | None, update: bool, weights_only: bool, dtype: str
+    source: str | None,
+    select: Sequence[str],
+    name: str | None,
+    update: bool,
+    weights_only: bool,
+    dtype: str,
+    base: str | None = None,
 ) -> CheckPlan:
-    """source, select, name, dtype: as --policy, --select, --baseline and --dtype have them. InputError where these are
-    wrong, nothing would be checked, or the baseline cannot be what is asked for."""
-    policy = read_policy(source)
+    """source, select, name, dtype, base: as --policy, --select, --baseline, --dtype and --base have them. InputError
+    where these are wrong, nothing would be checked, or the baseline cannot be what is asked for."""
+    if base is not None and (name is not None or update):
+        raise InputError(
+            f"--base and {'--update-baseline' if name is None else '--baseline'} contradict each other: the baseline "
+            "is BASE's, and is not written; leave one of them out"
+        )
+    policy = read_policy(source, "default" if base is None else "fine-tune")
     settings = settings_of(policy, select)
     if not any(s.on for s in settings.values()):
         raise InputError("no checks ran: the policy and --select leave no rule on")
+    if base is not None:
+        return CheckPlan(policy, settings, base, None, update, weights_only, dtype, base)
     found = baselines.read_baseline(name) if name is not None else None
     if update and name is None:
         raise InputError("--update-baseline: give the file to write with --baseline FILE")
@@ -139,7 +154,8 @@ def conclude(plan: CheckPlan, evidence: Evidence, subject: Subject, run: Run) ->
     evidence, fresh = _with_baseline(plan, evidence, metrics, reasons)
     locate = _Locator(plan, evidence)
     outcomes = [o for settings in plan.on for o in judge(settings, evidence, locate)]
-    if all(not evidence.absent.keys().isdisjoint(s.rule.needs) for s in plan.on):
+    of_base = plan.base is not None and plan.update  # whose drift is of no matter
+    if not of_base and all(not evidence.absent.keys().isdisjoint(s.rule.needs) for s in plan.on):
         raise InputError(f"no checks ran: {outcomes[0].rule}: {outcomes[0].message}")
     failed = any(o.status == "failed" for o in outcomes)
     text = baselines.to_text(fresh) if fresh and not failed else None
@@ -292,7 +308,14 @@ def _baseline_facts(
         assert plan.baseline is not None
         both = [one for one in drift if one.status in ("within", "beyond", "better")]
         held = len(plan.baseline.content.metrics)
-        return BaselineFacts(file=plan.baseline_name, status="compared", entries=held, compared=len(both), changes=[])
+        return BaselineFacts(
+            file=plan.baseline_name,
+            base=plan.base is not None,
+            status="compared",
+            entries=held,
+            compared=len(both),
+            changes=[],
+        )
     old = plan.baseline.content if plan.baseline else None
     moved = _changes(old.metrics if old else {}, metrics)
     apart = {"metrics", "duat_version", "answers", "declared", "shapes"}
@@ -363,11 +386,11 @@ class _Locator:
 
     def __init__(self, plan: CheckPlan, evidence: Evidence) -> None:
         self._folder, self._tensors = evidence.files.path, evidence.files.tensors
-        self._baseline = plan.baseline_name
+        self._baseline, self._base = plan.baseline_name, plan.base
         self._entries, self._lines = functools.cache(baselines.lines_of), functools.cache(_lines)
 
     def __call__(self, key: tuple[str, str] | None, where: str | None) -> Location:
-        if key is None:
+        if key is None or key[0] == self._base:
             named = "" if where is None or where in self._tensors else where.partition(".")[0].removesuffix("_config")
             about = self._folder / _FILES.get(named, "config.json")
             return Location(file=_relative(about if about.is_file() else self._folder / "config.json"), line=1)

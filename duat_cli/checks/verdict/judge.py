@@ -66,7 +66,7 @@ def _outcome(settings: Settings, measurement: Measurement, locate: Locate) -> Ou
         beyond=beyond,
         unit=settings.rule.unit,
         message=measurement.text,
-        advice=settings.rule.advice,
+        advice=settings.rule.advice if measurement.advice is None else measurement.advice,
         source=_source(settings, measurement),
         location=locate(measurement.key or settings.key, measurement.where),
         reasons=reasons,

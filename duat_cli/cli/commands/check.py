@@ -24,14 +24,21 @@ class Asked(Options):
         None,
         "--policy",
         metavar="FILE",
-        help="A TOML file, a pyproject.toml with [tool.duat], or a shipped policy: default, strict, release, adapter. "
-        "Default: [tool.duat] of ./pyproject.toml if it has one, else 'default'.",
+        help="A TOML file, a pyproject.toml with [tool.duat], or a shipped policy: default, strict, release, adapter, "
+        "fine-tune. Default: [tool.duat] of ./pyproject.toml if it has one, else 'default', with --base 'fine-tune'.",
     )
     baseline: str | None = check_option(
         None, "--baseline", metavar="FILE", help="Compare with this baseline; what moved beyond its tolerance fails."
     )
     update_baseline: bool = check_option(
         False, "--update-baseline", help="Write the baseline anew, and say what changed; not where a check fails."
+    )
+    base: str | None = check_option(
+        None,
+        "--base",
+        metavar="BASE",
+        help="Compare with this checkpoint, a folder or a hub id (org/name@revision), which is checked first; no "
+        "baseline file is read or written.",
     )
     weights_only: bool = check_option(
         False,
@@ -97,7 +104,13 @@ def check(
         request = CheckRequest(wanted, texts.request(files.given()), asked.adapter, processes())
         clock = Clock()
         settled = plan(
-            asked.policy, asked.select or [], asked.baseline, asked.update_baseline, asked.weights_only, loading.dtype
+            asked.policy,
+            asked.select or [],
+            asked.baseline,
+            asked.update_baseline,
+            asked.weights_only,
+            loading.dtype,
+            asked.base,
         )
         file = Target.of("--baseline", asked.baseline) if asked.update_baseline else None
         announce(model, talk)

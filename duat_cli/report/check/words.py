@@ -33,7 +33,8 @@ def looked_at(report: CheckReport) -> list[str]:
 def against(baseline: BaselineFacts) -> str:
     """baseline duat-baseline.json: compared, 56 of 229 metrics."""
     of = "" if baseline.compared is None else f"{baseline.compared} of "
-    return f"baseline {baseline.file}: {baseline.status}, {of}{plural(baseline.entries, 'metric')}"
+    name = f"{'base' if baseline.base else 'baseline'} {baseline.file}"
+    return f"{name}: {baseline.status}, {of}{plural(baseline.entries, 'metric')}"
 
 
 def measured(outcome: Outcome) -> str:

@@ -49,7 +49,8 @@ def _checked(report: CheckReport) -> str:
     rows: list[Row] = [("Verdict", f"**{escaped(verdict(report))}**")]
     rows += [("Gates", escaped(", then ".join(report.policy)))]
     if report.baseline is not None:
-        rows += [("Baseline", f"{escaped(report.baseline.file)}, {report.baseline.status}")]
+        name = "Base" if report.baseline.base else "Baseline"
+        rows += [(name, f"{escaped(report.baseline.file)}, {report.baseline.status}")]
     rows += [("Weights", f"{plural(model.tensors, 'tensor')} ({stored})")]
     if model.files:
         rows += [("Size", f"{size:,} bytes in {plural(len(model.files), 'file')}")]
@@ -68,7 +69,8 @@ def _checked(report: CheckReport) -> str:
         lines += [f"- and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
         lines += [""]
     words = ["duat", "check", model.name, *_policy(report.policy), *_option("--revision", model.revision)]
-    words += _option("--baseline", report.baseline.file if report.baseline else None)
+    if report.baseline is not None:
+        words += ["--base" if report.baseline.base else "--baseline", report.baseline.file]
     words += ["--adapter", "ADAPTER"] if report.behaviour and report.behaviour.tuned else []
     words += ["--weights-only"] if report.environment is None else _option("--dtype", report.environment.dtype)
     return "\n".join([*lines, *_reproduce(report.duat_version, words, all_prompts(report))])
