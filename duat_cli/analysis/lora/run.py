@@ -10,11 +10,12 @@ import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, load_found, open_set, tokens_of
 from duat_cli.analysis.plan.task import Task
-from duat_cli.errors import InputError
+from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.adapter.folder import AdapterFiles, is_adapter, open_adapter
 from duat_cli.loading.adapter.keys import read_keys
 from duat_cli.loading.importing import uncollected
@@ -102,7 +103,12 @@ def lora_diff(request: LoraRequest, progress: Progress, run: RunFacts) -> LoraRe
 
     run: what the report says of the run, of the memory that is planned for it.
     """
-    found = request.base.find(progress)
+    try:
+        found = request.base.find(progress)
+    except CheckpointError as fault:
+        if request.base.model is not None and is_adapter(Path(request.base.model).expanduser()):
+            raise CheckpointError(f"{fault} (the order is BASE ADAPTER)") from fault
+        raise
     tuned = place_of(request.tuned, request.base, progress)
     if request.texts is not None:  # a base model often has no chat template, what was tuned on conversations has one
         request = replace(request, texts=replace(request.texts, template=tuned.path))

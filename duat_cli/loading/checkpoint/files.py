@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import difflib
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from duat_cli.errors import CheckpointError
 from duat_cli.text import clean, shown
 
 _MAX_JSON_BYTES = 256 << 20  # tokenizers are the largest, with tens of MB
+_LONGEST_NAME = 256  # of a file; a longer one is like none, and comparing is quadratic
 _LFS = re.compile(rb"\s*(?:\xef\xbb\xbf)?version https?://(?:git-lfs\.github\.com|hawser\.github\.com|git-media\.io)/")
 # names by content, as the hub's cache, git-annex and other stores of large files have them
 _BY_CONTENT = re.compile(r"[0-9a-f]{30,128}|(?:SHA|MD5)[0-9A-Z]*-.*")
@@ -22,6 +24,16 @@ _BY_CONTENT = re.compile(r"[0-9a-f]{30,128}|(?:SHA|MD5)[0-9A-Z]*-.*")
 def fail(where: Path, text: str) -> NoReturn:
     """Refuses the checkpoint: which file, and what is wrong with it."""
     raise CheckpointError(f"{clean(str(where))}: {text}")
+
+
+def near_folder(path: Path) -> str:
+    """'; near it is ...', where a folder beside a path that does not exist has nearly its name; else empty."""
+    try:
+        beside = [entry.name for entry in os.scandir(path.parent) if entry.is_dir()]
+    except (OSError, ValueError):
+        return ""
+    found = difflib.get_close_matches(path.name, beside, 1) if len(path.name) < _LONGEST_NAME else []
+    return f"; near it is {shown(str(path.parent / found[0]))}" if found else ""
 
 
 def plain_mode(folder: bool = False) -> int:

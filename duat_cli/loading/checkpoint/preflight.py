@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,13 +19,13 @@ from typing import Any
 
 from duat_cli.compat.transformers import IMPLEMENTATION_FIELD
 from duat_cli.loading.checkpoint.dequantised import QUANTISATION, check_method, dequantised
-from duat_cli.loading.checkpoint.files import fail, read_json, refuse_foreign_link
+from duat_cli.loading.checkpoint.files import fail, near_folder, read_json, refuse_foreign_link
 from duat_cli.loading.checkpoint.headers import TensorEntry, read_header
 from duat_cli.loading.checkpoint.index import ADAPTER_CONFIG, INDEX, WEIGHTS, merge, refuse_gguf, weight_files
 from duat_cli.loading.checkpoint.orientation import refuse_turned
 from duat_cli.loading.checkpoint.seal import Seal
 from duat_cli.loading.checkpoint.sizes import DEPTH
-from duat_cli.text import clean, listed, plural, shown
+from duat_cli.text import clean, listed, natural, plural, shown
 
 CONFIG = "config.json"
 _MODELOPT = "hf_quant_config.json"
@@ -115,7 +116,7 @@ def _require_folder(path: Path) -> None:
     if path.exists():
         refuse_gguf(path.parent, [path.name])
         fail(path, "is a file; expected the folder that holds config.json and the weights")
-    fail(path, "no such folder")
+    fail(path, f"no such folder{near_folder(path)}")
 
 
 # --- config.json ------------------------------------------------------------------------------------
@@ -126,7 +127,10 @@ def _read_config(path: Path) -> dict[str, Any]:
         if (path / ADAPTER_CONFIG).exists():
             fail(path, f"holds an adapter ({ADAPTER_CONFIG}) and no config.json: give the base model's folder")
         refuse_gguf(path, sorted(entry.name for entry in path.iterdir()))
-        fail(path / CONFIG, "missing: no such file; expected a folder made by save_pretrained")
+        below = sorted((one.name for one in path.iterdir() if os.path.isfile(one / CONFIG)), key=natural)
+        more = f", and {len(below) - 1} more" if len(below) > 1 else ""
+        hint = f"; found {clean(below[0])}/{CONFIG}{more}: give {clean(str(path / below[0]))}" if below else ""
+        fail(path / CONFIG, f"missing: no such file; expected a folder made by save_pretrained{hint}")
     refuse_foreign_link(path, CONFIG)
     return read_json(path / CONFIG, limit=_MAX_CONFIG_BYTES, unique=True)
 

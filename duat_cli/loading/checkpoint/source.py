@@ -12,6 +12,7 @@ from pathlib import Path
 
 from duat_cli.compat.huggingface_hub import cache_folder
 from duat_cli.errors import CheckpointError, InputError
+from duat_cli.loading.checkpoint.files import near_folder
 from duat_cli.loading.checkpoint.index import ADAPTER_CONFIG, INDEX, WEIGHTS
 from duat_cli.loading.quiet import described
 from duat_cli.text import clean, shown
@@ -110,6 +111,8 @@ def snapshot(repo: str, revision: str | None, token: str | None, cache_dir: str 
     except Exception as error:
         text = _hub_reason(error, revision, cache_dir or cache_folder())
         text = text.replace(token, "***") if token else text
+        near = near_folder(Path(repo))
+        text = f"no such folder{near}; as a hub id: {text.removeprefix('no such folder, ')}" if near else text
         raise CheckpointError(f"{shown(repo)}: {text}") from error
     return Path(folder)
 

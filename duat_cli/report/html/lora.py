@@ -13,7 +13,7 @@ from duat_cli.report.html.drawing.scales import Linear, Log
 from duat_cli.report.html.drawing.table import Head, Table, table_by, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, on_page
-from duat_cli.report.tables.lora import BLOCK_COLUMNS, MODULE_COLUMNS, PROMPT_COLUMNS
+from duat_cli.report.tables.lora import BLOCK_COLUMNS, MODULE_COLUMNS, PROMPT_COLUMNS, changed, method
 from duat_cli.results.lora import LoraReport
 from duat_cli.results.prompts import all_prompts
 from duat_cli.results.weight_change import ModuleChange, ModuleComparison
@@ -97,10 +97,9 @@ def lora_sheet(report: LoraReport, beside: Sequence[LoraReport]) -> Sheet:
 
 
 def _facts(report: LoraReport) -> list[str]:
-    changed = report.summary.changed
-    what = "checked only" if changed is None else f"{plural(changed, 'parameter')} changed"
+    what = "checked only" if report.summary.changed is None else changed(report)
     what += f", {len(report.reshaped)} of another shape, not compared" if report.reshaped else ""
-    found = [f"{report.mode}: {report.method} on {report.dtype} weights, {what}"]
+    found = [f"{report.mode}: {method(report)} on {report.dtype} weights, {what}"]
     if report.model is not None and report.environment is not None and report.prompts is not None:
         found += loaded(report.model, report.environment, all_prompts(report))
     return found

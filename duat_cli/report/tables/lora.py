@@ -18,6 +18,13 @@ from duat_cli.results.prompts import all_prompts
 from duat_cli.text import plural
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+_METHODS = {
+    "LORA": "LoRA",
+    "ADALORA": "AdaLoRA",
+    "LOHA": "LoHa",
+    "LOKR": "LoKr",
+    "TRAINABLE_TOKENS": "trainable tokens",
+}
 _UNCHANGED_SHOWN = 4
 _LINT_SHOWN = 3
 
@@ -110,15 +117,15 @@ def _head(report: LoraReport) -> list[RenderableType]:
     second = f" and {report.comparison.other}" if report.comparison else ""
     parts: list[RenderableType] = [line(f"{report.base} and {report.tuned}{second}", "bold")]
     if report.level == "lint":
-        return [*parts, line(f"{report.method} adapter, checked only")]
+        return [*parts, line(f"{method(report)} adapter, checked only")]
     summary = report.summary
-    what = "fully tuned checkpoint" if report.mode == "checkpoint" else f"{report.method} adapter"
+    what = "fully tuned checkpoint" if report.mode == "checkpoint" else f"{method(report)} adapter"
     size = _norm(summary.frobenius_norm)
     share = "" if summary.relative_frobenius is None else f", {numbers.percent(summary.relative_frobenius)} % of theirs"
     what += facts.quantised(report.tuned_quantised)
     base = f"{report.dtype} weights{facts.quantised(report.base_quantised)}"
     text = f"{what}, on {base}: " if report.tuned_quantised else f"{what} on {base}: "
-    text += f"{plural(summary.changed or 0, 'parameter')} changed{size}{share}"
+    text += f"{changed(report)}{size}{share}"
     if report.comparison is not None and report.other_modules is not None:
         norms = [module.frobenius_norm for module in report.other_modules]
         known = [norm for norm in norms if norm is not None]
@@ -130,6 +137,19 @@ def _head(report: LoraReport) -> list[RenderableType]:
     if report.prompts is not None and report.environment is not None:
         parts.append(line(facts.ran(all_prompts(report), report.environment)))
     return parts
+
+
+def method(report: LoraReport) -> str:
+    """As papers write PEFT's name of it."""
+    return _METHODS.get(report.method, report.method)
+
+
+def changed(report: LoraReport) -> str:
+    """2 parameters changed."""
+    count = report.summary.changed or 0
+    if count == 0 and report.unchanged:
+        return f"none of {plural(len(report.unchanged), 'parameter')} changed"
+    return f"{plural(count, 'parameter')} changed"
 
 
 def _norm(value: float | None) -> str:

@@ -102,7 +102,7 @@ def test_a_checkpoint_with_itself_changes_nothing(capsys: pytest.CaptureFixture[
     report = document(capsys)
     assert (report["modules"], report["summary"]["frobenius_norm"]) == ([], None)
     assert run(["lora-diff", str(demo_path()), str(demo_path()), "-q"]) == 0
-    assert "0 parameters changed" in capsys.readouterr().out
+    assert "none of 56 parameters changed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -112,6 +112,7 @@ def test_a_checkpoint_with_itself_changes_nothing(capsys: pytest.CaptureFixture[
         (("{demo}", "./nope"), "no such folder"),
         (("./nope", "{adapter}"), "no such folder"),
         (("{adapter}", "{adapter}"), "holds an adapter"),
+        (("{adapter}", "{demo}"), "give the base model's folder (the order is BASE ADAPTER)"),
         (("{demo}", "{demo}", "{adapter}"), "is a checkpoint"),
         (("{demo}", "{demo}", "--lint"), "is a checkpoint"),
         (("{demo}", "{empty}"), "adapter_config.json"),

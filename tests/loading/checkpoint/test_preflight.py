@@ -71,6 +71,19 @@ def test_the_files_say_what_is_stored(sound: Path) -> None:
 def test_no_folder_and_a_file_instead_of_one(sound: Path) -> None:
     assert refusal_of_files(sound / "nope").endswith("no such folder")
     assert "is a file; expected the folder" in refusal_of_files(sound / bad.CFG)
+    beside = sound.with_name(f"{sound.name}_")
+    assert refusal_of_files(beside).endswith(f"no such folder; near it is '{sound}'")
+
+
+def test_a_folder_that_holds_the_checkpoint_one_level_deeper(sound: Path, tmp_path: Path) -> None:
+    outer = tmp_path / "outer"
+    for name in ("checkpoint-500", "checkpoint-1000"):
+        (outer / name).mkdir(parents=True)
+    (outer / "checkpoint-500" / bad.CFG).write_bytes((sound / bad.CFG).read_bytes())
+    assert refusal_of_files(outer).endswith(f"; found checkpoint-500/config.json: give {outer / 'checkpoint-500'}")
+    (outer / "checkpoint-1000" / bad.CFG).write_bytes((sound / bad.CFG).read_bytes())
+    said = f"; found checkpoint-500/config.json, and 1 more: give {outer / 'checkpoint-500'}"
+    assert refusal_of_files(outer).endswith(said)
 
 
 def test_gguf_is_named_with_the_way_out(sound: Path) -> None:

@@ -42,6 +42,15 @@ def test_a_hub_id_that_is_not_there(source: str, tmp_path: Path, monkeypatch: py
     assert "no such folder" in refusal_of_load(source, cache_dir=str(tmp_path))
 
 
+@pytest.mark.usefixtures("offline")
+def test_a_folder_of_a_near_name_is_named_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my-model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    said = refusal_of_load("my_model", cache_dir=str(tmp_path))
+    assert "'my_model': no such folder; near it is 'my-model'; as a hub id: " in said
+    assert "near it" not in refusal_of_load("another", cache_dir=str(tmp_path))
+
+
 @pytest.mark.parametrize("source", ["", " ", "a\0b"])
 def test_no_name_at_all(source: str) -> None:
     with pytest.raises(InputError, match="expected a folder or a hub id"):

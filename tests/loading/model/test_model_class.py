@@ -16,7 +16,6 @@ from refusals import refusal_of_load
 from duat_cli.loading.model.fingerprint import fingerprint
 from duat_cli.loading.model.load import load
 
-
 NAMELESS = pytest.mark.parametrize("names", [None, [], ["Nonesuch"], ["BertModel"], ["PreTrainedTokenizerFast"]])
 
 
