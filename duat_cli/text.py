@@ -96,6 +96,15 @@ def about(seconds: float) -> str:
     return f"about {hours:.0f} h" if hours >= 10 else f"about {round(2 * hours) / 2:g} h"
 
 
+def apart(value: float, *others: float) -> str:
+    """Four digits, and more where the value would read as one of the others that it is not."""
+    for digits in range(4, 18):
+        text = f"{value:.{digits}g}"
+        if all(other == value or f"{other:.{digits}g}" != text for other in others):
+            break
+    return text
+
+
 def natural(key: str) -> list[tuple[int, int, str]]:
     """To sort names by: block 2 before block 10."""
     parts = re.split(r"(\d{1,9})", key)

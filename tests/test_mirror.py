@@ -25,7 +25,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "what every command says and writes: cli/test_main.py, cli/terminal/test_streams.py": """
         cli/terminal/faults cli/terminal/signals cli/terminal/talk errors""",
     "the command with nothing faked: checks/test_command.py, checks/test_cases.py": """
-        cli/commands/check cli/shared/outlets checks/verdict/conclude checks/rules/files""",
+        cli/commands/check cli/shared/outlets checks/verdict/conclude checks/verdict/locate checks/rules/files""",
     "golden text at every width: report/test_table.py": """
         report/check/table report/tables/attribute/columns report/tables/attribute/report
         report/tables/columns report/tables/compare report/tables/facts report/tables/inspect report/tables/lora

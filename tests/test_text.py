@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duat_cli.text import about, clean, in_one, indices, natural, one_line, plural, spans
+from duat_cli.text import about, apart, clean, in_one, indices, natural, one_line, plural, spans
 
 
 def test_clean_escapes_what_steers_or_hides() -> None:
@@ -17,6 +17,13 @@ def test_clean_escapes_what_steers_or_hides() -> None:
 def test_one_line() -> None:
     assert one_line("a\n  b\t\x1bc") == "a b \\x1bc"
     assert one_line("x" * 500 + "end", 20) == "x" * 9 + " ... " + "xxxend"
+
+
+def test_apart_takes_the_digits_that_tell_numbers_apart() -> None:
+    assert (apart(6.00937, 6.56838), apart(5.397123e-07), apart(0.0)) == ("6.009", "5.397e-07", "0")
+    assert (apart(0.2218521, 0.2218534), apart(0.2218534, 0.2218521)) == ("0.221852", "0.221853")
+    assert (apart(0.5, 0.5), apart(1 / 3, 1 / 3)) == ("0.5", "0.3333")
+    assert apart(float("nan"), float("inf")) == "nan"
 
 
 def test_spans() -> None:

@@ -28,7 +28,7 @@ def test_the_form_follows_the_file_name(broken: Path, tmp_path: Path, duat: Duat
     assert ElementTree.parse(tmp_path / "r.xml").getroot().get("failures") == "1"
     assert (tmp_path / "r.md").read_text().startswith("## duat check")
     assert json.loads((tmp_path / "r.sarif").read_text())["version"] == "2.1.0"
-    assert "FAILED: 1 failed" in (tmp_path / "r.txt").read_text()
+    assert "FAILED: 1 cause, " in (tmp_path / "r.txt").read_text()
 
 
 def test_several_reports_of_one_run(broken: Path, tmp_path: Path, duat: Duat) -> None:

@@ -296,3 +296,17 @@ def test_what_a_fine_tune_may_do_beside_moving(baseline: Path, tmp_path: Path, d
     file.write_text(json.dumps(content))
     done = duat(*args, "fine-tune", "--select", "drift.tokenizer")
     assert [o["where"] for o in done.findings()] == ["prompts"]
+
+
+def test_a_baseline_without_a_forward_pass_is_one_warning(tmp_path: Path, duat: Duat) -> None:
+    file = tmp_path / "b.json"
+    args = ("check", demo_path(), "--baseline", file)
+    assert duat(*args, "-q", "--weights-only", "--update-baseline").code == 0
+    done = duat(*args, *PROMPT, "--json")
+    assert done.code == 0
+    [found] = done.findings("warned")
+    assert (found["rule"], found["message"]) == (
+        "drift.new",
+        "the baseline was made with --weights-only: 171 numbers of the forward pass are new",
+    )
+    assert found["advice"] == "--update-baseline without --weights-only adds the forward pass."

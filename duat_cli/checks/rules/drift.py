@@ -9,10 +9,11 @@ from duat_cli.checks.baseline import metric_of
 from duat_cli.checks.drift import Deviation
 from duat_cli.checks.rule import Evidence, Measurement, Need, Rule, Settings
 from duat_cli.grouping import by_key
-from duat_cli.text import listed, plural, shown
+from duat_cli.text import apart, listed, plural, shown
 
 _UPDATE = "If the change is meant, run again with --update-baseline and commit the baseline."
 _FINE_TUNE = "A fine-tune of the baseline's model? --policy fine-tune lets weights move, and behaviour only so far. "
+_UNRUN = "--update-baseline without --weights-only adds the forward pass."
 _TUNED = "`duat lora-diff BASE TUNED` says what a fine-tune changed."
 
 
@@ -42,7 +43,7 @@ def _measurement(deviation: Deviation, file: str) -> Measurement:
     assert isinstance(old, float | int)
     assert isinstance(new, float | int)
     room = limit.of(old) + deviation.slack
-    text = f"{shown(key)} went from {old:g} to {new:g}"
+    text = f"{shown(key)} went from {apart(old, new)} to {apart(new, old)}"
     source = f"{limit.source} and the width of its interval" if deviation.slack else limit.source
     return replace(empty, value=new, text=text, low=old - room, high=old + room, source=source)
 
@@ -59,11 +60,16 @@ def _vanished(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 def _new(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     """A tensor that the baseline lacks is grave, unless it is a copy of another, such as a tied output matrix."""
     fresh: dict[tuple[int | None, bool], list[str]] = {}
-    for deviation in evidence.drift or ():
-        if deviation.status == "new":
-            metric = metric_of(deviation.key)
-            grave = metric.kind == "tensor" and not _is_copy(evidence, metric.name)
-            fresh.setdefault((metric.block, grave), []).append(deviation.key)
+    every = [one for one in evidence.drift or () if one.status == "new"]
+    passes = [one for one in evidence.drift or () if metric_of(one.key).kind == "field"]
+    if passes and all(one.status == "new" for one in passes):  # one with a forward pass has some of them
+        every = [one for one in every if one not in passes]
+        text = f"the baseline was made with --weights-only: {plural(len(passes), 'number')} of the forward pass are new"
+        yield Measurement(len(passes), text, key=(evidence.baseline_file, ""), advice=_UNRUN)
+    for deviation in every:
+        metric = metric_of(deviation.key)
+        grave = metric.kind == "tensor" and not _is_copy(evidence, metric.name)
+        fresh.setdefault((metric.block, grave), []).append(deviation.key)
     for (block, grave), keys in fresh.items():
         what = "tensor" if grave else "metric"
         text = f"{plural(len(keys), what)} that the baseline lacks: {listed(keys)}"
@@ -83,7 +89,9 @@ def _is_copy(evidence: Evidence, name: str) -> bool:
 def _stale(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     for d in evidence.drift or ():
         if d.status == "better":
-            text = f"{shown(d.key)} improved from {d.old:g} to {d.new:g}: the baseline is stale"
+            assert isinstance(d.old, float | int)
+            assert isinstance(d.new, float | int)
+            text = f"{shown(d.key)} improved from {apart(d.old, d.new)} to {apart(d.new, d.old)}: the baseline is stale"
             yield Measurement(1, text, metric_of(d.key).block, d.key, key=(evidence.baseline_file, d.key))
 
 

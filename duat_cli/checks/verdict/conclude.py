@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from duat_cli import __version__
@@ -24,9 +22,9 @@ from duat_cli.checks.rule import Evidence, Need, Settings
 from duat_cli.checks.tolerances import COARSENESS
 from duat_cli.checks.verdict.causes import grouped
 from duat_cli.checks.verdict.judge import judge
+from duat_cli.checks.verdict.locate import Locator
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.dtypes import RUN_IN, SHORT
-from duat_cli.loading.declared.facts import GENERATION, TOKENIZER
 from duat_cli.results.base import Run
 from duat_cli.results.check import (
     BaselineFacts,
@@ -35,7 +33,6 @@ from duat_cli.results.check import (
     CheckedModel,
     CheckReport,
     Counts,
-    Location,
     RuleFacts,
 )
 from duat_cli.results.prompts import all_prompts, set_of
@@ -152,9 +149,9 @@ def conclude(plan: CheckPlan, evidence: Evidence, subject: Subject, run: Run) ->
     evidence = replace(evidence, policy=plan.policy, baseline_file=plan.baseline_name or "")
     metrics, reasons = metrics_of(evidence, plan.schema)
     evidence, fresh = _with_baseline(plan, evidence, metrics, reasons)
-    locate = _Locator(plan, evidence)
+    locate = Locator(evidence, plan.baseline_name, plan.base)
     outcomes = [o for settings in plan.on for o in judge(settings, evidence, locate)]
-    of_base = plan.base is not None and plan.update  # whose drift is of no matter
+    of_base = plan.base is not None and plan.update  # its own drift is not asked for
     if not of_base and all(not evidence.absent.keys().isdisjoint(s.rule.needs) for s in plan.on):
         raise InputError(f"no checks ran: {outcomes[0].rule}: {outcomes[0].message}")
     failed = any(o.status == "failed" for o in outcomes)
@@ -308,13 +305,9 @@ def _baseline_facts(
         assert plan.baseline is not None
         both = [one for one in drift if one.status in ("within", "beyond", "better")]
         held = len(plan.baseline.content.metrics)
+        made, count = plan.base is not None, len(both)
         return BaselineFacts(
-            file=plan.baseline_name,
-            base=plan.base is not None,
-            status="compared",
-            entries=held,
-            compared=len(both),
-            changes=[],
+            file=plan.baseline_name, base=made, status="compared", entries=held, compared=count, changes=[]
         )
     old = plan.baseline.content if plan.baseline else None
     moved = _changes(old.metrics if old else {}, metrics)
@@ -375,44 +368,3 @@ def _header_hash(evidence: Evidence) -> str:
     for name, entry in sorted(evidence.files.stored.items()):
         total.update(f"{name}\0{entry.shape}\0{entry.dtype}\0".encode("utf-8", "surrogatepass"))
     return total.hexdigest()
-
-
-_FILES = {GENERATION: "generation_config.json", TOKENIZER: "tokenizer.json"}  # by what the name of a place begins with
-
-
-class _Locator:
-    """The file and line that a reader of an outcome should open: the baseline, the policy, else the file of the
-    checkpoint that it is about, else config.json."""
-
-    def __init__(self, plan: CheckPlan, evidence: Evidence) -> None:
-        self._folder, self._tensors = evidence.files.path, evidence.files.tensors
-        self._baseline, self._base = plan.baseline_name, plan.base
-        self._entries, self._lines = functools.cache(baselines.lines_of), functools.cache(_lines)
-
-    def __call__(self, key: tuple[str, str] | None, where: str | None) -> Location:
-        if key is None or key[0] == self._base:
-            named = "" if where is None or where in self._tensors else where.partition(".")[0].removesuffix("_config")
-            about = self._folder / _FILES.get(named, "config.json")
-            return Location(file=_relative(about if about.is_file() else self._folder / "config.json"), line=1)
-        file, name = key
-        if file == self._baseline:
-            line = self._entries(Path(file).expanduser()).get(name, 1)
-        else:
-            line = next((number for number, text in enumerate(self._lines(file), 1) if name in text), 1)
-        return Location(file=_relative(Path(file)), line=line)
-
-
-def _lines(file: str) -> list[str]:
-    """None of a file that cannot be read."""
-    try:
-        return Path(file).read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError:
-        return []
-
-
-def _relative(path: Path) -> str:
-    """As a link of a repository has it: relative where the file is below the working directory."""
-    try:
-        return path.expanduser().absolute().relative_to(Path.cwd()).as_posix()
-    except (ValueError, OSError):
-        return path.expanduser().absolute().as_posix()

@@ -92,8 +92,9 @@ def _closest(count: int, nearest: Measurement) -> str:
     metrics = plural(count, "metric")
     if nearest.tightness == 0:
         return f"{metrics}, none moved"
-    used = f"{nearest.tightness:.0%}" if nearest.tightness >= 0.01 else "less than 1%"
-    return f"{metrics}; closest to its tolerance, at {used} of it: {nearest.text}"
+    if nearest.tightness < 0.01:
+        return f"{metrics}, none moved by 1% of its tolerance"
+    return f"{metrics}; closest to its tolerance, at {nearest.tightness:.0%} of it: {nearest.text}"
 
 
 def _quiet(

@@ -70,7 +70,10 @@ class Places(Options):
         None, "--report", metavar="FORMAT=FILE", help="Also write this report, such as sarif=duat.sarif; repeatable."
     )
     every: bool = options.output_option(
-        False, "--all", help="List every finding and every effect of a cause, in the table and in Markdown."
+        False,
+        "--all",
+        help="List every finding and every effect of a cause, in the table and in Markdown; in the table also what "
+        "passed.",
     )
 
 

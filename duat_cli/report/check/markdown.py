@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import re
 
-from duat_cli.report.check.words import advice, effects, limit, own, summary, verdict, where, without_findings
+from duat_cli.report.check.words import (
+    advice,
+    effects,
+    limit,
+    own,
+    policies,
+    summary,
+    unmeasured,
+    verdict,
+    where,
+    without_findings,
+)
 from duat_cli.results.check import Cause, CheckReport, UndecidedReport
 from duat_cli.text import clean
 
@@ -15,8 +26,9 @@ _SHOWN = 50  # GitHub cuts a summary at 1 MB
 def render_markdown(report: CheckReport, every: bool = False) -> str:
     """A table of the causes, and the rest folded away. every: no list is cut."""
     model = report.model
-    policies = ", then ".join(map(escaped, report.policy))
-    about = f"{escaped(model.model_type or 'unknown type')}, {model.tensors} tensors; {policies}"
+    about = (
+        f"{escaped(model.model_type or 'unknown type')}, {model.tensors} tensors; policy: {escaped(policies(report))}"
+    )
     lines = [f"## duat check: {escaped(model.name)}", "", f"**{escaped(verdict(report))}**", "", about, ""]
     if report.causes:
         lines += ["| | rule | where | found | behind it | what to do |", "|---|---|---|---|---|---|"]
@@ -29,7 +41,8 @@ def render_markdown(report: CheckReport, every: bool = False) -> str:
         lines += _details(cause, report, every)
     rest = [o for o in report.outcomes if o.status in ("passed", "skipped")]
     lines += [f"<details><summary>{len(rest)} without findings</summary>", ""]
-    lines += [f"- {o.rule}: {o.status}, {escaped(without_findings(o))}" for o in rest]
+    lines += [f"- {o.rule}: passed, {escaped(without_findings(o))}" for o in rest if o.status == "passed"]
+    lines += [f"- {escaped(', '.join(rules))}: skipped, {escaped(why)}" for why, rules in unmeasured(report).items()]
     return "\n".join([*lines, "", "</details>"]) + "\n"
 
 

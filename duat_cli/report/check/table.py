@@ -5,9 +5,8 @@ from __future__ import annotations
 from rich.console import RenderableType
 from rich.padding import Padding
 
-from duat_cli.grouping import by_key
 from duat_cli.report.check import words
-from duat_cli.report.tables import facts
+from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.check import CheckReport, Outcome, UndecidedReport
 from duat_cli.text import clean, indices, plural
@@ -18,19 +17,20 @@ _CHANGES = 20
 
 
 def render_check(report: CheckReport, page: Page, every: bool = False) -> str:
-    """Cause by cause with what to do and how much follows from it, then what passed and what was skipped, then the
-    verdict. every: whether all findings and effects are listed.
+    """The verdict's word, what ran and what the model answers; cause by cause with what to do and how much follows from
+    it; what was skipped, how many passed, and the verdict with its counts. every: whether all findings and effects are
+    listed, and what passed.
     """
     style = "bold green" if report.verdict == "passed" else "bold red"
     return page.render(
-        line(facts.named(report.model), "bold"),
+        line(f"{facts.named(report.model)}: {report.verdict.upper()}", style),
         *map(line, words.looked_at(report)),
-        *_causes(report, every),
-        *_brief(report, "passed"),
-        *_brief(report, "skipped"),
         *_behaviour(report),
-        *_baseline(report, every),
+        *_causes(report, every),
         *([BLANK, *facts.section("warnings", report.warnings, "yellow")] if report.warnings else []),
+        *_baseline(report, every),
+        *_skipped(report),
+        *_passed(report, every),
         BLANK,
         line(words.verdict(report), style),
     )
@@ -78,18 +78,22 @@ def _places(found: list[Outcome], every: bool) -> list[RenderableType]:
     return parts
 
 
-def _brief(report: CheckReport, status: str) -> list[RenderableType]:
-    found = [o for o in report.outcomes if o.status == status]
+def _skipped(report: CheckReport) -> list[RenderableType]:
+    found = words.unmeasured(report)
+    lines = [item(f"{', '.join(rules)}: {why}") for why, rules in found.items()]
+    return [BLANK, line("skipped", _STYLES["skipped"]), *lines] if lines else []
+
+
+def _passed(report: CheckReport, every: bool) -> list[RenderableType]:
+    found = [o for o in report.outcomes if o.status == "passed"]
     if not found:
         return []
-    parts: list[RenderableType] = [BLANK, line(status, _STYLES[status])]
-    if status == "passed":
-        clear = [o.rule for o in found if o.measured == 0 and o.high == 0]
-        rest = [item(f"{o.rule}: {words.without_findings(o)}") for o in found if o.rule not in clear]
-        return [*parts, *rest, *([item(f"nothing found: {', '.join(_whole(clear, report))}")] if clear else [])]
-    whys = by_key((outcome.message, outcome.rule) for outcome in found)
-    ran = {_family(o.rule) for o in report.outcomes if o.status != "skipped"}
-    return [*parts, *(item(f"{', '.join(_short(rules, ran))}: {why}") for why, rules in whys.items())]
+    if not every:
+        return [BLANK, line(f"passed: {plural(len(found), 'rule')}; --all lists them", _STYLES["passed"])]
+    clear = [o.rule for o in found if o.measured == 0 and o.high == 0]
+    rest = [item(f"{o.rule}: {words.without_findings(o)}") for o in found if o.rule not in clear]
+    rest += [item(f"nothing found: {', '.join(words.whole(clear, report, 'passed'))}")] if clear else []
+    return [BLANK, line("passed", _STYLES["passed"]), *rest]
 
 
 def _behaviour(report: CheckReport) -> list[RenderableType]:
@@ -101,12 +105,12 @@ def _behaviour(report: CheckReport) -> list[RenderableType]:
     if found.loss_per_token is not None:
         what = "pseudo-loss" if found.predicts == "masked token" else "loss"
         by_byte = f", {found.loss_per_byte:.3g} per byte" if found.loss_per_byte is not None else ""
-        nulls = f"uniform {words.number(found.uniform, 3)}, the prompts' own unigram {words.number(found.unigram, 3)}"
+        nulls = f"uniform {numbers.plain(found.uniform)}, the prompts' own unigram {numbers.plain(found.unigram)}"
         scored = plural(found.scored, "token")
         texts.append(f"{what} on {scored}: {found.loss_per_token:.3g} nats per token{by_byte} ({nulls})")
     if found.entropy is not None and found.never_predicted is not None:
         texts.append(
-            f"logits: entropy {found.entropy:.3g} nats per token, range {words.number(found.logit_range, 3)}; "
+            f"logits: entropy {found.entropy:.3g} nats per token, range {numbers.plain(found.logit_range)}; "
             f"{found.never_predicted:.0%} of {found.vocabulary:,} tokens never above 1/{found.vocabulary:,}"
         )
     if found.predicts == "embedding":
@@ -121,22 +125,6 @@ def _behaviour(report: CheckReport) -> list[RenderableType]:
     if found.tuned is not None and found.tuned.loss_per_token is not None:
         texts.append(f"with the adapter: loss {found.tuned.loss_per_token:.3g} nats per token")
     return [BLANK, line("behaviour"), *map(item, texts)]
-
-
-def _whole(rules: list[str], report: CheckReport) -> list[str]:
-    """A family that has nothing but these rules is named as a whole."""
-    others = {_family(o.rule) for o in report.outcomes if o.rule not in rules}
-    return _short(rules, others)
-
-
-def _short(rules: list[str], ran: set[str]) -> list[str]:
-    """A family of which nothing ran is named as a whole."""
-    names = [rule if _family(rule) in ran else f"{_family(rule)}.*" for rule in rules]
-    return list(dict.fromkeys(names))
-
-
-def _family(rule: str) -> str:
-    return rule.partition(".")[0]
 
 
 def _baseline(report: CheckReport, every: bool) -> list[RenderableType]:

@@ -4,30 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from duat_cli.grouping import by_key
 from duat_cli.report.tables import facts
 from duat_cli.results.check import BaselineFacts, Cause, CheckReport, Outcome
 from duat_cli.results.prompts import all_prompts
-from duat_cli.text import plural
+from duat_cli.text import apart, plural
+
+_ESTIMATED = {"drift.weights": 0.25}
+"""Rules whose numbers are estimates, and their standard error as a share: of a distance from a sketch a quarter."""
 
 
 def verdict(report: CheckReport) -> str:
-    """FAILED: 2 failed, 1 warning, 19 passed, 3 skipped."""
+    """FAILED: 1 cause (24 findings, 128 behind it), 1 warning, 19 passed, 3 skipped."""
     count = report.counts
-    parts = [f"{count.failed} failed"] if count.failed else []
-    parts += [plural(count.warned, "warning")] if count.warned else []
-    parts += [f"{count.passed} passed"]
+    parts = [_counted(report, "failed", "cause"), _counted(report, "warned", "warning"), f"{count.passed} passed"]
     parts += [f"{count.skipped} skipped"] if count.skipped else []
-    behind = sum(len(cause.effects) for cause in report.causes)
-    causes = plural(sum(bool(cause.effects) for cause in report.causes), "cause")
-    folded = f"; {behind} of these behind {causes}" if behind else ""
-    return f"{report.verdict.upper()}: {', '.join(parts)}{folded}"
+    return f"{report.verdict.upper()}: {', '.join(filter(None, parts))}"
+
+
+def _counted(report: CheckReport, status: str, noun: str) -> str:
+    """How many causes have that status, and how many findings these are where they are more."""
+    causes = [cause for cause in report.causes if cause.status == status]
+    found, behind = sum(len(cause.findings) for cause in causes), sum(len(cause.effects) for cause in causes)
+    more = [plural(found, "finding")] if found > len(causes) else []
+    more += [f"{behind} behind {'it' if len(causes) == 1 else 'them'}"] if behind else []
+    text = f"{plural(len(causes), noun)} ({', '.join(more)})" if more else plural(len(causes), noun)
+    return text if causes else ""
+
+
+def policies(report: CheckReport) -> str:
+    """default, then my.toml."""
+    return ", then ".join(source.removeprefix("policy ") for source in report.policy)
 
 
 def looked_at(report: CheckReport) -> list[str]:
     """The files, what ran on them, and by which policy."""
     ran = facts.ran(all_prompts(report), report.environment) if report.environment else "weights only"
     files = facts.files(report.model) + facts.quantised(report.model.quantised)
-    return [files, ran, f"policy: {', then '.join(report.policy)}"]
+    return [files, ran, f"policy: {policies(report)}"]
 
 
 def against(baseline: BaselineFacts) -> str:
@@ -38,28 +52,52 @@ def against(baseline: BaselineFacts) -> str:
 
 
 def measured(outcome: Outcome) -> str:
-    """0.35 > 0.0001: what was measured, and the bound it breaks or keeps."""
+    """0.35 > 0.0001: what was measured, and the bound it breaks or keeps; of an estimate about 0.35 +- 0.09; at most
+    0.0001."""
     if outcome.measured is None:
         return ""
     value, low, high = outcome.measured, outcome.low, outcome.high
+    said = reading(outcome)
+    least, most = (number(limit, value) for limit in (low, high))
     if outcome.beyond is None:
-        bounds = [f"{sign} {number(limit)}" for sign, limit in ((">=", low), ("<=", high)) if limit is not None]
-        said = f"{number(value)} {outcome.unit}".rstrip()
+        bounds = [f"{sign} {limit}" for sign, limit in ((">=", least), ("<=", most)) if limit]
+        said = f"{said} {outcome.unit}".rstrip()
         return f"{said} ({' and '.join(bounds)})" if bounds else said
     if high is not None and value > high:
-        return f"{number(value)} > {number(high)}"
-    return f"{number(value)} < {number(low)}" if low is not None and value < low else number(value)
+        return f"{said}; at most {most}" if outcome.rule in _ESTIMATED else f"{said} > {most}"
+    return f"{said} < {least}" if low is not None and value < low else said
 
 
-def number(value: float | None, digits: int = 6) -> str:
-    """Enough digits to tell a value from its bound."""
-    return "" if value is None else f"{value:.{digits}g}"
+def reading(outcome: Outcome) -> str:
+    """What was measured, as far as it is known; empty without a value."""
+    value, error = outcome.measured, _ESTIMATED.get(outcome.rule)
+    if not value or error is None:
+        return number(value, outcome.low, outcome.high)
+    return f"about {value:.2g} +- {error * value:.1g}" if value < 0.1 else f"about {value:.2f} +- {error * value:.2f}"
+
+
+def number(value: float | None, *others: float | None) -> str:
+    """Digits that tell a value from its bounds."""
+    return "" if value is None else apart(value, *(other for other in others if other is not None))
 
 
 def without_findings(outcome: Outcome) -> str:
     """What a rule that passed measured, or why it was skipped; of a drift rule what came closest."""
     named = outcome.rule.startswith("drift.") or outcome.rule == "bounds"  # many fields: the message says which
     return (named and outcome.message) or measured(outcome) or outcome.message
+
+
+def unmeasured(report: CheckReport) -> dict[str, list[str]]:
+    """Why rules were skipped -> their names, a family of which every rule has that reason as 'adapter.*'."""
+    skipped = by_key((o.message, o.rule) for o in report.outcomes if o.status == "skipped")
+    return {why: whole(rules, report, "skipped") for why, rules in skipped.items()}
+
+
+def whole(rules: list[str], report: CheckReport, status: str) -> list[str]:
+    """The rules, a family of which nothing else is in the report as 'adapter.*'. status: that they are named for."""
+    others = {o.rule.partition(".")[0] for o in report.outcomes if o.rule not in rules or o.status != status}
+    families = [(rule, rule.partition(".")[0]) for rule in rules]
+    return list(dict.fromkeys(rule if family in others else f"{family}.*" for rule, family in families))
 
 
 def own(report: CheckReport, cause: Cause) -> list[Outcome]:

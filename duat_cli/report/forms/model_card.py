@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from duat_cli.errors import InputError
 from duat_cli.report.check.markdown import escaped
-from duat_cli.report.check.words import limit, own, verdict
-from duat_cli.report.tables import facts
+from duat_cli.report.check.words import limit, own, policies, verdict
+from duat_cli.report.tables import facts, numbers
 from duat_cli.results.base import Certificate, Environment, Result
 from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.check import CheckReport, UndecidedReport
@@ -47,7 +47,7 @@ def _checked(report: CheckReport) -> str:
     size = sum(file.bytes for file in model.files)
     stored = ", ".join(map(escaped, model.stored))
     rows: list[Row] = [("Verdict", f"**{escaped(verdict(report))}**")]
-    rows += [("Gates", escaped(", then ".join(report.policy)))]
+    rows += [("Policy", escaped(policies(report)))]
     if report.baseline is not None:
         name = "Base" if report.baseline.base else "Baseline"
         rows += [(name, f"{escaped(report.baseline.file)}, {report.baseline.status}")]
@@ -114,8 +114,9 @@ def _certificate(found: Certificate | None) -> list[Row]:
         return [("Certificate", "none: no forward pass")]
     word = "exact" if found.exact else "**not exact**"
     text = (
-        f"{word}: the DUAT sum is {found.relative_error:.1e} from the model's own output, and the model under duat's "
-        f"instruments {found.plain_error:.1e} from the untouched one; tolerance {found.tolerance:.0e}"
+        f"{word}: the DUAT sum is {numbers.error(found.relative_error)} from the model's own output, and the model "
+        f"under duat's instruments {numbers.error(found.plain_error)} from the untouched one; tolerance "
+        f"{found.tolerance:.0e}"
     )
     return [("Certificate", text)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from duat_cli.report.check.words import advice, against, heading, looked_at, number, verdict
+from duat_cli.report.check.words import advice, against, heading, looked_at, number, reading, verdict
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.cells import layer_map, place_of
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Verdict, tiles_of
@@ -37,9 +37,9 @@ _COLUMNS: tuple[tuple[Head, Callable[[Outcome], str]], ...] = (
     (Head("status", path="", number=False), lambda one: _MARKS[one.status]),
     (Head("block", path="block"), lambda one: numbers.whole(one.block)),
     (Head("what was found", path="message", number=False, long=True), lambda one: one.message),
-    (Head("measured", path="measured"), lambda one: number(one.measured) or numbers.ABSENT),
-    (Head("least", path="low"), lambda one: number(one.low) or numbers.ABSENT),
-    (Head("most", path="high"), lambda one: number(one.high) or numbers.ABSENT),
+    (Head("measured", path="measured"), lambda one: reading(one).replace("+-", "±") or numbers.ABSENT),
+    (Head("least", path="low"), lambda one: number(one.low, one.measured) or numbers.ABSENT),
+    (Head("most", path="high"), lambda one: number(one.high, one.measured) or numbers.ABSENT),
     (Head("unit", path="unit", number=False), lambda one: one.unit),
     (Head("threshold's source", path="source", number=False), lambda one: one.source),
     (Head("where to look", path="", number=False), lambda one: f"{one.location.file}:{one.location.line}"),

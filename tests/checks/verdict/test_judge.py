@@ -22,6 +22,20 @@ def judged(*measurements: Measurement, level: Literal["error", "warn"] = "error"
     return list(judge(Settings(rule, level, 1.0, None), Evidence(None, None), lambda key, where: HERE))  # type: ignore[arg-type]
 
 
+def test_what_hardly_moved_is_not_told_in_numbers() -> None:
+    rule = all_rules()["drift.operator"]
+    for value, said in (
+        (0.0, "none moved"),
+        (0.005, "none moved by 1% of its tolerance"),
+        (-0.4, "at 40% of it: text"),
+    ):
+        one = Measurement(value, "text", low=-1.0, high=1.0)
+        settings = Settings(replace(rule, measure=lambda *_, one=one: [one], needs=()), "error", None, None)
+        [found] = judge(settings, Evidence(None, None), lambda key, where: HERE)  # type: ignore[arg-type]
+        assert found.message.startswith("1 metric")
+        assert found.message.endswith(said)
+
+
 @pytest.mark.parametrize(
     ("measurements", "status", "measured"),
     [

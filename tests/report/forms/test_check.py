@@ -17,7 +17,7 @@ import pytest
 import sample_reports as sample
 
 from duat_cli.report.check import sarif
-from duat_cli.report.check.words import measured, verdict
+from duat_cli.report.check.words import measured, unmeasured, verdict
 from duat_cli.report.forms.check import render, render_undecided
 from duat_cli.report.tables.page import Page
 from duat_cli.results.check import Location
@@ -52,7 +52,7 @@ def test_junit_has_a_case_a_rule() -> None:
     assert len(suite.findall("testcase/skipped")) == int(suite.get("skipped", "")) == 2
     assert len({case.get("name") for case in cases}) == 10  # one a rule, so that a name stays from run to run
     first, second = suite.findall("testcase/failure")[:2]
-    assert "0.35 > 0.0001; tolerance of float32" in (first.text or "")
+    assert "about 0.35 +- 0.09; at most 0.0001; tolerance of float32" in (first.text or "")
     assert len((first.text or "").splitlines()) == 10  # nine tensors, and what to do
     assert (second.get("message") or "").endswith("(behind weights)")
     assert suite.findtext("system-out") == "warning: a \\x1b[31mwarning"
@@ -162,15 +162,38 @@ def test_all_leaves_nothing_out() -> None:
     short, whole = (render(sample.check_report(), "table", Page(80), every) for every in (False, True))
     assert "and 3 more, in blocks 6-8; --all lists them" in short
     assert "effective_context' went" not in short
-    for words in ("layers.8.mlp.up_proj.weight' moved", "effective_context' went"):
+    assert "passed: 4 rules; --all lists them" in short
+    for words in ("layers.8.mlp.up_proj.weight' moved", "effective_context' went", "nothing found: integrity."):
         assert words in whole
     assert "--all" not in whole
 
 
+def test_a_family_is_named_as_a_whole_only_where_all_of_it_has_one_reason() -> None:
+    report = sample.check_report()
+    skipped = next(o for o in report.outcomes if o.status == "skipped")
+    reasons = {"behaviour.loss": "no head", "behaviour.logits": "no head", "behaviour.agreement": "no --baseline"}
+    reasons |= {"adapter.config": "no --adapter", "adapter.behaviour": "no --adapter"}
+    outcomes = [skipped.model_copy(update={"rule": rule, "message": why}) for rule, why in reasons.items()]
+    report = report.model_copy(update={"outcomes": outcomes, "causes": []})
+    expected = {
+        "no head": ["behaviour.loss", "behaviour.logits"],
+        "no --baseline": ["behaviour.agreement"],
+        "no --adapter": ["adapter.*"],
+    }
+    assert unmeasured(report) == expected
+    assert "- behaviour.loss, behaviour.logits: skipped, no head" in render(report, "markdown", Page(80))
+
+
 def test_words() -> None:
     report = sample.check_report()
-    assert verdict(report) == ("FAILED: 11 failed, 1 warning, 4 passed, 2 skipped; 1 of these behind 1 cause")
-    assert [measured(o) for o in report.outcomes[8:13]] == ["0.27 > 0.0001", "2.5 < 3", "", "1 > 0", "0 values (<= 0)"]
+    assert verdict(report) == ("FAILED: 2 causes (10 findings, 1 behind them), 1 warning, 4 passed, 2 skipped")
+    assert [measured(o) for o in report.outcomes[8:13]] == [
+        "about 0.27 +- 0.07; at most 0.0001",
+        "2.5 < 3",
+        "",
+        "1 > 0",
+        "0 values (<= 0)",
+    ]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,52 @@
+"""The file and line that a reader of an outcome should open."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from duat_cli.checks.baseline import lines_of
+from duat_cli.checks.rule import Evidence
+from duat_cli.loading.declared.facts import GENERATION, TOKENIZER
+from duat_cli.results.check import Location
+
+_FILES = {GENERATION: "generation_config.json", TOKENIZER: "tokenizer.json"}  # by what the name of a place begins with
+
+
+class Locator:
+    """The file and line that a reader of an outcome should open: the baseline, the policy, else the file of the
+    checkpoint that it is about, else config.json."""
+
+    def __init__(self, evidence: Evidence, baseline: str | None, base: str | None) -> None:
+        """baseline: its name; base: the same where it was made in this run and is no file."""
+        self._folder, self._tensors = evidence.files.path, evidence.files.tensors
+        self._baseline, self._base = baseline, base
+        self._entries, self._lines = functools.cache(lines_of), functools.cache(_lines)
+
+    def __call__(self, key: tuple[str, str] | None, where: str | None) -> Location:
+        if key is None or key[0] == self._base:
+            named = "" if where is None or where in self._tensors else where.partition(".")[0].removesuffix("_config")
+            about = self._folder / _FILES.get(named, "config.json")
+            return Location(file=_relative(about if about.is_file() else self._folder / "config.json"), line=1)
+        file, name = key
+        if file == self._baseline:
+            line = self._entries(Path(file).expanduser()).get(name, 1)
+        else:
+            line = next((number for number, text in enumerate(self._lines(file), 1) if name in text), 1)
+        return Location(file=_relative(Path(file)), line=line)
+
+
+def _lines(file: str) -> list[str]:
+    """None of a file that cannot be read."""
+    try:
+        return Path(file).read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return []
+
+
+def _relative(path: Path) -> str:
+    """As a link of a repository has it: relative where the file is below the working directory."""
+    try:
+        return path.expanduser().absolute().relative_to(Path.cwd()).as_posix()
+    except (ValueError, OSError):
+        return path.expanduser().absolute().as_posix()
