@@ -143,6 +143,9 @@ def test_a_baseline_is_the_command_s(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert run(["check", DEMO, "--baseline", "b.json", "--update-baseline", "--weights-only", "-q"]) == 0
     assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
     assert duat.check(DEMO, baseline="a.json", weights_only=True).verdict == "passed"
+    against = duat.check(DEMO, base=DEMO, weights_only=True)
+    assert against.baseline is not None
+    assert (against.baseline.base, against.policy[-1]) == (True, "policy fine-tune")
 
 
 def test_a_target_for_every_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -250,7 +251,8 @@ def test_a_fine_tune_is_held_against_its_base_without_a_file(
     tuned = damaged(tmp_path / "c", lambda state: merge(state, 0.2))
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    done = duat("check", tuned, *PROMPT, "--base", demo_path(), "--json")
+    monkeypatch.setattr("sys.stdin", io.StringIO(PROMPT[1]))  # which is read once
+    done = duat("check", tuned, "--prompt", "-", "-q", "--base", demo_path(), "--json")
     assert (done.code, done.rules("warned")) == (0, {"drift.weights"})
     assert done.json["policy"] == ["policy default", "policy adapter", "policy fine-tune"]
     held = done.json["baseline"]
@@ -271,6 +273,7 @@ def test_a_base_that_cannot_be_one(tmp_path: Path, duat: Duat) -> None:
     duat(*check, "--base", broken).refused(f"--base '{broken}': fails itself: integrity.nonfinite", "sound base")
     for other in (("--baseline", tmp_path / "b.json"), ("--update-baseline",)):
         duat(*check, "--base", broken, *other).refused(f"--base and {other[0]} contradict")
+    duat("check", tmp_path / "nope", "--base", demo_path(), "-q").refused("nope: no such folder")
     duat(*check, "--base", demo_path(), "--adapter", demo_adapter_path()).refused("--base and --adapter contradict")
     bad.llama(tmp_path / "m")
     duat(*check, "--base", tmp_path / "m").refused(f"--base {tmp_path / 'm'}: belongs to another model")

@@ -44,6 +44,8 @@ from duat_cli.results.prompts import set_of
 from duat_cli.text import shown
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from duat_cli.analysis.check.behaviour import Asking
     from duat_cli.analysis.clock import RunFacts
     from duat_cli.analysis.inspect.options import InspectOptions
@@ -75,10 +77,12 @@ class CheckRequest:
     processes: int = 1
     """How many may share the prompts."""
 
-    def of_base(self, base: str) -> CheckRequest:
-        """The same of the checkpoint of --base; a hub id may have its revision behind an @."""
+    def of_base(self, base: str, tuned: Path) -> CheckRequest:
+        """The same of the checkpoint of --base; a hub id may have its revision behind an @. tuned: the fine-tune's
+        folder, whose chat template stands in for one that the base lacks."""
         name, _, revision = (base, "", "") if is_local(base) else base.partition("@")
-        return replace(self, model=replace(self.model, model=name, revision=revision or None), adapter=None)
+        model, texts = replace(self.model, model=name, revision=revision or None), replace(self.texts, template=tuned)
+        return replace(self, model=model, texts=texts)
 
 
 @dataclass(frozen=True)
@@ -93,10 +97,12 @@ class Ran:
     """What it answered; None where there is no report, or no rule asks."""
 
 
-def check(plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFacts) -> tuple[CheckReport, str | None]:
+def check(
+    plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFacts, read: list[PromptText] | None = None
+) -> tuple[CheckReport, str | None]:
     """The report, and the text of the baseline to write, if one is to be written.
 
-    run: what the report says of the run, of the memory that is planned for it.
+    run: what the report says of the run, of the memory that is planned for it; read: the texts, where they are read.
 
     Where the prompts cannot be made tokens, the model cannot run or the pass leaves nothing to measure, and no rule
     that needs none of it says so: the InputError, ForwardError or NoSignalError.
@@ -106,10 +112,11 @@ def check(plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFa
         option = source.replace("policy ", "--policy ")
         raise InputError(f"{option}: nothing to hold it against; give {_BESIDE_A_BASE[source]}, or --baseline FILE")
     refuse_prompts(plan, request.texts)
-    if plan.base is not None and plan.baseline is None and not plan.update:
-        plan = against_base(plan, request, progress, run)
-    read = request.texts.read(progress) if plan.forward else []
+    if read is None:  # once for both models: standard input is there once
+        read = request.texts.read(progress) if plan.forward or (plan.base and not plan.weights_only) else []
     found = request.model.find(progress)
+    if plan.base is not None and plan.baseline is None and not plan.update:
+        plan = against_base(plan, request.of_base(plan.base, found.place.path), progress, run, read)
     if plan.baseline is not None:
         refuse_other_type(plan.baseline, found.files)
     adapter = _adapter(request, progress)
@@ -136,13 +143,15 @@ def check(plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFa
     return report, text
 
 
-def against_base(plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFacts) -> CheckPlan:
-    """The plan with the baseline of --base, for which the base is checked as --update-baseline does it; nothing is
-    written. InputError where a check of the base fails."""
+def against_base(
+    plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFacts, read: list[PromptText]
+) -> CheckPlan:
+    """The plan with the baseline of --base, whose checkpoint is checked as --update-baseline does it; nothing is
+    written. request: of the base. InputError where a check of it fails."""
     assert plan.base is not None
     if request.adapter is not None:
         raise InputError("--base and --adapter contradict each other: an adapter's base is MODEL; leave one out")
-    report, text = check(replace(plan, update=True), request.of_base(plan.base), progress, run)
+    report, text = check(replace(plan, update=True), request, progress, run, read)
     if text is None:
         first = next(one for one in report.outcomes if one.status == "failed")
         raise InputError(f"--base {shown(plan.base)}: fails itself: {first.rule}: {first.message}; give a sound base")

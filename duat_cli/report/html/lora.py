@@ -11,9 +11,9 @@ from duat_cli.report.html.drawing.figure import Figure, Sheet, Verdict, loaded, 
 from duat_cli.report.html.drawing.plot import Axis, Plot, dotted
 from duat_cli.report.html.drawing.scales import Linear, Log
 from duat_cli.report.html.drawing.table import Head, Table, table_by, table_of
-from duat_cli.report.tables import numbers
+from duat_cli.report.tables import lora, numbers
 from duat_cli.report.tables.grid import Column, on_page
-from duat_cli.report.tables.lora import BLOCK_COLUMNS, MODULE_COLUMNS, PROMPT_COLUMNS, changed, method
+from duat_cli.report.tables.lora import BLOCK_COLUMNS, MODULE_COLUMNS, PROMPT_COLUMNS
 from duat_cli.results.lora import LoraReport
 from duat_cli.results.prompts import all_prompts
 from duat_cli.results.weight_change import ModuleChange, ModuleComparison
@@ -97,9 +97,9 @@ def lora_sheet(report: LoraReport, beside: Sequence[LoraReport]) -> Sheet:
 
 
 def _facts(report: LoraReport) -> list[str]:
-    what = "checked only" if report.summary.changed is None else changed(report)
+    what = "checked only" if report.summary.changed is None else lora.changed(report)
     what += f", {len(report.reshaped)} of another shape, not compared" if report.reshaped else ""
-    found = [f"{report.mode}: {method(report)} on {report.dtype} weights, {what}"]
+    found = [f"{report.mode}: {lora.method(report)} on {report.dtype} weights, {what}"]
     if report.model is not None and report.environment is not None and report.prompts is not None:
         found += loaded(report.model, report.environment, all_prompts(report))
     return found
