@@ -26,6 +26,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         cli/terminal/faults cli/terminal/signals cli/terminal/talk errors""",
     "the command with nothing faked: checks/test_command.py, checks/test_cases.py": """
         cli/commands/check cli/shared/outlets checks/verdict/conclude checks/verdict/locate checks/rules/files""",
+    "fine-tunes held against their base: checks/test_drift.py": "analysis/check/against",
     "golden text at every width: report/test_table.py": """
         report/check/table report/tables/attribute/columns report/tables/attribute/report
         report/tables/columns report/tables/compare report/tables/facts report/tables/inspect report/tables/lora

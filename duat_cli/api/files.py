@@ -131,8 +131,8 @@ def check(
             own = opened.tokenizer if loaded.like is None else None
             report, _ = check_given(settled, loaded, opened.prompts, own, heard(progress), clock.run)
             return CheckResult.of(report)
+        from duat_cli.analysis.check.against import check_against as compute
         from duat_cli.analysis.check.run import CheckRequest
-        from duat_cli.analysis.check.run import check as compute
 
         request = CheckRequest(asked.request(), asked.texts, folder(adapter))
         report, text = compute(settled, request, heard(progress), clock.run)

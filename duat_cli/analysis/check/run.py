@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from duat_cli.analysis.check.integers import tables
 from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, Reading, open_reading
 from duat_cli.analysis.plan.task import PruneOptions, Task
-from duat_cli.checks.baseline import of_base, prompt_set, weight_metrics
+from duat_cli.checks.baseline import prompt_set, weight_metrics
 from duat_cli.checks.drift import refuse_foreign, refuse_other_type
 from duat_cli.checks.paths import asks_for
 from duat_cli.checks.rule import Evidence, Need
-from duat_cli.checks.verdict.conclude import NO_FORWARD, CheckPlan, Subject, conclude
+from duat_cli.checks.verdict.conclude import NO_FORWARD, CheckPlan, Subject, conclude, refuse_unheld
 from duat_cli.checks.weights import weight_facts
 from duat_cli.errors import (
     CheckpointError,
@@ -32,7 +32,6 @@ from duat_cli.errors import (
     is_out_of_memory,
 )
 from duat_cli.loading.checkpoint.index import ADAPTER_CONFIG
-from duat_cli.loading.checkpoint.source import is_local
 from duat_cli.loading.declared import fields
 from duat_cli.loading.declared.embedder import embedder
 from duat_cli.loading.declared.facts import Declared
@@ -41,11 +40,8 @@ from duat_cli.loading.declared.tokenizer import texts_hash, tokenizer_facts, tok
 from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.loading.model.notes import weight_notes
 from duat_cli.results.prompts import set_of
-from duat_cli.text import shown
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from duat_cli.analysis.check.behaviour import Asking
     from duat_cli.analysis.clock import RunFacts
     from duat_cli.analysis.inspect.options import InspectOptions
@@ -62,8 +58,6 @@ if TYPE_CHECKING:
 
 NO_ADAPTER = "no --adapter was given"
 NO_TEXT = "the model reads no text here"
-_BESIDE_A_BASE = {"policy adapter": "--adapter DIR", "policy fine-tune": "--base BASE"}
-"""Policies that compare with a base, and the option that gives what is compared."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +70,6 @@ class CheckRequest:
     """Folder or hub id of an adapter of this model, checked as well."""
     processes: int = 1
     """How many may share the prompts."""
-
-    def of_base(self, base: str, tuned: Path) -> CheckRequest:
-        """The same of the checkpoint of --base; a hub id may have its revision behind an @. tuned: the fine-tune's
-        folder, whose chat template stands in for one that the base lacks."""
-        name, _, revision = (base, "", "") if is_local(base) else base.partition("@")
-        model, texts = replace(self.model, model=name, revision=revision or None), replace(self.texts, template=tuned)
-        return replace(self, model=model, texts=texts)
 
 
 @dataclass(frozen=True)
@@ -107,16 +94,11 @@ def check(
     Where the prompts cannot be made tokens, the model cannot run or the pass leaves nothing to measure, and no rule
     that needs none of it says so: the InputError, ForwardError or NoSignalError.
     """
-    source = plan.policy.layers[-1].source
-    if source in _BESIDE_A_BASE and request.adapter is None and plan.baseline_name is None:
-        option = source.replace("policy ", "--policy ")
-        raise InputError(f"{option}: nothing to hold it against; give {_BESIDE_A_BASE[source]}, or --baseline FILE")
+    refuse_unheld(plan, request.adapter)
     refuse_prompts(plan, request.texts)
-    if read is None:  # once for both models: standard input is there once
-        read = request.texts.read(progress) if plan.forward or (plan.base and not plan.weights_only) else []
+    if read is None:
+        read = request.texts.read(progress) if plan.forward else []
     found = request.model.find(progress)
-    if plan.base is not None and plan.baseline is None and not plan.update:
-        plan = against_base(plan, request.of_base(plan.base, found.place.path), progress, run, read)
     if plan.baseline is not None:
         refuse_other_type(plan.baseline, found.files)
     adapter = _adapter(request, progress)
@@ -141,21 +123,6 @@ def check(
     if ran is not None and ran.fault is not None and (plan.update or report.verdict == "passed"):
         raise ran.fault
     return report, text
-
-
-def against_base(
-    plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFacts, read: list[PromptText]
-) -> CheckPlan:
-    """The plan with the baseline of --base, whose checkpoint is checked as --update-baseline does it; nothing is
-    written. request: of the base. InputError where a check of it fails."""
-    assert plan.base is not None
-    if request.adapter is not None:
-        raise InputError("--base and --adapter contradict each other: an adapter's base is MODEL; leave one out")
-    report, text = check(replace(plan, update=True), request, progress, run, read)
-    if text is None:
-        first = next(one for one in report.outcomes if one.status == "failed")
-        raise InputError(f"--base {shown(plan.base)}: fails itself: {first.rule}: {first.message}; give a sound base")
-    return replace(plan, baseline=of_base(plan.base, text))
 
 
 def refuse_prompts(plan: CheckPlan, texts: PromptRequest) -> None:

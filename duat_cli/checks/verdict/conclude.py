@@ -134,6 +134,15 @@ def plan(
     return CheckPlan(policy, settings, name, found, update, weights_only, dtype)
 
 
+def refuse_unheld(plan: CheckPlan, adapter: str | None) -> None:
+    """InputError where a policy compares with a base and nothing is given to compare. adapter: of --adapter."""
+    source = plan.policy.layers[-1].source
+    held = {"policy adapter": "--adapter DIR", "policy fine-tune": "--base BASE"}.get(source)
+    if held is not None and adapter is None and plan.baseline_name is None:
+        option = source.replace("policy ", "--policy ")
+        raise InputError(f"{option}: nothing to hold it against; give {held}, or --baseline FILE")
+
+
 @dataclass(frozen=True)
 class Subject:
     """What the report says of the checkpoint, besides the evidence."""

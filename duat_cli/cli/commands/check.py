@@ -99,8 +99,8 @@ def check(
             # a job whose variable is empty would pass, on the bundled demo
             raise InputError("MODEL missing: a gate does not fall back to the bundled demo; give a folder or a hub id")
         wanted = loading.request(model)
+        from duat_cli.analysis.check.against import check_against as compute
         from duat_cli.analysis.check.run import CheckRequest
-        from duat_cli.analysis.check.run import check as compute
         from duat_cli.analysis.clock import Clock
         from duat_cli.checks.verdict.conclude import plan
 
