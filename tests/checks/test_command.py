@@ -163,7 +163,7 @@ def test_a_fault_of_duat_is_no_empty_job(broken: Path, duat: Duat, monkeypatch: 
     def fails(*given: object) -> None:
         raise ZeroDivisionError("odd")
 
-    monkeypatch.setattr("duat_cli.analysis.check.run.check", fails)
+    monkeypatch.setattr("duat_cli.analysis.check.against.check", fails)
     done = duat("check", broken, *LIGHT, "--json")
     assert done.json["error"]["kind"] == "internal"
     assert "unexpected ZeroDivisionError: odd" in done.json["error"]["message"]
