@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from duat_cli.analysis.prune.sets.plan import name_of
 from duat_cli.analysis.prune.terms.certified import Bound
 from duat_cli.analysis.prune.terms.criteria import Scores
 from duat_cli.analysis.prune.terms.damage import Interval
@@ -20,6 +22,7 @@ from duat_cli.models.terms.sites import Site, TermId
 from duat_cli.results.prune.terms import Estimated, HeadSummary, NeuronSummary, Prediction, PruneBlock, PruneTerm
 from duat_cli.statistics.ranking import Estimate, bootstrap, kendall, median_ratio, spearman, worst_ratio
 from duat_cli.statistics.survey import mean_of
+from duat_cli.text import plural
 
 FEWEST = 5  # terms that can be ranked: three are in order once in six by chance, and their interval is then [1, 1]
 DRAWN = 8  # the same of those that stand for others: of four, resampled, one interval in seven is [1, 1]
@@ -30,6 +33,8 @@ _STATISTICS = {  # field of the report -> statistic of predicted and measured da
 }
 NEGLIGIBLE = 0.01  # of the budget
 FACTOR = 2.0  # that a prediction may be off by and still be valid
+NO_DAMAGE = "nothing that was ablated has a damage, predicted or measured"
+NONE_ABLATED = "no term of this kind was ablated alone"
 NOT_BOUNDED = "certified bounds are left out by --effort quick"
 NOT_CARRIED = "carried for the terms that are ablated for real; a larger --measure takes more"
 
@@ -229,12 +234,13 @@ def _prediction(
     weights = 1 / chance
     fewest = FEWEST if len(truth) == len(every) else DRAWN
     enough = len(truth) >= fewest
-    within, worst, names = None, None, (*_STATISTICS, "worst_ratio", "valid_to")
-    reasons = {} if enough else dict.fromkeys(names, f"{len(truth)} ablated terms are too few to be ranked")
+    guess = damage[picked]
+    worst, within, reasons = how_far_off(guess, truth, [name_of(terms.ids[k]) for k in sample.places])
+    if not enough:
+        reasons |= dict.fromkeys(_STATISTICS, f"{len(truth)} ablated terms are too few to be ranked")
     values: dict[str, Estimated | None] = dict.fromkeys(_STATISTICS)
     criteria: dict[str, Estimated | None] = {}
     if enough:
-        guess = damage[picked]
         both = (guess > 0) & (truth > 0)  # a ratio needs both; a loss may fall
         for name, (statistic, divides) in _STATISTICS.items():
             which = both if divides else torch.ones_like(both)
@@ -243,12 +249,6 @@ def _prediction(
             values[name] = _estimated(ranked)
             if values[name] is None:
                 reasons[name] = "one side is constant" if len(x) >= fewest else "too few damages above zero"
-        if int(both.sum()) >= fewest:
-            within, worst = valid_to(guess[both], truth[both]), float(worst_ratio(guess[both], truth[both]))
-            if within is None:
-                reasons["valid_to"] = "the smallest prediction is further off"
-        else:
-            reasons |= dict.fromkeys(("worst_ratio", "valid_to"), "too few damages above zero")
         for name, score in scores.items():
             if bool(torch.isfinite(score[picked]).all()):
                 criteria[name] = _estimated(bootstrap(spearman, score[picked], truth, confidence, weights=weights))
@@ -270,13 +270,52 @@ def _prediction(
     )
 
 
+def how_far_off(
+    guess: Tensor, truth: Tensor, names: Sequence[str]
+) -> tuple[float | None, float | None, dict[str, str]]:
+    """The worst factor between predicted and measured damages, (terms,) each; up to which prediction all are within
+    FACTOR; and why one of them is None."""
+    ratio, reasons = _ratios(guess, truth), dict[str, str]()
+    finite = (ratio > 0) & ratio.isfinite()
+    there, apart = finite & (guess != 0), ~finite
+    worst = float(worst_ratio(guess[there], truth[there])) if bool(there.any()) else None
+    if bool(apart.any()):
+        far = int(((guess - truth).abs() * apart).argmax())
+        others = "" if worst is None else f"; of the others the worst factor is {worst:.3g}"
+        count = f"{int(apart.sum())} of {plural(len(guess), 'ablated term')}"
+        reasons["worst_ratio"] = f"no finite factor for {count}: {_said(names, guess, truth, far)}{others}"
+        worst = None
+    elif worst is None:
+        reasons["worst_ratio"] = NO_DAMAGE if len(guess) else NONE_ABLATED
+    within = valid_to(guess, truth)
+    if within is None:
+        off = guess.where(_off(ratio), math.inf)
+        reasons["valid_to"] = reasons.get("worst_ratio", NO_DAMAGE)
+        if bool(off.isfinite().any()):
+            said = _said(names, guess, truth, int(off.argmin()))
+            reasons["valid_to"] = f"no prediction above 0 is below that of the first term that is off by more: {said}"
+    return worst, within, reasons
+
+
+def _said(names: Sequence[str], guess: Tensor, truth: Tensor, place: int) -> str:
+    return f"{names[place]} is predicted to do {float(guess[place]):.3g} and did {float(truth[place]):.3g}"
+
+
 def valid_to(guess: Tensor, truth: Tensor) -> float | None:
-    """The largest prediction such that no smaller one, nor itself, is off by more than FACTOR; None where the smallest
-    is. Both are above zero."""
-    ratio = guess / truth
-    off = guess[(ratio > FACTOR) | (ratio < 1 / FACTOR)]
+    """The largest prediction above zero such that no smaller one, nor itself, is off by more than FACTOR; None where
+    there is none."""
+    off = guess[_off(_ratios(guess, truth))]
     good = guess[guess < off.min()] if len(off) else guess  # equal ones share the fate of the worst of them
-    return float(good.max()) if len(good) else None
+    return float(good.max()) if bool((good > 0).any()) else None
+
+
+def _ratios(guess: Tensor, truth: Tensor) -> Tensor:
+    """Predicted / measured; 1 where both are 0."""
+    return torch.where(guess == truth, 1.0, guess / truth)
+
+
+def _off(ratio: Tensor) -> Tensor:
+    return (ratio > FACTOR) | (ratio < 1 / FACTOR)
 
 
 def _estimated(estimate: Estimate | None) -> Estimated | None:

@@ -240,15 +240,16 @@ class Prediction(WithReasons):
         Estimated | None, replace(_RANKED, formula="correlation of the ranks of linearised and measured")
     ]
     kendall: Annotated[Estimated | None, replace(_RANKED, formula="tau-b of linearised and measured")]
-    median_ratio: Annotated[Estimated | None, replace(_RATIO, formula="median of linearised / measured")] = Field(
-        description="median of predicted / measured"
-    )
+    median_ratio: Annotated[
+        Estimated | None, replace(_RATIO, formula="median of linearised / measured, where both are above 0")
+    ] = Field(description="median of predicted / measured")
     worst_ratio: Annotated[
         Finite | None,
         Meaning(
             "factor",
             "measured",
-            how="of the terms that were ablated: others may be further off",
+            how="of the terms that were ablated: others may be further off; null where one of the two is 0 or they "
+            "differ in sign, since no factor is then finite; both 0 is no difference",
             formula="the ratio linearised / measured that is farthest from 1, as a factor of at least 1",
         ),
     ] = Field(description="largest factor between predicted and measured")
@@ -257,8 +258,9 @@ class Prediction(WithReasons):
         Meaning(
             "the metric's",
             "measured",
-            how="of the terms that were ablated",
-            formula="largest p such that every ablated term with linearised <= p has 1/2 <= linearised / measured <= 2",
+            how="of the terms that were ablated; both 0 is within it, one of them 0 is not",
+            formula="largest p above 0 such that every ablated term with linearised <= p has "
+            "1/2 <= linearised / measured <= 2",
         ),
     ] = Field(description="range of the prediction: the predicted damage up to which it is within a factor of 2")
     criteria: Annotated[

@@ -11,7 +11,7 @@ from helpers import as_loaded, minilm, single_model, token_ids
 from paging import saved
 
 from duat_cli.analysis.plan.task import PruneOptions
-from duat_cli.analysis.prune.report import valid_to
+from duat_cli.analysis.prune.report import NO_DAMAGE, how_far_off, valid_to
 from duat_cli.analysis.prune.run import check_holdout, fresh, prune_bound
 from duat_cli.errors import InputError
 from duat_cli.kinds import Kind
@@ -208,6 +208,36 @@ def test_a_prediction_is_valid_up_to_the_first_that_is_off_by_more_than_twice() 
     twice = torch.tensor([0.1, 0.2, 0.2, 0.3], dtype=torch.float64)
     for factors in ([1, 1, 3, 1], [1, 3, 1, 1]):  # of two equal predictions one is off, in whichever order
         assert valid_to(twice, twice * torch.tensor(factors)) == pytest.approx(0.1)
+
+
+def test_a_factor_is_given_of_few_terms_too_and_none_where_one_side_is_zero() -> None:
+    """A largest ratio needs no ranking; a term predicted to do nothing that does something is off without end."""
+
+    def found(guess: list[float], truth: list[float]) -> tuple[float | None, float | None, dict[str, str]]:
+        names = [f"term {k}" for k in range(len(guess))]
+        return how_far_off(*(torch.tensor(x, dtype=torch.float64) for x in (guess, truth)), names)
+
+    assert found([0.1, 0.2], [0.15, 1.0]) == (pytest.approx(5.0), pytest.approx(0.1), {})
+    assert found([0.1, 0.0], [0.15, 0.0]) == (pytest.approx(1.5), pytest.approx(0.1), {})
+    assert found([0.0, 0.0], [0.0, 0.0])[2] == {"worst_ratio": NO_DAMAGE, "valid_to": NO_DAMAGE}
+    worst, within, reasons = found([0.1, 0.0, 0.2], [0.1, 1.76, 0.6])
+    assert (worst, within) == (None, None)
+    assert "1 of 3 ablated terms" in reasons["worst_ratio"]
+    assert "term 1 is predicted to do 0 and did 1.76" in reasons["worst_ratio"]
+    assert "the worst factor is 3" in reasons["worst_ratio"]
+    assert "term 1" in reasons["valid_to"]
+    assert found([0.1, 0.2], [0.1, 0.0])[:2] == (None, pytest.approx(0.1))
+    assert found([-0.1, 0.2], [0.1, 0.2])[:2] == (None, None), "a gain was predicted and a loss came"
+
+
+def test_few_ablated_terms_have_a_worst_factor_though_they_are_not_ranked() -> None:
+    report = analysed(None, "attention", measure=1, probes=8, count=1)
+    [found], known = report.prediction, [t for t in report.terms if t.measured is not None]
+    assert found.n == len(known) == 4
+    assert found.spearman is None
+    factors = [max(t.linearised / t.measured, t.measured / t.linearised) for t in known if t.linearised and t.measured]
+    assert found.worst_ratio == pytest.approx(max(factors))
+    assert found.reasons["spearman"] == "4 ablated terms are too few to be ranked"
 
 
 def test_processes_that_share_the_prompts_find_the_same() -> None:
