@@ -243,6 +243,24 @@ def test_a_report_without_blocks_renders() -> None:
     assert "no rows" in render_inspect(empty, Page(80))
 
 
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [
+        ((0.0001, None), "Idle: each alone is predicted to do less than 1 % of the budget, 0.100. Linearised"),
+        ((0.3, None), "predicted to do less than 1 % of the budget, 0.100; of 1 such that were ablated 1 did more."),
+        ((0.0001, 0.3), "Idle: each alone does less than 1 % of the budget, 0.100, measured."),
+    ],
+)
+def test_idle_is_said_to_be_measured_only_where_all_were(measured: tuple[float | None, ...], said: str) -> None:
+    report = sample.prune_report()
+    neurons = [
+        term.model_copy(update={"kind": "neuron", "linearised": 0.0002, "measured": real})
+        for term, real in zip(report.terms, measured, strict=False)
+    ]
+    text = render_prune(report.model_copy(update={"terms": neurons}), Page(120))
+    assert said in " ".join(text.split())
+
+
 def golden(name: str, width: int) -> Path:
     return GOLDEN / f"{name}_{width}.txt"
 

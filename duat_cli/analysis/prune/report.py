@@ -198,6 +198,8 @@ def _neurons(neurons: list[PruneTerm], budget: float) -> NeuronSummary | None:
     if not neurons:
         return None
     damage = [t.linearised for t in neurons if t.linearised is not None]
+    real = [t.measured for t in neurons if t.measured is not None]
+    each = real if len(real) == len(neurons) else damage
     reasons = {
         name: next((t.reasons[field] for t in neurons if field in t.reasons), "no bound is proved")
         for name, field in (("certified_largest", "certified"), ("certified_largest_relative", "certified_relative"))
@@ -208,7 +210,7 @@ def _neurons(neurons: list[PruneTerm], budget: float) -> NeuronSummary | None:
         count=len(neurons),
         median=statistics.median(damage),
         largest=max(damage),
-        negligible_share=sum(abs(d) < NEGLIGIBLE * budget for d in damage) / len(damage),
+        negligible_share=sum(abs(d) < NEGLIGIBLE * budget for d in each) / len(each),
         certified_largest=_largest([t.certified for t in neurons]),
         certified_largest_relative=_largest([t.certified_relative for t in neurons]),
     )

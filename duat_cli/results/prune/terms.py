@@ -38,7 +38,10 @@ class Protocol(WithReasons):
 
     metric: Metric
     unit: str = Field(description="unit of the damage")
-    meaning: str = Field(description="the metric in words")
+    meaning: str = Field(
+        description="the metric in words; the damage of one prompt, which a guarantee counts, is the same without the "
+        "mean over prompts"
+    )
     ablate: Literal["zero", "mean"] = Field(description="what stands in for a removed term")
     probes: int = Field(description="K: random directions of the output carried back, for every prompt")
     confidence: Annotated[Finite, _CONFIDENCE] = Field(description="with which probability an interval holds")
@@ -145,8 +148,16 @@ class NeuronSummary(WithReasons):
     largest: Annotated[Finite | None, _LINEARISED] = Field(description="the largest predicted damage")
     negligible_share: Annotated[
         Finite | None,
-        Meaning("share, 0 to 1", "estimate", how="linearised", formula="share with |linearised| < 0.01 budget"),
-    ] = Field(description="share of neurons that can go one by one: predicted damage below 1 % of the budget")
+        Meaning(
+            "share, 0 to 1",
+            "estimate",
+            how="linearised; of |measured| where every neuron of the block was ablated, and then exact",
+            formula="share with |linearised| < 0.01 budget",
+        ),
+    ] = Field(
+        description="share of neurons that can go one by one: damage below 1 % of the budget, predicted unless all "
+        "neurons of the block were ablated"
+    )
     certified_largest: Annotated[Finite | None, _CERTIFIED] = Field(
         description="the largest certified bound of one neuron"
     )

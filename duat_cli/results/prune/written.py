@@ -50,9 +50,9 @@ class Written(WithReasons):
     )
     prompts: int = Field(description="how many prompts these are")
     tokens: int = Field(description="tokens of these prompts that have a next one")
-    damage: Annotated[
-        Finite | None, Meaning("the metric's", "measured", formula="mean over the prompts of protocol.meaning")
-    ] = Field(description="of the written one, read back, beside the model as it was")
+    damage: Annotated[Finite | None, Meaning("the metric's", "measured", formula="protocol.meaning")] = Field(
+        description="of the written one, read back, beside the model as it was"
+    )
     exceeded: int = Field(description="prompts whose damage is above the budget, or no number")
     perplexity_before: Annotated[Finite | None, _PERPLEXITY] = Field(description="of the model as it was")
     perplexity_after: Annotated[Finite | None, _PERPLEXITY] = Field(description="of the written one, read back")

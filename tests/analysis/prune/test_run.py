@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import as_loaded, minilm, single_model, token_ids
 from paging import saved
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.report import NO_DAMAGE, how_far_off, valid_to
@@ -238,6 +239,26 @@ def test_few_ablated_terms_have_a_worst_factor_though_they_are_not_ranked() -> N
     factors = [max(t.linearised / t.measured, t.measured / t.linearised) for t in known if t.linearised and t.measured]
     assert found.worst_ratio == pytest.approx(max(factors))
     assert found.reasons["spearman"] == "4 ablated terms are too few to be ranked"
+
+
+def test_neurons_are_idle_by_what_they_did_where_all_were_ablated() -> None:
+    """A model that is certain of every token: KL is flat there, so that nothing is predicted, and each costs nats."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 6, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=97, tie_word_embeddings=False, **sizes)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0, 0.3)
+        model.lm_head.weight.mul_(2000)
+    loaded, given = as_loaded(model), [Prompt("", str(k), torch.randint(0, 97, (1, 12)), k) for k in range(2)]
+    for measure, idle in ((12, 0.0), (2, 1.0)):
+        options = PruneOptions(kinds=("neuron",), measure=measure, probes=8)
+        report = prune_bound(loaded, given, [], options, quiet).report
+        known = [t.measured for t in report.terms if t.measured is not None]
+        assert len(known) == measure
+        assert min(known) > 0.001
+        assert [b.neurons and b.neurons.negligible_share for b in report.blocks] == [idle, idle]
 
 
 def test_processes_that_share_the_prompts_find_the_same() -> None:

@@ -42,7 +42,8 @@ class Metric(Protocol):
     @property
     def unit(self) -> str: ...
     @property
-    def meaning(self) -> str: ...
+    def meaning(self) -> str:
+        """In words: of a report's numbers, which are means over the prompts."""
 
     def forward(self, ids: Tensor) -> Forward:
         """A pass over one prompt, (1, N), to the output whose change counts."""
@@ -91,7 +92,7 @@ class Hidden(Metric):
     structure: ModelStructure
     name: MetricName = "hidden"
     unit: str = "relative"
-    meaning: str = "|change of the final hidden states| / |final hidden states|, over all tokens"
+    meaning: str = "mean over prompts of |change of the final hidden states| / |final hidden states|, over all tokens"
 
     def forward(self, ids: Tensor) -> Forward:
         return lambda: hidden_states(run_stack(self.structure.stack, ids))
@@ -135,7 +136,7 @@ class Divergence(Metric):
     @property
     def meaning(self) -> str:
         what = "next-token distribution" if self.causal else "token distribution (a masked LM's, nothing masked)"
-        return f"mean over tokens of KL(model's {what} || the ablated one), nats"
+        return f"mean over prompts of the mean over tokens of KL(model's {what} || the ablated one), nats"
 
     def forward(self, ids: Tensor) -> Forward:
         return lambda: _logits(self.model, ids)
@@ -163,7 +164,9 @@ class Loss(Metric):
     model: Any
     name: MetricName = "nll"
     unit: str = "nats/token"
-    meaning: str = "change of the mean next-token loss on the prompt's own tokens, nats; may be negative"
+    meaning: str = (
+        "mean over prompts of the change of the mean next-token loss on the prompt's own tokens, nats; may be negative"
+    )
 
     def forward(self, ids: Tensor) -> Forward:
         if ids.shape[1] < 2:

@@ -86,6 +86,7 @@ _CERTIFIED = [
     Column(("certified", name, "x stream"), f"certified_{field}_relative", numbers.plain) for name, field in _PARTS[1:]
 ]
 FAR_OFF = 2.0  # a factor
+NEGLIGIBLE = 0.01  # of the budget, as negligible_share counts
 
 
 def _far_off(report: PruneReport) -> list[RenderableType]:
@@ -171,7 +172,7 @@ def _precision(report: PruneReport) -> str:
     middle = statistics.median(spreads) if spreads else 0.0
     idle = ""
     if any(b.neurons for b in report.blocks) and report.plans:
-        idle = f"Idle: each alone does less than 1 % of the budget, {numbers.plain(report.plans[0].budget)}. "
+        idle = _idle(report)
     ablated = (
         "how far from real ablation: below" if any(p.n for p in report.prediction) else "nothing was ablated alone"
     )
@@ -180,6 +181,19 @@ def _precision(report: PruneReport) -> str:
         f"{numbers.percent(middle)} % ({numbers.exactly(report.protocol.confidence)} % interval); {ablated}. Local, "
         "frozen and certified readings of every term: --json."
     )
+
+
+def _idle(report: PruneReport) -> str:
+    """What makes a neuron idle: what it did where all were ablated, else what it is predicted to do."""
+    neurons, budget = [t for t in report.terms if t.kind == "neuron"], report.plans[0].budget
+    less = f"less than 1 % of the budget, {numbers.plain(budget)}"
+    ablated = [t for t in neurons if t.measured is not None]
+    if neurons and len(ablated) == len(neurons):
+        return f"Idle: each alone does {less}, measured. "
+    quiet = [t for t in ablated if abs(t.linearised or 0.0) < NEGLIGIBLE * budget]
+    wrong = sum(abs(t.measured or 0.0) >= NEGLIGIBLE * budget for t in quiet)
+    beside = f"; of {len(quiet)} such that were ablated {wrong} did more" if wrong else ""
+    return f"Idle: each alone is predicted to do {less}{beside}. "
 
 
 # -- prediction ----------------------------------------------------------------------------------------------
