@@ -82,6 +82,13 @@ def count(value: float) -> str:
     return f"{value:.0f}"
 
 
+def decimal(value: float | None) -> str:
+    """Bytes, in powers of 1000, as files are listed: 726 kB."""
+    if value is None:
+        return ABSENT
+    return f"{count(value)}B" if value >= 1e3 else f"{count(value)} B"
+
+
 def size(value: float) -> str:
     """Bytes, in powers of 1024: 28.1 TiB."""
     unit = unit_of(value)

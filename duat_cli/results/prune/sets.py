@@ -190,7 +190,8 @@ class Plan(WithReasons):
         Meaning(
             "parameters",
             "exact",
-            how="a head counts with its share of the keys and values, which leave with all heads that use them",
+            how="a head counts with its share of all that the attention holds, also of keys and values, which leave "
+            "with all heads that use them, and of biases behind the heads, which stay",
         ),
     ] = Field(description="parameters that the removed terms hold")
     parameters_share: Annotated[Finite, Meaning("share, 0 to 1", "exact")] = Field(

@@ -21,7 +21,11 @@ from duat_cli.report.json import to_json
 from duat_cli.results.attribute import TokenName
 from duat_cli.text import clean
 
-FACTORS = {"%": 100.0, **{unit: 1024.0**-power for power, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))}}
+FACTORS = {
+    "%": 100.0,
+    "MB": 1e-6,
+    **{unit: 1024.0**-power for power, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))},
+}
 VIOLATIONS = {"resultTypes": ["violations"], "preload": False}  # pages load nothing
 MODES = [(1440, "light"), (360, "dark")]
 ROWS = """() => [...document.querySelectorAll("[data-place] tbody tr[data-at]")].flatMap((row) => {

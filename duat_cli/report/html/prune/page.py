@@ -13,8 +13,9 @@ from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.html.prune.damage import histograms, parts, scatter
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, on_page
+from duat_cli.report.tables.prune.notable import notable
 from duat_cli.report.tables.prune.repair import left_out, repair_columns
-from duat_cli.report.tables.prune.sets import guarantees, held_out_columns, plan_columns
+from duat_cli.report.tables.prune.sets import PARAMETERS, guarantees, held_out_columns, millions, plan_columns
 from duat_cli.results.prune.repair import RepairedSet, SetRepair
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import CurvePoint, HeldOut, Plan
@@ -35,7 +36,7 @@ def prune_sheet(report: PruneReport, beside: Sequence[PruneReport]) -> Sheet:
         parts(report, beside),
         histograms(report, beside),
     ]
-    lists = [("Guarantee", said)]
+    lists = [("Notable", notable(report)), ("Guarantee", said)]
     return sheet_of(report, report.prompts, _tiles(report), lists, figures, more=[_protocol(report)])
 
 
@@ -170,10 +171,11 @@ def _plans(report: PruneReport) -> Figure | None:
     unit = report.protocol.unit
     columns = [
         *on_page(plan_columns(unit), "removed", "of", "share"),
+        *on_page([PARAMETERS]),
         Column(("budget", unit), "budget", numbers.plain),
         *on_page(plan_columns(unit), "predicted", "measured"),
         Column(("saved", "parameters"), "saves.parameters_removed", numbers.whole),
-        Column(("saved", "bytes"), "saves.bytes_removed", numbers.whole),
+        Column(("saved", "MB"), "saves.bytes_removed", millions),
         Column(("zeroed", "parameters"), "saves.parameters_zeroed", numbers.whole),
         Column(("guaranteed", "terms"), "guarantee.removed", numbers.whole),
     ]
@@ -194,7 +196,7 @@ def _written(report: PruneReport) -> Figure | None:
         return None
     rows = [
         ["parameters", str(one.parameters_before), str(one.parameters_after)],
-        ["bytes", str(one.bytes_before), str(one.bytes_after)],
+        ["bytes", numbers.decimal(one.bytes_before), numbers.decimal(one.bytes_after)],
         ["perplexity", numbers.plain(one.perplexity_before), numbers.plain(one.perplexity_after)],
     ]
     if one.damage is not None:

@@ -14,6 +14,7 @@ from duat_cli.results.prune.eq16 import Eq16
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.text import plural
 
+ROOMY = 120  # columns of a page that has the tables; they decide nothing about a set
 _SET = Labels(("what",), lambda row: row.name, False)
 
 
@@ -30,13 +31,21 @@ def eq16(report: PruneReport, page: Page) -> list[RenderableType]:
     """Nothing where it was not computed."""
     if not report.eq16:
         return []
+    title = "Eq. 16, f the model itself: norms at the last block's output, relative to that output's own"
+    if not page.wide and page.width < ROOMY:
+        return [
+            BLANK,
+            line(title, "bold"),
+            *_verdict(report.eq16),
+            line("The bound of each set and part: --wide, or a page of 120 columns.", "dim"),
+        ]
     sets = [row for row in report.eq16 if row.what == "set"]
     parts = _by_block([row for row in report.eq16 if row.what == "part"])
     prompts = f"{report.eq16[0].prompts} of {plural(len(report.prompts), 'prompt')}"
     reacting = "; measured: with everything reacting" if any(row.measured is not None for row in report.eq16) else ""
     return [
         BLANK,
-        line("Eq. 16, f the model itself: norms at the last block's output, relative to that output's own", "bold"),
+        line(title, "bold"),
         *(spaced(sets, _SET, filled(sets, _SET_COLUMNS), page) if sets else []),
         *(spaced(parts, BLOCK, filled(parts, _PART_COLUMNS), page) if parts else []),
         BLANK,

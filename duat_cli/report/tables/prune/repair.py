@@ -47,7 +47,8 @@ def _sets(plan: Plan, found: SetRepair) -> list[tuple[str, RepairedSet]]:
 
 def _refitted(found: SetRepair) -> str:
     layers = f"{plural(found.refitted, 'layer')} of the chosen set refitted"
-    kept = f", {found.unchanged} left as they are: no refit was better on tokens held back" if found.unchanged else ""
+    are = "it is" if found.unchanged == 1 else "they are"
+    kept = f", {found.unchanged} left as {are}: no refit was better on tokens held back" if found.unchanged else ""
     prompts = plural(found.calibration_prompts, "prompt")
     fitted = f"{plural(found.calibration_tokens, 'token')} of {prompts}"
     return f"{layers} to {fitted}{kept}"

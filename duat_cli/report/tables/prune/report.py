@@ -10,11 +10,12 @@ from rich.text import Text
 
 from duat_cli.grouping import by_key
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.grid import BLOCK, KIND, Column, filled, fits, titled, unshown
+from duat_cli.report.tables.grid import BLOCK, KIND, NO_REASON, Column, filled, fits, titled, unshown
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.report.tables.prune import repair, sets
 from duat_cli.report.tables.prune.eq16 import TABLES as EQ16_TABLES
 from duat_cli.report.tables.prune.eq16 import eq16
+from duat_cli.report.tables.prune.notable import notable
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.terms import Prediction
 
@@ -34,6 +35,7 @@ def render_prune(report: PruneReport, page: Page) -> str:
         *_predictions(report, page),
         BLANK,
         facts.verdict(report.certificate),
+        *facts.section("notable", notable(report)),
         *facts.remarks(report.skipped, report.warnings),
     )
 
@@ -203,14 +205,28 @@ def _predictions(report: PruneReport, page: Page) -> list[RenderableType]:
     rows = [p for p in report.prediction if p.n]
     if not rows:
         return []
-    names = list(dict.fromkeys(name for p in rows for name in p.criteria))
+    ranked = [p for p in rows if p.spearman or p.kendall or p.median_ratio]
+    names = list(dict.fromkeys(name for p in ranked for name in p.criteria))
+    title = "How well the prediction orders the measured damage"
     return [
-        *titled("How well the prediction orders the measured damage", rows, KIND, _PREDICTION_COLUMNS, page),
-        *facts.section(f"no value ({numbers.ABSENT})", _absent(rows)),
+        *(titled(title, ranked, KIND, _PREDICTION_COLUMNS, page) if ranked else [BLANK, line(title, "bold")]),
+        *_unranked([p for p in rows if p not in ranked]),
+        *facts.section(f"no value ({numbers.ABSENT})", _absent(ranked)),
         *_valid(report, rows),
-        *_criteria(rows, names),
-        *_means(report, rows, page),
+        *_criteria(ranked, names),
+        *_means(report, [p for p in rows if p.mean_measured], page),
     ]
+
+
+def _unranked(rows: list[Prediction]) -> list[RenderableType]:
+    """Of kinds that cannot be ranked, in place of a row of dashes: why, and how far the prediction was off."""
+    found = []
+    for row in rows:
+        known = None if row.worst_ratio is None else numbers.plain(row.worst_ratio)
+        worst = known or row.reasons.get("worst_ratio", NO_REASON)
+        mean = "" if row.mean_measured else ", and no mean over all is estimated from them"
+        found.append(f"{row.granularity}: {row.reasons.get('spearman', NO_REASON)}{mean}; worst factor: {worst}")
+    return [line(f"Not ranked: {'; '.join(found)}.", "dim")] if found else []
 
 
 def _valid(report: PruneReport, rows: list[Prediction]) -> list[RenderableType]:
@@ -237,6 +253,8 @@ def _means(report: PruneReport, rows: list[Prediction], page: Page) -> list[Rend
         f"Mean damage of really removing one term, over all of its kind, {report.protocol.unit}: estimate from the "
         f"ablated ones with the prediction as control variate, {numbers.exactly(report.protocol.confidence)} % interval"
     )
+    if not rows:
+        return []
     return titled(title, rows, KIND, _mean_columns(sets.UNITS[report.protocol.metric]), page)
 
 

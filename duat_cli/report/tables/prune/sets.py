@@ -7,11 +7,12 @@ from rich.text import Text
 
 from duat_cli.kinds import names_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import KIND, Column, filled, titled, titled_named
+from duat_cli.report.tables.grid import KIND, Column, filled, fits, titled, titled_named
 from duat_cli.report.tables.page import BLANK, Page, item, line
+from duat_cli.report.tables.prune.notable import WHOSE, saving
 from duat_cli.report.tables.prune.repair import repair
 from duat_cli.results.prune.report import PruneReport
-from duat_cli.results.prune.sets import HeldOut, Plan, SetSize
+from duat_cli.results.prune.sets import HeldOut, Plan
 
 UNITS = {"hidden": "rel.", "kl": "nats", "nll": "nats"}  # short, for headers
 PICTURE_WIDTH = 40
@@ -27,16 +28,19 @@ def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
     unit = UNITS[report.protocol.metric]
     budget = numbers.plain(report.plans[0].budget) if report.plans else ""
     chosen = filled(report.plans, plan_columns(unit))
+    roomy = [*chosen[:3], PARAMETERS, *chosen[3:]]
+    beside = any(plan.removed for plan in report.plans) and fits(report.plans, KIND, roomy, page)
     title = f"Largest sets tried within the budget of {budget} {report.protocol.unit}"
     asked = next((plan for plan in report.plans if plan.remove is not None), None)
     if asked is not None:
-        title = f"Sets asked to hold {numbers.percent(asked.remove)} % of {_WHOSE[asked.parameters_of]} parameters"
+        title = f"Sets asked to hold {numbers.percent(asked.remove)} % of {WHOSE[asked.parameters_of]} parameters"
     title += ", by the mean over the prompts that chose them"
     title += ", measured with repair" if any(plan.repair for plan in report.plans) else ""
     return [
-        *titled(title, report.plans, KIND, chosen, page),
+        *titled(title, report.plans, KIND, roomy if beside else chosen, page),
         *_unsized(report.plans),
         *_held(report.plans),
+        *_stored(report.plans),
         *_rounds(report, page, unit),
         *_held_out(report, page, unit),
         *_pooled(report, page),
@@ -57,21 +61,30 @@ def _unsized(plans: list[Plan]) -> list[RenderableType]:
     ]
 
 
-_WHOSE = {"blocks": "the blocks'", "all": "the model's"}
-
-
 def _held(plans: list[Plan]) -> list[RenderableType]:
     """What the terms of a set hold, where sets are of several kinds or of a wanted size."""
     return [
         line(
             f"{plan.granularity}: the {plan.removed} terms hold {numbers.plain(plan.parameters / 1e6)} M parameters, "
-            f"{numbers.percent(plan.parameters_share)} % of {_WHOSE[plan.parameters_of]}"
+            f"{numbers.percent(plan.parameters_share)} % of {WHOSE[plan.parameters_of]}"
             + (", ordered by predicted damage a parameter." if "," in plan.granularity else "."),
             "dim",
         )
         for plan in plans
         if plan.removed and (plan.remove is not None or "," in plan.granularity)
     ]
+
+
+def _stored(plans: list[Plan]) -> list[RenderableType]:
+    """Why what is saved and what is zeroed may be less than what the terms hold."""
+    sizes = [(plan, plan.saves, plan.saves.parameters_zeroed) for plan in plans if plan.saves]
+    if not any(zeroed and saves.parameters_removed + zeroed < plan.parameters for plan, saves, zeroed in sizes):
+        return []
+    text = (
+        "Saved and zeroed can come to less than the terms hold: a term that does not leave the file is zeroed in its "
+        "last layer alone, and what it reads with is stored as it was."
+    )
+    return [line(text, "dim")]
 
 
 def _rounds(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
@@ -118,19 +131,22 @@ def plan_columns(unit: str) -> list[Column]:
     return [
         Column(("removed", "terms"), "removed", numbers.whole),
         Column(("of", "terms"), "of", numbers.whole),
-        Column(("share", "%"), "share", numbers.percent),
+        Column(("share,", "terms", "%"), "share", numbers.percent, ("share of terms", "%")),
         Column(("predicted", unit), "predicted", numbers.plain),
         Column(("measured", unit), "measured", numbers.plain),
-        Column(("saved", "M param."), "saves.parameters_removed", _millions),
-        Column(("saved", "MB"), "saves.bytes_removed", _millions),
-        Column(("zeroed", "M param."), "saves.parameters_zeroed", _millions),
+        Column(("saved", "M param."), "saves.parameters_removed", millions),
+        Column(("saved", "MB"), "saves.bytes_removed", millions),
+        Column(("zeroed", "M param."), "saves.parameters_zeroed", millions),
     ]
+
+
+PARAMETERS = Column(("share,", "param.", "%"), "parameters_share", numbers.percent, ("share of parameters", "%"))
 
 
 def held_out_columns(unit: str) -> list[Column]:
     return [
         Column(("removed", "terms"), "removed", numbers.whole),
-        Column(("share", "%"), "share", numbers.percent),
+        Column(("share,", "terms", "%"), "share", numbers.percent, ("share of terms", "%")),
         Column(("mean", unit), "mean", numbers.plain, ("held-out mean", unit)),
         Column(("9 of 10 at", f"most, {unit}"), "percentile_90", numbers.plain, ("9 of 10 at most", unit)),
         Column(("over", "budget, %"), "share_exceeded", numbers.percent, ("over budget", "%")),
@@ -148,7 +164,7 @@ POOLED_COLUMNS = [
 ]
 
 
-def _millions(value: float | None) -> str:
+def millions(value: float | None) -> str:
     return numbers.ABSENT if value is None else numbers.plain(value / 1e6)
 
 
@@ -168,10 +184,12 @@ def _mean_guarantee(plan: Plan) -> list[str]:
         if one is not None and one.mean <= given.budget:
             few = f": on {one.prompts} held-out prompts it is, too few to show it"
         return [f"{plan.granularity}, mean: none; that of {given.tested[0]} is not shown to be within the budget{few}"]
+    above = f"{given.counted_for_less or 'none'} of {given.holdout_prompts}"
+    above += f" {'is' if given.counted_for_less < 2 else 'are'} above that."
     return [
         f"{plan.granularity}, mean: with {numbers.exactly(given.confidence)}% confidence, removing {given.removed} of "
-        f"{plan.of} has a mean damage within the budget, a prompt counting for at most {numbers.plain(given.most)} "
-        f"({numbers.plain(given.mean)} on the held-out prompts, of which {given.counted_for_less} have more)."
+        f"{plan.of} has a mean damage within the budget ({numbers.plain(given.mean)} on the held-out prompts). "
+        f"Each prompt's damage is capped at {numbers.plain(given.most)} for this test; {above}"
     ]
 
 
@@ -193,7 +211,9 @@ def _guarantee(plan: Plan) -> str:
     if given is None:
         return f"{plan.granularity}: none; {plan.reasons.get('guarantee', 'no reason was given')}"
     if not given.removed:
-        tried = f"{plan.granularity}: none; the first set tested, {given.tested[0]} of the {plan.removed}, exceeded the"
+        which = f"the first set tested, {given.tested[0]} of the {plan.removed}"
+        which = which if len(given.tested) > 1 else f"the one set tested, of {given.tested[0]}"
+        tried = f"{plan.granularity}: none; {which}, exceeded the"
         one = _of_size(plan, given.tested[0])
         if one is None or given.may_exceed is None:
             return f"{tried} budget too often"
@@ -204,15 +224,8 @@ def _guarantee(plan: Plan) -> str:
         f"{plan.granularity}: with {numbers.exactly(given.confidence)}% confidence, removing {given.removed} of "
         f"{plan.of} exceeds the budget on at most {numbers.exactly(given.share_above_limit)}% of prompts "
         f"({given.exceeded} of {given.holdout_prompts} "
-        f"held-out prompts did). {_saving(given.saves)}Which: {which}"
+        f"held-out prompts did). {' '.join(filter(None, (saving(plan, given.saves), f'Which: {which}')))}"
     )
-
-
-def _saving(saves: SetSize | None) -> str:
-    """What a file without the guaranteed set no longer holds; the table says it of the chosen one."""
-    if saves is None or not saves.parameters_removed:
-        return ""
-    return f"It saves {_millions(saves.parameters_removed)} M parameters, {_millions(saves.bytes_removed)} MB. "
 
 
 def _of_size(plan: Plan, removed: int) -> HeldOut | None:
@@ -253,7 +266,7 @@ def _bar(value: float, top: float, width: int, full: str, half: str) -> str:
 
 TABLES = {
     "pooled[].": POOLED_COLUMNS,
-    "plans[].": plan_columns(""),
+    "plans[].": [*plan_columns(""), PARAMETERS],
     "plans[].held_out[].": held_out_columns(""),
     "plans[].rounds[].": round_columns(""),
 }

@@ -1,0 +1,151 @@
+"""What `duat prune-bound` answers, in a few sentences: what can go, at what damage, and what the file saves."""
+
+from __future__ import annotations
+
+from duat_cli.kinds import NAMES, names_of
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import NO_REASON
+from duat_cli.results.prune.report import PruneReport
+from duat_cli.results.prune.sets import Plan, SetSize
+
+WHOSE = {"blocks": "the blocks'", "all": "the model's"}
+UNIFORM = {"neuron", "head"}  # kinds that --uniform takes
+ENOUGH = 0.95  # of the share that was asked for: sets that hold less are no answer
+
+
+def notable(report: PruneReport) -> list[str]:
+    """The set that answers best, what the file saves without it, the others, and what to run next."""
+    plans = [plan for plan in report.plans if plan.removed]
+    if not plans:
+        return [_nothing(report)] if report.plans else []
+    best = _best(plans)
+    others = [_other(plan, report) for plan in plans if plan is not best]
+    return [
+        _answer(best, report, alone=not others),
+        *([f"Other kinds: {'; '.join(others)}."] if others else []),
+        *([] if report.written else _next(best, report)),
+    ]
+
+
+def _nothing(report: PruneReport) -> str:
+    """Why no set was chosen: in one sentence where none of any kind stays within the budget."""
+    plans = report.plans
+    whys = [plan.reasons.get("predicted", NO_REASON) for plan in plans]
+    if all(why.startswith("not even the least damaging") for why in whys):
+        kinds = ", ".join(NAMES[kind] for plan in plans for kind in plan.granularity.split(","))
+        budget = f"{numbers.plain(plans[0].budget)} {report.protocol.unit}"
+        return f"Nothing can go: no set of {kinds} stays within the budget of {budget}."
+    said = (f"{names_of(plan.granularity)}: {why}" for plan, why in zip(plans, whys, strict=True))
+    return f"No set was chosen; {'; '.join(said)}."
+
+
+def _best(plans: list[Plan]) -> Plan:
+    """Of sets of a wanted size the least damaging, of those within a budget the one that holds most."""
+    if plans[0].remove is None:
+        return max(plans, key=lambda plan: plan.parameters_share)
+    enough = [plan for plan in plans if plan.parameters_share >= ENOUGH * (plan.remove or 0.0)]
+    return min(enough or plans, key=lambda plan: _damage(plan) or 0.0)
+
+
+def _damage(plan: Plan) -> float | None:
+    """Of the chosen set: on held-out prompts, else on those that chose it."""
+    return plan.held_out[-1].mean if plan.held_out else plan.measured
+
+
+def _answer(plan: Plan, report: PruneReport, *, alone: bool) -> str:
+    unit, whose = report.protocol.unit, WHOSE[plan.parameters_of]
+    repaired = " after repair" if plan.repair else ""
+    held = f"{_terms(plan)} hold {numbers.percent(plan.parameters_share)} % of {whose} parameters"
+    damage = f"the damage{repaired} is {numbers.plain(_damage(plan))} {unit} on {_where(plan)}"
+    said = f"{_head(plan, report, alone=alone)}: {held}; {damage}, {_guaranteed(plan)}. {saving(plan, plan.saves)}"
+    return f"{said}{_short(plan, report)}".strip()
+
+
+def _head(plan: Plan, report: PruneReport, *, alone: bool) -> str:
+    names = names_of(plan.granularity)
+    if plan.remove is None:
+        head = f"Within the budget of {numbers.plain(plan.budget)} {report.protocol.unit}"
+        return head if alone else f"{head} most goes by {names}"
+    share = f"{numbers.percent(plan.remove)} % of {WHOSE[plan.parameters_of]} parameters"
+    if plan.parameters_share < ENOUGH * plan.remove:
+        return f"No set holds {share}" + ("" if alone else f"; {names} do the least damage")
+    return f"To take out {share}" + ("" if alone else f", {names} do the least damage")
+
+
+def _short(plan: Plan, report: PruneReport) -> str:
+    """How much of the model leaves the file, and that it is less than was asked for, if so."""
+    if plan.saves is None or not plan.saves.parameters_removed or not plan.parameters_share:
+        return ""
+    gone, whole = plan.saves.parameters_removed, plan.parameters / plan.parameters_share
+    share = f" That is {numbers.percent(gone / report.model.parameters)} % of the model's parameters"
+    if plan.remove is None or gone >= ENOUGH * min(plan.remove * whole, plan.parameters):
+        return f"{share}."
+    return f"{share}, less than was asked for: the other terms are zeroed and still stored."
+
+
+def _terms(plan: Plan) -> str:
+    return f"{plan.removed} of {plan.of} {names_of(plan.granularity)}"
+
+
+def _where(plan: Plan) -> str:
+    return f"{plan.held_out[-1].prompts} held-out prompts" if plan.held_out else "the prompts that chose the set"
+
+
+def _guaranteed(plan: Plan) -> str:
+    given = plan.guarantee
+    if given is None:
+        return "and nothing is guaranteed without held-out prompts"
+    budget = f"the budget of {numbers.plain(given.budget)}"
+    if given.removed == plan.removed:
+        most = f"at most {numbers.exactly(given.share_above_limit)}% of prompts exceed {budget}"
+        return f"guaranteed with {numbers.exactly(given.confidence)}% confidence: {most}"
+    fewer = f"{given.removed} of them are" if given.removed else "no smaller set that was tested is"
+    return f"not guaranteed to keep to {budget} ({fewer})"
+
+
+def saving(plan: Plan, saves: SetSize | None) -> str:
+    """What a file without a set of the plan no longer holds, in a sentence; nothing where that is not known."""
+    if saves is None:
+        return ""
+    if saves.parameters_removed:
+        millions = numbers.plain(saves.parameters_removed / 1e6)
+        return f"It saves {millions} M parameters, {numbers.decimal(saves.bytes_removed)} in the file."
+    if _can_leave(plan):
+        return f"It saves nothing in the file: {names_of(plan.granularity)} leave only with --uniform."
+    return "It saves nothing in the file: what is removed is stored as zeros."
+
+
+def _other(plan: Plan, report: PruneReport) -> str:
+    given, saves = plan.guarantee, plan.saves
+    said = [f"damage {numbers.plain(_damage(plan))} {report.protocol.unit}"]
+    if given is not None:
+        said.append("guaranteed" if given.removed == plan.removed else "not guaranteed")
+    if saves is not None:
+        smaller = f"{numbers.decimal(saves.bytes_removed)} less in the file"
+        said.append(smaller if saves.parameters_removed else "nothing less in the file")
+    return f"{_terms(plan)} ({numbers.percent(plan.parameters_share)} % of the parameters), {', '.join(said)}"
+
+
+def _next(best: Plan, report: PruneReport) -> list[str]:
+    """The options that write such a checkpoint: of a kind of which something leaves the file, if there is one."""
+    plan = next((p for p in (best, *report.plans) if p.removed and (_can_leave(p) or _saves(p))), best)
+    if report.protocol.ablate == "mean" and not set(plan.granularity.split(",")) <= UNIFORM:
+        return []  # means of other kinds stand in no bias
+    uniform, share = _can_leave(plan), 100 * (plan.remove or 0.0)
+    options = [
+        f"--granularity {plan.granularity}",
+        *(["--uniform"] if uniform or plan.uniform else []),
+        f"--remove {share:g}%{'/all' if plan.parameters_of == 'all' else ''}" if share else f"--budget {plan.budget:g}",
+        "--apply DIR",
+    ]
+    why = " --uniform takes as many from every block, so that they can leave the file; the damage is then another."
+    return [f"Next: the same command with {' '.join(options)}.{why if uniform else ''}"]
+
+
+def _can_leave(plan: Plan) -> bool:
+    """Whether --uniform would choose a set of the plan's kinds that can leave the file."""
+    return set(plan.granularity.split(",")) <= UNIFORM and not plan.uniform
+
+
+def _saves(plan: Plan) -> bool:
+    return plan.saves is not None and plan.saves.parameters_removed > 0
