@@ -59,10 +59,10 @@ def _given(value: object) -> str:
 
 
 def kinds_of(names: str | Iterable[str] | None) -> tuple[Kind, ...]:
-    """What may go: one kind or several; None is every kind."""
+    """What may go: one kind, several, or as --granularity has them, such as 'neuron,head'; None is every kind."""
     if names is None:
         return KINDS
-    found = [names] if isinstance(names, str) else list(names)
+    found = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     for name in found:
         one_of("granularity", name, KINDS)
     if not found:

@@ -23,7 +23,9 @@ from pruning import save
 from transformers import AutoTokenizer
 
 import duat_cli as duat
+from duat_cli.api.settings import kinds_of
 from duat_cli.cli.main import run
+from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path
 from duat_cli.zoo.tiny import tiny_model
 
@@ -456,3 +458,9 @@ def test_every_name_is_there() -> None:
     assert {getattr(duat, name).__name__ for name in duat.__all__ if not name.startswith("__")} <= set(dir(duat))
     with pytest.raises(AttributeError, match="nope"):
         _ = duat.nope
+
+
+def test_kinds_are_taken_as_the_command_takes_them() -> None:
+    assert kinds_of("neuron, head") == kinds_of(["neuron", "head"]) == ("neuron", "head")
+    with pytest.raises(InputError, match="granularity 'layer': expected"):
+        kinds_of("neuron,layer")
