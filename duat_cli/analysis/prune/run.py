@@ -21,6 +21,7 @@ from duat_cli.analysis.prune.repair.repairer import Repairer
 from duat_cli.analysis.prune.repair.standing import biases
 from duat_cli.analysis.prune.report import blocks_of, predictions_of, terms_of
 from duat_cli.analysis.prune.sets.apply import apply_terms
+from duat_cli.analysis.prune.sets.card import write_card
 from duat_cli.analysis.prune.sets.export import chosen_set, kinds_of_blocks, mergekit_slices
 from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.sets.plan import NONE_UNIFORM, plan_of, short_of_wanted, worse_in_rounds
@@ -111,7 +112,7 @@ class PruneOutcome:
         with changed:
             structure, sites = self.session.structure, self.ablator.sites
             done = apply_terms(loaded, structure, sites, self.parameters, terms, directory)
-        return worth(
+        written = worth(
             loaded,
             done,
             directory,
@@ -124,6 +125,8 @@ class PruneOutcome:
             repaired=repaired is not None and not repaired.dropped,
             no_loss=why_no_loss(loaded.model, head_of(loaded.model, self.session.structure.stack)),
         )
+        write_card(directory, loaded.files.path, self.report, written)
+        return written
 
 
 @dataclass(frozen=True)

@@ -363,6 +363,10 @@ def test_what_is_said_of_blocks_that_are_removed(
     )
     config = json.loads((folder / "config.json").read_text())
     assert config["num_hidden_layers"] == 1
+    card = (folder / "README.md").read_text()
+    assert "--granularity block" in card
+    assert "Removed: 2 blocks; left the file: blocks " in card
+    assert "Nothing is guaranteed: no prompts were held out." in card
 
 
 @pytest.mark.parametrize("which", ["guaranteed", "largest", "3"])

@@ -48,6 +48,7 @@ WEIGHTS = {
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".h5", ".msgpack", ".onnx", ".onnx_data", ".npz",
     ".ot", ".tflite", ".mlmodel", ".pkl",
 }  # fmt: skip
+# Of a folder that nothing is known of yet: `card.write_card` puts what was measured in its place.
 CARD = """
 
 ## Pruned

@@ -1,0 +1,116 @@
+"""The README.md of a written checkpoint: what was removed, and what it costs, in front of the original's own card."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from duat_cli.kinds import names_of
+from duat_cli.results.prune.report import PruneReport
+from duat_cli.results.prune.sets import Plan
+from duat_cli.results.prune.written import Written
+from duat_cli.text import clean, one_line, plural
+
+CARD = "README.md"
+ORIGINAL = "## The card of the original"
+
+
+def write_card(directory: Path, source: Path, report: PruneReport, written: Written) -> None:
+    """Into the folder of the checkpoint. source: the original's folder, whose card is kept below, its front matter,
+    from which hubs read licence and tags, on top."""
+    original = source / CARD
+    front, below = _split(original.read_text(encoding="utf-8", errors="replace") if original.is_file() else "")
+    text = front + card_of(report, written)
+    if below.strip():
+        text += f"\n{ORIGINAL}\n\nIts numbers are of the original, not of these weights.\n\n{below.lstrip()}"
+    part = directory / f".{CARD}"
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, directory / CARD)
+
+
+def card_of(report: PruneReport, written: Written) -> str:
+    """Everything that is said of the written checkpoint, as Markdown."""
+    plan, name = report.plans[0], _name(report)
+    numbers = [
+        ("parameters", f"{written.parameters_before:,}", f"{written.parameters_after:,}"),
+        ("bytes", f"{written.bytes_before:,}", f"{written.bytes_after:,}"),
+    ]
+    if written.perplexity_before is not None and written.perplexity_after is not None:
+        numbers.append(("perplexity", f"{written.perplexity_before:.4g}", f"{written.perplexity_after:.4g}"))
+    ran = report.environment
+    versions = f"duat {report.duat_version}, torch {ran.torch}, transformers {ran.transformers}"
+    said = [_removed(written), _damage(report, written), _guaranteed(plan, written)]
+    lines = [
+        f"# {name}, pruned",
+        "",
+        f"These weights were written by `{_command(plan, report, name, written.terms)}` ({versions}).",
+        "",
+        "| | original | these weights |",
+        "|---|---|---|",
+        *(f"| {what} | {before} | {after} |" for what, before, after in numbers),
+        "",
+        *(f"- {text}" for text in said),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _split(card: str) -> tuple[str, str]:
+    """Front matter with the lines around it, and what is below."""
+    front, end, below = card.partition("\n---\n")
+    return (f"{front}{end}\n", below) if end and card.startswith("---\n") else ("", card)
+
+
+def _name(report: PruneReport) -> str:
+    """Of a local folder its last part: where it stood is nobody's business."""
+    name = report.model.name if report.model.revision else Path(report.model.name).name
+    return one_line(clean(name).replace("`", "'") or "model", 120)
+
+
+def _command(plan: Plan, report: PruneReport, name: str, terms: int) -> str:
+    share = 100 * (plan.remove or 0.0)
+    options = [
+        f"--granularity {plan.granularity}",
+        f"--metric {report.protocol.metric}",
+        f"--budget {plan.budget:g}",
+        *([f"--remove {share:g}%{'/all' if plan.parameters_of == 'all' else ''}"] if share else []),
+        *(["--uniform"] if plan.uniform else []),
+        *(["--ablate mean"] if report.protocol.ablate == "mean" else []),
+        *(["--repair"] if plan.repair else []),
+    ]
+    return f"duat prune-bound {name} {' '.join(options)} --set {terms} --apply DIR"
+
+
+def _removed(written: Written) -> str:
+    parts = [f"blocks {', '.join(map(str, written.removed_blocks))}"] if written.removed_blocks else []
+    parts += [f"{plural(written.removed_neurons, 'neuron')} of every block"] if written.removed_neurons else []
+    if written.removed_groups:
+        groups = plural(written.removed_groups, "key and value head")
+        parts.append(f"{groups} of every block, with their query heads")
+    gone = f"; left the file: {', '.join(parts)}" if parts else ""
+    stored = f"; {plural(written.zeroed, 'term')} set to zero and still stored" if written.zeroed else ""
+    repaired = "; other layers were refitted" if written.repaired else ""
+    return f"Removed: {written.terms} {names_of(written.granularity)}{gone}{stored}{repaired}."
+
+
+def _damage(report: PruneReport, written: Written) -> str:
+    on = f"{written.prompts} held-out prompts"
+    if written.measured_on != "held out":
+        on = f"the {plural(written.prompts, 'prompt')} that chose the set, on which it looks better than it is"
+    if written.damage is None:
+        return f"Damage on {on}: none; {written.reasons['damage']}."
+    return (
+        f"Damage on {on}: {written.damage:.4g} {report.protocol.unit} ({report.protocol.meaning}); {written.exceeded} "
+        f"of them are above the budget of {report.plans[0].budget:g}."
+    )
+
+
+def _guaranteed(plan: Plan, written: Written) -> str:
+    given = plan.guarantee
+    if given is None:
+        return "Nothing is guaranteed: no prompts were held out."
+    if given.removed != written.terms:
+        return "Not guaranteed to keep to the budget."
+    return (
+        f"Guaranteed with {100 * given.confidence:.10g}% confidence: at most {100 * given.share_above_limit:.10g}% of "
+        f"prompts drawn as the held-out ones exceed the budget ({given.exceeded} of {given.holdout_prompts} did)."
+    )
