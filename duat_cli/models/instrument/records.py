@@ -284,8 +284,7 @@ class BlockRun:
         self.recording.attention[0] = in_windows(call, rows, rows.allowed())
 
     def _tell_prompts_apart(self) -> None:
-        """The same where the windows are the prompts of a batch: UnsupportedModelError where attention is of another
-        kind."""
+        """The same where windows are a batch's prompts: UnsupportedModelError where attention is of another kind."""
         calls, count, tokens = self.attention, self.prompts, self.input.shape[1] // self.prompts
         whole = [c for c in calls if isinstance(c.rows, StoredRows) and c.windows is not None and c.windows.at is None]
         if self.parts.mixer is not None or len(calls) != 1 or len(whole) != 1 or not self.parts.batched:
