@@ -96,7 +96,7 @@ def _sums(one: Attribution) -> list[str]:
         direct += f", encoder {SIGNED(p.encoder.direct)}"
     total, direct = (f"{sums}, output bias {SIGNED(of.head_bias)}" for sums, of in ((total, p), (direct, d)))
     capped = [] if one.capped is None else [f"behind the model's cap: {numbers.plain(one.capped)}"]
-    return [f"total: {total}", f"direct: {direct}", *capped]
+    return [f"total, through later blocks: {total}", f"direct, straight to the logit: {direct}", *capped]
 
 
 def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
