@@ -86,7 +86,7 @@ class Session:
         self.loaded, self._dtype, self._factors = loaded, loaded.model.dtype, factors
         self._every_plain, self._swept = every_plain, False  # whether a prompt has run to its end
         self._structure: ModelStructure | None = None
-        self._growing: Discovery | None = None
+        self._discovering: Discovery | None = None
         self._known, self._clock = Known(chain=loaded.chain), Clock()
         self._checks = False  # whether the prompt under way is one that the model's own output is compared on
         self.plain_error = 0.0  # the largest so far
@@ -118,10 +118,10 @@ class Session:
     @property
     def structure(self) -> ModelStructure:
         """What discovery proved; during a sweep over weights that are read block by block, so far."""
-        if self._structure is None and self._growing is None:
+        if self._structure is None and self._discovering is None:
             self.sweep_all([], lambda _number: _ignore)
-        if self._growing is not None:
-            return self._growing.so_far()
+        if self._discovering is not None:
+            return self._discovering.so_far()
         assert self._structure is not None
         return self._structure
 
@@ -247,7 +247,7 @@ class Session:
             found.forget(page.doors)
             self._geometries.clear()
 
-        with holding(self, _growing=found), found.attached():
+        with holding(self, _discovering=found), found.attached():
             guest = None if guest_of is None else guest_of(found)
             found.on_proved = None if guest is None else guest.proved
             side_by_side(self.weights, found, others, left)

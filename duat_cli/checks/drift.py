@@ -10,6 +10,7 @@ from typing import Literal
 from duat_cli.checks.baseline import (
     Baseline,
     BaselineFile,
+    BaselineModel,
     BaselinePrompts,
     Value,
     identity,
@@ -178,11 +179,10 @@ def refuse_rounded(found: BaselineFile, files: CheckpointFiles, drift: Iterable[
             )
 
 
-def refuse_other_type(found: BaselineFile, files: CheckpointFiles) -> None:
-    """InputError where the baseline is of another architecture or width, by the config alone."""
-    where, old = found.where, found.content
-    if not may_be_of(old.model, files):
-        was, now = (f"{m.model_type} of width {m.hidden_size}" for m in (old.model, identity(files)))
+def refuse_other_type(where: str, model: BaselineModel, files: CheckpointFiles) -> None:
+    """InputError where a baseline's model is of another architecture or width, by the config alone. where: it is."""
+    if not may_be_of(model, files):
+        was, now = (f"{m.model_type} of width {m.hidden_size}" for m in (model, identity(files)))
         raise InputError(f"{where}: belongs to another model, {clean(was)}; this one is {clean(now)}")
 
 
@@ -191,7 +191,7 @@ def refuse_other_model(
 ) -> None:
     """Another architecture or width, or weights that have nothing in common with the baseline's."""
     where, old = found.where, found.content
-    refuse_other_type(found, files)
+    refuse_other_type(where, old.model, files)
     angles, reshaped = [], _reshaped(old, {name: list(t.entry.shape) for name, t in weights.matrices.items()})
     for name in weights.matrices:
         if tensor_key(name) in reshaped:

@@ -105,7 +105,7 @@ def tolerance_for(dtype: torch.dtype) -> float:
 
 def rounding_for(dtype: torch.dtype) -> float:
     """The relative change of a block's numbers from one prompt to another that rounding alone may make."""
-    return tolerance_for(dtype) / 100
+    return max(tolerance_for(dtype) / 100, float(torch.finfo(dtype).eps))
 
 
 def random_signs(like: Tensor, seed: int) -> Tensor:

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from duat_cli.analysis.check.run import CheckRequest, check, refuse_prompts
-from duat_cli.checks.baseline import of_base
+from duat_cli.checks.baseline import identity, of_base
+from duat_cli.checks.drift import refuse_other_type
 from duat_cli.checks.verdict.conclude import CheckPlan
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.source import is_local
-from duat_cli.text import shown
+from duat_cli.text import clean, shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,8 +32,10 @@ def check_against(
         raise InputError("--base and --adapter contradict each other: an adapter's base is MODEL; leave one out")
     refuse_prompts(plan, request.texts)
     read = [] if plan.weights_only else request.texts.read(progress)  # once for both: standard input is there once
-    tuned = request.model.find(progress).place.path
-    report, text = check(replace(plan, update=True), _of_base(request, plan.base, tuned), progress, run, read)
+    tuned = request.model.find(progress)
+    asked = _of_base(request, plan.base, tuned.place.path)
+    refuse_other_type(f"--base {clean(plan.base)}", identity(asked.model.find(progress).files), tuned.files)
+    report, text = check(replace(plan, update=True), asked, progress, run, read)
     if text is None:
         first = next(one for one in report.outcomes if one.status == "failed")
         raise InputError(f"--base {shown(plan.base)}: fails itself: {first.rule}: {first.message}; give a sound base")

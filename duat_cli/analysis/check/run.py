@@ -100,7 +100,7 @@ def check(
         read = request.texts.read(progress) if plan.forward else []
     found = request.model.find(progress)
     if plan.baseline is not None:
-        refuse_other_type(plan.baseline, found.files)
+        refuse_other_type(plan.baseline.where, plan.baseline.content.model, found.files)
     adapter = _adapter(request, progress)
     if adapter is not None:
         request = replace(request, texts=replace(request.texts, template=adapter.path))

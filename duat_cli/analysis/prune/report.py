@@ -276,7 +276,9 @@ def how_far_off(
     guess: Tensor, truth: Tensor, names: Sequence[str]
 ) -> tuple[float | None, float | None, dict[str, str]]:
     """The worst factor between predicted and measured damages, (terms,) each; up to which prediction all are within
-    FACTOR; and why one of them is None."""
+    FACTOR; and why one of them is None. Terms that are predicted to do good and do are left out."""
+    rated = _rated(guess, truth)
+    guess, truth, names = guess[rated], truth[rated], [name for name, on in zip(names, rated, strict=True) if on]
     ratio, reasons = _ratios(guess, truth), dict[str, str]()
     finite = (ratio > 0) & ratio.isfinite()
     there, apart = finite & (guess != 0), ~finite
@@ -291,11 +293,11 @@ def how_far_off(
         reasons["worst_ratio"] = NO_DAMAGE if len(guess) else NONE_ABLATED
     within = valid_to(guess, truth)
     if within is None:
-        off = guess.where(_off(ratio), math.inf)
+        off = guess.abs().where(_off(ratio), math.inf)
         reasons["valid_to"] = reasons.get("worst_ratio", NO_DAMAGE)
         if bool(off.isfinite().any()):
             said = _said(names, guess, truth, int(off.argmin()))
-            reasons["valid_to"] = f"no prediction above 0 is below that of the first term that is off by more: {said}"
+            reasons["valid_to"] = f"off by more is already one of the smallest: {said}"
     return worst, within, reasons
 
 
@@ -305,10 +307,17 @@ def _said(names: Sequence[str], guess: Tensor, truth: Tensor, place: int) -> str
 
 def valid_to(guess: Tensor, truth: Tensor) -> float | None:
     """The largest prediction above zero such that no smaller one, nor itself, is off by more than FACTOR; None where
-    there is none."""
-    off = guess[_off(_ratios(guess, truth))]
+    there is none. Where signs differ a prediction is as small as its size."""
+    rated = _rated(guess, truth)
+    guess, truth = guess[rated], truth[rated]
+    off = guess[_off(_ratios(guess, truth))].abs()
     good = guess[guess < off.min()] if len(off) else guess  # equal ones share the fate of the worst of them
     return float(good.max()) if bool((good > 0).any()) else None
+
+
+def _rated(guess: Tensor, truth: Tensor) -> Tensor:
+    """Which terms a factor is asked of: a negative damage, of nll, is none to be warned of."""
+    return (guess >= 0) | (truth >= 0)
 
 
 def _ratios(guess: Tensor, truth: Tensor) -> Tensor:

@@ -11,7 +11,10 @@ from duat_cli.checks.rule import Evidence, Measurement, Need, Rule, Settings
 from duat_cli.grouping import by_key
 from duat_cli.text import apart, listed, plural, shown
 
-_UPDATE = "If the change is meant, run again with --update-baseline and commit the baseline."
+_UPDATE = (
+    "If the change is meant, run again with --update-baseline and commit the baseline; with --base, let a policy allow "
+    "it."
+)
 _FINE_TUNE = "A fine-tune of the baseline's model? --policy fine-tune lets weights move, and behaviour only so far. "
 _UNRUN = "--update-baseline without --weights-only adds the forward pass."
 _TUNED = "`duat lora-diff BASE TUNED` says what a fine-tune changed."

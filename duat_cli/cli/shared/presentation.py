@@ -107,7 +107,9 @@ def announce(model: str | None, talk: Talk) -> None:
     if model is None:
         talk.note("no MODEL given: using the bundled demo model")
     elif model.startswith((".", "/", "~")) and not _exists(model):
-        raise CheckpointError(f"{model}: no such folder")
+        from duat_cli.loading.checkpoint.files import near_folder
+
+        raise CheckpointError(f"{model}: no such folder{near_folder(Path(model).expanduser())}")
     libraries.calm(talk)
     return_freed_memory()  # a setting of the process, which is a command's own
 

@@ -89,12 +89,14 @@ def _class_for_next_tokens(config: PreTrainedConfig, files: CheckpointFiles) -> 
     models = auto_models("CAUSAL_LM")
     if type(config) not in models:
         return None
+    cls = models[type(config)]
+    if not any(name.startswith(f"{cls.base_model_prefix}.") for name in files.tensors):
+        return None  # a base model's own tensors have no prefix, and with a tied head would be all of the other's
     try:
-        _, info = _rehearsed(models[type(config)], config, files, torch.float32)
+        _, info = _rehearsed(cls, config, files, torch.float32)
     except Exception:  # what is wrong with the files is said of the base model
         return None
-    is_whole = not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    return models[type(config)] if is_whole else None
+    return None if any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")) else cls
 
 
 def _base_class(config: PreTrainedConfig, files: CheckpointFiles) -> type[PreTrainedModel]:

@@ -206,6 +206,9 @@ def test_a_prediction_is_valid_up_to_the_first_that_is_off_by_more_than_twice() 
     assert valid_to(guess, truth) == pytest.approx(0.2)  # 0.3 is off; that 0.4 is not does not count
     assert valid_to(guess, guess / 2) == pytest.approx(0.4)
     assert valid_to(guess, guess * 2.1) is None
+    good = torch.tensor([-3.0, -0.01], dtype=guess.dtype)  # of nll: a removal that helps, by another factor
+    assert valid_to(torch.cat([guess, good]), torch.cat([guess / 2, 5 * good])) == pytest.approx(0.4)
+    assert valid_to(torch.cat([guess, good[1:]]), torch.cat([guess / 2, -good[1:]])) is None
     twice = torch.tensor([0.1, 0.2, 0.2, 0.3], dtype=torch.float64)
     for factors in ([1, 1, 3, 1], [1, 3, 1, 1]):  # of two equal predictions one is off, in whichever order
         assert valid_to(twice, twice * torch.tensor(factors)) == pytest.approx(0.1)

@@ -42,6 +42,14 @@ def test_the_base_model_where_the_files_lack_a_head_or_hold_more(extra: bool, so
     assert any("score.weight" in w for w in loaded.warnings) == extra
 
 
+def test_a_base_models_own_file_is_given_no_head_though_it_is_tied(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=20, n_positions=8)
+    assert config.tie_word_embeddings
+    transformers.GPT2Model(config).save_pretrained(tmp_path)
+    bad.jedit(tmp_path / bad.CFG, architectures=None)
+    assert type(load(str(tmp_path)).model) is transformers.GPT2Model
+
+
 def _headless(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
 

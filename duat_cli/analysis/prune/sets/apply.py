@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duat_cli import __version__
 from duat_cli.analysis.prune.sets.cut import Cut, cuts_of
 from duat_cli.compat.safetensors import system_error
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
@@ -48,13 +47,6 @@ WEIGHTS = {
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".h5", ".msgpack", ".onnx", ".onnx_data", ".npz",
     ".ot", ".tflite", ".mlmodel", ".pkl",
 }  # fmt: skip
-# Of a folder that nothing is known of yet: `card.write_card` puts what was measured in its place.
-CARD = """
-
-## Pruned
-
-These weights were written by `duat prune-bound --apply` (duat {version}); what stands above is about the original.
-"""
 
 
 @dataclass(frozen=True)
@@ -198,10 +190,6 @@ def _copy_beside(source: Path, part: Path) -> None:
         if not (part / name).exists():
             (part / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, part / name)
-    card = part / "README.md"
-    if card.is_file():
-        with card.open("a", encoding="utf-8") as text:
-            text.write(CARD.format(version=__version__))
 
 
 def _is_weights(file: Path) -> bool:

@@ -43,7 +43,8 @@ def card_of(report: PruneReport, written: Written) -> str:
     lines = [
         f"# {name}, pruned",
         "",
-        f"These weights were written by `{_command(plan, report, name, written.terms)}` ({versions}).",
+        f"These weights were written by a command such as `{_command(plan, report, name, written.terms)}`, with "
+        f"{versions}.",
         "",
         "| | original | these weights |",
         "|---|---|---|",
@@ -99,8 +100,8 @@ def _damage(report: PruneReport, written: Written) -> str:
     if written.damage is None:
         return f"Damage on {on}: none; {written.reasons['damage']}."
     return (
-        f"Damage on {on}: {written.damage:.4g} {report.protocol.unit} ({report.protocol.meaning}); {written.exceeded} "
-        f"of them are above the budget of {report.plans[0].budget:g}."
+        f"Damage on {on}: {written.damage:.4g} {report.protocol.unit} ({report.protocol.meaning}); above the budget of "
+        f"{report.plans[0].budget:g}: {written.exceeded} of them."
     )
 
 
