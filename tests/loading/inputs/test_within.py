@@ -146,7 +146,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "too long": ({"tensors": {"input_ids": torch.full((1, 300), MARK)}}, "too long, 300 tokens with pictures"),
     "no text": ({"tensors": {"pixel_values": torch.zeros(1, 3, 16, 16)}}, "it holds pixel_values; "),
     "unknown": ({"tensors": {"ids": torch.zeros(1, 3)}}, "ids: LlavaForConditionalGeneration takes no such argument"),
-    "a sound": ({"files": InputFiles(sounds=("a.wav",))}, "--audio: LlavaForConditionalGeneration reads token ids"),
+    "a sound": (
+        {"files": InputFiles(sounds=("a.wav",))},
+        "--audio: LlavaForConditionalGeneration reads each kind of input",
+    ),
 }
 
 

@@ -233,6 +233,7 @@ def agrees(printed: str, value: Any, factor: float) -> bool:
         return value is None and printed == "-"
     if isinstance(value, str) or printed[0] in "<>":
         return printed == clean(str(value)) or (printed[0] in "<>" and abs(factor * value) < 100)
+    printed = printed.removeprefix("about ").partition(" \N{PLUS-MINUS SIGN} ")[0]  # an estimate and its error
     digits, _, power = printed.partition("e")
     last = 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
     return math.isclose(float(printed), factor * value, rel_tol=1e-9, abs_tol=0.501 * last + 1e-4)
