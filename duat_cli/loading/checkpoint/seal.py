@@ -1,4 +1,4 @@
-"""Whether a weight file is still the one whose header was checked: by size, times and header."""
+"""Whether a weight file is still the one whose header was checked: by size, modification time and header."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ class Seal:
     """Bytes."""
     modified: int
     """Nanoseconds since 1970."""
-    changed: int
-    """Likewise, of its inode: no program sets it, so that a file put in this one's place has another, whatever
-    modification time it was given."""
     header_bytes: int
     """Of the header with the length in front of it."""
     header: str
@@ -32,7 +29,7 @@ class Seal:
 def seal_of(file: BinaryIO, header_bytes: int) -> Seal:
     """The seal of an open file."""
     stat = os.fstat(file.fileno())
-    return Seal(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, header_bytes, _digest(file, header_bytes))
+    return Seal(stat.st_size, stat.st_mtime_ns, header_bytes, _digest(file, header_bytes))
 
 
 def require_unchanged(path: Path, seal: Seal, tensor: str | None, *, header: bool = False) -> None:
@@ -53,12 +50,7 @@ def _change(path: Path, seal: Seal, header: bool) -> str | None:
             return "it was written to or replaced (its modification time is another)"
         if header:
             with path.open("rb") as file:
-                if _digest(file, seal.header_bytes) != seal.header:
-                    return "its header is another"
-        if stat.st_ctime_ns != seal.changed:
-            return (
-                "it was replaced, or given other bytes, permissions or links (the change time of its inode is another)"
-            )
+                return None if _digest(file, seal.header_bytes) == seal.header else "its header is another"
     except OSError as error:
         return f"it cannot be read any more ({error.strerror or error})"
     return None

@@ -68,18 +68,6 @@ def reheaded(file: Path) -> None:
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def disguised(fault: Callable[[Path], None]) -> Callable[[Path], None]:
-    """The file keeps its modification time."""
-
-    def changed(file: Path) -> None:
-        before = file.stat()
-        fault(file)
-        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-    changed.__name__ = f"{fault.__name__}_in_disguise"
-    return changed
-
-
 FAULTS: dict[Callable[[Path], None], str] = {
     replaced: "modification time",
     rewritten: "modification time",
@@ -87,8 +75,6 @@ FAULTS: dict[Callable[[Path], None], str] = {
     grown: "longer",
     removed: "cannot be read any more",
     reheaded: "header is another",
-    disguised(replaced): "the change time of its inode is another",
-    disguised(rewritten): "the change time of its inode is another",
 }
 
 
