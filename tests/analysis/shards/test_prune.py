@@ -147,6 +147,6 @@ def test_a_record_gives_back_what_was_put_into_it(said: Any, tmp_path: Path, mon
         assert part.responded.responses.equal(back.responded.responses)
         assert part.responded.slope.equal(back.responded.slope)
         assert part.responded.loss == back.responded.loss
-        assert all(getattr(part, name) == getattr(back, name) for name in ("readings", "error", "effects", "moved"))
+        assert all(getattr(part, name) == getattr(back, name) for name in ("readings", "error", "effects"))
         assert part.seen.squares.keys() == back.seen.squares.keys()
         assert all(part.seen.squares[key].equal(back.seen.squares[key]) for key in part.seen.squares)
