@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from duat_cli.kinds import NAMES, names_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import NO_REASON
@@ -44,7 +46,7 @@ def _best(plans: list[Plan]) -> Plan:
     if plans[0].remove is None:
         return max(plans, key=lambda plan: plan.parameters_share)
     enough = [plan for plan in plans if plan.parameters_share >= ENOUGH * (plan.remove or 0.0)]
-    return min(enough or plans, key=lambda plan: _damage(plan) or 0.0)
+    return min(enough or plans, key=lambda plan: math.inf if (found := _damage(plan)) is None else found)
 
 
 def _damage(plan: Plan) -> float | None:

@@ -36,7 +36,7 @@ def test_the_originals_card_stays_below_and_its_front_matter_on_top(original: st
 def test_it_has_the_command_what_was_removed_and_what_it_costs() -> None:
     text = card_of(sample.prune_report(), sample.written(bare=False))
     assert "`duat prune-bound HuggingFaceTB/SmolLM2-135M --granularity neuron --metric kl" in text
-    assert " --budget 0.1 --set 6020 --apply DIR` (duat 0.1.0, torch " in text
+    assert " --budget 0.1 --set 6020 --apply DIR`, with duat 0.1.0, torch " in text
     assert "| parameters | 134,515,008 | 124,148,160 |" in text
     assert "| perplexity | 31.42 | 33.07 |" in text
     assert "Removed: 6020 neurons; left the file: 198 neurons of every block; 80 terms set to zero" in text
