@@ -34,12 +34,13 @@ def check_against(
     read = [] if plan.weights_only else request.texts.read(progress)  # once for both: standard input is there once
     tuned = request.model.find(progress)
     asked = _of_base(request, plan.base, tuned.place.path)
-    refuse_other_type(f"--base {clean(plan.base)}", identity(asked.model.find(progress).files), tuned.files)
-    report, text = check(replace(plan, update=True), asked, progress, run, read)
+    base = asked.model.find(progress)
+    refuse_other_type(f"--base {clean(plan.base)}", identity(base.files), tuned.files)
+    report, text = check(replace(plan, update=True), asked, progress, run, read, base)
     if text is None:
         first = next(one for one in report.outcomes if one.status == "failed")
         raise InputError(f"--base {shown(plan.base)}: fails itself: {first.rule}: {first.message}; give a sound base")
-    return check(replace(plan, baseline=of_base(plan.base, text)), request, progress, run, read)
+    return check(replace(plan, baseline=of_base(plan.base, text)), request, progress, run, read, tuned)
 
 
 def _of_base(request: CheckRequest, base: str, tuned: Path) -> CheckRequest:

@@ -6,14 +6,12 @@ torch is imported for a forward pass or an adapter alone: weights are checked wi
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from duat_cli.analysis.check.integers import tables
+from duat_cli.analysis.check.reading import asked_hash, made_hash
 from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, Reading, open_reading
 from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.checks.baseline import prompt_set, weight_metrics
@@ -36,8 +34,7 @@ from duat_cli.loading.declared import fields
 from duat_cli.loading.declared.embedder import embedder
 from duat_cli.loading.declared.facts import Declared
 from duat_cli.loading.declared.per_layer import Override, overrides
-from duat_cli.loading.declared.tokenizer import texts_hash, tokenizer_facts, tokens_hash
-from duat_cli.loading.inputs.request import InputFiles
+from duat_cli.loading.declared.tokenizer import tokenizer_facts
 from duat_cli.loading.model.notes import weight_notes
 from duat_cli.results.prompts import set_of
 
@@ -85,11 +82,17 @@ class Ran:
 
 
 def check(
-    plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFacts, read: list[PromptText] | None = None
+    plan: CheckPlan,
+    request: CheckRequest,
+    progress: Progress,
+    run: RunFacts,
+    read: list[PromptText] | None = None,
+    found: Found | None = None,
 ) -> tuple[CheckReport, str | None]:
     """The report, and the text of the baseline to write, if one is to be written.
 
-    run: what the report says of the run, of the memory that is planned for it; read: the texts, where they are read.
+    run: what the report says of the run, of the memory that is planned for it; read, found: the texts and
+    the model, where they are read and found already.
 
     Where the prompts cannot be made tokens, the model cannot run or the pass leaves nothing to measure, and no rule
     that needs none of it says so: the InputError, ForwardError or NoSignalError.
@@ -98,7 +101,7 @@ def check(
     refuse_prompts(plan, request.texts)
     if read is None:
         read = request.texts.read(progress) if plan.forward else []
-    found = request.model.find(progress)
+    found = found or request.model.find(progress)
     if plan.baseline is not None:
         refuse_other_type(plan.baseline.where, plan.baseline.content.model, found.files)
     adapter = _adapter(request, progress)
@@ -366,32 +369,3 @@ def _lint(adapter: AdapterFiles, found: Found, progress: Progress) -> tuple[Lint
 
     with BaseWeights(found.place, found.files) as base:
         return tuple(lint_adapter(adapter, base))
-
-
-# -- what the model was given to read, as a baseline knows it again ---------------------------------------------
-
-
-def asked_hash(texts: PromptRequest, read: Sequence[PromptText]) -> str:
-    """Of what was asked to be read, whatever tokenizer and processor make of it."""
-    said = texts_hash((text.text for text in read), texts.max_tokens)
-    beside = [*_beside(texts.files or InputFiles())]
-    return hashlib.sha256(json.dumps([said, *beside]).encode()).hexdigest() if beside else said
-
-
-def _beside(files: InputFiles) -> Iterator[tuple[str, str]]:
-    """Beside texts."""
-    for option, names in files.by_option:
-        for name in names:
-            with Path(name).open("rb") as file:
-                yield option, hashlib.file_digest(file, "sha256").hexdigest()
-    if files.stack is not None:
-        yield "--stack", files.stack
-    if files.decoder_prompt is not None:
-        yield "--decoder-prompt", files.decoder_prompt
-
-
-def made_hash(inputs: Sequence[Prompt]) -> str:
-    """Of the token ids, or the tensors, that it became."""
-    if any(one.prepared is not None for one in inputs):
-        return hashlib.sha256(" ".join(one.sha256 for one in inputs).encode()).hexdigest()
-    return tokens_hash(one.input_ids[0].tolist() for one in inputs)
