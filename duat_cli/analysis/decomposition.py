@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import relative_errors, wide
+from duat_cli.models.arrays import reached, relative_errors, wide
 from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.instrument.attention import AttentionCall, StoredRows
 from duat_cli.models.instrument.functions.positions import positions
@@ -388,5 +388,5 @@ def _uniform(run: BlockRun, call: AttentionCall) -> StoredRows:
     """Every row 1 / n over the n tokens that the mask leaves it; without a mask, those that some head reaches."""
     seen = positions(run, call)
     if seen is None or call.rows.tokens != seen.shape[-1]:
-        seen = torch.cat([weights.abs().amax(dim=0) > 0 for _, weights in call.rows.chunks()])
+        seen = reached(call.rows.chunks())
     return StoredRows(uniform_rows(seen, call.rows.heads, call.value.dtype))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -93,6 +93,11 @@ def equal(a: Tensor | None, b: Tensor | None) -> bool:
 def moved(values: Tensor, item: int) -> bool:
     """Whether what a replay gives for this item is another than for the first, beyond rounding."""
     return bool((values[item] - values[0]).abs().max() > 1e-6 * (1 + values[0].abs().max()))
+
+
+def reached(chunks: Iterable[tuple[slice, Tensor]]) -> Tensor:
+    """Where some head's weight is not zero, (N, K) bool. chunks: of H, as `RowSource` has them."""
+    return torch.cat([(weights != 0).any(dim=0) for _, weights in chunks])
 
 
 def tolerance_for(dtype: torch.dtype) -> float:

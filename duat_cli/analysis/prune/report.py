@@ -19,7 +19,15 @@ from duat_cli.analysis.prune.wanted import NOT_ABLATED, Sample
 from duat_cli.analysis.prune.work import Work
 from duat_cli.kinds import Kind
 from duat_cli.models.terms.sites import Site, TermId
-from duat_cli.results.prune.terms import Estimated, HeadSummary, NeuronSummary, Prediction, PruneBlock, PruneTerm
+from duat_cli.results.prune.terms import (
+    NEGLIGIBLE,
+    Estimated,
+    HeadSummary,
+    NeuronSummary,
+    Prediction,
+    PruneBlock,
+    PruneTerm,
+)
 from duat_cli.statistics.ranking import Estimate, bootstrap, kendall, median_ratio, spearman, worst_ratio
 from duat_cli.statistics.survey import mean_of
 from duat_cli.text import plural
@@ -31,7 +39,6 @@ _STATISTICS = {  # field of the report -> statistic of predicted and measured da
     "kendall": (kendall, False),
     "median_ratio": (median_ratio, True),
 }
-NEGLIGIBLE = 0.01  # of the budget
 FACTOR = 2.0  # that a prediction may be off by and still be valid
 NO_DAMAGE = "nothing that was ablated has a damage, predicted or measured"
 NONE_ABLATED = "no term of this kind was ablated alone"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from duat_cli.models.arrays import gaussian, rounding, wide
+from duat_cli.models.arrays import gaussian, reached, rounding, wide
 
 SEED = 43
 CHUNK = 1 << 26  # bytes of H over all tokens made at once
@@ -104,7 +104,7 @@ class WindowRows:
 
     def allowed(self) -> Tensor:
         """Which tokens reach which through some head, (N, N)."""
-        return torch.cat([rows.abs().amax(dim=0) > 0 for _, rows in self.chunks()])
+        return reached(self.chunks())
 
 
 def window_rows(weights: Tensor, at: Tensor, sizes: tuple[int, ...] | None = None) -> WindowRows:

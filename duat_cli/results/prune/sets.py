@@ -223,3 +223,10 @@ class Plan(WithReasons):
         description="kind, block and index of its terms as block.3.head.1 (block.3 for a block), in the order of "
         "removal: a smaller set of the curve is the beginning of this one"
     )
+
+    @property
+    def remove_option(self) -> str | None:
+        """The option that asked for its size, such as '--remove 20%/all'; None where the budget decided."""
+        if not self.remove:
+            return None
+        return f"--remove {100 * self.remove:g}%{'/all' if self.parameters_of == 'all' else ''}"

@@ -33,6 +33,9 @@ _COUNT = Meaning("terms", "exact")
 _CONFIDENCE = Meaning("probability", "given", formula="--confidence")
 
 
+NEGLIGIBLE = 0.01  # of the budget: what a neuron may do that can go
+
+
 class Protocol(WithReasons):
     """How the damage was predicted and measured."""
 

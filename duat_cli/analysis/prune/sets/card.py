@@ -68,12 +68,11 @@ def _name(report: PruneReport) -> str:
 
 
 def _command(plan: Plan, report: PruneReport, name: str, terms: int) -> str:
-    share = 100 * (plan.remove or 0.0)
     options = [
         f"--granularity {plan.granularity}",
         f"--metric {report.protocol.metric}",
         f"--budget {plan.budget:g}",
-        *([f"--remove {share:g}%{'/all' if plan.parameters_of == 'all' else ''}"] if share else []),
+        *([plan.remove_option] if plan.remove_option else []),
         *(["--uniform"] if plan.uniform else []),
         *(["--ablate mean"] if report.protocol.ablate == "mean" else []),
         *(["--repair"] if plan.repair else []),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from duat_cli.models.arrays import reached
 from duat_cli.models.instrument.attention import AttentionCall, at_zero_queries
 from duat_cli.models.instrument.records import BlockRun
 from duat_cli.models.instrument.windows import WindowRows
@@ -24,20 +25,20 @@ def positions(run: BlockRun, call: AttentionCall | None = None) -> Tensor | None
     call = run.attention[0] if call is None else call
     if call.allowed is not None or call.path == "frozen kernel":
         return call.allowed
-    reached = _reached(call)
-    if bool(reached.all()):
+    read = _read(call)
+    if bool(read.all()):
         return None
     found = at_zero_queries(call) if call.scored is not None else _at_zero_stream(run, call)
-    if found is None or found.shape != reached.shape[1:] or not bool((found & ~reached).any()):
+    if found is None or found.shape != read.shape[1:] or not bool((found & ~read).any()):
         return None
-    return found | reached.any(dim=0)
+    return found | read.any(dim=0)
 
 
-def _reached(call: AttentionCall) -> Tensor:
+def _read(call: AttentionCall) -> Tensor:
     """Where some head's H is not zero: of each prompt of a batch, (prompts, N, K)."""
     if isinstance(call.rows, WindowRows):
         return (call.rows.weights != 0).any(dim=1)
-    return torch.cat([(weights != 0).any(dim=0) for _, weights in call.rows.chunks()])[None]
+    return reached(call.rows.chunks())[None]
 
 
 def _at_zero_stream(run: BlockRun, call: AttentionCall) -> Tensor | None:

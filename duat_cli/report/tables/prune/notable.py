@@ -133,11 +133,11 @@ def _next(best: Plan, report: PruneReport) -> list[str]:
     plan = next((p for p in (best, *report.plans) if p.removed and (_can_leave(p) or _saves(p))), best)
     if report.protocol.ablate == "mean" and not set(plan.granularity.split(",")) <= UNIFORM:
         return []  # means of other kinds stand in no bias
-    uniform, share = _can_leave(plan), 100 * (plan.remove or 0.0)
+    uniform = _can_leave(plan)
     options = [
         f"--granularity {plan.granularity}",
         *(["--uniform"] if uniform or plan.uniform else []),
-        f"--remove {share:g}%{'/all' if plan.parameters_of == 'all' else ''}" if share else f"--budget {plan.budget:g}",
+        plan.remove_option or f"--budget {plan.budget:g}",
         "--apply DIR",
     ]
     why = " --uniform takes as many from every block, so that they can leave the file; the damage is then another."

@@ -17,7 +17,7 @@ from duat_cli.report.tables.prune.eq16 import TABLES as EQ16_TABLES
 from duat_cli.report.tables.prune.eq16 import eq16
 from duat_cli.report.tables.prune.notable import notable
 from duat_cli.results.prune.report import PruneReport
-from duat_cli.results.prune.terms import Prediction
+from duat_cli.results.prune.terms import NEGLIGIBLE, Prediction
 
 
 def render_prune(report: PruneReport, page: Page) -> str:
@@ -88,7 +88,6 @@ _CERTIFIED = [
     Column(("certified", name, "x stream"), f"certified_{field}_relative", numbers.plain) for name, field in _PARTS[1:]
 ]
 FAR_OFF = 2.0  # a factor
-NEGLIGIBLE = 0.01  # of the budget, as negligible_share counts
 
 
 def _far_off(report: PruneReport) -> list[RenderableType]:
