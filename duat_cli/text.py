@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 PAPER_PROMPT = "Nui zi created Nui zi dynamics"  # the paper's own example, where a matrix is asked for without a text
 
@@ -23,6 +25,11 @@ def shown(name: object, limit: int = 120) -> str:
     """A foreign name in quotes, fit for a terminal, cut when absurdly long."""
     text = clean(str(name))
     return f"'{text}'" if len(text) <= limit else f"'{text[:limit]}...'"
+
+
+def expanded(name: str | os.PathLike[str]) -> Path:
+    """The path that a name stands for: ~ and ~user are homes; of a user that is not there the name stays as it is."""
+    return Path(os.path.expanduser(name))
 
 
 def listed(names: list[str]) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from duat_cli.text import about, apart, clean, in_one, indices, natural, one_line, plural, spans
+from duat_cli.text import about, apart, clean, expanded, in_one, indices, natural, one_line, plural, spans
 
 
 def test_clean_escapes_what_steers_or_hides() -> None:
@@ -51,6 +53,13 @@ def test_indices() -> None:
 )
 def test_in_one(texts: list[str], one: str | None) -> None:
     assert in_one(texts) == one
+
+
+def test_a_home_that_nobody_has_stays_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/of/one")
+    assert expanded("~/models") == Path("/home/of/one/models")
+    assert expanded("~nobody_at_all/x") == Path("~nobody_at_all/x")
+    assert expanded("./~/x") == Path("~/x")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, get_args
 
 from duat_cli.analysis.opening import (
@@ -25,6 +24,7 @@ from duat_cli.checks.nearest import suggestion
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.inputs.request import EVERY, InputFiles, StackName
 from duat_cli.loading.texts import PromptText, conversation, numbered
+from duat_cli.text import expanded
 
 if TYPE_CHECKING:
     from duat_cli.analysis.plan.task import Task
@@ -348,4 +348,4 @@ def several(given: Any) -> tuple[Any, ...]:
 
 def folder(name: str | os.PathLike[str] | None) -> str | None:
     """A path as text."""
-    return None if name is None else str(Path(name))
+    return None if name is None else str(expanded(name))

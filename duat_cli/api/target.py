@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.files import plain_mode
-from duat_cli.text import clean
+from duat_cli.text import clean, expanded
 
 if TYPE_CHECKING:
     from duat_cli.analysis.operator_file import OperatorFile
@@ -39,7 +39,7 @@ class FileTarget:
         """The target of an option's value, checked now, not after minutes of computing."""
         if name is None or name == STANDARD_OUTPUT:
             return cls(option, None)
-        target = cls(option, Path(name))
+        target = cls(option, expanded(name))
         target._check()
         return target
 
@@ -127,15 +127,13 @@ def refuse_overwriting(writes: Iterable[tuple[str, object]], reads: Iterable[tup
     Each is an option and the name it was given, a path; what is no path, or names nothing, is passed over. A file
     within a folder counts where it is named as a checkpoint's, an adapter's or a kept result's files are.
     """
-    given, seen = list[tuple[str, Path]](), dict[Path, str]()
-    for option, name in reads:
-        with contextlib.suppress(RuntimeError):  # nobody's home is refused where it is read
-            given += [(option, Path(name).expanduser())] if isinstance(name, (str, os.PathLike)) else []
+    given = [(option, expanded(name)) for option, name in reads if isinstance(name, (str, os.PathLike))]
+    seen: dict[Path, str] = {}
     for option, name in writes:
         if not isinstance(name, (str, os.PathLike)) or name == STANDARD_OUTPUT:
             continue
         with contextlib.suppress(OSError, RuntimeError, ValueError):  # a name that no file can have is refused later
-            final = Path(name).resolve()
+            final = expanded(name).resolve()
             what = f"{option} '{clean(os.fspath(name))}'"
             if final in seen:
                 raise InputError(f"{what}: is named twice, by {seen[final]} as well; give each a file of its own")

@@ -9,6 +9,7 @@ from duat_cli.api.asking import File
 from duat_cli.api.ground import heard, load_libraries, undisturbed
 from duat_cli.api.results import AttributeResult, ExplainResult, InspectResult, LoraResult, PruneResult
 from duat_cli.api.settings import one_of
+from duat_cli.text import expanded
 
 if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress
@@ -39,13 +40,11 @@ def merge(folder: File, *, progress: Progress | None = None) -> Merged:
     """
     load_libraries()
     with undisturbed():
-        from pathlib import Path
-
         from duat_cli.analysis.clock import Clock
         from duat_cli.analysis.shards.folder import Folder
         from duat_cli.analysis.shards.merge import merge as compute
 
-        report = compute(Folder.read(Path(folder)), Clock().run, heard(progress))
+        report = compute(Folder.read(expanded(folder)), Clock().run, heard(progress))
         return next(result for result in get_args(Merged) if issubclass(result, type(report))).of(report)
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from duat_cli.compat.transformers import experts_implementation
+from duat_cli.text import expanded
 
 FORMAT = "4"  # raise it when what is stored, or how it is computed, changes
 
@@ -57,7 +58,7 @@ def gram_key(fingerprint: str, model: PreTrainedModel) -> str:
 def cache_folder() -> Path:
     """$DUAT_CACHE, or duat/ in the user's cache folder."""
     if folder := os.environ.get("DUAT_CACHE"):
-        return Path(folder)
+        return expanded(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "duat"
 
 

@@ -31,7 +31,7 @@ from duat_cli.loading.declared.facts import Declared
 from duat_cli.results.base import Finite
 from duat_cli.results.inspect import InspectReport
 from duat_cli.results.prompts import PromptSetFacts
-from duat_cli.text import clean, natural, shown
+from duat_cli.text import clean, expanded, natural, shown
 
 SCHEMA = 3
 SCHEMAS = (1, 2, 3)  # that are read
@@ -240,7 +240,7 @@ def of_base(name: str, text: str) -> BaselineFile:
 
 def read_baseline(name: str) -> BaselineFile | None:
     """The file, or None where there is none; InputError says what is wrong with it."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     where = f"--baseline {clean(name)}"
     try:
         if not (path.exists() or path.is_symlink()):

@@ -19,7 +19,7 @@ from duat_cli.checks.nearest import suggestion
 from duat_cli.checks.paths import is_known, known_paths, may_be_negative
 from duat_cli.errors import InputError
 from duat_cli.results.base import Finite
-from duat_cli.text import clean, shown
+from duat_cli.text import clean, expanded, shown
 
 PYPROJECT = "pyproject.toml"
 SHIPPED = ("default", "strict", "release", "adapter", "fine-tune")
@@ -138,7 +138,7 @@ def read_policy(name: str | None, otherwise: str = "default") -> Policy:
         return _chain(found or _shipped(otherwise))
     if name in SHIPPED:
         return _chain(_shipped(name))
-    return _chain(_file(Path(name).expanduser()))
+    return _chain(_file(expanded(name)))
 
 
 def _chain(top: Layer) -> Policy:

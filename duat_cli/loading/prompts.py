@@ -14,7 +14,6 @@ import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from duat_cli.compat.transformers import stated
@@ -35,7 +34,7 @@ from duat_cli.loading.texts import (
     read_stdin,
     texts_of,
 )
-from duat_cli.text import clean
+from duat_cli.text import clean, expanded
 
 if TYPE_CHECKING:  # texts are read before torch is imported
     from torch import Tensor
@@ -119,7 +118,7 @@ def open_prompts(
     prompt: Sequence[str | PromptText], prompts_file: str | None, stdin: IO[Any] | None, *, chat: bool = False
 ) -> Iterable[PromptText]:
     """The same texts, from a regular file of any size: each pass reads it anew, and an error comes where it is met."""
-    if prompts_file is None or not Path(prompts_file).expanduser().is_file():
+    if prompts_file is None or not expanded(prompts_file).is_file():
         return read_prompts(prompt, prompts_file, stdin, chat=chat)
     return _Stream(_options(prompt, prompts_file, stdin), prompts_file, chat)
 

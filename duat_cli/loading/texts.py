@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from duat_cli.errors import InputError
-from duat_cli.text import clean
+from duat_cli.text import clean, expanded
 
 JSON_LINES = ".jsonl"
 GZIP = ".gz"
@@ -144,7 +144,7 @@ def _line(file: gzip.GzipFile | IO[bytes], where: str) -> bytes:
 
 
 def _path(name: str, shown: str, option: str) -> Path:
-    path = Path(name).expanduser()
+    path = expanded(name)
     # opening a named pipe waits for a writer; a shell's <(command) is one that has it
     if path.is_fifo() and not name.startswith(("/dev/fd/", "/proc/self/fd/", "/dev/stdin")):
         raise InputError(f"{option} {shown}: is a named pipe, no regular file; use {option} - and pipe into duat")

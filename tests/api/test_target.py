@@ -89,3 +89,15 @@ def test_a_file_is_the_same_by_whatever_name(here: Path) -> None:
     os.link(here / "one.json", here / "two.json")
     with pytest.raises(InputError, match=r"-o .two\.json.: would overwrite .*, of --report one\.json"):
         refuse_overwriting([("-o", "two.json")], [("--report", "one.json")])
+
+
+def test_a_home_is_one_in_results_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell leaves the ~ of --output=~/x as it is."""
+    monkeypatch.setenv("HOME", str(here))
+    Path("b.txt").write_text("a line of its own\n")
+    assert run(["inspect", "~/m", "--prompts=~/b.txt", "--null=uniform", "--out=~/runs", "-o", "~/r.txt", "-q"]) == 0
+    assert run(["merge", "~/runs", "--json", "--output=~/runs.json", "-q"]) == 0
+    assert run(["report", "~/runs.json", "--output=~/runs.html", "-q"]) == 0
+    assert all(Path(name).exists() for name in ("runs/manifest.json", "r.txt", "runs.json", "runs.html"))
+    assert not Path("~").exists()
+    assert run(["check", "~/m", "-o", "~/m/config.json", "-q"]) == 2

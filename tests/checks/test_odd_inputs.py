@@ -113,11 +113,13 @@ def test_a_folder_that_may_not_be_read(sound: Path, duat: Duat, monkeypatch: pyt
     duat("check", sound).refused("cannot be read: Permission denied")
 
 
-def test_names_that_no_file_can_have(duat: Duat, tmp_path: Path) -> None:
+def test_names_that_no_file_can_have(sound: Path, duat: Duat, tmp_path: Path) -> None:
     duat("check", "./" + "x" * 5000).refused("no such folder")
     duat("check", tmp_path / ("x" * 300)).refused("no such folder")
     duat("check", "./\0").refused()
-    duat("check", "~nobody_at_all/x").refused()
+    duat("check", "~nobody_at_all/x").refused("no such folder")
+    for option in ("--baseline", "--base", "--policy", "--prompts"):
+        duat("check", sound, option, "~nobody_at_all/x").refused("~nobody_at_all/x")
 
 
 def test_a_folder_that_cannot_be_written_is_only_read(sound: Path, duat: Duat) -> None:

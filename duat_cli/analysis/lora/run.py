@@ -10,7 +10,6 @@ import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, load_found, open_set, tokens_of
@@ -19,7 +18,7 @@ from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.adapter.folder import AdapterFiles, is_adapter, open_adapter
 from duat_cli.loading.adapter.keys import read_keys
 from duat_cli.loading.importing import uncollected
-from duat_cli.text import clean
+from duat_cli.text import clean, expanded
 
 if TYPE_CHECKING:
     from duat_cli.analysis.clock import RunFacts
@@ -106,7 +105,7 @@ def lora_diff(request: LoraRequest, progress: Progress, run: RunFacts) -> LoraRe
     try:
         found = request.base.find(progress)
     except CheckpointError as fault:
-        if request.base.model is not None and is_adapter(Path(request.base.model).expanduser()):
+        if request.base.model is not None and is_adapter(expanded(request.base.model)):
             raise CheckpointError(f"{fault} (the order is BASE ADAPTER)") from fault
         raise
     tuned = place_of(request.tuned, request.base, progress)

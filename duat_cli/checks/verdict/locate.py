@@ -9,6 +9,7 @@ from duat_cli.checks.baseline import lines_of
 from duat_cli.checks.rule import Evidence
 from duat_cli.loading.declared.facts import GENERATION, TOKENIZER
 from duat_cli.results.check import Location
+from duat_cli.text import expanded
 
 _FILES = {GENERATION: "generation_config.json", TOKENIZER: "tokenizer.json"}  # by what the name of a place begins with
 
@@ -30,7 +31,7 @@ class Locator:
             return Location(file=_relative(about if about.is_file() else self._folder / "config.json"), line=1)
         file, name = key
         if file == self._baseline:
-            line = self._entries(Path(file).expanduser()).get(name, 1)
+            line = self._entries(expanded(file)).get(name, 1)
         else:
             line = next((number for number, text in enumerate(self._lines(file), 1) if name in text), 1)
         return Location(file=_relative(Path(file)), line=line)
@@ -46,7 +47,8 @@ def _lines(file: str) -> list[str]:
 
 def _relative(path: Path) -> str:
     """As a link of a repository has it: relative where the file is below the working directory."""
+    path = expanded(path).absolute()
     try:
-        return path.expanduser().absolute().relative_to(Path.cwd()).as_posix()
+        return path.relative_to(Path.cwd()).as_posix()
     except (ValueError, OSError):
-        return path.expanduser().absolute().as_posix()
+        return path.as_posix()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from duat_cli.cli.shared import options
@@ -12,7 +11,7 @@ from duat_cli.cli.shared.many import as_rank, processes
 from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
 from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
-from duat_cli.text import clean
+from duat_cli.text import clean, expanded
 
 if TYPE_CHECKING:
     from duat_cli.analysis.attribute.run import AttributeOptions
@@ -146,7 +145,7 @@ def attribute(
 
         loaded, prompts = open_set(wanted, read, progress, ranks.local)
         return attribute_into(
-            Path(asked.out or ""), loaded, prompts, *settings(loaded), texts.max_tokens, ranks, progress
+            expanded(asked.out or ""), loaded, prompts, *settings(loaded), texts.max_tokens, ranks, progress
         )
 
     if not read.own and given.option is None:

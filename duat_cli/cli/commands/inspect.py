@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from duat_cli.cli.shared import options
@@ -14,6 +13,7 @@ from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
 from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 from duat_cli.loading.inputs.request import EVERY
+from duat_cli.text import expanded
 
 if TYPE_CHECKING:
     from duat_cli.analysis.inspect.options import InspectOptions
@@ -153,7 +153,7 @@ def inspect(
         loaded, prompts = open_set(wanted, read, progress, ranks.local)
         if loaded.paged is None:
             settle()
-        return inspect_into(Path(asked.out or ""), loaded, prompts, settings, texts.max_tokens, ranks, progress)
+        return inspect_into(expanded(asked.out or ""), loaded, prompts, settings, texts.max_tokens, ranks, progress)
 
     if asked.out is not None:
         if matrix_file is not None:

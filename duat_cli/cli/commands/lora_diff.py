@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import typer
@@ -15,6 +14,7 @@ from duat_cli.cli.shared.many import as_rank, processes
 from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
 from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
+from duat_cli.text import expanded
 
 if TYPE_CHECKING:
     from duat_cli.analysis.shards.ranks import Ranks
@@ -113,7 +113,7 @@ def lora_diff(
     def into(ranks: Ranks, progress: Progress) -> LoraReport | None:
         from duat_cli.analysis.shards.lora import lora_into
 
-        kept = partial(lora_into, Path(asked.out or ""), request.large, asked.max_tokens, ranks, progress)
+        kept = partial(lora_into, expanded(asked.out or ""), request.large, asked.max_tokens, ranks, progress)
         return compute(replace(request, into=kept, gpu=ranks.local), progress, clock.run)
 
     if asked.out is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 from duat_cli.cli.shared import options
@@ -11,6 +9,7 @@ from duat_cli.cli.shared.grouped import grouped
 from duat_cli.cli.shared.presentation import Presentation, talk_of
 from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND
+from duat_cli.text import expanded
 
 
 @grouped
@@ -40,7 +39,7 @@ def merge(
         from duat_cli.analysis.shards.folder import Folder
         from duat_cli.analysis.shards.merge import merge as compute
 
-        report = compute(Folder.read(Path(directory)), clock.run, progress)
+        report = compute(Folder.read(expanded(directory)), clock.run, progress)
 
     from duat_cli.cli.commands.lora_diff import is_sound
 

@@ -14,7 +14,7 @@ from duat_cli.cli.shared.pruning import Pruning
 from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 from duat_cli.kinds import apart, names_of
-from duat_cli.text import plural
+from duat_cli.text import expanded, plural
 
 if TYPE_CHECKING:
     from duat_cli.analysis.plan.task import PruneOptions
@@ -103,7 +103,7 @@ def prune_bound(
         from duat_cli.analysis.shards.prune import prune_into
 
         begun = begin(loaded, inputs, held_out, settings, progress, fitting, in_parts=True)
-        return prune_into(Path(out), begun, asked.max_tokens, ranks, progress)
+        return prune_into(expanded(out), begun, asked.max_tokens, ranks, progress)
 
     if out is not None:
         outcome = as_rank(model, texts, opened, talk)
@@ -166,8 +166,8 @@ class _Chosen:
         if apply is not None:
             from duat_cli.analysis.prune.sets.apply import check_directory
 
-            check_directory(Path(apply))
-        return cls(target, None if apply is None else Path(apply), which)
+            check_directory(expanded(apply))
+        return cls(target, None if apply is None else expanded(apply), which)
 
     @property
     def named(self) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -13,7 +12,7 @@ import typer
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.presentation import Presentation, talk_of
 from duat_cli.errors import EXIT_SOUND, InputError
-from duat_cli.text import clean, one_line
+from duat_cli.text import clean, expanded, one_line
 
 if TYPE_CHECKING:
     from duat_cli.results.base import Report
@@ -107,13 +106,13 @@ def _made_of(files: Sequence[str]) -> Iterator[None]:
 
 def _read(name: str, where: str) -> Any:
     try:
-        size = Path(name).stat().st_size
+        size = expanded(name).stat().st_size
         if size > MOST_BYTES:
             raise InputError(
                 f"{where}: {size / 2**20:.0f} MiB, a page is made of at most {MOST_BYTES >> 20} MiB; write the report "
                 "again with fewer prompts or blocks, or without --per-prompt"
             )
-        return json.loads(Path(name).read_bytes(), parse_constant=_no_number)
+        return json.loads(expanded(name).read_bytes(), parse_constant=_no_number)
     except OSError as error:
         raise InputError(f"{where}: cannot read: {error.strerror or error}") from error
     except RecursionError as error:

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from duat_cli.api.target import FileTarget
@@ -14,7 +13,7 @@ from duat_cli.cli.shared.options import Card, CardFormat, Page, Plain, Voice
 from duat_cli.cli.terminal import libraries, streams
 from duat_cli.cli.terminal.talk import Talk, redact
 from duat_cli.errors import CheckpointError, InputError
-from duat_cli.text import clean
+from duat_cli.text import clean, expanded
 
 if TYPE_CHECKING:
     from duat_cli.report.tables.page import Page as Sheet
@@ -109,7 +108,7 @@ def announce(model: str | None, talk: Talk) -> None:
     elif model.startswith((".", "/", "~")) and not _exists(model):
         from duat_cli.loading.checkpoint.files import near_folder
 
-        raise CheckpointError(f"{model}: no such folder{near_folder(Path(model).expanduser())}")
+        raise CheckpointError(f"{model}: no such folder{near_folder(expanded(model))}")
     libraries.calm(talk)
     return_freed_memory()  # a setting of the process, which is a command's own
 
@@ -117,11 +116,11 @@ def announce(model: str | None, talk: Talk) -> None:
 def _exists(name: str) -> bool:
     """False as well for a name that no file can have."""
     try:
-        Path(name).expanduser().stat()
+        expanded(name).stat()
         return True
     except PermissionError:
         return True  # reading it will say why
-    except (OSError, RuntimeError, ValueError):
+    except (OSError, ValueError):
         return False
 
 

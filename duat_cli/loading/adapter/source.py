@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.adapter.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter
 from duat_cli.loading.checkpoint.source import Source, checkpoint, demo_adapter_path, is_local, snapshot
-from duat_cli.text import clean, shown
+from duat_cli.text import clean, expanded, shown
 
 
 def find_adapter(name: str, *, token: str | None = None, cache_dir: str | None = None) -> Source:
@@ -34,7 +33,7 @@ def _local(name: str) -> Source | None:
     """What can only be a path; a revision behind the @ may have slashes."""
     if not name.strip() or "\0" in name:
         raise InputError(f"{shown(name)}: expected an adapter or a tuned checkpoint, a folder or a hub id")
-    path = Path(name).expanduser()
+    path = expanded(name)
     if os.path.lexists(path):
         return Source(path, name, None)
     if is_local(name.partition("@")[0]):

@@ -15,7 +15,7 @@ from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.checkpoint.files import near_folder
 from duat_cli.loading.checkpoint.index import ADAPTER_CONFIG, INDEX, WEIGHTS
 from duat_cli.loading.quiet import described
-from duat_cli.text import clean, shown
+from duat_cli.text import clean, expanded, shown
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
@@ -65,7 +65,7 @@ def resolve(
         return checkpoint(source, revision, token, cache_dir, trust_remote_code)
     if revision is not None:
         raise InputError(f"--revision {shown(revision)}: {shown(source)} is a local folder, which has none")
-    return Source(Path(source).expanduser() if source.startswith("~") else Path(source), source, None)  # Path drops ./
+    return Source(expanded(source), source, None)
 
 
 def is_local(source: str) -> bool:

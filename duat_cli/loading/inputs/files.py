@@ -19,7 +19,7 @@ from duat_cli.errors import InputError
 from duat_cli.loading.declared.fields import PROCESSORS
 from duat_cli.loading.inputs.request import label
 from duat_cli.loading.quiet import foreign_errors, hushed
-from duat_cli.text import clean, plural
+from duat_cli.text import clean, expanded, plural
 
 PARTS = {AutoImageProcessor: "image_processor", AutoFeatureExtractor: "feature_extractor"}  # of a whole processor
 MAX_BYTES = 1 << 30  # of one file
@@ -131,7 +131,7 @@ def read_tensors(given: str | Mapping[str, Any], number: int = 1) -> dict[str, T
 
 
 def _regular(option: str, name: str) -> Path:
-    path = Path(name).expanduser()
+    path = expanded(name)
     if not path.is_file():
         raise InputError(f"{option} {clean(name)}: {'not a file' if path.exists() else 'no such file'}")
     if path.stat().st_size > MAX_BYTES:
