@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -159,6 +160,16 @@ def left(mode: Any) -> Iterator[None]:
 
 
 @contextmanager
+def operations_left(mode: Any) -> Iterator[None]:
+    """As `left`, of a mode of `operations_through`; None is none."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
+
+    innermost = mode is not None and _get_current_dispatch_mode() is mode
+    with _pop_mode_temporarily() if innermost else nullcontext():
+        yield
+
+
+@contextmanager
 def uncheckpointed() -> Iterator[None]:
     """A context in which `torch.utils.checkpoint` calls what it is given, and no more. Without it, a model's code that
     calls it runs again when a gradient is pulled, when nothing is held any more."""
@@ -196,7 +207,11 @@ def operations_through(run: Callable[[Any, Any, Any], Any]) -> AbstractContextMa
 def written(operation: Any, args: Any, kwargs: Any) -> list[Any]:
     """The tensors that an operation writes to, as its schema declares them. Without it, a forward pass that changes its
     own weights is not told from one that does not."""
-    stated = operation._schema.arguments
-    given = {**dict(zip((one.name for one in stated), args, strict=False)), **kwargs}
-    values = [given.get(one.name) for one in stated if one.alias_info is not None and one.alias_info.is_write]
+    values = [args[at] if at < len(args) else kwargs.get(name) for at, name in _written_arguments(operation)]
     return [one for value in values if value is not None for one in (value if isinstance(value, list) else [value])]
+
+
+@functools.cache
+def _written_arguments(operation: Any) -> list[tuple[int, str]]:
+    stated = enumerate(operation._schema.arguments)
+    return [(at, one.name) for at, one in stated if one.alias_info is not None and one.alias_info.is_write]

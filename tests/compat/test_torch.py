@@ -161,6 +161,46 @@ def test_every_operation_goes_through_a_function() -> None:
     assert names == []
 
 
+def test_the_mode_of_operations_is_left_where_it_is_the_innermost() -> None:
+    seen: list[str] = []
+
+    def of(name: str) -> Any:
+        def through(operation: Any, args: Any, kwargs: Any) -> Any:
+            seen.append(name)
+            return operation(*args, **kwargs)
+
+        return compat.operations_through(through)
+
+    with of("outer") as outer, of("inner") as inner:
+        with compat.operations_left(inner):
+            torch.ones(2) + 1
+        assert set(seen) == {"outer"}
+        seen.clear()
+        with compat.operations_left(outer), compat.operations_left(None):
+            torch.ones(2) + 1
+        assert set(seen) == {"outer", "inner"}
+    seen.clear()
+    with compat.operations_left(None):
+        torch.ones(2) + 1
+    assert not seen
+
+
+def test_what_an_operation_writes_to() -> None:
+    x, y = torch.ones(2), torch.ones(2)
+    found: list[list[Any]] = []
+
+    def through(operation: Any, args: Any, kwargs: Any) -> Any:
+        found.append(compat.written(operation, args, kwargs))
+        return operation(*args, **kwargs)
+
+    with compat.operations_through(through):
+        torch.add(x, y)
+        x.add_(y)
+        torch.add(x, y, out=y)
+        torch._foreach_add_([x, y], 1)
+    assert [[id(one) for one in each] for each in found] == [[], [id(x)], [id(y)], [id(x), id(y)]]
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_what_is_checkpointed_runs_once(reentrant: bool) -> None:
     ran = []

@@ -8,7 +8,7 @@ more than one block's weights and tensors have to be there. What stays unproved 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -217,8 +217,9 @@ class Discovery:
         self._stems = {module for found in self._lists.values() if not has_matrices(found) for module in found}
         looked_at = None if known.chain is None else self.part.get_submodule(known.chain)
         self._tracer = Tracer(
-            self.stack, self._list_of, self._learn, interface=known.interface, part=self.part, within=looked_at
-        )
+            self.stack, self._list_of, self._learn, interface=known.interface, part=self.part, within=looked_at,
+            operations=partial(weights_kept, self.stack),
+        )  # fmt: skip
         self._calls: dict[str, list[Event]] = {name: [] for name in self._lists}
         self._parts: dict[nn.Module, BlockParts | Exception] = {}
         self._mixers: list[nn.Module] = []  # those without softmax
@@ -233,11 +234,9 @@ class Discovery:
         """Around this pass, and all that run while it is left."""
         return self._tracer.attached()
 
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self) -> contextlib.AbstractContextManager[None]:
         """What `run` needs around it."""
-        with self._tracer.active(), weights_kept(self.stack):
-            yield
+        return self._tracer.active()
 
     def run(self) -> None:
         """The pass that finds blocks and parts."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duat_cli.compat.torch import left, writes_to
+from duat_cli.compat.torch import left, operations_left, writes_to
 from duat_cli.models.arrays import random_like
 from duat_cli.models.block.slots import Key, parted, slots_of
 from duat_cli.models.holding import holding
@@ -124,6 +124,7 @@ class Tracer:
     interface: whether attention is seen through transformers' interface, or by its softmax alone. part: the part of
     the model whose attention is looked at; None: all of it. within: the module of that part; None: all of the part.
     outside: whether what happens outside of blocks is kept as well, all of it until the pass is over.
+    operations: makes a mode of `operations_through` for the operations of the model, not for those of on_block.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class Tracer:
         part: Any = None,
         within: nn.Module | None = None,
         outside: bool = False,
+        operations: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
         self._model, self._blocks, self._on_block, self._interface = model, set(blocks), on_block, interface
         self.ran: set[nn.Module] = set()  # every module that was called
@@ -148,6 +150,8 @@ class Tracer:
         self._stack: list[nn.Module] = []
         self._inside: Trace | None = None
         self._interception: SoftmaxInterception | None = None  # of the pass while it runs
+        self._operations = operations
+        self._mode: Any = None  # the one of `operations`, if any, while the pass runs
         self._on = False
 
     def attached(self) -> contextlib.AbstractContextManager[None]:
@@ -165,6 +169,7 @@ class Tracer:
             context.enter_context(torch.no_grad())
             self._interception = context.enter_context(SoftmaxInterception(self._watch, lambda: self._stack[-1]))
             context.enter_context(self._switched(on=True))
+            self._mode = context.enter_context(self._operations())
             yield
 
     @contextlib.contextmanager
@@ -193,7 +198,7 @@ class Tracer:
         self._inside.events.append(event)
         if module in self._blocks:
             written, self._inside = self._inside, None
-            with self._switched(on=False), left(self._interception):
+            with self._switched(on=False), left(self._interception), operations_left(self._mode):
                 self._on_block(event, written)
 
     @property
