@@ -39,6 +39,7 @@ UNSOUND = "without it the model's output is not finite"
 EMPTY = f"{UNSOUND}: its own place may have nothing left to attend to"
 LONELY = "it is all that its place attends to, and attention to nothing is no attention"
 UNMASKED = "the model's output does not depend on attention_mask, so that attention to a token cannot be cut"
+MIXED = "tokens are mixed without attention in {}, where a mask silences the token's own place too, or nothing"
 UNEMBEDDED = "the model does not say which module embeds its tokens (get_input_embeddings)"
 FEWEST = 4  # pairs that a rank correlation is given for
 
@@ -79,6 +80,7 @@ class Measurer:
         # Behind it, in a causal model, no token is a part of it: what they lose would be zeros that agree.
         reached = [] if other else [k for k, part in enumerate(size.tolist()) if part or end is None or k <= end]
         no_cut = UNMASKED if torch.equal(alone.output, plain.output) else ""
+        no_cut = no_cut or self._mixed
         no_cut = LONELY if reached == [end] else no_cut
         no_embedding = "" if self._embedding is not None else UNEMBEDDED
         heads = sorted(
@@ -129,6 +131,18 @@ class Measurer:
             ],
             skipped=[Skipped(what=what, why=why) for what, why in [*self._skipped(parts.blocks), *no_token] if why],
         )
+
+    @property
+    def _mixed(self) -> str:
+        """Why attention to a token is not what a mask takes from the others; empty where it is.
+
+        Mixers such as Mamba's set what they read of a masked token to zero: its own place gets nothing of them either.
+        Those that ignore the mask read the token as before.
+        """
+        structure = self._session.structure
+        every = [(number, structure.block(number).parts) for number in range(len(structure.calls))]
+        found = [n for n, parts in every if parts.mixer is not None or parts.mixing - set(parts.attention)]
+        return MIXED.format(indices("block", found)) if found else ""
 
     def _why_no_heads(self, block: BlockParts) -> str | None:
         """Why the heads of a block are not taken out; None where they are, or there are none."""

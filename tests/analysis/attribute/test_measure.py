@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
 import duat_cli
-from duat_cli.analysis.attribute.measure import UNEMBEDDED, UNMASKED
+from duat_cli.analysis.attribute.measure import MIXED, UNEMBEDDED, UNMASKED
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
 from duat_cli.errors import InputError
@@ -159,6 +159,33 @@ def test_attention_to_all_that_a_place_has_cannot_be_cut(tokens: int) -> None:
     cut = next(one for one in found.agreement if one.what == "tokens, attention cut")
     assert (cut.count, cut.rank_correlation) == (0, None)
     assert [one.what for one in found.skipped if "all that" in one.why] == ["attention to a token"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("model_type", "mixer", "blocks"),
+    [("jamba", "layers.0.mamba", "blocks 0, 2"), ("falcon_h1", "layers.0.mamba", "blocks 0-2")],
+)
+def test_a_mask_cuts_no_attention_where_tokens_are_mixed_without(model_type: str, mixer: str, blocks: str) -> None:
+    """A mixer that obeys the mask gives the masked token's own place nothing: more than attention to it is gone."""
+    model = single_model(model_type)
+    ids = token_ids(model, tokens=8)
+    given: list[Tensor] = []
+    handle = model.get_submodule(f"model.{mixer}").register_forward_hook(lambda _m, _a, out: given.append(out[0, 3]))
+    for place in (None, 3):
+        mask = torch.ones_like(ids)
+        mask[0, [] if place is None else place] = 0
+        model(ids, attention_mask=mask)
+    handle.remove()
+    assert float(given[0].norm()) > 1e-3
+    assert float(given[1].norm()) == 0.0
+    found = measured(helpers.as_loaded(model), ids, 4)
+    assert len(found.tokens) == 4
+    for token in found.tokens:
+        assert (token.cut, token.cut_kl) == (None, None)
+        assert token.reasons["cut"] == MIXED.format(blocks)
+        assert token.replaced
+    assert ("attention to a token", MIXED.format(blocks)) in [(one.what, one.why) for one in found.skipped]
 
 
 def test_one_output_is_no_distribution() -> None:
