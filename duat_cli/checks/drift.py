@@ -129,7 +129,11 @@ def refuse_foreign(
             "" if old.prompts.texts else "; where these are the same, the tokenizer or the model's positions changed"
         )
         sizes = [(one.count, one.tokens) for one in (old.prompts, prompts)]
-        here = "as many, of other content" if sizes[0] == sizes[1] else "this run has {} and {}".format(*sizes[1])
+        here = (
+            "as many, of other content or in another order"
+            if sizes[0] == sizes[1]
+            else "this run has {} and {}".format(*sizes[1])
+        )
         raise InputError(
             f"{where}: made with another prompt set ({old.prompts.count} prompts, {old.prompts.tokens} tokens; {here})"
             f": give the same prompts, files, --stack, --decoder-prompt, --max-tokens and --chat{known}"

@@ -81,6 +81,8 @@ def test_prompts_that_no_report_lists_are_compared(
     assert made.read_text() == whole
     file.write_text("\n".join([*texts[:-1], "text 9"]))
     duat(*words).refused("another prompt set (6 prompts")
+    file.write_text("\n".join(reversed(texts)))
+    duat(*words).refused("another prompt set (6 prompts", "in another order")
 
 
 def test_the_file_reads_well(made: Path, m: Path, duat: Duat) -> None:
