@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from duat_cli.loading.checkpoint.sizes import DEPTH, HEAD_WIDTH, HEADS, WIDTH, text_config
 
@@ -20,7 +20,11 @@ _VALUES = frozenset(("value", "value_proj")).union(form.format("v") for form in 
 _KEYS_VALUES = "kv_b_proj"  # of each head, behind what all heads have in common
 _FUSED = frozenset(("c_attn", "query_key_value", "in_proj", "in_proj_weight")).union(f.format("qkv") for f in _FORMS)
 _OUTPUTS = "o_proj", "c_proj", "out_proj", "out_lin", "out", "o", "wo", "Wo", "to_out", "proj", "dense"
+_FFN = re.compile(r"(?:^|[._])(?:mlp|ffn?|feed_?forward|experts?|fc\d)(?:[._]|$)", re.IGNORECASE)
 _LINEAR = re.compile(r"(?:^|\.)linear_att(?:n|ention)\.")  # a mixer with heads of its own, beside softmax attention
+
+Role = Literal["routing", "values", "FFN"]
+"""Queries and keys; values and outputs of attention; layers of FFNs."""
 
 
 @dataclass(frozen=True, order=True)
@@ -50,6 +54,17 @@ def block_number(name: str) -> int | None:
 
 def is_attention(name: str) -> bool:
     return bool(_ATTENTION.search(name))
+
+
+def role_of(module: str) -> Role | None:
+    """What a linear layer does, by its name; None where the name does not say, or where it is queries, keys and values
+    in one."""
+    leaf = leaf_of(module)
+    if not is_attention(module):
+        return "FFN" if _FFN.search(module) else None
+    if leaf in _QUERIES | _KEYS:
+        return "routing"
+    return "values" if leaf in _VALUES.union(_OUTPUTS) else None
 
 
 def config_of_blocks(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ from duat_cli.results.base import (
 )
 from duat_cli.results.meaning import Meaning
 from duat_cli.results.prompts import AS_SET, LISTED, WHICH, PromptSetFacts
-from duat_cli.results.weight_change import Comparison, ModuleChange
+from duat_cli.results.weight_change import Comparison, KindChange, ModuleChange
 
 _PROMPTS = Meaning(needs="prompts")
 _TOLERANCE = Meaning("relative", "given")
@@ -288,6 +288,8 @@ class LoraReport(Report):
     dtype: str = Field(description="of the stored base weights")
     modules: list[ModuleChange]
     other_modules: list[ModuleChange] | None = Field(default=None, description="of the second adapter")
+    kinds: list[KindChange] = Field(default=[], description="the same by kind of parameter, most changed first")
+    other_kinds: list[KindChange] | None = Field(default=None, description="of the second adapter")
     unchanged: list[str] = Field(
         description="parameters that the adapter or checkpoint holds and does not change; in a coarser dtype than the "
         "base's, not beyond rounding to it"

@@ -156,6 +156,40 @@ class ModuleChange(_OfParameter):
     )
 
 
+class KindChange(WithReasons):
+    """All changed parameters of one kind together, such as the query projections of all blocks."""
+
+    name: str = Field(
+        description="what their names have in common: without 'weight', the number of the block and what stands in "
+        "front of it, unless the model has several stacks; * for the numbers of experts"
+    )
+    parameters: Annotated[int, Meaning("count", "exact")] = Field(description="how many there are")
+    blocks: list[int] = Field(description="numbers of the blocks that they are in, from 0; empty outside of blocks")
+    share: Annotated[
+        Share | None, Meaning("share, 0 to 1", "exact", formula="sum |dW|_F^2 of the kind / sum |dW|_F^2 of all")
+    ] = Field(description="of the whole change; those of all kinds add up to 1")
+    relative: Annotated[
+        Finite | None, Meaning("relative", "exact", formula="sqrt(sum |dW|_F^2 / sum |W|_F^2) over the kind")
+    ] = Field(description="change of all of them together, to their base weights together; no mean of ratios")
+    relative_least: Annotated[Finite | None, Meaning("relative", "exact", formula="min |dW|_F / |W|_F")] = Field(
+        description="of the parameter that changes least, to its base weight"
+    )
+    relative_most: Annotated[Finite | None, Meaning("relative", "exact", formula="max |dW|_F / |W|_F")] = Field(
+        description="of the parameter that changes most, to its base weight"
+    )
+    most_in: int | None = Field(description="number of the block in which that one is, from 0")
+    rank_limit: Annotated[int | None, Meaning("directions", "given", how="from what the adapter states")] = Field(
+        description="how many directions the factors allow a change, the most of the kind: the stated rank, of a stack "
+        "of experts that of all experts together"
+    )
+    energy_rank_90_most: Annotated[int | None, Meaning("directions", "exact", formula="max of energy_rank_90")] = Field(
+        description="fewest directions that hold 90 % of a change's sum of sigma^2, of the parameter that needs most"
+    )
+    with_intruders: Annotated[int | None, Meaning("count", "exact")] = Field(
+        description="how many have intruders on the output side; null where it is not settled of every one"
+    )
+
+
 class ModuleComparison(_OfParameter):
     """The two adapters' changes of one parameter; gauge, rank and the split of the scale do not matter."""
 
@@ -176,11 +210,31 @@ class ModuleComparison(_OfParameter):
     )
 
 
+class KindComparison(WithReasons):
+    """The two adapters' changes of all parameters of one kind, each adapter's together as one vector."""
+
+    name: str = Field(description="as in kinds")
+    parameters: Annotated[int, Meaning("count", "exact")] = Field(description="how many of it both change")
+    cosine: Annotated[
+        Finite | None, Meaning("-1 to 1", "exact", formula="sum <dW1, dW2> / (|all dW1| |all dW2|)", signed=True)
+    ] = Field(description="of the changes of all of them as two vectors; no mean of cosines")
+    cosine_least: Annotated[Finite | None, Meaning("-1 to 1", "exact", signed=True)] = Field(
+        description="the smallest cosine of one parameter"
+    )
+    cosine_most: Annotated[Finite | None, Meaning("-1 to 1", "exact", signed=True)] = Field(
+        description="the largest cosine of one parameter"
+    )
+    relative_distance: Annotated[
+        Finite | None, Meaning("0 to 1", "exact", formula="|all dW1 - all dW2| / (|all dW1| + |all dW2|)")
+    ] = Field(description="distance of the two vectors, relative to the sum of their norms")
+
+
 class Comparison(WithReasons):
     """Two adapters of one base."""
 
     other: str = Field(description="the second adapter")
     modules: list[ModuleComparison] = Field(description="changed by both")
+    kinds: list[KindComparison] = Field(default=[], description="the same by kind of parameter")
     only_first: list[str] = Field(description="parameters that only the first adapter changes")
     only_second: list[str] = Field(description="parameters that only the second adapter changes")
     cosine: Annotated[

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from duat_cli.checks.places import Heads, block_of, depth, head_width, heads_of, is_attention
+from duat_cli.checks.places import Heads, block_of, depth, head_width, heads_of, is_attention, role_of
 
 
 @pytest.mark.parametrize(
@@ -84,3 +84,22 @@ def test_names_and_configs() -> None:
     assert head_width({"emb_dim": 64, "n_heads": 4}) == 16  # of XLM
     assert head_width({"hidden_size": "32", "num_attention_heads": 0}) is None
     assert depth({"num_hidden_layers": True}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("model.layers.0.self_attn.q_proj", "routing"),
+        ("encoder.layer.0.attention.self.key", "routing"),
+        ("model.layers.0.self_attn.o_proj", "values"),
+        ("encoder.layer.0.attention.output.dense", "values"),
+        ("transformer.h.0.attn.c_attn", None),
+        ("model.layers.0.post_attention_layernorm", None),
+        ("model.layers.0.mlp.experts", "FFN"),
+        ("model.decoder.layers.0.fc1", "FFN"),
+        ("rwkv.blocks.0.feed_forward.key", "FFN"),
+        ("model.layers.0.mixer.in_proj", None),
+    ],
+)
+def test_roles(name: str, role: str | None) -> None:
+    assert role_of(name) == role

@@ -140,7 +140,16 @@ from duat_cli.results.prune.terms import (
 )
 from duat_cli.results.prune.written import Written
 from duat_cli.results.support import SupportEntry, SupportReport
-from duat_cli.results.weight_change import Alignment, Comparison, Intruders, ModuleChange, ModuleComparison, Rounding
+from duat_cli.results.weight_change import (
+    Alignment,
+    Comparison,
+    Intruders,
+    KindChange,
+    KindComparison,
+    ModuleChange,
+    ModuleComparison,
+    Rounding,
+)
 
 NOTHING_FITS = "not even the least damaging one stays within the budget"
 NO_SPECTRUM = "not computed without --spectrum"
@@ -767,6 +776,37 @@ def module_change(row: int, full: bool = False) -> ModuleChange:
         sup_local=None,
         rounding=Rounding(dtype="bfloat16", floor=0.0123, rank_above_floor=7) if full else None,
         reasons=reasons,
+    )
+
+
+def lora_kinds() -> LoraReport:
+    """Of more parameters than are listed one by one."""
+    kinds = [
+        KindChange(
+            name=f"{name}_proj",
+            parameters=6,
+            blocks=[0, 1, 2, 3, 4, 5],
+            share=0.75 - 0.5 * row,
+            relative=0.412 - 0.1 * row,
+            relative_least=0.198,
+            relative_most=0.567,
+            most_in=4 - row,
+            rank_limit=16 - 8 * row,
+            energy_rank_90_most=5,
+            with_intruders=None if row else 2,
+            reasons={"with_intruders": "not settled"} if row else {},
+        )
+        for row, name in enumerate(("self_attn.q", "mlp.down"))
+    ]
+    compared = KindComparison(
+        name="self_attn.q_proj", parameters=9, cosine=0.25, cosine_least=-0.5, cosine_most=0.75, relative_distance=0.61
+    )
+    report = lora_report(two=True)
+    assert report.comparison is not None
+    both = report.comparison.model_copy(update={"modules": report.comparison.modules * 9, "kinds": [compared]})
+    modules = [module_change(row) for row in range(12)]
+    return report.model_copy(
+        update={"modules": modules, "kinds": kinds, "other_modules": modules, "other_kinds": kinds, "comparison": both}
     )
 
 

@@ -51,6 +51,7 @@ CASES: dict[str, Callable[[Page], str]] = {
     "support": lambda page: render_support(sample.support_report(), page),
     "lora_diff": lambda page: render_lora(sample.lora_report(prompts_too=True), page),
     "lora_diff_full": lambda page: render_lora(sample.lora_report(full=True), page),
+    "lora_diff_kinds": lambda page: render_lora(sample.lora_kinds(), page),
     "lora_diff_two": lambda page: render_lora(sample.lora_report(two=True), page),
 }
 
@@ -203,6 +204,14 @@ def test_of_many_prompts_some_rows_are_printed() -> None:
     text = render_lora(many, Page(80))
     assert len(text.splitlines()) < 110
     assert "The 40 of 90 prompts that moved most (--json has 90)" in text
+
+
+def test_all_lists_what_kinds_sum_up() -> None:
+    summed, listed = (render_lora(sample.lora_kinds(), Page(120, every=every)) for every in (False, True))
+    assert "12 parameters in 2 kinds; --all shows a row for each parameter." in summed
+    assert "layers.11.self_attn.q_proj" not in summed
+    assert listed.count("layers.11.self_attn.q_proj") == 2  # of two adapters
+    assert "kinds; --all" not in listed
 
 
 def test_a_prune_report_without_terms_renders() -> None:

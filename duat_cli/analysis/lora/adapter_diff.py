@@ -12,7 +12,7 @@ from duat_cli import __version__
 from duat_cli.analysis.lora.change import Change, Opened, change_of, opened
 from duat_cli.analysis.lora.comparison import compare
 from duat_cli.analysis.lora.lint import RelativeNorm, findings, ratio, relative_norms
-from duat_cli.analysis.lora.notable import summarise
+from duat_cli.analysis.lora.notable import compared_kinds, kinds_of, summarise
 from duat_cli.analysis.lora.weight_change import Directions, Numbers, module_change, numbers_of
 from duat_cli.analysis.progress import Progress
 from duat_cli.loading.adapter.base_weights import BaseWeights
@@ -127,7 +127,9 @@ def adapter_report(
         comparison = None
         if len(several) > 1 and not lint_only:
             progress(0, 1, "comparing the adapters")
-            comparison = compare(adapters[1].name, *[_changes(one, values) for one in several])
+            compared = compare(adapters[1].name, *[_changes(one, values) for one in several])
+            kinds = compared_kinds(compared, *(one.modules for one in collected))
+            comparison = compared.model_copy(update={"kinds": kinds})
     first = collected[0]
     mutated = sorted({plan.other_base for one in several for plan in one.plans if plan.other_base})
     warnings = [
@@ -149,6 +151,8 @@ def adapter_report(
         dtype=base.dtype(),
         modules=first.modules,
         other_modules=collected[1].modules if len(collected) > 1 else None,
+        kinds=kinds_of(first.modules),
+        other_kinds=kinds_of(collected[1].modules) if len(collected) > 1 else None,
         unchanged=first.unchanged,
         added=first.added,
         removed=[],

@@ -11,7 +11,7 @@ from torch import Tensor
 from duat_cli import __version__
 from duat_cli.analysis.lora.adapter_diff import NOT_READ, Collected
 from duat_cli.analysis.lora.change import Change, common_rows, replaced
-from duat_cli.analysis.lora.notable import numbered_anew, summarise
+from duat_cli.analysis.lora.notable import kinds_of, numbered_anew, summarise
 from duat_cli.analysis.lora.weight_change import Directions, rounding
 from duat_cli.analysis.progress import Progress
 from duat_cli.checks.rules.declared import config_changes, told
@@ -58,6 +58,7 @@ def checkpoint_report(
         method="full",
         dtype=base.dtype(),
         modules=collected.modules,
+        kinds=kinds_of(collected.modules),
         unchanged=collected.unchanged,
         reshaped=list(reshaped),
         added=added,

@@ -82,6 +82,9 @@ def lora_diff(
     loading: Loading,
     shown: options.Page,
     wide: bool = options.WIDE,
+    every: bool = options.output_option(
+        False, "--all", help="In the table a row for every changed parameter, in the place of one for every kind."
+    ),
     voice: options.Voice,
 ) -> int:
     """What an adapter, or a full fine-tune, really changed: in the weights, and with prompts in every block.
@@ -95,7 +98,7 @@ def lora_diff(
 
     clock = Clock()
     talk = talk_of(voice)
-    presentation = Presentation.of(shown, voice, wide=wide)
+    presentation = Presentation.of(shown, voice, wide=wide, every=every)
     read = PromptRequest(asked.prompt, asked.prompts, asked.max_tokens, chat=asked.chat)
     texts = texts_to_run(read, default_prompts=asked.default_prompts)
     request = LoraRequest(

@@ -23,6 +23,9 @@ def merge(
     *,
     shown: options.Page,
     wide: bool = options.WIDE,
+    every: bool = options.output_option(
+        False, "--all", help="Of lora-diff: a row for every changed parameter, in the place of one for every kind."
+    ),
     voice: options.Voice,
 ) -> int:
     """The report of all prompts whose results lie in a folder, whoever computed them.
@@ -30,7 +33,7 @@ def merge(
     Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell, such as where a prompt is missing.
     """
     talk = talk_of(voice)
-    presentation = Presentation.of(shown, voice, wide=wide)
+    presentation = Presentation.of(shown, voice, wide=wide, every=every)
     with Progress(talk) as progress:
         from duat_cli.analysis.clock import Clock
 

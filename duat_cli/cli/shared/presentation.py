@@ -43,9 +43,10 @@ class Presentation:
     form: CardFormat
     color: bool
     wide: bool = False
+    every: bool = False
 
     @classmethod
-    def of(cls, shown: Page | Card | Plain, voice: Voice, *, wide: bool = False) -> Presentation:
+    def of(cls, shown: Page | Card | Plain, voice: Voice, *, wide: bool = False, every: bool = False) -> Presentation:
         """InputError for options that contradict each other, and for a place that cannot be written."""
         output, json = shown.output, shown.json
         form: CardFormat | None = shown.form
@@ -60,7 +61,7 @@ class Presentation:
         terminal = target.path is None and sys.stdout.isatty()
         if form == "html" and terminal:
             raise InputError("--format html: a page is no text for a terminal; name a file, such as -o report.html")
-        return cls(target, form or implied, _is_colorful(terminal, voice.no_color), wide)
+        return cls(target, form or implied, _is_colorful(terminal, voice.no_color), wide, every)
 
     def emit(self, report: Report, talk: Talk) -> None:
         """Write the report."""
@@ -89,7 +90,7 @@ class Presentation:
 
         width = max(NARROWEST, shutil.get_terminal_size((80, 24)).columns)
         boxes = self.target.path is not None or streams.boxes()
-        return Sheet(width=width, color=self.color, boxes=boxes, wide=self.wide)
+        return Sheet(width=width, color=self.color, boxes=boxes, wide=self.wide, every=self.every)
 
 
 def talk_of(voice: Voice) -> Talk:

@@ -13,10 +13,16 @@ from duat_cli.report.html.drawing.scales import Linear, Log
 from duat_cli.report.html.drawing.table import Head, Table, table_by, table_of
 from duat_cli.report.tables import lora, numbers
 from duat_cli.report.tables.grid import Column, on_page
-from duat_cli.report.tables.lora import BLOCK_COLUMNS, MODULE_COLUMNS, PROMPT_COLUMNS
+from duat_cli.report.tables.lora import (
+    BLOCK_COLUMNS,
+    COMPARED_KIND_COLUMNS,
+    KIND_COLUMNS,
+    MODULE_COLUMNS,
+    PROMPT_COLUMNS,
+)
 from duat_cli.results.lora import LoraReport
 from duat_cli.results.prompts import all_prompts
-from duat_cli.results.weight_change import ModuleChange, ModuleComparison
+from duat_cli.results.weight_change import KindChange, KindComparison, ModuleChange, ModuleComparison
 from duat_cli.text import plural
 
 _TILES = (
@@ -65,6 +71,7 @@ _LINES = 80  # modules of a plot; those with the largest relative change
 def lora_sheet(report: LoraReport, beside: Sequence[LoraReport]) -> Sheet:
     two = report.other_modules is not None
     figures = [
+        _kinds(report.kinds, "kinds", f": {report.tuned}" if two else ""),
         _operator(report, beside),
         _prompts(report, beside),
         _eq18(report),
@@ -76,6 +83,7 @@ def lora_sheet(report: LoraReport, beside: Sequence[LoraReport]) -> Sheet:
     ]
     if report.other_modules is not None:
         other = f": {report.comparison.other}" if report.comparison else ": the second adapter"
+        figures.append(_kinds(report.other_kinds or [], "other_kinds", other))
         figures += [picture(report.other_modules, "other_modules", other) for picture in (_norms, _spectra, _intruders)]
     figures.append(_lint(report))
     return Sheet(
@@ -182,6 +190,19 @@ def _eq18(report: LoraReport) -> Figure | None:
     )
 
 
+def _kinds(kinds: Sequence[KindChange], place: str, whose: str) -> Figure | None:
+    """place, whose: as of `_norms`."""
+    if not kinds:
+        return None
+    return Figure(
+        key=f"by{place}",
+        title=f"How much each kind of weight changes{whose}",
+        says="All parameters of one kind together, and of single ones the least and the most.",
+        tables=[_table(kinds, on_page(KIND_COLUMNS), place, "kind")],
+        terms=[f"{place}[].share", f"{place}[].relative", f"{place}[].rank_limit"],
+    )
+
+
 def _norms(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | None:
     """A map of |dW| / |W|. place: where the modules stand in the report; whose: of which adapter, '' for the only."""
     values = {place_of(m.whole_name): m.relative_frobenius for m in modules if m.relative_frobenius is not None}
@@ -279,14 +300,22 @@ def _intruders(modules: Sequence[ModuleChange], place: str, whose: str) -> Figur
     )
 
 
-def _table(modules: Sequence[ModuleChange | ModuleComparison], columns: Sequence[Column], place: str) -> Table:
-    return table_of(modules, Head("parameter", number=False), lambda m: m.whole_name, columns, f"{place}[]")
+def _table(
+    rows: Sequence[ModuleChange | ModuleComparison | KindChange | KindComparison],
+    columns: Sequence[Column],
+    place: str,
+    head: str = "parameter",
+) -> Table:
+    def name(one: ModuleChange | ModuleComparison | KindChange | KindComparison) -> str:
+        return one.name if isinstance(one, (KindChange, KindComparison)) else one.whole_name
+
+    return table_of(rows, Head(head, number=False), name, columns, f"{place}[]")
 
 
 def _compared(report: LoraReport) -> Figure | None:
     if report.comparison is None:
         return None
-    rows = report.comparison.modules
+    rows, kinds = report.comparison.modules, report.comparison.kinds
     values = {place_of(m.whole_name): m.cosine for m in rows if m.cosine is not None}
     picture, _ = layer_map(values, "cosine", signed=True)
     only = [
@@ -300,7 +329,10 @@ def _compared(report: LoraReport) -> Figure | None:
         says=f"Cosine of the two changes of each weight, the first being {report.tuned}, the second "
         f"{report.comparison.other}; all together {numbers.plain(report.comparison.cosine)}. A dash: opposed.",
         picture=picture,
-        tables=[_table(rows, _COMPARISON, "comparison.modules")],
+        tables=[
+            *([_table(kinds, on_page(COMPARED_KIND_COLUMNS), "comparison.kinds", "kind")] if kinds else []),
+            _table(rows, _COMPARISON, "comparison.modules"),
+        ],
         terms=["comparison.modules[].cosine", "comparison.modules[].distance", "comparison.cosine"],
         notes=only,
     )

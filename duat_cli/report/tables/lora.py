@@ -13,6 +13,7 @@ from duat_cli.grouping import by_key
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, filled, fits, spaced, unshown
 from duat_cli.report.tables.page import BLANK, Page, cut, item, line
+from duat_cli.results.base import Result
 from duat_cli.results.lora import Eq18, LoraReport, TokenChange
 from duat_cli.results.prompts import all_prompts
 from duat_cli.text import plural
@@ -25,6 +26,7 @@ _METHODS = {
     "LOKR": "LoKr",
     "TRAINABLE_TOKENS": "trainable tokens",
 }
+_FEW = 8  # changed parameters that are listed one by one
 _UNCHANGED_SHOWN = 4
 _LINT_SHOWN = 3
 
@@ -58,9 +60,31 @@ _MORE_COLUMNS = [  # what more there is, each group whole or not at all, the fir
     ],
 ]
 MODULE_COLUMNS = [*_MODULE_COLUMNS, *itertools.chain(*_MORE_COLUMNS)]
+_KIND = Labels(("kind",), lambda row: row.name, False)
+_KIND_COLUMNS = [
+    Column(("param\N{SOFT HYPHEN}", "eters"), "parameters", numbers.whole),
+    Column(("share", "of dW", "%"), "share", numbers.percent, ("share of the change", "%")),
+    Column(("all", "% of |W|"), "relative", numbers.percent, ("all, relative to the weights", "%")),
+    Column(("least", "%"), "relative_least", numbers.percent),
+    Column(("most", "%"), "relative_most", numbers.percent),
+    Column(("in", "block"), "most_in", numbers.whole, ("most, in block", "")),
+]
+_MORE_KIND_COLUMNS = [
+    [Column(("90 %", "within", "dims"), "energy_rank_90_most", numbers.whole, ("90 % within", "directions"))],
+    [Column(("of", "rank", "dims"), "rank_limit", numbers.whole, ("rank, at most", "directions"))],
+    [Column(("with", "intruders", "out"), "with_intruders", numbers.whole, ("with intruders", "parameters"))],
+]
+KIND_COLUMNS = [*_KIND_COLUMNS, *itertools.chain(*_MORE_KIND_COLUMNS)]
 _COMPARED_COLUMNS = [
     Column(("cosine", "-1 to 1"), "cosine", numbers.plain),
     Column(("distance", "norm"), "distance", numbers.plain),
+    Column(("distance", "0-1"), "relative_distance", numbers.plain),
+]
+COMPARED_KIND_COLUMNS = [
+    Column(("param\N{SOFT HYPHEN}", "eters"), "parameters", numbers.whole),
+    Column(("cosine", "of all"), "cosine", numbers.plain, ("cosine of all", "-1 to 1")),
+    Column(("least", "of one"), "cosine_least", numbers.plain, ("cosine, least", "-1 to 1")),
+    Column(("most", "of one"), "cosine_most", numbers.plain, ("cosine, most", "-1 to 1")),
     Column(("distance", "0-1"), "relative_distance", numbers.plain),
 ]
 BLOCK_COLUMNS = [
@@ -84,14 +108,19 @@ PROMPT_COLUMNS = [
     Column(("answer", "loss", "tuned"), "answer.loss_tuned", numbers.plain, ("answer, loss, tuned", "nats")),
 ]
 
+_INTRUDERS = (
+    "intruders: of 10 leading singular vectors of the tuned weight, those unlike (cosine < 0.5) every one of the base."
+)
 _DISTANCE = (
     "cosine: of the two changes as vectors. distance: |dW1 - dW2|, and over |dW1| + |dW2|: 0 the same, 1 opposite; two "
     "of one norm that have nothing in common have cosine 0 and distance 0.71."
 )
 
 TABLES = {
+    "kinds[].": KIND_COLUMNS,
     "modules[].": MODULE_COLUMNS,
     "comparison.modules[].": _COMPARED_COLUMNS,
+    "comparison.kinds[].": COMPARED_KIND_COLUMNS,
     "blocks[].": BLOCK_COLUMNS,
     "by_prompt[].": PROMPT_COLUMNS,
 }
@@ -106,7 +135,7 @@ def render_lora(report: LoraReport, page: Page) -> str:
         *_blocks(report, page),
         *_prompts(report, page),
         *_verdict(report),
-        *facts.section("notable", report.summary.notable),
+        *facts.section("notable", [*report.summary.notable, *_next(report)]),
         *_lists(report),
         *_lint(report),
         *facts.remarks(report.skipped, report.warnings),
@@ -157,40 +186,75 @@ def _norm(value: float | None) -> str:
 
 
 def _modules(report: LoraReport, page: Page) -> list[RenderableType]:
+    """A row a kind, or a row a changed parameter where that is asked for or hardly longer."""
     parts: list[RenderableType] = []
     shown: list[str] = []
     other = report.comparison.other if report.comparison else ""
-    for title, rows in ((report.tuned, report.modules), (other, report.other_modules)):
-        if not rows:
+    sides = ((report.tuned, report.modules, report.kinds), (other, report.other_modules, report.other_kinds))
+    for title, modules, kinds in sides:
+        if not modules:
             continue
-        wanted = filled(rows, _MODULE_COLUMNS)
-        for group in _MORE_COLUMNS:
-            known = any(getattr(row, group[0].path.partition(".")[0]) is not None for row in rows)
-            if known and fits(rows, _MODULE, [*wanted, *group], page):
-                wanted += group
-        shown += [column.path for column in wanted]
-        heading = [BLANK, line(title, "bold")] if report.other_modules else []
-        rest = unshown(rows, MODULE_COLUMNS, wanted)
-        parts += [*heading, *spaced(rows, _MODULE, wanted, page), *rest, *facts.without_value(rows, _MODULE, wanted)]
+        parts += [BLANK, line(title, "bold")] if report.other_modules else []
+        if kinds and _sum_up(modules, kinds, page):
+            table, columns = _fitting(kinds, _KIND, _KIND_COLUMNS, _MORE_KIND_COLUMNS, page)
+            parts += [*table, line(_for_each(modules, kinds), "dim")]
+        else:
+            table, columns = _fitting(modules, _MODULE, _MODULE_COLUMNS, _MORE_COLUMNS, page)
+            parts += table
+        shown += [column.path for column in columns]
     if parts:
         parts += [BLANK, *(line(text, "dim") for text in _legend(shown))]
     return parts
 
 
+def _sum_up(each: Sequence[Result], kinds: Sequence[Result], page: Page) -> bool:
+    """Whether kinds stand in the place of each parameter."""
+    return bool(kinds) and not page.every and len(each) > max(_FEW, len(kinds))
+
+
+def _for_each(each: Sequence[Result], kinds: Sequence[Result]) -> str:
+    return f"{len(each)} parameters in {plural(len(kinds), 'kind')}; --all shows a row for each parameter."
+
+
+def _fitting(
+    rows: Sequence[Result], labels: Labels, columns: Sequence[Column], more: Sequence[Sequence[Column]], page: Page
+) -> tuple[list[RenderableType], list[Column]]:
+    """A table of the columns and of the groups of more that fit, with what has no room and why cells are empty; and
+    its columns."""
+    wanted = filled(rows, columns)
+    for group in more:
+        known = any(getattr(row, group[0].path.partition(".")[0]) is not None for row in rows)
+        if known and fits(rows, labels, [*wanted, *group], page):
+            wanted += group
+    rest = unshown(rows, [*columns, *itertools.chain(*more)], wanted)
+    return [*spaced(rows, labels, wanted, page), *rest, *facts.without_value(rows, labels, wanted)], wanted
+
+
 def _legend(shown: Sequence[str]) -> list[str]:
     """What the columns on the page mean; shown: their paths."""
-    ranks = ["rank: as stated", "stable: sum of sigma^2 over the largest"]
-    ranks += ["entropy: exp of the entropy of sigma^2"] if "entropy_rank" in shown else []
+    ranks = [
+        text
+        for path, text in (
+            ("rank", "rank: as stated"),
+            ("stable_rank", "stable: sum of sigma^2 over the largest"),
+            ("entropy_rank", "entropy: exp of the entropy of sigma^2"),
+            ("share", "share: of the sum of |dW|^2"),
+            ("relative", "all: |dW| of the whole kind over its |W|; least and most: of one parameter"),
+            ("energy_rank_90_most", "90 % within: so many directions hold 90 % of the sum of sigma^2 of each"),
+        )
+        if path in shown
+    ]
     meanings = {
-        "intruders.output": "intruders: of 10 leading singular vectors of the tuned weight, those unlike (cosine < 0.5)"
-        " every one of the base.",
+        "intruders.output": _INTRUDERS,
+        "with_intruders": _INTRUDERS,
         "alignment.output": "align.: share of the change's leading directions inside the base's 10, beside it that of "
         "a random change.",
         "rounding.rank_above_floor": "rank over rounding: singular values above what rounding, of the weights and of"
         " the change, may make (an estimate).",
         "sup_local": "largest effect: the most that the change can add to the module's output, for any input.",
     }
-    return [f"dW: the change. {'; '.join(ranks)}.", *(text for path, text in meanings.items() if path in shown)]
+    said = dict.fromkeys(text for path, text in meanings.items() if path in shown)
+    return [f"dW: the change. {'; '.join(ranks)}." if ranks else "dW: the change.", *said]
 
 
 def _comparison(report: LoraReport, page: Page) -> list[RenderableType]:
@@ -199,7 +263,10 @@ def _comparison(report: LoraReport, page: Page) -> list[RenderableType]:
         return []
     title = "The two changes, whatever the gauge of their factors"
     shared: list[RenderableType] = [BLANK, line(title, "bold"), line("no parameter is changed by both")]
-    if found.modules:
+    if _sum_up(found.modules, found.kinds, page):
+        said = _for_each(found.modules, found.kinds)
+        shared = facts.whole(title, found.kinds, _KIND, COMPARED_KIND_COLUMNS, page, said, _DISTANCE)
+    elif found.modules:
         shared = facts.whole(title, found.modules, _MODULE, _COMPARED_COLUMNS, page, _DISTANCE)
     sides = ((report.tuned, found.only_first), (found.other, found.only_second))
     return [*shared, *facts.section("only one", [f"only {name}: {_some(only)}" for name, only in sides if only])]
@@ -267,6 +334,16 @@ def _eq18(found: Eq18) -> list[RenderableType]:
                           "and weights", "dim"))  # fmt: skip
     by_reason = by_key((entry.why, entry.what) for entry in found.not_covered)
     return [*parts, *facts.section("Eq. 18 not tested", [f"{_some(names)}: {why}" for why, names in by_reason.items()])]
+
+
+def _next(report: LoraReport) -> list[str]:
+    """What to run for what the weights alone do not say."""
+    if report.level != "weights" or report.comparison is not None or not report.modules:
+        return []
+    if report.summary.relative_frobenius is None:
+        return []  # the base was not read, or some change has no meaning
+    given = "--default-prompts, or --prompts FILE,"
+    return [f"Next: the same command with {given} measures what it does to routing, to FFNs and to the loss."]
 
 
 def _lists(report: LoraReport) -> list[RenderableType]:

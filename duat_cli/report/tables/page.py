@@ -28,6 +28,8 @@ class Page:
     boxes: bool = True
     wide: bool = False
     """Whether tables of numbers show all their columns side by side, however far beyond `width`."""
+    every: bool = False
+    """Whether a table that sums up what is alike has a row for each instead."""
 
     @property
     def narrow(self) -> bool:
