@@ -76,7 +76,7 @@ def _kind(name: str, rows: Sequence[ModuleChange], whole: float | None) -> KindC
     seen = [None if row.intruders is None else row.intruders.output for row in rows]
     place = _place(top)[0]
     why = {
-        "share": "a change is not known",
+        "share": "a change is not known, or all are zero",
         "most_in": "outside of blocks" if measured else _why(rows, "relative_frobenius"),
         "rank_limit": "no product of factors alone bounds the rank of every change",
         "energy_rank_90_most": _why(rows, "energy_rank_90"),

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import sample_reports
 
-from duat_cli.analysis.lora.notable import kinds_of, most_moved, summarise
+from duat_cli.analysis.lora.notable import compared_kinds, kinds_of, most_moved, summarise
 from duat_cli.results.lora import BlockChange
-from duat_cli.results.weight_change import ModuleChange, Rounding
+from duat_cli.results.weight_change import Comparison, ModuleChange, ModuleComparison, Rounding
 
 
 def change(**other: Any) -> ModuleChange:
@@ -167,3 +167,27 @@ def test_routing_and_weights_are_said_of_all_blocks() -> None:
         "W' of block 1 changed most, by 50 %; routing (what attention looks at) changed it by 12 to 40 % a block, "
         "weights (what it carries) by 20 to 27 %, routing more in 1 of 2; what FFNs add changed by 20 %"
     ]
+
+
+def test_two_changes_of_a_kind_are_compared_as_two_vectors() -> None:
+    sides = [lora("l.0.q", 3.0), lora("l.1.q", 4.0)]  # the same in block 0, nothing in common in block 1
+    pairs = [
+        ModuleComparison(
+            name=one.name,
+            parameter="weight",
+            cosine=cosine,
+            distance=distance,
+            relative_distance=None,
+            output_cosines=None,
+            input_cosines=None,
+        )
+        for one, cosine, distance in zip(sides, (1.0, 0.0), (0.0, 32**0.5), strict=True)
+    ]
+    both = Comparison(
+        other="other", modules=pairs, only_first=[], only_second=[], cosine=0.36, agreeing=[], opposing=[]
+    )
+    [kind] = compared_kinds(both, sides, sides)
+    assert (kind.name, kind.parameters, kind.cosine_least, kind.cosine_most) == ("q", 2, 0.0, 1.0)
+    assert kind.cosine == pytest.approx(9 / 25)
+    assert kind.relative_distance == pytest.approx(32**0.5 / 10)
+    assert compared_kinds(both, [*sides, sides[0]], sides) == []

@@ -89,6 +89,17 @@ def test_the_table_keeps_to_the_page(
         assert max(map(len, page.split("\n"))) <= int(width)
 
 
+def test_all_lists_every_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["lora-diff", "-q"]) == 0
+    summed = capsys.readouterr().out
+    assert "24 parameters in 4 kinds; --all shows a row for each parameter." in summed
+    assert "model.layers.3" not in summed
+    assert run(["lora-diff", "-q", "--all"]) == 0
+    listed = capsys.readouterr().out
+    assert listed.count("model.layers.3.") == 4
+    assert "shows a row for each" not in listed
+
+
 def test_an_adapter_with_itself_agrees(capsys: pytest.CaptureFixture[str]) -> None:
     adapter = str(demo_adapter_path())
     assert run(["lora-diff", str(demo_path()), adapter, adapter, "--json", "-q"]) == 0
