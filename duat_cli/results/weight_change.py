@@ -177,7 +177,9 @@ class KindChange(WithReasons):
     relative_most: Annotated[Finite | None, Meaning("relative", "exact", formula="max |dW|_F / |W|_F")] = Field(
         description="of the parameter that changes most, to its base weight"
     )
-    most_in: int | None = Field(description="number of the block in which that one is, from 0")
+    most_in: Annotated[int | None, Meaning("number", "exact")] = Field(
+        description="number of the block in which that one is, from 0"
+    )
     rank_limit: Annotated[int | None, Meaning("directions", "given", how="from what the adapter states")] = Field(
         description="how many directions the factors allow a change, the most of the kind: the stated rank, of a stack "
         "of experts that of all experts together"
