@@ -17,8 +17,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "fields alone; results/test_meaning.py and report/test_json.py read every one": """
         results/attribute results/behaviour results/check results/compare
         results/explained/report results/heads results/inspect results/lora results/matrix results/operator results/plan
-        results/prune/chosen results/prune/eq16 results/prune/repair results/prune/report results/prune/sets
-        results/prune/terms results/prune/written results/support results/weight_change""",
+        results/prune/chosen results/prune/eq16 results/prune/repair results/prune/report results/prune/rivals
+        results/prune/sets results/prune/terms results/prune/written results/support results/weight_change""",
     "options alone; cli/test_main.py runs every exit code, cli/terminal/test_help.py every help page": """
         cli/commands/inspect cli/commands/schema cli/commands/support cli/commands/verify
         cli/shared/options cli/shared/pruning""",
@@ -31,7 +31,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         report/check/table report/tables/attribute/columns report/tables/attribute/report
         report/tables/columns report/tables/compare report/tables/facts report/tables/inspect report/tables/lora
         report/tables/nulls report/tables/page report/tables/plan report/tables/prune/eq16 report/tables/prune/repair
-        report/tables/prune/report report/tables/prune/sets report/tables/support report/tables/verify""",
+        report/tables/prune/report report/tables/prune/rivals report/tables/prune/sets report/tables/support
+        report/tables/verify""",
     "golden text: report/forms/test_check.py": """
         report/check/github report/check/junit report/check/markdown report/check/sarif report/check/words""",
     "every explanation and every page: explain/test_find.py": """

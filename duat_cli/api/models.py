@@ -289,13 +289,15 @@ def prune_bound(
     remove: float | None = None,
     remove_of: Literal["blocks", "all"] = "blocks",
     rounds: int = 1,
+    criteria: bool = False,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> PruneResult:
     """`duat prune-bound`: what can be removed, and how far the output moves. Also of a model in memory.
 
     holdout: a file of prompts that test the chosen sets, or a share of the prompts. remove: the share of parameters, of
-    the blocks or of all, that a set is to hold. Sets are written by the command.
+    the blocks or of all, that a set is to hold. criteria: whether sets that other criteria choose are run on the
+    held-out prompts. Sets are written by the command.
     """
     from duat_cli.analysis.prune.run import prune_bound as compute
 
@@ -312,7 +314,7 @@ def prune_bound(
     options = PruneOptions(
         kinds=kinds, metric=metric, probes=probes, measure=measure, budget=budget, confidence=confidence, exceed=exceed,
         ablate_mean=ablate == "mean", uniform=uniform, joint=apart(kinds), remove=remove, of_all=remove_of == "all",
-        rounds=rounds, effort=effort,
+        rounds=rounds, criteria=criteria, effort=effort,
     )  # fmt: skip
     asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, chat=chat)
     task, held = Task("prune-bound", pruning=options), None if holdout is None else str(holdout)

@@ -118,6 +118,7 @@ from duat_cli.results.plan import MemoryTerm, PlannedPart, PlannedWeights, PlanR
 from duat_cli.results.prune.eq16 import Eq16
 from duat_cli.results.prune.repair import RepairedSet, SetRepair
 from duat_cli.results.prune.report import PruneReport
+from duat_cli.results.prune.rivals import Allocation, CriterionSet
 from duat_cli.results.prune.sets import (
     CurvePoint,
     Guarantee,
@@ -994,10 +995,16 @@ def compare_report(*, several: bool = False) -> CompareReport:
 
 
 def prune_report(
-    *, hidden: bool = False, nothing: bool = False, repaired: bool = False, joint: bool = False
+    *,
+    hidden: bool = False,
+    nothing: bool = False,
+    repaired: bool = False,
+    joint: bool = False,
+    criteria: bool = False,
 ) -> PruneReport:
     """`duat prune-bound`. hidden: the other metric, with mean ablation; nothing: no set within the budget; joint: one
-    set of several kinds."""
+    set of several kinds; criteria: sets of others beside the largest."""
+    largest = plan("neuron", 46080, 0 if nothing else 12040, repaired=repaired)
     unit = "relative" if hidden else "nats/token"
     return PruneReport(
         duat_version="0.1.0",
@@ -1024,7 +1031,7 @@ def prune_report(
         plans=[joint_plan(46350, 12010)]
         if joint
         else [
-            plan("neuron", 46080, 0 if nothing else 12040, repaired=repaired),
+            with_criteria(largest) if criteria else largest,
             plan("head", 270, 0 if nothing else 17, passed=False),
             plan("ffn", 30, 0),
         ],
@@ -1208,6 +1215,7 @@ def plan(kind: Kind, of: int, removed: int, *, passed: bool = True, repaired: bo
         return Plan.absent(
             NOTHING_FITS, granularity=kind, budget=0.1, removed=0, of=of, share=0.0, curve=curve, uniform=False,
             remove=None, rounds=[], parameters=0, parameters_share=0.0, parameters_of="blocks", held_out=[], set=[],
+            criteria=[],
         )  # fmt: skip
     given = removed // 2 if passed else 0
     tested = [max(1, round(removed * k / 4)) for k in range(1, 5)]
@@ -1287,6 +1295,28 @@ def joint_plan(of: int, removed: int) -> Plan:
     ]  # fmt: skip
     changes = {"granularity": "neuron,head", "remove": 0.2, "rounds": rounds, "parameters_of": "all", "uniform": True}
     return plan("neuron", of, removed).model_copy(update=changes)
+
+
+def with_criteria(given: Plan) -> Plan:
+    """Beside two of its sets."""
+    chosen = [
+        ("duat", "one order", 1.0), ("magnitude", "one order", 8.35), ("magnitude", "same share of layers", 1.89),
+        ("activation x norm", "one order", 1.12), ("activation x norm", "same share of layers", 1.62),
+        ("taylor", "one order", 0.91), ("random", "one order", 13.2),
+    ]  # fmt: skip
+    sizes = (given.held_out[2].removed, given.removed)
+    rows = [criterion_set(size, *one, damage=0.04 * k) for k, size in enumerate(sizes, 1) for one in chosen]
+    return given.model_copy(update={"criteria": rows})
+
+
+def criterion_set(size: int, criterion: str, allocation: Allocation, times: float, *, damage: float) -> CriterionSet:
+    drawn = criterion == "random"
+    return CriterionSet.explained(
+        "one set alone", beside=size, criterion=criterion, allocation=allocation, sets=5 if drawn else 1, removed=size,
+        parameters=1729 * size, prompts=83, mean=damage * times, percentile_90=1.7 * damage * times,
+        lowest=0.9 * damage * times if drawn else None, highest=1.2 * damage * times if drawn else None, ratio=times,
+        ratio_low=times if times == 1 else 0.95 * times, ratio_high=times if times == 1 else 1.07 * times,
+    )  # fmt: skip
 
 
 def size(terms: int, *, counted: bool = True) -> SetSize:

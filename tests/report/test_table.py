@@ -45,6 +45,7 @@ CASES: dict[str, Callable[[Page], str]] = {
     "plan": lambda page: render_plan(sample.plan_report(), page),
     "plan_none": lambda page: render_plan(sample.plan_report(limit=1 << 30), page),
     "prune": lambda page: render_prune(sample.prune_report(), page),
+    "prune_criteria": lambda page: render_prune(sample.prune_report(criteria=True), page),
     "prune_repaired": lambda page: render_prune(sample.prune_report(repaired=True), page),
     "prune_joint": lambda page: render_prune(sample.prune_report(joint=True), page),
     "prune_none": lambda page: render_prune(sample.prune_report(hidden=True, nothing=True), page),

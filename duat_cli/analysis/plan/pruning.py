@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from duat_cli.analysis.plan.repair import repairing
 from duat_cli.analysis.plan.shape import Shape
-from duat_cli.analysis.plan.task import PruneOptions, Task, ablated, orders
+from duat_cli.analysis.plan.task import PruneOptions, Task, ablated, orders, rivals
 from duat_cli.analysis.plan.terms import (
     NAMES,
     READINGS,
@@ -283,7 +283,7 @@ def ablation_bytes(shape: Shape, task: Task) -> tuple[int, int]:
     early, late = map(len, orders(counts, options))
     sets = SETS + options.spent.points
     together = sum(one) * max(singles(counts, options) + sets * early, sets * late)
-    tried = LEADING + options.spent.tested * (early + late)
+    tried = LEADING + options.spent.tested * (early + late) + rivals(counts, options)
     apart = sum(waiting_bytes(n, shape.width) for n in task.tested_on) * tried
     return together, apart
 

@@ -40,6 +40,10 @@ class Spent:
     """Whether no more prompts are held out than it takes to let one of them exceed the budget."""
 
 
+RANDOM_SETS = 5  # beside one of duat's
+BESIDES = 2  # sets of each order, that others stand beside: see `besides`
+CRITERIA, BLOCK_CRITERIA = 4, 3  # that choose sets of a kind, and of whole blocks
+
 EFFORTS: dict[Effort, Spent] = {
     "quick": Spent(
         probes=8, measure=4, points=3, tested=3, certified=False, printed=2, tokens=384, shortest=24, few_held_out=True
@@ -71,6 +75,8 @@ class PruneOptions:
     """Share of the parameters that a set is to hold, in place of the budget that it is to keep to."""
     of_all: bool = False
     """Whether that is of all parameters, not of the blocks' alone."""
+    criteria: bool = False
+    """Whether sets that other criteria choose, and random ones, are run on the held-out prompts."""
     rounds: int = 1
     """How often the model is sketched, each time without what the rounds before took."""
     effort: Effort = "default"
@@ -99,6 +105,11 @@ class PruneOptions:
                 raise InputError(f"{name} {value:g}: expected a number between 0 and 1, such as {usual}")
         if self.repair and self.ablate_mean:
             raise InputError("--repair: fits what is left once terms are zero, not at their mean; use --ablate zero")
+        if self.criteria and self.repair:
+            raise InputError(
+                "--criteria: compares sets as they are, and with --repair duat's would be refitted; leave one of them "
+                "out"
+            )
         if self.uniform and not {"neuron", "head"} & set(self.kinds):
             raise InputError("--uniform: is about neurons and heads; add one of them to --granularity")
         if self.uniform and self.joint and not set(self.kinds) <= {"neuron", "head"}:
@@ -130,6 +141,23 @@ def orders(counts: Mapping[Kind, int], options: PruneOptions) -> tuple[list[tupl
 def by_measure(counts: Mapping[Kind, int], measure: int) -> bool:
     """Whether sets of kinds of so many terms are chosen by what each term does alone: whole parts, all ablated."""
     return set(counts) <= WHOLE and all(count == ablated(kind, count, measure) for kind, count in counts.items())
+
+
+def besides(sizes: Sequence[int]) -> list[int]:
+    """Of sizes of tested sets, from the smallest: those that sets of other criteria stand beside."""
+    return sorted({sizes[len(sizes) // 2], sizes[-1]})
+
+
+def rivals(counts: Mapping[Kind, int], options: PruneOptions) -> int:
+    """Sets that other criteria choose, with duat's own and random ones, at most. counts: terms of each kind."""
+    if not options.criteria:
+        return 0
+    found = 0
+    for kinds in (kinds for some in orders(counts, options) for kinds in some):
+        scores = BLOCK_CRITERIA if kinds == ("block",) else CRITERIA
+        once = options.uniform or set(kinds) & WHOLE
+        found += BESIDES * (1 + RANDOM_SETS + scores * (1 if once else 2))
+    return found
 
 
 def longest(tokens: Sequence[int], spent: Spent) -> int | None:

@@ -17,7 +17,7 @@ from duat_cli.analysis.plan.pruning import (
 )
 from duat_cli.analysis.plan.repair import REPAIRED, RUNS, solving
 from duat_cli.analysis.plan.shape import Shape
-from duat_cli.analysis.plan.task import PruneOptions, Task, orders
+from duat_cli.analysis.plan.task import PruneOptions, Task, orders, rivals
 from duat_cli.analysis.plan.terms import CHECKED
 from duat_cli.analysis.plan.waves import prompt_waves
 from duat_cli.loading.checkpoint.headers import TensorEntry
@@ -110,7 +110,7 @@ def pruning_operations(shape: Shape, task: Task) -> float:
     sets = (SETS + options.spent.points) * groups
     gradients = (options.probes + 2) * (once + head * tokens)
     removed = (taken / 2 + sets) * once + (taken + sets) * head * tokens
-    tried = options.spent.tested * groups * (apart + head * held_out)
+    tried = (options.spent.tested * groups + rivals(counts, options)) * (apart + head * held_out)
     values = 2 * shape.width * (shape.heads + shape.kv_heads) * shape.head_width * len(shape.parts.blocks)
     vectors, shown = carried(shape, options).once, printed_tokens(shape, task)
     moved = (followed_terms(counts, options) * tokens + vectors * sum(shown)) / 2 * values

@@ -24,7 +24,7 @@ from duat_cli.analysis.prune.sets.apply import apply_terms
 from duat_cli.analysis.prune.sets.card import write_card
 from duat_cli.analysis.prune.sets.export import chosen_set, kinds_of_blocks, mergekit_slices
 from duat_cli.analysis.prune.sets.nested import Nested
-from duat_cli.analysis.prune.sets.plan import NONE_UNIFORM, plan_of, short_of_wanted, worse_in_rounds
+from duat_cli.analysis.prune.sets.plan import NO_HOLDOUT, NONE_UNIFORM, plan_of, short_of_wanted, worse_in_rounds
 from duat_cli.analysis.prune.sets.size import set_size
 from duat_cli.analysis.prune.sets.worth import worth
 from duat_cli.analysis.prune.terms.ablation import Ablator
@@ -184,6 +184,8 @@ def begin(
         raise InputError(STREAMED)
     held_out, notes = fresh([*prompts, *calibration], held_out)
     check_holdout(len(held_out), options)
+    if options.criteria and not held_out:
+        raise InputError(f"--criteria: sets are compared on held-out prompts; {NO_HOLDOUT}")
     calibration = calibration or prompts
     prompts, cut = shortened(prompts, options)
     held_out, fewer = few(held_out, options)
@@ -210,9 +212,12 @@ def conclude(begun: Begun) -> PruneOutcome:
     digest = set_of(prompt_facts(held_out)).sha256
     held = dict(zip(work.terms.ids, work.sizes.parameters.tolist(), strict=True))
     plans = [
-        plan_of(one, options, work.sizes, held, repairs.trials.get(name), digest, size_of, repairs.reports.get(name))
+        plan_of(
+            one, options, work.sizes, held, repairs.trials.get(name), digest, size_of, repairs.reports.get(name),
+            work.rivals[name].rows(options.confidence) if name in work.rivals else (),
+        )
         for name, one in nested.items()
-    ]
+    ]  # fmt: skip
     eq16 = work.printing.rows(nested, work.moved)
     pooled, unpooled = pooled_cosines(work, plans, nested, held_out)
     give_back_free_memory()  # of the passes: a report's terms are small, and many

@@ -28,11 +28,12 @@ from duat_cli.analysis.prune.responding import Part, Responded, Responder
 from duat_cli.analysis.prune.sets.nested import Nested, chosen, measured_sets
 from duat_cli.analysis.prune.sets.order import Group, Sizes
 from duat_cli.analysis.prune.sets.path import Sketch
-from duat_cli.analysis.prune.sets.trial import Trial, trials_of, try_alone, try_together
+from duat_cli.analysis.prune.sets.rivals import Rivals, rivals_of
+from duat_cli.analysis.prune.sets.trial import Trial, Tried, trials_of, try_alone, try_together
 from duat_cli.analysis.prune.steps import Steps
 from duat_cli.analysis.prune.terms.ablation import Ablations, Ablator, Effect, Tick, effects_of, mean_values
 from duat_cli.analysis.prune.terms.certified import Certified
-from duat_cli.analysis.prune.terms.criteria import Activations, Scores, WeightScores, block_scores
+from duat_cli.analysis.prune.terms.criteria import Activations, Scores, WeightScores, block_scores, layers_of
 from duat_cli.analysis.prune.terms.damage import Interval, Metric
 from duat_cli.analysis.prune.terms.ground import ground_of
 from duat_cli.analysis.prune.terms.readings import Reader, Readings
@@ -100,6 +101,7 @@ class Work:
                 "--rounds: sketches the model again while weights that are read block by block would be read for every "
                 "round; leave it out, or run it where the model fits"
             )
+        self.rivals: dict[str, Rivals] = {}  # of `tested`, by the names of the orders
         self.moved: list[dict[TermId, float]] = []  # a prompt, an ablated term: how far the last block's output moves
         self._damage: dict[TermId, float] = {}  # of every ablated term, summed over the prompts
         self._taylor = torch.zeros(len(self.terms.ids), dtype=torch.float64)
@@ -271,13 +273,17 @@ class Work:
     def tested(self, held_out: Sequence[Prompt]) -> dict[str, Trial]:
         """What the chosen sets do to held-out prompts; by the names of those that there are."""
         trials = trials_of(self.nested, len(held_out), self.options)
+        if self.options.criteria:
+            layers = layers_of(self.structure, self.sites, self.terms)
+            self.rivals = rivals_of(self.nested, self.groups, layers, self.scores(), trials)
+        run: list[Tried] = [*trials.values(), *self.rivals.values()]
         on = f"on {len(held_out)} held-out prompts"
         if self.weights is not None:
             self.processes(0, 1, f"sets {on}")
             beside = functools.partial(self.printing.of_chosen, self.nested)
-            try_together(self.ablator, list(trials.values()), held_out, beside)
+            try_together(self.ablator, run, held_out, beside)
         else:
-            try_alone(self.ablator, list(trials.values()), held_out, self._named(f"sets {on}"), self.processes.each)
+            try_alone(self.ablator, run, held_out, self._named(f"sets {on}"), self.processes.each)
         return trials
 
     @property

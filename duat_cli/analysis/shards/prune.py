@@ -220,7 +220,7 @@ def _outcome(begun: Begun, known: SetsRecord) -> PruneOutcome:
 
 
 def _choice(begun: Begun) -> dict[str, JsonValue]:
-    names = ("budget", "confidence", "exceed", "uniform", "repair", "joint", "remove", "of_all", "rounds")
+    names = ("budget", "confidence", "exceed", "uniform", "repair", "joint", "remove", "of_all", "rounds", "criteria")
     chosen = {name: getattr(begun.work.options, name) for name in names}
     pooling = pooling_of(begun.session.loaded.files.path)
     return {

@@ -45,6 +45,7 @@ class Asked(Options):
     effort: Effort = Pruning.effort
     probes: int | None = Pruning.probes
     measure: int | None = Pruning.measure
+    criteria: bool = Pruning.criteria
     repair: bool = Pruning.repair
     calibration: str | None = Pruning.calibration
     policy: str | None = options.compute_option(None, "--policy", metavar="POLICY", help="For check: as of duat check.")
@@ -77,7 +78,17 @@ OPTIONS_OF = {  # command -> options that are about it alone
     "attribute": ["position", "steps"],
     "check": ["policy", "select"],
     "lora-diff": ["tuned", "default_prompts"],
-    "prune-bound": ["granularity", "metric", "effort", "probes", "measure", "repair", "calibration", "holdout"],
+    "prune-bound": [
+        "granularity",
+        "metric",
+        "effort",
+        "probes",
+        "measure",
+        "criteria",
+        "repair",
+        "calibration",
+        "holdout",
+    ],
 }
 
 

@@ -87,6 +87,13 @@ class Pruning(Options):
         help="The set that holds this share of the blocks' parameters, such as 20%, or of all of the model's: 20%/all. "
         "In place of the largest within the budget.",
     )
+    criteria: bool = options.compute_option(
+        False,
+        "--criteria",
+        help="Also run on the held-out prompts what other criteria would remove (magnitude, Wanda, Taylor, ShortGPT), "
+        "and 5 random sets, of as many parameters as the chosen set and the middle one of those tested: up to 28 "
+        "passes more of every held-out prompt for each kind.",
+    )
     rounds: int = options.compute_option(
         1,
         "--rounds",
@@ -136,7 +143,7 @@ class Pruning(Options):
             kinds=kinds, metric=self.metric, probes=probes, measure=measure, budget=self.budget,
             confidence=self.confidence, exceed=self.exceed, ablate_mean=self.ablate == "mean", uniform=self.uniform,
             repair=self.repair, joint=apart(kinds), remove=remove, of_all=of_all, rounds=self.rounds,
-            effort=self.effort, whole=self.out is not None,
+            criteria=self.criteria, effort=self.effort, whole=self.out is not None,
         )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from duat_cli.results.base import Finite, Result, WithReasons
 from duat_cli.results.meaning import Meaning
 from duat_cli.results.prune.repair import SetRepair, ShareOfKind
+from duat_cli.results.prune.rivals import CriterionSet
 
 _OF_SET = Meaning(
     "the metric's", "estimate", how="linearised, the set's responses added before they are squared", signed=True
@@ -213,6 +214,11 @@ class Plan(WithReasons):
     saves: SetSize | None = Field(description="what a checkpoint without the set no longer holds")
     curve: list[CurvePoint]
     held_out: list[HeldOut] = Field(description="the sets that were run on held-out prompts, from the smallest")
+    criteria: list[CriterionSet] = Field(
+        default_factory=list,
+        description="of --criteria: on the held-out prompts, sets that other criteria choose, and random ones, beside "
+        "duat's own of as many parameters; none without a chosen set",
+    )
     guarantee: Guarantee | None
     mean_guarantee: MeanGuarantee | None
     repair: SetRepair | None = Field(

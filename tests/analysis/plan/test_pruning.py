@@ -158,6 +158,8 @@ def test_sets_are_planned_by_the_orders_that_they_are_of(shape: Shape) -> None:
     for options, orders in ((apart, 2), (joint, 1)):
         task = Task("prune-bound", (64,), (32,) * 3, pruning=options)
         assert ablation_bytes(shape, task)[1] == 3 * (2 + 5 * orders) * waits
+        compared = dataclasses.replace(task, pruning=dataclasses.replace(options, criteria=True))
+        assert ablation_bytes(shape, compared)[1] == 3 * (2 + (5 + 28) * orders) * waits
     whole = PruneOptions(kinds=("neuron", "block"), measure=4)
     both, _ = ablation_bytes(shape, Task("prune-bound", (64,), (32,) * 3, pruning=whole))
     assert both == (4 + 6 + (SETS + whole.spent.points)) * waiting_bytes(64, shape.width)

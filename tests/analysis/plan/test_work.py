@@ -124,6 +124,22 @@ def test_more_probes_and_terms_are_more_operations() -> None:
     assert of(metric="hidden") < of(metric="kl")
 
 
+def test_sets_of_other_criteria_are_passes_of_the_held_out_prompts() -> None:
+    shape = shape_of(inspect_folder(demo_path()), "float32")
+
+    def of(*, criteria: bool, **options: Any) -> float:
+        pruning = PruneOptions(criteria=criteria, **options)
+        return operations(shape, Task("prune-bound", (64,), (32,) * 3, pruning=pruning))
+
+    once = (operations(shape, Task("verify", (32,))) - operations(shape, Task("verify"))) / 2
+    each, counts = 3 * (once + 2 * 192 * 2048 * 32), {"neuron": 28, "ffn": 20, "block": 18}
+    for kind, sets in counts.items():
+        more = of(criteria=True, kinds=(kind,)) - of(criteria=False, kinds=(kind,))
+        assert more == pytest.approx(sets * each)
+    uniform = [of(criteria=on, kinds=("neuron",), uniform=True) for on in (True, False)]
+    assert uniform[0] - uniform[1] == pytest.approx(20 * each)
+
+
 def test_bounds_of_whole_parts_cost_singular_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of neurons and heads none is taken, nor of a model too wide for them."""
     shape = shape_of(inspect_folder(demo_path()), "float32")

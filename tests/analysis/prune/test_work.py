@@ -93,6 +93,19 @@ def test_five_reads_and_the_same_report(model_type: str, tmp_path: Path) -> None
     assert 1 <= read <= 5
 
 
+@pytest.mark.parametrize("model_type", ["demo", *TYPES])
+def test_sets_of_other_criteria_go_beside_the_trial(model_type: str, tmp_path: Path) -> None:
+    """Without a further read, and with the same numbers."""
+    folder, options = None if model_type == "demo" else saved(model_type, tmp_path), replace(OPTIONS, criteria=True)
+    resident, _ = run(folder, options, paged=False, trial=True)
+    streamed, read = run(folder, options, paged=True, trial=True)
+    assert same(streamed, resident)
+    found = [one for plan in resident.report.plans for one in plan.criteria]
+    assert {"duat", "magnitude", "random"} <= {one.criterion for one in found}
+    assert all(one.prompts == HELD_OUT for one in found)
+    assert 1 <= read <= 5
+
+
 def test_four_reads_without_whole_parts(tmp_path: Path) -> None:
     folder, options = saved("llama", tmp_path), replace(OPTIONS, kinds=("neuron", "head"))
     _, read = run(folder, options, paged=True, trial=True)

@@ -41,6 +41,7 @@ def said(two_layers: Path, few: Path, ask: Any) -> Any:
 OPTIONS = {
     "every kind": [],
     "held-out prompts": ["--granularity", "neuron,head", "--budget", "1", "--holdout", "HELD"],
+    "other criteria": ["--granularity", "neuron,head", "--budget", "1", "--holdout", "HELD", "--criteria"],
     "the hidden states and means": ["--metric", "hidden", "--ablate", "mean", "--granularity", "neuron"],
     "the loss, in rounds": ["--metric", "nll", "--granularity", "neuron", "--rounds", "2", "--remove", "20%"],
     "a repair": ["--granularity", "neuron", "--repair", "--budget", "1"],
@@ -97,6 +98,17 @@ def test_another_budget_asks_only_for_other_sets(
     alone = tmp_path / "alone.json"
     said(*options, "--budget", "0.5", "--export", str(alone))
     assert export.read_text() == alone.read_text()
+
+
+def test_other_criteria_ask_for_the_sets_alone(
+    said: Any, tmp_path: Path, held_out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, out = ["--granularity", "neuron", "--budget", "1", "--holdout", str(held_out)], str(tmp_path / "out")
+    said(*options, "--out", out)
+    plain = said(*options, "--criteria")
+    assert json.loads(plain)["plans"][0]["criteria"]
+    monkeypatch.setattr(Work, "parts", lambda *_: pytest.fail("a prompt was run again"))
+    assert said(*options, "--criteria", "--out", out) == plain
 
 
 def test_another_pooling_asks_only_for_other_sets(

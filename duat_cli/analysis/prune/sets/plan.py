@@ -15,6 +15,7 @@ from duat_cli.errors import or_reason
 from duat_cli.kinds import names_of
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.prune.repair import SetRepair
+from duat_cli.results.prune.rivals import CriterionSet
 from duat_cli.results.prune.sets import CurvePoint, Guarantee, HeldOut, MeanGuarantee, Plan, SetSize
 
 NO_HOLDOUT = "no held-out prompts: give --holdout FILE, or a share such as --holdout 0.5"
@@ -42,10 +43,11 @@ def plan_of(
     holdout: str,
     size_of: SizeOf,
     repair: SetRepair | None,
+    criteria: Sequence[CriterionSet] = (),
 ) -> Plan:
     """The largest set within the budget, or the one that was asked for, and what was shown of it.
 
-    parameters: of every term. repair: of which trial and chosen are.
+    parameters: of every term. repair: of which trial and chosen are. criteria: what others chose.
     """
     total, chosen, budget = len(nested.order), nested.chosen, options.budget
     reasons: dict[str, str] = {}
@@ -81,6 +83,7 @@ def plan_of(
             for p in nested.curve
         ],
         held_out=[] if trial is None else _held_out(trial, total),
+        criteria=list(criteria),
         guarantee=None if trial is None else _guarantee(nested, trial, holdout, size_of),
         mean_guarantee=None if trial is None else _mean_guarantee(nested, trial, holdout),
         repair=repair,

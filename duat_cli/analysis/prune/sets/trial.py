@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.sets.nested import Nested
@@ -23,6 +24,22 @@ from duat_cli.statistics.betting import mean_is_below
 from duat_cli.statistics.binomial import allowed, choose_nested
 
 CAP = 5.0  # budgets: a prompt's damage counts for no more in the mean, which could not be bounded otherwise
+
+
+class Tried(Protocol):
+    """Sets that are run on held-out prompts."""
+
+    @property
+    def sets(self) -> list[list[TermId]]: ...
+
+    @property
+    def running(self) -> list[int]:
+        """Numbers of the sets that are still run."""
+        ...
+
+    def add(self, number: int, damage: float) -> None:
+        """What a set that is run does to one more prompt."""
+        ...
 
 
 class Trial:
@@ -110,7 +127,7 @@ def trials_of(every: Mapping[str, Nested], prompts: int, options: PruneOptions) 
 
 
 def try_alone(
-    ablator: Ablator, trials: Sequence[Trial], held_out: Sequence[Prompt], tick: Tick, each: Each = in_turn
+    ablator: Ablator, trials: Sequence[Tried], held_out: Sequence[Prompt], tick: Tick, each: Each = in_turn
 ) -> None:
     """The trials of several orders, one prompt after the other: all their sets under it in one go.
 
@@ -136,7 +153,7 @@ def try_alone(
 
 
 def try_together(
-    ablator: Ablator, trials: Sequence[Trial], held_out: Sequence[Prompt], run: Callable[[Sequence[Pass]], None]
+    ablator: Ablator, trials: Sequence[Tried], held_out: Sequence[Prompt], run: Callable[[Sequence[Pass]], None]
 ) -> None:
     """The same of several trials side by side, as many prompts at a time as fit; `run` runs passes so.
 

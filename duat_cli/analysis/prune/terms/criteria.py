@@ -103,6 +103,18 @@ def _put(found: Scores, start: int | None, offset: int, values: list[Tensor]) ->
             found[name][start + offset : start + offset + len(value)] = value.cpu()
 
 
+def layers_of(structure: ModelStructure, sites: Sites, terms: TermList) -> list[range]:
+    """Places in the term list of the neurons, heads or experts that share a layer."""
+    kinds: tuple[Kind, ...] = ("neuron", "head", "expert")
+    return [
+        range(start + site.offset, start + site.offset + site.count)
+        for kind in kinds
+        for number, module in enumerate(structure.calls)
+        if (start := terms.starts.get((kind, number))) is not None
+        for site in sites[module].of(kind)
+    ]
+
+
 def block_scores(terms: TermList, readings: Sequence[Readings]) -> Scores:
     """shortgpt and angular distance of whole blocks."""
     found: Scores = {name: torch.full((len(terms.ids),), torch.nan, dtype=torch.float64) for name in _BLOCKS}

@@ -15,6 +15,7 @@ from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, on_page
 from duat_cli.report.tables.prune.notable import notable
 from duat_cli.report.tables.prune.repair import left_out, repair_columns
+from duat_cli.report.tables.prune.rivals import chosen_by, rival_columns, said
 from duat_cli.report.tables.prune.sets import PARAMETERS, guarantees, held_out_columns, millions, plan_columns
 from duat_cli.results.prune.repair import RepairedSet, SetRepair
 from duat_cli.results.prune.report import PruneReport
@@ -29,6 +30,7 @@ def prune_sheet(report: PruneReport, beside: Sequence[PruneReport]) -> Sheet:
     said = [text for plan in report.plans for text in guarantees(plan)]
     figures = [
         *(_curve(report, number, beside) for number, plan in enumerate(report.plans) if plan.curve),
+        *(_rivals(report, number) for number, plan in enumerate(report.plans) if plan.criteria),
         *(_repair(report, number, plan.repair) for number, plan in enumerate(report.plans) if plan.repair),
         _plans(report),
         _written(report),
@@ -98,6 +100,42 @@ def _curve(report: PruneReport, number: int, beside: Sequence[PruneReport]) -> F
         ],
         terms=["plans[].curve[].predicted", "plans[].curve[].measured", "plans[].guarantee", "plans[].held_out[].mean"],
         legend=samples,
+    )
+
+
+def _rivals(report: PruneReport, number: int) -> Figure:
+    """What other criteria chose beside two of its sets."""
+    plan, unit = report.plans[number], report.protocol.unit
+    columns = [
+        Column(("beside", "terms"), "beside", numbers.whole),
+        Column(("removed", "terms"), "removed", numbers.whole),
+        Column(("removed", "parameters"), "parameters", numbers.whole),
+        *rival_columns(unit),
+        Column(("lowest of a set", unit), "lowest", numbers.plain),
+        Column(("highest of a set", unit), "highest", numbers.plain),
+    ]
+    sizes = dict.fromkeys(one.beside for one in plan.criteria)
+    notes = [
+        f"Beside {size}: {text}"
+        for size in sizes
+        for text in said([one for one in plan.criteria if one.beside == size], report.protocol.confidence)
+    ]
+    return Figure(
+        key=f"criteria-{plan.granularity.replace(',', '-')}",
+        half=True,
+        title=f"Sets of {_many(plan.granularity)} that other criteria choose",
+        says=f"Damage on {plural(plan.criteria[0].prompts, 'held-out prompt')} of sets that hold as many parameters.",
+        tables=[
+            table_of(
+                plan.criteria,
+                Head("chosen by", number=False),
+                chosen_by,
+                on_page(columns),
+                f"plans.{number}.criteria[]",
+            )
+        ],
+        terms=["plans[].criteria[].mean", "plans[].criteria[].ratio", "plans[].criteria[].allocation"],
+        notes=notes,
     )
 
 

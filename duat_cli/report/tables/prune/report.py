@@ -16,6 +16,7 @@ from duat_cli.report.tables.prune import repair, sets
 from duat_cli.report.tables.prune.eq16 import TABLES as EQ16_TABLES
 from duat_cli.report.tables.prune.eq16 import eq16
 from duat_cli.report.tables.prune.notable import notable
+from duat_cli.report.tables.prune.rivals import TABLES as RIVAL_TABLES
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.terms import NEGLIGIBLE, Prediction
 
@@ -296,6 +297,7 @@ _PREDICTION_COLUMNS = [
 TABLES = {
     "blocks[].": [*_part_columns(""), *_CERTIFIED, *_head_columns("")],
     **sets.TABLES,
+    **RIVAL_TABLES,
     **repair.TABLES,
     **EQ16_TABLES,
     "prediction[].": [*_PREDICTION_COLUMNS, *_mean_columns("")],

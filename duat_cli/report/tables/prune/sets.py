@@ -11,6 +11,7 @@ from duat_cli.report.tables.grid import KIND, Column, filled, fits, titled, titl
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.report.tables.prune.notable import WHOSE, saving
 from duat_cli.report.tables.prune.repair import repair
+from duat_cli.report.tables.prune.rivals import rivals
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import HeldOut, Plan
 
@@ -43,6 +44,7 @@ def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
         *_stored(report.plans),
         *_rounds(report, page, unit),
         *_held_out(report, page, unit),
+        *rivals(report, page, unit),
         *_pooled(report, page),
         *repair(report, page, unit),
         BLANK,

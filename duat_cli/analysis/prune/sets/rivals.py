@@ -1,0 +1,198 @@
+"""What sets that other criteria choose do to the held-out prompts, beside duat's own and random ones of the same size.
+
+Every set is made by the rules of duat's own (`order.order_of`): never all blocks, with --uniform as many of every
+layer, and as many parameters as duat's holds, to within a term. A criterion of neurons, heads or experts is used twice,
+since some are made for the terms of one layer: with the same share of every layer, and with all terms in one order, of
+several kinds by score a parameter.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.plan.task import RANDOM_SETS, besides
+from duat_cli.analysis.prune.sets.nested import Nested
+from duat_cli.analysis.prune.sets.order import Group, order_of
+from duat_cli.analysis.prune.sets.trial import Trial
+from duat_cli.analysis.prune.terms.criteria import Scores
+from duat_cli.analysis.prune.terms.responses import SEED
+from duat_cli.kinds import WHOLE
+from duat_cli.models.terms.sites import TermId
+from duat_cli.results.prune.rivals import Allocation, CriterionSet
+from duat_cli.statistics.ranking import Estimate, bootstrap
+
+OURS, RANDOM = "duat", "random"
+# the angle between two ends of a run of neighbouring blocks is what Gromov et al. choose by; that of single blocks says
+# which one block goes, and no set
+OF_ONE_BLOCK = ("angular",)
+ONE_SET = "one set alone"
+NO_DAMAGE = "duat's set does no damage on these prompts, or on some resample of them none"
+
+
+@dataclass(frozen=True)
+class _Rival:
+    """What one criterion chose beside one of duat's sets."""
+
+    beside: int
+    criterion: str
+    allocation: Allocation
+    numbers: list[int]
+    """Of its sets, among those that are run."""
+    removed: float
+    parameters: float
+    """Means over its sets."""
+
+
+class Rivals:
+    """The sets of all criteria beside those of one order, run beside its trial: on every held-out prompt."""
+
+    def __init__(
+        self, nested: Nested, group: Group, layers: Sequence[range], scores: Scores, sizes: Sequence[int]
+    ) -> None:
+        """layers: places in the term list of the terms that share a layer. sizes: of duat's sets, beside which others
+        stand. Criteria that have no score for some of the group's terms are left out."""
+        self._group, self._places = group, {term: place for place, term in enumerate(group.terms.ids)}
+        self._sets: list[list[TermId]] = []
+        self._known: dict[frozenset[int], int] = {}
+        self._rivals: list[_Rival] = []
+        own = torch.tensor([self._places[term] for term in nested.order], dtype=torch.long)
+        orders = list(self._orders(layers, scores))
+        uniform: Allocation = "uniform" if group.uniform else "one order"
+        for size in sizes:
+            self._add(size, OURS, uniform, [own[:size]])
+            wanted = float(group.sizes.parameters[own[:size]].sum())
+            for criterion, allocation, found in orders:
+                self._add(size, criterion, allocation, [self._nearest(*one, wanted) for one in found])
+        self.damages: list[list[float]] = [[] for _ in self._sets]
+        """Of each set, on the prompts so far."""
+
+    @property
+    def sets(self) -> list[list[TermId]]:
+        """Each once."""
+        return self._sets
+
+    @property
+    def running(self) -> list[int]:
+        """All: none is tested, so none fails."""
+        return list(range(len(self._sets)))
+
+    def add(self, number: int, damage: float) -> None:
+        """What a set does to one more prompt."""
+        self.damages[number].append(damage)
+
+    def rows(self, confidence: float) -> list[CriterionSet]:
+        """Of each size, duat's own set first."""
+        means = torch.tensor(self.damages, dtype=torch.float64)  # (sets, prompts)
+        found, own = list[CriterionSet](), means[0]
+        for one in self._rivals:
+            mine = means[one.numbers]
+            if one.criterion == OURS:
+                own = mine[0]
+            each = mine.mean(dim=1).tolist()
+            ratio = _ratio(mine.mean(dim=0), own, confidence)
+            several = len(each) > 1
+            found.append(
+                CriterionSet.explained(
+                    ONE_SET,
+                    dict.fromkeys(("ratio", "ratio_low", "ratio_high"), NO_DAMAGE),
+                    beside=one.beside,
+                    criterion=one.criterion,
+                    allocation=one.allocation,
+                    sets=len(each),
+                    removed=round(one.removed),
+                    parameters=round(one.parameters),
+                    prompts=mine.shape[1],
+                    mean=statistics.fmean(each),
+                    percentile_90=float(mine.flatten().quantile(0.9)),
+                    lowest=min(each) if several else None,
+                    highest=max(each) if several else None,
+                    ratio=None if ratio is None else ratio.value,
+                    ratio_low=None if ratio is None else ratio.low,
+                    ratio_high=None if ratio is None else ratio.high,
+                )
+            )
+        return found
+
+    def _orders(
+        self, layers: Sequence[range], scores: Scores
+    ) -> list[tuple[str, Allocation, list[tuple[Tensor, list[int]]]]]:
+        """A criterion, how it is used, and its orders with how many terms their sets may have."""
+        group = self._group
+        members = [place for kind in group.kinds for place in group.terms.places(kind)]
+        held = (
+            group.sizes.parameters.clamp_min(1.0) if len(group.kinds) > 1 else torch.ones_like(group.sizes.parameters)
+        )
+        found = list[tuple[str, Allocation, list[tuple[Tensor, list[int]]]]]()
+        for criterion, score in scores.items():
+            if criterion in OF_ONE_BLOCK or not bool(torch.isfinite(score[members]).all()):
+                continue
+            found.append((criterion, "uniform" if group.uniform else "one order", [self._order(score)]))
+            if not group.uniform and not set(group.kinds) & WHOLE:
+                share = torch.full_like(held, math.nan)
+                for layer in layers:
+                    mine = score[layer.start : layer.stop]
+                    share[layer.start : layer.stop] = (mine.argsort(stable=True).argsort() + 0.5) / len(mine)
+                # what orders several kinds divides by what terms hold
+                found.append((criterion, "same share of layers", [self._order(share * held)]))
+        generator = torch.Generator().manual_seed(SEED)
+        drawn = [torch.rand(len(held), dtype=torch.float64, generator=generator) * held for _ in range(RANDOM_SETS)]
+        found.append((RANDOM, "uniform" if group.uniform else "one order", [self._order(one) for one in drawn]))
+        return found
+
+    def _order(self, score: Tensor) -> tuple[Tensor, list[int]]:
+        """Terms of least score first. score: of every term in the list."""
+
+        def of(units: Sequence[Sequence[int]]) -> Tensor:
+            places = torch.tensor([place for unit in units for place in unit], dtype=torch.long)
+            owner = torch.repeat_interleave(torch.arange(len(units)), torch.tensor([len(unit) for unit in units]))
+            return torch.zeros(len(units), dtype=torch.float64).index_add_(0, owner, score[places].double())
+
+        return order_of(self._group, of, (), None)
+
+    def _nearest(self, order: Tensor, ends: Sequence[int], wanted: float) -> Tensor:
+        """The set of an order that holds nearest to as many parameters."""
+        held = self._group.sizes.parameters[order].cumsum(dim=0)
+        return order[: ends[int((held[[end - 1 for end in ends]] - wanted).abs().argmin())]]
+
+    def _add(self, beside: int, criterion: str, allocation: Allocation, sets: Sequence[Tensor]) -> None:
+        """A set that several chose is run once."""
+        numbers = []
+        for places in sets:
+            key = frozenset(places.tolist())
+            if key not in self._known:
+                self._known[key] = len(self._sets)
+                self._sets.append([self._group.terms.ids[place] for place in places.tolist()])
+            numbers.append(self._known[key])
+        removed = statistics.fmean(len(places) for places in sets)
+        parameters = statistics.fmean(float(self._group.sizes.parameters[places].sum()) for places in sets)
+        self._rivals.append(_Rival(beside, criterion, allocation, numbers, removed, parameters))
+
+
+def rivals_of(
+    nested: Mapping[str, Nested],
+    groups: Sequence[Group],
+    layers: Sequence[range],
+    scores: Scores,
+    trials: Mapping[str, Trial],
+) -> dict[str, Rivals]:
+    """Beside the sets of every trial, by the trials' names."""
+    known = {group.name: group for group in groups}
+    return {name: Rivals(nested[name], known[name], layers, scores, besides(one.sizes)) for name, one in trials.items()}
+
+
+def _ratio(damage: Tensor, own: Tensor, confidence: float) -> Estimate | None:
+    """Of means over prompts, both (prompts,), with its interval; None where one is not above 0 in every resample."""
+
+    def mean(x: Tensor, _: Tensor, weights: Tensor) -> Tensor:
+        return (weights * x).sum(dim=-1) / weights.sum(dim=-1)
+
+    least = bootstrap(mean, own, own, 1.0)  # the resamples are those of the ratio
+    if least is None or least.low <= 0:
+        return None
+    return bootstrap(lambda x, y, w: mean(x, x, w) / mean(y, y, w), damage, own, confidence)
