@@ -169,8 +169,8 @@ class KindChange(WithReasons):
         Share | None, Meaning("share, 0 to 1", "exact", formula="sum |dW|_F^2 of the kind / sum |dW|_F^2 of all")
     ] = Field(description="of the whole change; those of all kinds add up to 1")
     relative: Annotated[
-        Finite | None, Meaning("relative", "exact", formula="sqrt(sum |dW|_F^2 / sum |W|_F^2) over the kind")
-    ] = Field(description="change of all of them together, to their base weights together; no mean of ratios")
+        Finite | None, Meaning("relative", "exact", formula="sqrt(sum |dW|_F^2 / sum |W|_F^2), W of dW > 0")
+    ] = Field(description="of those that change, together, to their base weights together; no mean of ratios")
     relative_least: Annotated[Finite | None, Meaning("relative", "exact", formula="min |dW|_F / |W|_F")] = Field(
         description="of the parameter that changes least, to its base weight"
     )

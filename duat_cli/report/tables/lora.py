@@ -239,7 +239,7 @@ def _legend(shown: Sequence[str]) -> list[str]:
             ("stable_rank", "stable: sum of sigma^2 over the largest"),
             ("entropy_rank", "entropy: exp of the entropy of sigma^2"),
             ("share", "share: of the sum of |dW|^2"),
-            ("relative", "all: |dW| of the whole kind over its |W|; least and most: of one parameter"),
+            ("relative", "all: |dW| of the kind over |W| of what changed in it; least and most: of one parameter"),
             ("energy_rank_90_most", "90 % within: so many directions hold 90 % of the sum of sigma^2 of each"),
         )
         if path in shown
