@@ -187,7 +187,7 @@ def require_repeatable(
     if not deviation(passes[0].outputs, passes[1].outputs) <= tolerance:
         raise UnsupportedModelError(
             "its forward pass draws random numbers: two passes over one input differ; where it takes them as an input "
-            "(the noise of ViT-MAE), give it with --inputs"
+            "(as a masked autoencoder's noise), give it with --inputs"
         )
 
 
