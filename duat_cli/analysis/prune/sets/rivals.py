@@ -57,30 +57,27 @@ class Rivals:
     ) -> None:
         """layers: places in the term list of the terms that share a layer. sizes: of duat's sets, beside which others
         stand. Criteria that have no score for some of the group's terms are left out."""
-        self._group, self._places = group, {term: place for place, term in enumerate(group.terms.ids)}
-        self._sets: list[list[TermId]] = []
+        self._group = group
+        self._whole: Allocation = "uniform" if group.uniform else "one order"
+        self.sets: list[list[TermId]] = []
+        """Each once."""
         self._known: dict[frozenset[int], int] = {}
         self._rivals: list[_Rival] = []
-        own = torch.tensor([self._places[term] for term in nested.order], dtype=torch.long)
-        orders = list(self._orders(layers, scores))
-        uniform: Allocation = "uniform" if group.uniform else "one order"
+        places = {term: place for place, term in enumerate(group.terms.ids)}
+        own = torch.tensor([places[term] for term in nested.order], dtype=torch.long)
+        orders = self._orders(layers, scores)
         for size in sizes:
-            self._add(size, OURS, uniform, [own[:size]])
+            self._add(size, OURS, self._whole, [own[:size]])
             wanted = float(group.sizes.parameters[own[:size]].sum())
             for criterion, allocation, found in orders:
                 self._add(size, criterion, allocation, [self._nearest(*one, wanted) for one in found])
-        self.damages: list[list[float]] = [[] for _ in self._sets]
+        self.damages: list[list[float]] = [[] for _ in self.sets]
         """Of each set, on the prompts so far."""
-
-    @property
-    def sets(self) -> list[list[TermId]]:
-        """Each once."""
-        return self._sets
 
     @property
     def running(self) -> list[int]:
         """All: none is tested, so none fails."""
-        return list(range(len(self._sets)))
+        return list(range(len(self.sets)))
 
     def add(self, number: int, damage: float) -> None:
         """What a set does to one more prompt."""
@@ -132,7 +129,7 @@ class Rivals:
         for criterion, score in scores.items():
             if criterion in OF_ONE_BLOCK or not bool(torch.isfinite(score[members]).all()):
                 continue
-            found.append((criterion, "uniform" if group.uniform else "one order", [self._order(score)]))
+            found.append((criterion, self._whole, [self._order(score)]))
             if not group.uniform and not set(group.kinds) & WHOLE:
                 share = torch.full_like(held, math.nan)
                 for layer in layers:
@@ -142,7 +139,7 @@ class Rivals:
                 found.append((criterion, "same share of layers", [self._order(share * held)]))
         generator = torch.Generator().manual_seed(SEED)
         drawn = [torch.rand(len(held), dtype=torch.float64, generator=generator) * held for _ in range(RANDOM_SETS)]
-        found.append((RANDOM, "uniform" if group.uniform else "one order", [self._order(one) for one in drawn]))
+        found.append((RANDOM, self._whole, [self._order(one) for one in drawn]))
         return found
 
     def _order(self, score: Tensor) -> tuple[Tensor, list[int]]:
@@ -166,8 +163,8 @@ class Rivals:
         for places in sets:
             key = frozenset(places.tolist())
             if key not in self._known:
-                self._known[key] = len(self._sets)
-                self._sets.append([self._group.terms.ids[place] for place in places.tolist()])
+                self._known[key] = len(self.sets)
+                self.sets.append([self._group.terms.ids[place] for place in places.tolist()])
             numbers.append(self._known[key])
         removed = statistics.fmean(len(places) for places in sets)
         parameters = statistics.fmean(float(self._group.sizes.parameters[places].sum()) for places in sets)

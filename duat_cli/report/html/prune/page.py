@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from duat_cli.grouping import by_key
 from duat_cli.kinds import KINDS, NAMES
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, sheet_of
@@ -114,11 +115,10 @@ def _rivals(report: PruneReport, number: int) -> Figure:
         Column(("lowest of a set", unit), "lowest", numbers.plain),
         Column(("highest of a set", unit), "highest", numbers.plain),
     ]
-    sizes = dict.fromkeys(one.beside for one in plan.criteria)
     notes = [
         f"Beside {size}: {text}"
-        for size in sizes
-        for text in said([one for one in plan.criteria if one.beside == size], report.protocol.confidence)
+        for size, rows in by_key((one.beside, one) for one in plan.criteria).items()
+        for text in said(rows, report.protocol.confidence)
     ]
     return Figure(
         key=f"criteria-{plan.granularity.replace(',', '-')}",

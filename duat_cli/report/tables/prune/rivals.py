@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import RenderableType
 
+from duat_cli.grouping import by_key
 from duat_cli.kinds import names_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, titled_named
@@ -19,17 +20,16 @@ def rivals(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
     """A table for each plan: beside its set, and where there is room beside the smaller one. unit: for headers."""
     found = list[RenderableType]()
     for plan in report.plans:
-        sizes = list(dict.fromkeys(one.beside for one in plan.criteria))
+        beside = list(by_key((one.beside, one) for one in plan.criteria).items())
         roomy = page.wide or page.width >= ROOMY
-        for size in sizes if roomy else sizes[-1:]:
-            rows = [one for one in plan.criteria if one.beside == size]
+        for size, rows in beside if roomy else beside[-1:]:
             title = f"By criterion, sets that hold as much as {size} of {plan.of} {names_of(plan.granularity)}, on "
             title += f"{rows[0].prompts} held-out prompts, {report.protocol.unit}"
             named = [(chosen_by(one), one) for one in rows]
             legend = said(rows, report.protocol.confidence)
             found += titled_named(title, named, rival_columns(unit), page, *legend, head="chosen by")
-        if not roomy and len(sizes) > 1:
-            found.append(line(f"Beside the set of {sizes[0]}: --wide, or a page of 120 columns.", "dim"))
+        if not roomy and len(beside) > 1:
+            found.append(line(f"Beside the set of {beside[0][0]}: --wide, or a page of 120 columns.", "dim"))
     return found
 
 
