@@ -212,7 +212,7 @@ def test_every_file_has_a_layer() -> None:
         ("analysis", "from safetensors.torch import load_file"),
         ("report", "import torch"),
         ("report", "from duat_cli.explain.find import explain"),
-        ("explain", "from duat_cli.analysis.lora.lint import LEVELS"),
+        ("explain", "from duat_cli.analysis.lora.weights.lint import LEVELS"),
         ("explain", "import torch"),
         ("checks", "import torch"),
         ("checks", "from duat_cli.analysis.inspect.run import inspect"),

@@ -50,10 +50,11 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "against the dense W' of two prompts: analysis/compare/test_run.py": """
         analysis/compare/blocks analysis/compare/parameters analysis/compare/states""",
     "the largest activation: analysis/inspect/test_range.py": "models/instrument/activations",
-    "against dense float64: analysis/lora/test_adapter_diff.py": """
-        analysis/lora/comparison analysis/lora/weight_change""",
-    "blocks removed, repeated, new: analysis/lora/test_checkpoint_diff.py": "loading/adapter/origins",
-    "against PEFT's own merge: analysis/lora/test_change.py": """
+    "against dense float64: analysis/lora/weights/test_adapter_diff.py": """
+        analysis/lora/weights/comparison analysis/lora/weights/weight_change""",
+    "kinds and what is said of them: analysis/lora/weights/test_notable.py": "analysis/lora/weights/kinds",
+    "blocks removed, repeated, new: analysis/lora/weights/test_checkpoint_diff.py": "loading/adapter/origins",
+    "against PEFT's own merge: analysis/lora/weights/test_change.py": """
         loading/adapter/base_weights loading/adapter/folder loading/adapter/keys
         loading/adapter/lora loading/adapter/others loading/adapter/parameter loading/adapter/plan""",
     "against PEFT's wrapped model: analysis/lora/test_prompts.py": """

@@ -364,7 +364,7 @@ def _adapter(request: CheckRequest, progress: Progress) -> AdapterFiles | None:
 
 def _lint(adapter: AdapterFiles, found: Found, progress: Progress) -> tuple[LintFinding, ...]:
     progress(0, 0, f"checking the adapter {adapter.name}")
-    from duat_cli.analysis.lora.lint import lint_adapter
+    from duat_cli.analysis.lora.weights.lint import lint_adapter
     from duat_cli.loading.adapter.base_weights import BaseWeights
 
     with BaseWeights(found.place, found.files) as base:

@@ -12,13 +12,13 @@ from torch import nn
 
 from duat_cli.analysis.clock import RunFacts
 from duat_cli.analysis.lora.applied import refuse_other_base, refuse_resized, tuned_model
-from duat_cli.analysis.lora.change import Change, change_of, opened
 from duat_cli.analysis.lora.eq18 import Eq18Test, Stated
 from duat_cli.analysis.lora.findings import Findings
 from duat_cli.analysis.lora.ground import Ground, ground_of
-from duat_cli.analysis.lora.notable import loss_between, most_and_least, most_moved
+from duat_cli.analysis.lora.notable import notable
 from duat_cli.analysis.lora.places import NONE_IN_FRONT, Front, FrontNorms, sup_local
 from duat_cli.analysis.lora.prompts import Comparer, Decode
+from duat_cli.analysis.lora.weights.change import Change, change_of, opened
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.cache.tensors import gram_key
@@ -254,20 +254,7 @@ def _summary(before: LoraSummary, found: Findings) -> LoraSummary:
         update={
             **found.whole.said,
             "answers": found.summary,
-            "notable": [*_notable(found), *before.notable],
+            "notable": [*notable(found), *before.notable],
             "reasons": {**before.reasons, **found.whole.reasons},
         }
     )
-
-
-def _notable(found: Findings) -> list[str]:
-    """Where the change acts most, and through what; on which prompts; and what it does to the loss."""
-    lines = [*most_moved(found.blocks), *most_and_least(found.order.first, found.order.last)]
-    whole, answers = found.whole, found.answers
-    if whole.kl:
-        lines.append(f"KL(base || tuned) of the next token {whole.kl:.3g} nats a token, the mean over the prompts")
-    for what, means in (("the loss", whole), ("the loss of the model's own messages", answers)):
-        if means.loss:
-            between = loss_between(what, means.loss, means.loss_interval)
-            lines.append(f"{between}; it fell on {means.better} of {means.scored}")
-    return lines

@@ -137,8 +137,8 @@ def _adapters(
     adapters = [open_adapter(place.path, place.name) for place in places]
     progress(0, 0, "loading torch")
     with uncollected():
-        from duat_cli.analysis.lora.adapter_diff import adapter_report
-        from duat_cli.analysis.lora.weight_change import Directions
+        from duat_cli.analysis.lora.weights.adapter_diff import adapter_report
+        from duat_cli.analysis.lora.weights.weight_change import Directions
 
     directions = Directions(request.large, request.cache)
     asked, facts = _asked(request, found, adapter_task(request.texts is not None, adapters[0], found), progress, run)
@@ -160,8 +160,8 @@ def _checkpoint(
     tuned = Found(place, inspect_folder(place.path))
     progress(0, 0, "loading torch")
     with uncollected():
-        from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
-        from duat_cli.analysis.lora.weight_change import Directions
+        from duat_cli.analysis.lora.weights.checkpoint_diff import checkpoint_report
+        from duat_cli.analysis.lora.weights.weight_change import Directions
 
     task = Task("lora-diff", runs=request.texts is not None, tuned=tuned.files)
     asked, facts = _asked(request, found, task, progress, run)

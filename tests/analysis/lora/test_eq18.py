@@ -16,10 +16,10 @@ from helpers import quiet
 from torch import Tensor, nn
 
 from duat_cli.analysis.lora import applied as lora_applied
-from duat_cli.analysis.lora.adapter_diff import adapter_report
-from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
 from duat_cli.analysis.lora.report import adapter_pair, checkpoint_pair
-from duat_cli.analysis.lora.weight_change import Directions
+from duat_cli.analysis.lora.weights.adapter_diff import adapter_report
+from duat_cli.analysis.lora.weights.checkpoint_diff import checkpoint_report
+from duat_cli.analysis.lora.weights.weight_change import Directions
 from duat_cli.loading.adapter.folder import open_adapter
 from duat_cli.loading.model.load import load
 from duat_cli.loading.prompts import Prompt

@@ -19,15 +19,15 @@ from helpers import quiet
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from duat_cli.analysis.lora.adapter_diff import adapter_report
 from duat_cli.analysis.lora.applied import adapted
-from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
 from duat_cli.analysis.lora.findings import Findings
 from duat_cli.analysis.lora.ground import ground_of
 from duat_cli.analysis.lora.places import FrontNorms, sup_local, true_gain
 from duat_cli.analysis.lora.prompts import Comparer, logits_of
 from duat_cli.analysis.lora.report import adapter_pair, checkpoint_pair
-from duat_cli.analysis.lora.weight_change import Directions
+from duat_cli.analysis.lora.weights.adapter_diff import adapter_report
+from duat_cli.analysis.lora.weights.checkpoint_diff import checkpoint_report
+from duat_cli.analysis.lora.weights.weight_change import Directions
 from duat_cli.analysis.session import Session
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.adapter.folder import open_adapter

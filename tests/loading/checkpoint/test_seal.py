@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from duat_cli.analysis.lora.change import adapter_tensors
+from duat_cli.analysis.lora.weights.change import adapter_tensors
 from duat_cli.checks.weights import weight_facts
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.adapter.base_weights import BaseWeights

@@ -15,7 +15,7 @@ import torch
 from adapters import weights_of
 from safetensors.torch import load_file, save_file
 
-from duat_cli.analysis.lora.change import adapter_tensors, change_of
+from duat_cli.analysis.lora.weights.change import adapter_tensors, change_of
 from duat_cli.errors import CheckpointError, DuatError
 from duat_cli.loading.adapter.folder import open_adapter
 from duat_cli.loading.adapter.keys import read_keys

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from duat_cli.analysis.lora.change import Change
-from duat_cli.analysis.lora.weight_change import leading_of, numbers_of
+from duat_cli.analysis.lora.weights.change import Change
+from duat_cli.analysis.lora.weights.weight_change import leading_of, numbers_of
 from duat_cli.errors import CheckpointError
 from duat_cli.operators.lowrank import LowRank, Piece, inner, overlap, written_out
 from duat_cli.results.weight_change import Comparison, ModuleComparison

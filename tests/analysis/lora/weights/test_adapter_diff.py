@@ -13,10 +13,10 @@ import transformers
 from adapters import weights_of
 from safetensors.torch import load_file, save_file
 
-from duat_cli.analysis.lora import adapter_diff, lint, weight_change
-from duat_cli.analysis.lora.adapter_diff import adapter_report
-from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
-from duat_cli.analysis.lora.weight_change import Directions
+from duat_cli.analysis.lora.weights import adapter_diff, lint, weight_change
+from duat_cli.analysis.lora.weights.adapter_diff import adapter_report
+from duat_cli.analysis.lora.weights.checkpoint_diff import checkpoint_report
+from duat_cli.analysis.lora.weights.weight_change import Directions
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.adapter.base_weights import BaseWeights, Place
 from duat_cli.loading.adapter.folder import open_adapter

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from duat_cli import __version__
-from duat_cli.analysis.lora.adapter_diff import NOT_READ, Collected
-from duat_cli.analysis.lora.change import Change, common_rows, replaced
-from duat_cli.analysis.lora.notable import kinds_of, numbered_anew, summarise
-from duat_cli.analysis.lora.weight_change import Directions, rounding
+from duat_cli.analysis.lora.weights.adapter_diff import NOT_READ, Collected
+from duat_cli.analysis.lora.weights.change import Change, common_rows, replaced
+from duat_cli.analysis.lora.weights.kinds import kinds_of
+from duat_cli.analysis.lora.weights.notable import numbered_anew, summarise
+from duat_cli.analysis.lora.weights.weight_change import Directions, rounding
 from duat_cli.analysis.progress import Progress
 from duat_cli.checks.rules.declared import config_changes, told
 from duat_cli.errors import CheckpointError
@@ -45,7 +46,8 @@ def checkpoint_report(
     both = [*pairs.values(), *reshaped.values()]
     added = sorted(set(tuned.files.tensors) - {new.tensor for _, new in both})
     removed = sorted(set(base.files.tensors) - {old.tensor for old, _ in both})
-    summary = summarise(collected.modules, collected.energy, collected.base_energy, None)
+    kinds = kinds_of(collected.modules)
+    summary = summarise(collected.modules, kinds, collected.energy, collected.base_energy, None)
     notes = [*collected.notes, *_config_notes(base, tuned)]
     return LoraReport(
         duat_version=__version__,
@@ -58,7 +60,7 @@ def checkpoint_report(
         method="full",
         dtype=base.dtype(),
         modules=collected.modules,
-        kinds=kinds_of(collected.modules),
+        kinds=kinds,
         unchanged=collected.unchanged,
         reshaped=list(reshaped),
         added=added,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from duat_cli.analysis.lora.change import Change, Opened, Read, change_of, opened
+from duat_cli.analysis.lora.weights.change import Change, Opened, Read, change_of, opened
 from duat_cli.checks.rules.adapter import LEVELS
 from duat_cli.compat.peft import MEGATRON, MODULE_FIELDS, OWN_LIBRARIES
 from duat_cli.loading.adapter.base_weights import EMBEDDINGS, HEADS, VOCABULARY, BaseWeights

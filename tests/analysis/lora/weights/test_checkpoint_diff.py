@@ -14,9 +14,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
 from duat_cli.analysis.lora.report import checkpoint_pair
-from duat_cli.analysis.lora.weight_change import Directions
+from duat_cli.analysis.lora.weights.checkpoint_diff import checkpoint_report
+from duat_cli.analysis.lora.weights.weight_change import Directions
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.origins import renumbered_stacks

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from duat_cli.analysis.lora.change import Change
+from duat_cli.analysis.lora.weights.change import Change
 from duat_cli.cache.tensors import TensorCache
 from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.operators.leading import leading

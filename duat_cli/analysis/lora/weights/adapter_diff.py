@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from duat_cli import __version__
-from duat_cli.analysis.lora.change import Change, Opened, change_of, opened
-from duat_cli.analysis.lora.comparison import compare
-from duat_cli.analysis.lora.lint import RelativeNorm, findings, ratio, relative_norms
-from duat_cli.analysis.lora.notable import compared_kinds, kinds_of, summarise
-from duat_cli.analysis.lora.weight_change import Directions, Numbers, module_change, numbers_of
+from duat_cli.analysis.lora.weights.change import Change, Opened, change_of, opened
+from duat_cli.analysis.lora.weights.comparison import compare
+from duat_cli.analysis.lora.weights.kinds import compared_kinds, kinds_of
+from duat_cli.analysis.lora.weights.lint import RelativeNorm, findings, ratio, relative_norms
+from duat_cli.analysis.lora.weights.notable import summarise
+from duat_cli.analysis.lora.weights.weight_change import Directions, Numbers, module_change, numbers_of
 from duat_cli.analysis.progress import Progress
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles
@@ -128,9 +129,9 @@ def adapter_report(
         if len(several) > 1 and not lint_only:
             progress(0, 1, "comparing the adapters")
             compared = compare(adapters[1].name, *[_changes(one, values) for one in several])
-            kinds = compared_kinds(compared, *(one.modules for one in collected))
-            comparison = compared.model_copy(update={"kinds": kinds})
-    first = collected[0]
+            both = compared_kinds(compared, *(one.modules for one in collected))
+            comparison = compared.model_copy(update={"kinds": both})
+    first, (kinds, *other_kinds) = collected[0], [kinds_of(one.modules) for one in collected]
     mutated = sorted({plan.other_base for one in several for plan in one.plans if plan.other_base})
     warnings = [
         *base.files.warnings,
@@ -151,15 +152,15 @@ def adapter_report(
         dtype=base.dtype(),
         modules=first.modules,
         other_modules=collected[1].modules if len(collected) > 1 else None,
-        kinds=kinds_of(first.modules),
-        other_kinds=kinds_of(collected[1].modules) if len(collected) > 1 else None,
+        kinds=kinds,
+        other_kinds=other_kinds[0] if other_kinds else None,
         unchanged=first.unchanged,
         added=first.added,
         removed=[],
         comparison=comparison,
         summary=LoraSummary.absent(CHECKED_ONLY, notable=[])
         if lint_only
-        else summarise(first.modules, first.energy, first.base_energy, comparison),
+        else summarise(first.modules, kinds, first.energy, first.base_energy, comparison),
         lint=lint,
         skipped=[entry for part in collected for entry in part.skipped],
         warnings=warnings,

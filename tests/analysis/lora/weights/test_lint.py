@@ -17,8 +17,8 @@ from adapters import weights_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from duat_cli.analysis.lora.change import adapter_tensors
-from duat_cli.analysis.lora.lint import lint_adapter, relative_norm
+from duat_cli.analysis.lora.weights.change import adapter_tensors
+from duat_cli.analysis.lora.weights.lint import lint_adapter, relative_norm
 from duat_cli.checks.rules.adapter import LEVELS
 from duat_cli.cli.main import run
 from duat_cli.loading.adapter.folder import open_adapter

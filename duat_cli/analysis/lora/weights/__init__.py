@@ -1,0 +1,1 @@
+"""What the weights alone say of an adapter or a fine-tuned checkpoint."""
