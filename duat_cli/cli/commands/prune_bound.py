@@ -230,15 +230,8 @@ def _set_line(plan: Plan, removed: int) -> str:
 
 def _written_line(written: Written) -> str:
     """What became of the set, of the size of the weights, and of the output."""
-    parts = [f"{plural(len(written.removed_blocks), 'block')} removed"] if written.removed_blocks else []
-    parts += [f"{plural(written.removed_neurons, 'neuron')} a block removed"] if written.removed_neurons else []
-    if written.removed_groups:
-        groups = plural(written.removed_groups, "key and value head")
-        whose = "it" if written.removed_groups == 1 else "them"
-        parts.append(f"{groups} a block removed with the heads that use {whose}")
-    parts += [f"{plural(written.zeroed, 'term')} zeroed (still stored: no byte saved)"] if written.zeroed else []
     return (
-        f"{', '.join(parts)}; weights {_size(written.bytes_before)} -> {_size(written.bytes_after)} in "
+        f"{written.gone}; weights {_size(written.bytes_before)} -> {_size(written.bytes_after)} in "
         f"{written.dtype}; read back: relative distance of its output from the ablated model's {written.error:.1e}"
     )
 

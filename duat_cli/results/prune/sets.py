@@ -124,6 +124,11 @@ class Guarantee(WithReasons):
     saves: SetSize | None = Field(description="what a checkpoint without this set no longer holds")
     set: list[str] = Field(description="the first of the plan's set, as many as removed")
 
+    @property
+    def share_exceeding(self) -> str:
+        """with 95% confidence: at most 5% of prompts; both as they are, since 99.9% must not be said as 100%."""
+        return f"with {100 * self.confidence:.10g}% confidence: at most {100 * self.share_above_limit:.10g}% of prompts"
+
 
 class MeanGuarantee(WithReasons):
     """A statement about the mean damage, from prompts that played no part in choosing the set."""

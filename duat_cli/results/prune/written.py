@@ -8,6 +8,7 @@ from pydantic import Field
 
 from duat_cli.results.base import Finite, WithReasons
 from duat_cli.results.meaning import Meaning
+from duat_cli.text import plural
 
 _PERPLEXITY = Meaning(
     "exp(nats a token)", "measured", formula="exp(sum of next-token losses / number of tokens that have a next one)"
@@ -60,3 +61,14 @@ class Written(WithReasons):
     seconds_after: Annotated[Finite, _SECONDS] = Field(description="of the written one, read back")
     timed_runs: int = Field(description="runs of each that the median is taken over")
     timed_tokens: int = Field(description="tokens of one run")
+
+    @property
+    def gone(self) -> str:
+        """What left the file, and what did not: 5 neurons a block removed, 2 terms zeroed and still stored."""
+        counts = (
+            (len(self.removed_blocks), "block", " removed"),
+            (self.removed_neurons, "neuron", " a block removed"),
+            (self.removed_groups, "key and value head", " a block removed"),
+            (self.zeroed, "term", " zeroed and still stored"),
+        )
+        return ", ".join(plural(count, noun) + became for count, noun, became in counts if count)

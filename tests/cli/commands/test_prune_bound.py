@@ -336,7 +336,7 @@ def test_what_is_said_of_heads_that_are_zeroed(
     size = f"{stored(Path(llama)) / 1000:.1f} KB"
     told, _, error = lines[-1].rpartition(" ")
     assert told == (
-        f"{plan.guarantee.removed} terms zeroed (still stored: no byte saved); weights {size} -> {size} in float32; "
+        f"{plan.guarantee.removed} terms zeroed and still stored; weights {size} -> {size} in float32; "
         "read back: relative distance of its output from the ablated model's"
     )
     assert 0 <= float(error) <= 1e-5
@@ -365,7 +365,8 @@ def test_what_is_said_of_blocks_that_are_removed(
     assert config["num_hidden_layers"] == 1
     card = (folder / "README.md").read_text()
     assert "--granularity block" in card
-    assert "Removed: 2 blocks; left the file: blocks " in card
+    assert found.written is not None
+    assert f"Removed: 2 blocks ({', '.join(map(str, found.written.removed_blocks))}): 2 blocks removed." in card
     assert "Nothing is guaranteed: no prompts were held out." in card
 
 

@@ -81,15 +81,9 @@ def _command(plan: Plan, report: PruneReport, name: str, terms: int) -> str:
 
 
 def _removed(written: Written) -> str:
-    parts = [f"blocks {', '.join(map(str, written.removed_blocks))}"] if written.removed_blocks else []
-    parts += [f"{plural(written.removed_neurons, 'neuron')} of every block"] if written.removed_neurons else []
-    if written.removed_groups:
-        groups = plural(written.removed_groups, "key and value head")
-        parts.append(f"{groups} of every block, with their query heads")
-    gone = f"; left the file: {', '.join(parts)}" if parts else ""
-    stored = f"; {plural(written.zeroed, 'term')} set to zero and still stored" if written.zeroed else ""
+    numbers = f" ({', '.join(map(str, written.removed_blocks))})" if written.removed_blocks else ""
     repaired = "; other layers were refitted" if written.repaired else ""
-    return f"Removed: {written.terms} {names_of(written.granularity)}{gone}{stored}{repaired}."
+    return f"Removed: {written.terms} {names_of(written.granularity)}{numbers}: {written.gone}{repaired}."
 
 
 def _damage(report: PruneReport, written: Written) -> str:
@@ -110,7 +104,5 @@ def _guaranteed(plan: Plan, written: Written) -> str:
         return "Nothing is guaranteed: no prompts were held out."
     if given.removed != written.terms:
         return "Not guaranteed to keep to the budget."
-    return (
-        f"Guaranteed with {100 * given.confidence:.10g}% confidence: at most {100 * given.share_above_limit:.10g}% of "
-        f"prompts drawn as the held-out ones exceed the budget ({given.exceeded} of {given.holdout_prompts} did)."
-    )
+    did = f"{given.exceeded} of {given.holdout_prompts} did"
+    return f"Guaranteed {given.share_exceeding} drawn as the held-out ones exceed the budget ({did})."

@@ -99,8 +99,7 @@ def _guaranteed(plan: Plan) -> str:
         return "and nothing is guaranteed without held-out prompts"
     budget = f"the budget of {numbers.plain(given.budget)}"
     if given.removed == plan.removed:
-        most = f"at most {numbers.exactly(given.share_above_limit)}% of prompts exceed {budget}"
-        return f"guaranteed with {numbers.exactly(given.confidence)}% confidence: {most}"
+        return f"guaranteed {given.share_exceeding} exceed {budget}"
     fewer = f"{given.removed} of them are" if given.removed else "no smaller set that was tested is"
     return f"not guaranteed to keep to {budget} ({fewer})"
 

@@ -92,12 +92,8 @@ def written(report: PruneReport) -> list[RenderableType]:
 
 
 def _size(found: Written) -> str:
-    parts = [plural(len(found.removed_blocks), "block") + " removed"] if found.removed_blocks else []
-    parts += [plural(found.removed_neurons, "neuron") + " a block removed"] if found.removed_neurons else []
-    parts += [plural(found.removed_groups, "key and value head") + " a block removed"] if found.removed_groups else []
-    parts += [plural(found.zeroed, "term") + " zeroed and still stored"] if found.zeroed else []
     return (
-        f"{', '.join(parts)}: {found.parameters_before:,} -> {found.parameters_after:,} parameters, "
+        f"{found.gone}: {found.parameters_before:,} -> {found.parameters_after:,} parameters, "
         f"{numbers.plain(found.bytes_before / 1e6)} -> {numbers.plain(found.bytes_after / 1e6)} MB in {found.dtype}"
     )
 

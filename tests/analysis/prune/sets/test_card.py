@@ -39,7 +39,7 @@ def test_it_has_the_command_what_was_removed_and_what_it_costs() -> None:
     assert " --budget 0.1 --set 6020 --apply DIR`, with duat 0.1.0, torch " in text
     assert "| parameters | 134,515,008 | 124,148,160 |" in text
     assert "| perplexity | 31.42 | 33.07 |" in text
-    assert "Removed: 6020 neurons; left the file: 198 neurons of every block; 80 terms set to zero" in text
+    assert "Removed: 6020 neurons: 198 neurons a block removed, 80 terms zeroed and still stored" in text
     assert "Damage on 83 held-out prompts: 0.0412 nats/token (mean over prompts" in text
     assert "Guaranteed with 99.9% confidence: at most 12.5% of prompts" in text
     other = card_of(sample.prune_report(), sample.written(bare=True).model_copy(update={"terms": 6021}))
