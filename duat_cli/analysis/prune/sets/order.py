@@ -108,6 +108,12 @@ class Group:
         share = self.options.remove
         return None if share is None else share * self.sizes.whole[self.options.of_all]
 
+    @property
+    def held(self) -> Tensor:
+        """What a term's damage is divided by in the order, (terms,): of several kinds, the parameters that it holds."""
+        parameters = self.sizes.parameters
+        return parameters.clamp_min(1.0) if len(self.kinds) > 1 else torch.ones_like(parameters)
+
 
 Order = tuple[Tensor, list[int]]
 """Terms in the order in which they go, (terms,) places in the term list; and how many a set may have, rising."""
@@ -124,8 +130,7 @@ def order_of(
     members = [k for kind in kinds for k in group.terms.places(kind) if k not in left]
     if group.uniform:
         return _uniform(group, members, damages)
-    damage = damages([[k] for k in members])
-    held = group.sizes.parameters[members].clamp_min(1.0) if len(kinds) > 1 else torch.ones_like(damage)
+    damage, held = damages([[k] for k in members]), group.held[members]
     order = (damage / held).argsort(stable=True) if alike is None else _in_steps(damage, held, alike(members))
     most = len(members) - (kinds == ("block",) and not left)
     return torch.tensor(members, dtype=torch.long)[order], list(range(1, most + 1))

@@ -120,11 +120,8 @@ class Rivals:
         self, layers: Sequence[range], scores: Scores
     ) -> list[tuple[str, Allocation, list[tuple[Tensor, list[int]]]]]:
         """A criterion, how it is used, and its orders with how many terms their sets may have."""
-        group = self._group
+        group, held = self._group, self._group.held
         members = [place for kind in group.kinds for place in group.terms.places(kind)]
-        held = (
-            group.sizes.parameters.clamp_min(1.0) if len(group.kinds) > 1 else torch.ones_like(group.sizes.parameters)
-        )
         found = list[tuple[str, Allocation, list[tuple[Tensor, list[int]]]]]()
         for criterion, score in scores.items():
             if criterion in OF_ONE_BLOCK or not bool(torch.isfinite(score[members]).all()):
