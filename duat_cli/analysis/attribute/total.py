@@ -7,7 +7,7 @@ the last bit, whoever computed which prompt.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -42,6 +42,11 @@ class Moments:
         first, *rest = (one.double() for one in self.sums)
         return (first, first.abs(), first.square()) if not rest else (first, rest[0], rest[1])
 
+    def plus(self, other: Moments) -> Moments:
+        """Over the predictions of both, float64."""
+        sums = tuple(a + b for a, b in zip(self.three(), other.three(), strict=True))
+        return replace(self, count=self.count + other.count, sums=sums)
+
 
 @dataclass
 class PromptSums:
@@ -61,16 +66,13 @@ class PromptSums:
     def _add(self, place: Place, values: Tensor, in_expert: int | None) -> None:
         """values: (predictions, parts) float64."""
         values = values.cpu()
-        known = self.places.get(place)
-        if known is None and len(values) == 1:
-            sums: tuple[Tensor, ...] = (values[0],)
-        else:
+        sums: tuple[Tensor, ...] = (values[0],)
+        if len(values) > 1:
             sums = (values.sum(dim=0), values.abs().sum(dim=0), values.square().sum(dim=0))
-            if known is not None:
-                sums = tuple(a + b for a, b in zip(known.three(), sums, strict=True))
+        found, known = Moments(len(values), sums, in_expert), self.places.get(place)
+        found = found if known is None else known.plus(found)
         kept = wide(torch.empty(0, dtype=self.dtype)).dtype
-        count = len(values) + (0 if known is None else known.count)
-        self.places[place] = Moments(count, tuple(one.to(kept) for one in sums), in_expert)
+        self.places[place] = replace(found, sums=tuple(one.to(kept) for one in found.sums))
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,7 @@ class AttributeTotal:
         self._prompts: list[PromptFacts] = []
         self._attribution: list[Attribution] = []
         self._continuations: list[Continuation] = []
-        self._sums: dict[Place, tuple[int, Tensor, Tensor, Tensor]] = {}  # over the parts of all predictions
-        self._in_expert: dict[Place, int | None] = {}
+        self._sums: dict[Place, Moments] = {}  # over the parts of all predictions
 
     def add(self, facts: PromptFacts, found: Attributed) -> None:
         """The next prompt of the report."""
@@ -112,14 +113,8 @@ class AttributeTotal:
         if found.continuation is not None:
             self._continuations.append(found.continuation)
         for place, moments in found.sums.places.items():
-            three = moments.three()
-            if place in self._sums:
-                count, *known = self._sums[place]
-                a, b, c = (x + y for x, y in zip(known, three, strict=True))
-                self._sums[place] = (count + moments.count, a, b, c)
-            else:
-                self._sums[place] = (moments.count, *three)
-                self._in_expert[place] = moments.in_expert
+            known = self._sums.get(place)
+            self._sums[place] = moments if known is None else known.plus(moments)
 
     def report(self, head: AttributeHead, run: Run) -> AttributeReport:
         """Of one prediction at least."""
@@ -167,12 +162,11 @@ class AttributeTotal:
 
     def _leading(self, *, heads: bool) -> list[Spread]:
         found: list[Spread] = []
-        for (block, unit), (count, *sums) in self._sums.items():
+        for (block, unit), moments in self._sums.items():
             if (unit is None) is not heads:
                 continue
-            mean, absolute, square = (one / count for one in sums)
-            deviation = (square - mean.square()).clamp_min(0).sqrt()
-            inside = self._in_expert[block, unit]
+            mean, absolute, square = (one / moments.count for one in moments.three())
+            deviation, inside = (square - mean.square()).clamp_min(0).sqrt(), moments.in_expert
             for place in largest(absolute, self._top):
                 found.append(
                     Spread(
