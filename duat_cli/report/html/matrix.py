@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from markupsafe import Markup
 
 from duat_cli.report.html.drawing import marks
-from duat_cli.report.html.drawing.cells import cells, scale_of_cells
+from duat_cli.report.html.drawing.cells import cell_map
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict, sheet_of, tiles_of, verdict_of
 from duat_cli.report.html.drawing.plot import Axis, Plot, curve, level
 from duat_cli.report.html.drawing.scales import Band, Log
@@ -116,10 +116,8 @@ def _map(
         return f"{word}, row {count - 1 - r}, column {c}"
 
     form = numbers.SIGNED if signed else numbers.plain
-    drawn = cells(plot, list(reversed(rows)), said, form)
-    largest = max((abs(value) for row in rows for value in row), default=0.0)
     about = f"Map of {count} x {count}: {axes[0]} across, {axes[1]} downwards."
-    return plot.svg(drawn, about) + scale_of_cells(largest, signed=signed)
+    return cell_map(plot, list(reversed(rows)), said, about, form, signed=signed)
 
 
 def _table(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duat_cli.report.html.drawing.cells import cells, depth, scale_of_cells, words
+from duat_cli.report.html.drawing.cells import cell_map, depth, words
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, curve, level
 from duat_cli.report.html.drawing.scales import Band, Linear
@@ -40,7 +40,7 @@ def coloured(report: AttributeReport, number: int, *, whole: bool = True) -> Fig
         title=f"{title(one, len(report.prompts))}: {called(one)} {numbers.plain(one.logit)}{rank}",
         says="Each token with what it adds: its embedding, and the UAT terms computed at it. + raises the "
         f"{called(one)}, \N{MINUS SIGN} lowers it; unmarked tokens add little.{f' {BARE}' if is_bare(one) else ''}",
-        picture=words(tokens) + scale_of_cells(largest),
+        picture=words(tokens),
         tables=[_tokens(one, number, here, kept), *_encoder(one, number), *([_sums(one)] if whole else [])],
         terms=["attribution[].parts.tokens[].value", "attribution[].parts.units[].tokens", "attribution[].logit"],
         notes=[f"{plural(left, 'unmarked token')}: in the JSON."] if left else [],
@@ -108,7 +108,7 @@ def continued(found: Continuation, number: int) -> Figure:
         name=f"Continuation of prompt {found.prompt}",
         title=f"Prompt {found.prompt}, continued by '{cut(added, TARGET)}': what each token did for all of it",
         says=says,
-        picture=words(tokens) + scale_of_cells(max((abs(value) for _, value, _ in tokens), default=0.0)),
+        picture=words(tokens),
         tables=[
             table_by(
                 f"continuations.{number}.sources[]",
@@ -133,7 +133,10 @@ def token_by_layer(report: AttributeReport, number: int) -> Figure:
         Axis("block", Band(names, most=24)),
         height=90 + min(400, 24 * len(rows)),
     )
-    drawn = cells(plot, values, lambda r, c: f"{_row(names[r])}, token {token(one, kept[c])}")
+
+    def said(row: int, place: int) -> str:
+        return f"{_row(names[row])}, token {token(one, kept[place])}"
+
     table = Table(
         heads=[Head("token", number=False), *(Head(name, "logits") for name in names)],
         rows=[[token(one, t), *(SIGNED(row[t]) for row in rows)] for t in kept],
@@ -144,8 +147,7 @@ def token_by_layer(report: AttributeReport, number: int) -> Figure:
         title=f"Where it is formed: parts by block and token, {title(one, len(report.prompts))}",
         says="x_0 is the token's embedding; the rows above are the UAT terms that each block computed at the token. A "
         "dash marks parts against the prediction.",
-        picture=plot.svg(drawn, "Map of parts, a row a block, a column a token.")
-        + scale_of_cells(max((abs(v) for row in values for v in row), default=0.0)),
+        picture=cell_map(plot, values, said, "Map of parts, a row a block, a column a token."),
         tables=[table],
         terms=["attribution[].parts.units[].tokens", "attribution[].parts.tokens[].value"],
         notes=[f"{left} tokens with smaller parts are left out."] if left else [],

@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from duat_cli.report.html.drawing import marks
-from duat_cli.report.html.drawing.cells import cells, scale_of_cells
+from duat_cli.report.html.drawing.cells import cell_map
 from duat_cli.report.html.drawing.marks import Mark
 from duat_cli.report.html.drawing.plot import Axis, Plot, Sample, curve, stack
 from duat_cli.report.html.drawing.scales import Band, Linear, Scale
@@ -100,11 +100,12 @@ def map_of_heads(found: Heads, column: Column, largest: float) -> Markup:
         height=80 + min(480, max(16, 240 // len(found)) * len(found)),
     )
     rows = [[value_at(head, column.path) for head in heads] for _, _, heads in found]
-    drawn = cells(
-        plot, rows, lambda r, c: f"block {found[r][1].index}, head {c}, {column.name} in %", numbers.percent, largest
-    )
-    picture = plot.svg(drawn, f"Map of {column.name}: heads across, blocks upwards.")
-    return picture + scale_of_cells(100 * largest, signed=False)
+
+    def said(row: int, head: int) -> str:
+        return f"block {found[row][1].index}, head {head}, {column.name} in %"
+
+    about = f"Map of {column.name}: heads across, blocks upwards."
+    return cell_map(plot, rows, said, about, numbers.percent, largest=largest, signed=False, percent=True)
 
 
 def table_of_heads(found: Heads, columns: Sequence[Column], path: str) -> Table:

@@ -14,6 +14,7 @@ from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band
 from duat_cli.report.tables import numbers
 
+Rows = Sequence[Sequence[float | None]]
 STEPS = (0.03, 0.08, 0.2, 0.5)  # of the largest: where a depth of colour begins
 _NAMED = 300  # cells of a map that say their value on hover: the largest
 _ROOM = (38, 16)  # pixels of a cell that a number needs
@@ -28,22 +29,40 @@ def depth(value: float, largest: float) -> str:
     return f"{'p' if value > 0 else 'n'}{size}" if size else "z"
 
 
+def cell_map(
+    plot: Plot,
+    rows: Rows,
+    said: Callable[[int, int], str],
+    about: str,
+    form: Callable[[float | None], str] | None = None,
+    *,
+    largest: float | None = None,
+    signed: bool = True,
+    percent: bool = False,
+) -> Markup:
+    """A picture of cells, and below it what their depths of colour mean. about: as of `Plot.svg`; said, form: as of
+    `cells`. largest: the size that colours go up to, where several maps have one scale; None: the largest here. signed:
+    whether there may be numbers below zero. percent: whether they are shares, and the scale is in per cent."""
+    if largest is None:
+        largest = max((abs(v) for row in rows for v in row if v is not None), default=0.0)
+    picture = plot.svg(cells(plot, rows, said, form, largest), about)
+    return picture + _scale(100 * largest if percent else largest, signed=signed)
+
+
 def cells(
     plot: Plot,
-    rows: Sequence[Sequence[float | None]],
+    rows: Rows,
     said: Callable[[int, int], str],
-    form: Callable[[float | None], str] | None = None,
-    largest: float | None = None,
+    form: Callable[[float | None], str] | None,
+    largest: float,
 ) -> list[Mark]:
     """A cell for every number; rows[r][c] stands at place r upwards and c across. said: what a cell is. form: prints
-    the numbers into the cells, where these are large enough. largest: the size that colours go up to, where several
-    maps have one scale; None: the largest here.
+    the numbers into the cells, where these are large enough. largest: the size that colours go up to.
 
     A dash stands in the cells below zero that have no number. Cells below 3 % of the largest have no colour; with a
     number they hide the grid behind it.
     """
     known = {(r, c): v for r, row in enumerate(rows) for c, v in enumerate(row) if v is not None}
-    largest = max(map(abs, known.values()), default=0.0) if largest is None else largest
     width, height = abs(plot.x(1) - plot.x(0)), abs(plot.y(1) - plot.y(0))
     printed = form if width >= _ROOM[0] and height >= _ROOM[1] else None
     filled = (place for place, v in known.items() if printed is not None or depth(v, largest) != "z")
@@ -70,8 +89,7 @@ def cells(
     return [*drawn, *([Mark("dash", tag("path", d="".join(dashes)))] if dashes else [])]
 
 
-def scale_of_cells(largest: float, *, signed: bool = True) -> Markup:
-    """What the depths of colour mean. signed: whether there may be numbers below zero."""
+def _scale(largest: float, *, signed: bool = True) -> Markup:
     count = len(STEPS)
     below = [f"n{k}" for k in range(count, 0, -1)] if signed else []
     steps = [*below, "z", *(f"p{k}" for k in range(1, count + 1))]
@@ -107,10 +125,9 @@ def layer_map(
         longest=max(map(len, shown), default=0),
     )
     rows = [[values.get((name, layer)) for layer in across] for name in names]
-    drawn = cells(plot, rows, lambda r, c: f"{names[r]}, block {labels[c]}, {what}", form)
-    picture = plot.svg(drawn, f"Map of {what}: blocks across, kinds of parameters upwards.")
-    largest = max(most.values(), default=0.0)
-    return picture + scale_of_cells(largest, signed=signed), len(most) - len(names)
+    about = f"Map of {what}: blocks across, kinds of parameters upwards."
+    picture = cell_map(plot, rows, lambda r, c: f"{names[r]}, block {labels[c]}, {what}", about, form, signed=signed)
+    return picture, len(most) - len(names)
 
 
 def place_of(name: str) -> tuple[str, int | None]:
@@ -120,8 +137,8 @@ def place_of(name: str) -> tuple[str, int | None]:
 
 
 def words(tokens: Sequence[tuple[str, float, str]]) -> Markup:
-    """Running text: (token, number, what it says on hover). Marked by hue, depth and sign, but for tokens whose number
-    is below 3 % of the largest."""
+    """Running text: (token, number, what it says on hover), and below it what the depths of colour mean. Marked by hue,
+    depth and sign, but for tokens whose number is below 3 % of the largest."""
     largest = max((abs(value) for _, value, _ in tokens), default=0.0)
     found: list[Markup] = []
     for name, run in itertools.groupby(tokens, lambda token: depth(token[1], largest)):
@@ -129,7 +146,7 @@ def words(tokens: Sequence[tuple[str, float, str]]) -> Markup:
             found.append(tag("bdi", *(text for text, _, _ in run)))
         else:
             found += [_word(text, value, said, name) for text, value, said in run]
-    return tag("p", *found, class_="text")
+    return tag("p", *found, class_="text") + _scale(largest)
 
 
 def _word(text: str, value: float, said: str, name: str) -> Markup:

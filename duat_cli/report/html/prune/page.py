@@ -18,9 +18,10 @@ from duat_cli.report.tables.prune.notable import notable
 from duat_cli.report.tables.prune.repair import left_out, repair_columns
 from duat_cli.report.tables.prune.rivals import chosen_by, rival_columns, said
 from duat_cli.report.tables.prune.sets import PARAMETERS, guarantees, held_out_columns, millions, plan_columns
+from duat_cli.results.base import Result
 from duat_cli.results.prune.repair import RepairedSet, SetRepair
 from duat_cli.results.prune.report import PruneReport
-from duat_cli.results.prune.sets import CurvePoint, HeldOut, Plan
+from duat_cli.results.prune.sets import CurvePoint, Plan
 from duat_cli.text import plural
 
 _MANY = {**NAMES, "attention": "attention layers"}
@@ -63,10 +64,11 @@ def _tiles(report: PruneReport) -> list[Tile]:
 
 def _curve(report: PruneReport, number: int, beside: Sequence[PruneReport]) -> Figure:
     plan, unit = report.plans[number], report.protocol.unit
+    many = _many(plan.granularity)
     alike = [p for other in beside for p in other.plans if p.granularity == plan.granularity]
     plot = Plot(
         Axis(
-            f"share of {_many(plan.granularity)} removed (%)",
+            f"share of {many} removed (%)",
             Linear.over((c.share for p in alike for c in p.curve), percent=True),
         ),
         Axis(f"damage ({unit})", Linear.over(v for p in alike for v in _damages(p))),
@@ -85,20 +87,18 @@ def _curve(report: PruneReport, number: int, beside: Sequence[PruneReport]) -> F
         drawn.append(marks.interval(x, plot.y(one.mean), x, plot.y(one.percentile_90), "s3"))
         said = f"{numbers.percent(one.share)} % removed, held-out mean: {numbers.plain(one.mean)} {unit}"
         drawn.append(marks.dot(x, plot.y(one.mean), "s3", said))
-    columns = on_page(plan_columns(unit), *CurvePoint.model_fields)
+    of_curve = on_page(plan_columns(unit), *CurvePoint.model_fields)
+    tables = (("curve", plan.curve, of_curve), ("held_out", plan.held_out, on_page(held_out_columns(unit))))
     samples = [("line", "s2", "predicted"), ("line", "s1", "measured, on the prompts that chose the set")]
     samples += [("dot", "s3", "held-out prompts: mean, up to 9 of 10")] if plan.held_out else []
     samples.append(("rule", "s1", "budget"))
     return Figure(
         key=f"curve-{plan.granularity.replace(',', '-')}",
         half=True,
-        title=f"Damage against the share of {_many(plan.granularity)} removed, least damaging first",
+        title=f"Damage against the share of {many} removed, least damaging first",
         says="Sets grow from the least damaging term on. Below the dashed line they are within the budget.",
         picture=plot.svg(drawn, "Lines: predicted and measured damage against the share removed, with the budget."),
-        tables=[
-            _table(plan, number, "curve", plan.curve, columns),
-            *([_table(plan, number, "held_out", plan.held_out, held_out_columns(unit))] if plan.held_out else []),
-        ],
+        tables=[_table(many, rows, f"plans.{number}.{field}[]", columns) for field, rows, columns in tables if rows],
         terms=["plans[].curve[].predicted", "plans[].curve[].measured", "plans[].guarantee", "plans[].held_out[].mean"],
         legend=samples,
     )
@@ -144,11 +144,9 @@ def _damages(plan: Plan) -> list[float | None]:
     return [plan.budget, *(v for c in plan.curve for v in (c.predicted, c.measured)), *held]
 
 
-def _table(
-    plan: Plan, number: int, field: str, rows: Sequence[CurvePoint] | Sequence[HeldOut], columns: Sequence[Column]
-) -> Table:
-    head, path = Head("set", number=False), f"plans.{number}.{field}[]"
-    return table_of(rows, head, lambda _: _many(plan.granularity), on_page(columns), path)
+def _table(name: str, rows: Sequence[Result], path: str, columns: Sequence[Column], head: str = "set") -> Table:
+    """Rows of one name."""
+    return table_of(rows, Head(head, number=False), lambda _: name, columns, path)
 
 
 def _repair(report: PruneReport, number: int, repair: SetRepair) -> Figure:
@@ -186,9 +184,9 @@ def _repair(report: PruneReport, number: int, repair: SetRepair) -> Figure:
         "Where repair did not lower the damage it was left out, and both are the same.",
         picture=plot.svg(drawn, "Pairs of points: mean damage of a set without repair and with it."),
         tables=[
-            _repaired(getattr(repair, field), f"plans.{number}.repair.{field}[]", who, unit)
+            _table(who, rows, f"plans.{number}.repair.{field}[]", on_page(repair_columns(unit)), "prompts")
             for field, _, who in _SERIES
-            if getattr(repair, field)
+            if (rows := getattr(repair, field))
         ],
         terms=["plans[].repair.held_out[].mean_before", "plans[].repair.held_out[].mean_after", "plans[].repair"],
         legend=[*samples, ("rule", "s1", "budget")],
@@ -197,10 +195,6 @@ def _repair(report: PruneReport, number: int, repair: SetRepair) -> Figure:
 
 def _means(one: RepairedSet) -> tuple[float, float]:
     return one.mean_before, one.mean_after
-
-
-def _repaired(rows: Sequence[RepairedSet], path: str, who: str, unit: str) -> Table:
-    return table_of(rows, Head("prompts", number=False), lambda _: who, on_page(repair_columns(unit)), path)
 
 
 def _plans(report: PruneReport) -> Figure | None:

@@ -21,7 +21,7 @@ def test_depths(value: float, name: str) -> None:
 
 def test_cells_stand_where_their_row_and_column_are() -> None:
     plot = Plot(Axis("", Band(["a", "b"])), Axis("", Band(["x", "y", "z"])))
-    drawn = cells(plot, [[0.0, 2.0], [0.0, 0.0], [-1.0, 0.0]], lambda r, c: f"{r},{c}")
+    drawn = cells(plot, [[0.0, 2.0], [0.0, 0.0], [-1.0, 0.0]], lambda r, c: f"{r},{c}", None, 2.0)
     assert [mark.style for mark in drawn] == ["cell n4", "cell p4", "dash"]
     titles = [re.search(r"<title>(\S+: \S+)</title>", mark.element) for mark in drawn[:2]]
     assert [title and title[1] for title in titles] == ["2,0: -1.00", "0,1: +2.00"]
@@ -34,7 +34,7 @@ def test_a_large_map_is_drawn_whole() -> None:
     """The cells beyond those with a title are merged by class, none is lost."""
     rows = [[float(1 + (r + c) % 7) for c in range(40)] for r in range(30)]
     plot = Plot(Axis("", Band([""] * 40)), Axis("", Band([""] * 30)))
-    marks = cells(plot, rows, lambda r, c: "")
+    marks = cells(plot, rows, lambda r, c: "", None, 7.0)
     assert sum(mark.element.count("<title>") for mark in marks) == 300
     assert sum(len(re.findall(r"M[\d. ]+h", mark.element)) for mark in marks) == 40 * 30
 
