@@ -67,11 +67,9 @@ def _by_report(places: list[str]) -> str:
 
 def _places_of(places: Iterable[str]) -> dict[str, list[str]]:
     """Of 'report: place', by report, each place once."""
-    found: dict[str, dict[str, None]] = {}
-    for place in places:
-        report, _, name = place.partition(": ")
-        found.setdefault(report, {})[name] = None
-    return {report: list(names) for report, names in found.items()}
+    split = (place.partition(": ") for place in places)
+    found = by_key((report, name) for report, _, name in split)
+    return {report: list(dict.fromkeys(names)) for report, names in found.items()}
 
 
 def _some(names: list[str]) -> str:
@@ -114,12 +112,11 @@ def _named(groups: dict[str, list[str]]) -> list[RenderableType]:
 
 def _fields(fields: list[Explanation]) -> dict[str, list[str]]:
     """By report; what most reports have is named once."""
-    homes: dict[str, dict[str, None]] = {}
-    for entry in fields:
-        for place in entry.where:
-            homes.setdefault(entry.name, {})[place.partition(": ")[0]] = None
-    found: dict[str, list[str]] = {}
-    for name, reports in homes.items():
-        for report in reports if len(reports) <= 3 else ["several reports"]:
-            found.setdefault(report, []).append(name)
+    homes = by_key((entry.name, place) for entry in fields for place in entry.where)
+    reports = {name: list(_places_of(places)) for name, places in homes.items()}
+    found = by_key(
+        (report, name)
+        for name, those in reports.items()
+        for report in (those if len(those) <= 3 else ["several reports"])
+    )
     return {report: sorted(names) for report, names in found.items()}

@@ -14,6 +14,7 @@ from duat_cli.analysis.geometry import KEPT_HEADS, Geometry
 from duat_cli.analysis.inspect.measured.entries import are_counted, cutoff_of, draws
 from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers, null_of
 from duat_cli.analysis.inspect.operator import measure
+from duat_cli.grouping import by_key
 from duat_cli.models.value_path.operator import AttentionOperator, PromptOperators
 from duat_cli.operators.kronecker import effective_heads
 from duat_cli.operators.sampling import ShareEstimate, exact_multiples, exact_share, sampled_shares
@@ -47,10 +48,8 @@ class _Group:
 
     def by_geometry(self) -> list[tuple[Geometry, list[int]]]:
         """The places of the blocks that share a geometry: a block under several prompts."""
-        found: dict[int, tuple[Geometry, list[int]]] = {}
-        for place, block in enumerate(self.blocks):
-            found.setdefault(id(block.geometry), (block.geometry, []))[1].append(place)
-        return [*found.values()]
+        found = by_key((id(block.geometry), place) for place, block in enumerate(self.blocks))
+        return [(self.blocks[places[0]].geometry, places) for places in found.values()]
 
     @functools.cached_property
     def met(self) -> tuple[Tensor, Tensor]:

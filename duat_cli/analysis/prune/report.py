@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -17,6 +16,7 @@ from duat_cli.analysis.prune.terms.criteria import Scores
 from duat_cli.analysis.prune.terms.damage import Interval
 from duat_cli.analysis.prune.wanted import NOT_ABLATED, Sample
 from duat_cli.analysis.prune.work import Work
+from duat_cli.grouping import by_key
 from duat_cli.kinds import Kind
 from duat_cli.models.terms.sites import Site, TermId
 from duat_cli.results.prune.terms import (
@@ -124,31 +124,29 @@ def _bounds_of(work: Work) -> dict[TermId, Bound]:
 def blocks_of(work: Work, terms: Sequence[PruneTerm]) -> list[PruneBlock]:
     """One row a block."""
     session, options = work.session, work.options
-    by_place: dict[tuple[int, Kind], list[PruneTerm]] = defaultdict(list)
-    for term in terms:
-        by_place[term.block, term.kind].append(term)
+    by_place = by_key(((term.block, term.kind), term) for term in terms)
     found = []
     for number in range(len(session.structure.calls)):
+        there = {kind: by_place.get((number, kind), []) for kind in _FIELDS}
         reasons = {
             field: f"the block has no {name}" if kind in options.kinds else f"--granularity leaves {kind} out"
             for kind, (field, name) in _FIELDS.items()
-            if not by_place[number, kind]
+            if not there[kind]
         }
         parts: dict[str, object] = {}  # of the block, its attention and its FFN
         for kind in _PARTS:
-            there = by_place[number, kind]
-            parts[kind] = _largest([t.linearised for t in there])
-            parts[f"{kind}_measured"] = measured = _largest([t.measured for t in there])
+            parts[kind] = _largest([t.linearised for t in there[kind]])
+            parts[f"{kind}_measured"] = measured = _largest([t.measured for t in there[kind]])
             if measured is None:
-                reasons[f"{kind}_measured"] = NOT_ABLATED if there else reasons[kind]
+                reasons[f"{kind}_measured"] = NOT_ABLATED if there[kind] else reasons[kind]
         for kind in _PARTS[1:]:
-            parts |= _bounds(kind, by_place[number, kind], reasons)
+            parts |= _bounds(kind, there[kind], reasons)
         found.append(
             PruneBlock(
                 index=number,
                 name=session.structure.block(number).parts.name,
-                heads=_heads(by_place[number, "head"], session.kv_heads),
-                neurons=_neurons(by_place[number, "neuron"], options.budget),
+                heads=_heads(there["head"], session.kv_heads),
+                neurons=_neurons(there["neuron"], options.budget),
                 **parts,  # type: ignore[arg-type]
                 reasons=reasons,
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from duat_cli.analysis.plan.task import PruneOptions, ablated
 from duat_cli.analysis.prune.terms.responses import SEED, TermList
 from duat_cli.errors import InputError
+from duat_cli.grouping import by_key
 from duat_cli.kinds import NAMES, Kind, names_of
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.terms.sites import Sites
@@ -29,10 +29,8 @@ def kinds_of(
     for kind in options.kinds:
         if any(sites[module].count(kind) for module in structure.calls):
             kept.append(kind)
-        reasons = defaultdict[str, list[int]](list)
-        for number, module in enumerate(structure.calls):
-            if kind in sites[module].reasons:
-                reasons[sites[module].reasons[kind]].append(number)
+        known = (sites[module].reasons.get(kind) for module in structure.calls)
+        reasons = by_key((why, number) for number, why in enumerate(known) if why is not None)
         if kind != "expert" or kind in kept:  # a dense model has no experts; that needs no mention
             skipped += [Skipped(what=f"{NAMES[kind]} of {indices('block', k)}", why=why) for why, k in reasons.items()]
     if not kept:

@@ -29,6 +29,7 @@ from duat_cli.analysis.shards.ranks import Ranks
 from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored, of_prompt, packed, unpacked
 from duat_cli.analysis.shards.run import Worker, share
 from duat_cli.errors import InputError
+from duat_cli.grouping import by_key
 from duat_cli.kinds import Kind
 from duat_cli.loading.declared.pooling import pooling_of
 from duat_cli.loading.prompt_set import PromptSet, key_of
@@ -72,9 +73,6 @@ class PruneRecord(PromptRecord):
     def of(cls, prompt: Prompt, part: Part, work: Work) -> PruneRecord:
         responded, readings = part.responded, part.readings
         places = {term: place for place, term in enumerate(work.terms.ids)}
-        reasons: dict[str, list[int]] = {}
-        for term, why in readings.reasons.items():
-            reasons.setdefault(why, []).append(places[term])
         values = {}
         for name in _READINGS:
             whole = torch.full((len(places),), torch.nan, dtype=torch.float64)
@@ -90,7 +88,7 @@ class PruneRecord(PromptRecord):
             damages=[effect.damage for effect in part.effects],
             moved=[effect.moved for effect in part.effects],
             readings=values,
-            reasons=reasons,
+            reasons=by_key((why, places[term]) for term, why in readings.reasons.items()),
             cosine=readings.cosine,
             angle=readings.angle,
             seen=[

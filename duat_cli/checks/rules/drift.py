@@ -62,18 +62,18 @@ def _vanished(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 def _new(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     """A tensor that the baseline lacks is grave, unless it is a copy of another, such as a tied output matrix."""
-    fresh: dict[tuple[int | None, bool], list[str]] = {}
     every = [one for one in evidence.drift or () if one.status == "new"]
     passes = [one for one in evidence.drift or () if metric_of(one.key).kind == "field"]
     if passes and all(one.status == "new" for one in passes):  # one with a forward pass has some of them
         every = [one for one in every if one not in passes]
         text = f"the baseline was made with --weights-only: {plural(len(passes), 'number')} of the forward pass are new"
         yield Measurement(len(passes), text, key=(evidence.baseline_file, ""), advice=_UNRUN)
-    for deviation in every:
-        metric = metric_of(deviation.key)
-        grave = metric.kind == "tensor" and not _is_copy(evidence, metric.name)
-        fresh.setdefault((metric.block, grave), []).append(deviation.key)
-    for (block, grave), keys in fresh.items():
+
+    def where(key: str) -> tuple[int | None, bool]:
+        metric = metric_of(key)
+        return metric.block, metric.kind == "tensor" and not _is_copy(evidence, metric.name)
+
+    for (block, grave), keys in by_key((where(one.key), one.key) for one in every).items():
         what = "tensor" if grave else "metric"
         text = f"{plural(len(keys), what)} that the baseline lacks: {listed(keys)}"
         yield Measurement(len(keys), text, block, keys[0], key=(evidence.baseline_file, ""), grave=grave)

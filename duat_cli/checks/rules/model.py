@@ -30,16 +30,12 @@ def _unexpected(evidence: Evidence, settings: Settings) -> Iterable[Measurement]
         yield Measurement(len(names), text, where=min(names))
 
 
-def _unused_blocks(evidence: Evidence, names: set[str]) -> dict[str, set[BlockPlace]]:
+def _unused_blocks(evidence: Evidence, names: set[str]) -> dict[str, list[BlockPlace]]:
     """Stack -> blocks without a tensor that is used, of stacks with some block that is."""
     held = by_key((place[0], name) for name in evidence.files.tensors if (place := block_of(name)))
     unused = {place for place, own in held.items() if names.issuperset(own)}
     used = {place.stack for place in set(held) - unused}
-    found: dict[str, set[BlockPlace]] = {}
-    for block in unused:
-        if block.stack in used:
-            found.setdefault(block.stack, set()).add(block)
-    return found
+    return by_key((block.stack, block) for block in unused if block.stack in used)
 
 
 def _missing(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:

@@ -53,12 +53,7 @@ def moved_tensors(moved: Sequence[str], tensors: Iterable[str], depths: Depths) 
 
 def _groups(moved: Sequence[str], every: set[str]) -> list[str]:
     """Kinds of tensors that moved in the same blocks, the largest group first; those of no block by name."""
-    kinds: dict[tuple[str, str], set[int]] = {}
-    known: dict[tuple[str, str], set[int]] = {}
-    for names, table in ((moved, kinds), (every, known)):
-        for name in names:
-            if place := block_of(name):
-                table.setdefault((place[0].stack, place[1]), set()).add(place[0].index)
+    kinds, known = _blocks_by_kind(moved), _blocks_by_kind(every)
     alike = by_key(((stack, frozenset(at)), kind) for (stack, kind), at in kinds.items())
     stacks = {stack for stack, _ in kinds}
     found = []
@@ -70,6 +65,13 @@ def _groups(moved: Sequence[str], every: set[str]) -> list[str]:
         else:
             found.append(f"{'all of ' if len(blocks) > 1 else ''}{_together(names)} in {where}")
     return [*found, *(shown(name) for name in moved if block_of(name) is None)]
+
+
+def _blocks_by_kind(names: Iterable[str]) -> dict[tuple[str, str], set[int]]:
+    """By stack and name within a block: the blocks."""
+    places = (block_of(name) for name in names)
+    found = by_key(((place[0].stack, place[1]), place[0].index) for place in places if place)
+    return {kind: set(blocks) for kind, blocks in found.items()}
 
 
 def _together(kinds: list[str]) -> str:

@@ -12,7 +12,6 @@ linear, and sets that it picks from many terms overshoot.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.terms.responses import TermList
+from duat_cli.grouping import by_key
 from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.edits.parameters import BlockParameters
@@ -178,19 +178,17 @@ def _rounds(
 ) -> tuple[list[list[int]], list[int]]:
     """The least damaging group of every block, the next of every block, and so on, while every block keeps one; and the
     terms that are left."""
-    found: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for place in members:
+
+    def unit(place: int) -> tuple[int, int]:
         term = terms.ids[place]
         assert term.index is not None
-        size = groups[term.block] if term.kind == "head" else 1
-        found[term.block, term.index // size].append(place)
-    together = list(found.values())
+        return term.block, term.index // (groups[term.block] if term.kind == "head" else 1)
+
+    together = list(by_key((unit(place), place) for place in members).values())
     order = damages(together).argsort(stable=True).tolist() if together else []
-    by_block: dict[int, list[list[int]]] = defaultdict(list)
-    for k in order:
-        by_block[terms.ids[together[k][0]].block].append(together[k])
+    by_block = by_key((terms.ids[together[k][0]].block, together[k]) for k in order)
     count = min((len(units) for units in by_block.values()), default=1) - 1
     blocks = sorted(by_block)
     rounds = [[place for block in blocks for place in by_block[block][k]] for k in range(count)]
-    rest = [place for units in by_block.values() for unit in units[count:] for place in unit]
+    rest = [place for units in by_block.values() for last in units[count:] for place in last]
     return rounds, sorted(rest)
