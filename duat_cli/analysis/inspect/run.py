@@ -74,7 +74,7 @@ def _null(
         options.threshold,
         cache=options.cache,
         processes=processes,
-        like=like or None,
+        like=like,
     )
 
 

@@ -43,7 +43,8 @@ from duat_cli.results.operator import NullStats
 
 FORMAT = 1  # raise it when how the numbers are computed changes; a document with other fields is not read
 _GIB = 1 << 30
-Like = Mapping[int, Mapping[str, Tensor]]  # prepared inputs by their count of positions
+Like = Mapping[int, Mapping[str, Tensor]]  # prepared inputs by their count of positions; none of models of token ids
+_TOKENS: Like = {}
 
 
 class BlockNull(pydantic.BaseModel):
@@ -68,7 +69,7 @@ def untrained(
     *,
     cache: bool,
     processes: Processes,
-    like: Like | None = None,
+    like: Like = _TOKENS,
 ) -> Untrained:
     """loaded: the trained model; blocks: how many it has; counts: of tokens in the report; threshold: of the density;
     processes: that share the counts which are not on the disk; like: prepared inputs by their count of positions, where
@@ -121,7 +122,7 @@ class NullSource:
         *,
         cache: bool,
         expected: Sequence[int] = (),
-        like: Like | None = None,
+        like: Like = _TOKENS,
     ) -> None:
         """expected: counts of tokens that will be asked for; where weights are read block by block they go through a
         block together. like: as of `untrained`; shapes of the same count differ in nothing that a random model shows.
@@ -177,12 +178,12 @@ def _read(document: object, blocks: int) -> list[BlockNull] | None:
 class _Runs:
     """The re-initialised model, discovered and run as any other."""
 
-    def __init__(self, trained: LoadedModel, blocks: int, threshold: float, like: Like | None) -> None:
+    def __init__(self, trained: LoadedModel, blocks: int, threshold: float, like: Like) -> None:
         model = trained.model
         _require_memory(model, trained.memory)
         with hushed(), foreign_errors(f"{type(model).__name__} cannot be built from its config", UnsupportedModelError):
             self._model = reinitialised(model)
-        first = None if like is None else next(iter(like.values()))
+        first = next(iter(like.values()), None)
         self._structure: ModelStructure = discover(self._model, first, chain=trained.chain)
         if len(self._structure.calls) != blocks:
             raise UnsupportedModelError(f"it has {len(self._structure.calls)} blocks, the trained model {blocks}")
@@ -215,16 +216,14 @@ class _Runs:
 class _RunsInParts:
     """The same of a model whose weights are drawn block by block: one sweep for all counts that are expected."""
 
-    def __init__(
-        self, trained: LoadedModel, blocks: int, threshold: float, counts: Sequence[int], like: Like | None
-    ) -> None:
+    def __init__(self, trained: LoadedModel, blocks: int, threshold: float, counts: Sequence[int], like: Like) -> None:
         assert trained.paged is not None
         trained.paged.pager.release()
         cls, config = type(trained.model), copy.deepcopy(trained.model.config)
         built = f"{cls.__name__} cannot be built from its config"
         with hushed(), foreign_errors(built, UnsupportedModelError), seeded():
             model, pager = untrained_model(cls, config, trained.model.dtype, trained.device)
-        first = None if like is None else next(iter(like.values()))
+        first = next(iter(like.values()), None)
         pages = PagedWeights(pager, Scan(), {}, 0)
         loaded = replace(trained, model=model, paged=pages, nonfinite_weights={}, like=first)
         self._session, self._threshold, self._like = Session(loaded, _unseen, cache=False), threshold, like
@@ -256,9 +255,9 @@ class _RunsInParts:
         return listen
 
 
-def _random_prompt(config: Any, tokens: int, like: Like | None) -> Prompt:
+def _random_prompt(config: Any, tokens: int, like: Like) -> Prompt:
     """Input that means nothing, of so many tokens or positions."""
-    if like is None:
+    if not like:
         return Prompt("", "", random_ids(config, tokens), 0)
     return Prompt("", "", torch.arange(tokens)[None], 0, prepared=noise_like(like[tokens], SEED))
 

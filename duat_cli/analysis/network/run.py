@@ -265,13 +265,9 @@ def _report(session: Session, prompt: Prompt, found: _Found, whole: float, run: 
         *([GATED] if any(one.sigma.gated for one in hidden) else []),
         *([ROUTED] if any(one.sigma.experts for one in hidden) else []),
     ]
-    width = session.structure.hidden_size
+    width, error = session.structure.hidden_size, max([whole, *(errors.largest() for errors in found.errors)])
     return NetworkReport(
-        duat_version=__version__,
-        environment=session.environment(),
-        model=session.model_facts(),
         prompt=prompt_facts([prompt])[0],
-        certificate=session.certificate(max([whole, *(errors.largest() for errors in found.errors)])),
         tokens=found.tokens,
         hidden_size=width,
         side=found.tokens * width,
@@ -281,9 +277,7 @@ def _report(session: Session, prompt: Prompt, found: _Found, whole: float, run: 
         ],
         whole_error=whole,
         deviations=deviations,
-        skipped=session.skipped(),
-        warnings=session.warnings(),
-        run=run,
+        **session.report_facts(error) | {"run": run},
     )
 
 
