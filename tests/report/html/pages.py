@@ -94,7 +94,6 @@ REPORTS: dict[str, Callable[[], list[Result]]] = {
     "plans of which one does not fit": lambda: [sample.plan_report(1 << 30), sample.plan_report()],
     "prune-bound": lambda: [sample.prune_report(repaired=True).model_copy(update={"warnings": [EVIL]})],
     "prune-bound --criteria": lambda: [sample.prune_report(criteria=True)],
-    "two of inspect": lambda: [inspect_page(), inspect_page(full=False)],
 }
 """What each page of the tests shows."""
 
