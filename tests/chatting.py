@@ -1,11 +1,10 @@
-"""A checkpoint that follows a chat template: the demo with one, which states the date as Llama 3's do."""
+"""A checkpoint that follows a chat template: the short demo with one, which states the date as Llama 3's do."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-from duat_cli.loading.checkpoint.source import demo_path
+from short_demo import short_demo
 
 CHAT_TEMPLATE = """\
 {{- bos_token }}
@@ -25,7 +24,7 @@ HELLO = "<s>Today is 26 Jul 2024.\n<|user|>\nHello</s>\n<|assistant|>\n"
 
 
 def with_chat_template(folder: Path, template: str = CHAT_TEMPLATE) -> Path:
-    """The demo with a template."""
-    shutil.copytree(demo_path(), folder)
+    """The short demo with a template."""
+    short_demo(folder)
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     return folder

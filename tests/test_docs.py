@@ -26,6 +26,7 @@ from image_models import build
 from picture_texts import save_llava
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from short_demo import short_adapter, short_demo
 from transformers import T5Config, T5ForConditionalGeneration, ViTImageProcessor, WhisperFeatureExtractor
 
 import duat_cli
@@ -36,7 +37,7 @@ from duat_cli.cli.terminal import libraries, talk
 from duat_cli.errors import InputError
 from duat_cli.explain.find import explain
 from duat_cli.loading import prompts
-from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path
+from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.loading.texts import PromptText
 from duat_cli.zoo.tiny import tiny_model
 
@@ -137,13 +138,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """base, tuned (the adapter merged), adapter and other-adapter, all of the first blocks of the demo."""
     folder = tmp_path_factory.mktemp("models")
     for name in ("base", "tuned"):
-        shutil.copytree(demo_path(), folder / name)
-        _shorten(folder / name / "model.safetensors")
-        config = json.loads((folder / name / "config.json").read_text(encoding="utf-8"))
-        (folder / name / "config.json").write_text(json.dumps(config | {"num_hidden_layers": BLOCKS}), encoding="utf-8")
+        short_demo(folder / name, BLOCKS)
     for name in ("adapter", "other-adapter"):
-        shutil.copytree(demo_adapter_path(), folder / name)
-        _shorten(folder / name / "adapter_model.safetensors")
+        short_adapter(folder / name, BLOCKS)
     weights = load_file(folder / "tuned" / "model.safetensors")
     name = "model.layers.1.mlp.down_proj.weight"
     save_file({**weights, name: weights[name] * 1.25}, folder / "tuned" / "model.safetensors", {"format": "pt"})
@@ -158,13 +155,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     other = load_file(folder / "other-adapter" / "adapter_model.safetensors")
     save_file({n: t * 0.5 for n, t in other.items()}, folder / "other-adapter" / "adapter_model.safetensors")
     return folder
-
-
-def _shorten(file: Path) -> None:
-    """To the tensors of the first blocks, and of what is in none."""
-    weights = load_file(file)
-    blocks = {name: re.search(r"\.layers\.(\d+)\.", name) for name in weights}
-    save_file({n: weights[n] for n, b in blocks.items() if b is None or int(b[1]) < BLOCKS}, file, {"format": "pt"})
 
 
 def _an_encoder_decoder(folder: Path) -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 from chatting import CHAT_TEMPLATE, HELLO, with_chat_template
 from safetensors.torch import load_file, save_file
+from short_demo import short_adapter, short_demo
 from transformers import AutoModelForCausalLM
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
-from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path
 from duat_cli.loading.model.load import load_tokenizer
 
 CHAT = ("--chat", "--prompt", "Hello")
@@ -30,6 +30,12 @@ def _loud(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_chat_template(tmp_path_factory.mktemp("chat") / "model")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same weights without a template."""
+    return short_demo(tmp_path_factory.mktemp("plain") / "model")
 
 
 @pytest.fixture
@@ -107,16 +113,18 @@ def test_the_bundled_prompts_are_put_into_the_template(folder: Path, report: Any
     )
 
 
-def test_a_plan_counts_what_the_template_writes(folder: Path, report: Any) -> None:
+def test_a_plan_counts_what_the_template_writes(folder: Path, plain: Path, report: Any) -> None:
     assert report("plan", folder, *CHAT)["prompt_tokens"] == [len(tokens(folder))]
-    tuned = report("plan", demo_path(), *CHAT, "--for", "lora-diff", "--tuned", folder)
+    tuned = report("plan", plain, *CHAT, "--for", "lora-diff", "--tuned", folder)
     assert tuned["prompt_tokens"] == [len(tokens(folder))]
 
 
-def test_a_base_without_a_template_takes_that_of_the_tuned(folder: Path, report: Any, tmp_path: Path) -> None:
-    made = report("lora-diff", demo_path(), folder, *CHAT)
+def test_a_base_without_a_template_takes_that_of_the_tuned(
+    folder: Path, plain: Path, report: Any, tmp_path: Path
+) -> None:
+    made = report("lora-diff", plain, folder, *CHAT)
     assert made["prompts"][0]["tokens"] == len(tokens(folder))
-    again = report("lora-diff", demo_path(), folder, *CHAT, "--out", tmp_path / "kept")
+    again = report("lora-diff", plain, folder, *CHAT, "--out", tmp_path / "kept")
     assert again["prompts"] == made["prompts"]
 
 
@@ -196,16 +204,18 @@ def test_a_gate_tells_conversations_from_texts_and_sees_another_template(
     assert any("the same prompts are read otherwise" in message for message in skipped)
 
 
-def test_a_checkpoint_without_a_template_is_said_so(refusal: Any) -> None:
+def test_a_checkpoint_without_a_template_is_said_so(plain: Path, refusal: Any) -> None:
     said = "the checkpoint has no chat template (chat_template.jinja)"
     for command in ("inspect", "verify", "attribute", "check", "plan", "matrix", "prune-bound"):
-        assert said in refusal(command, demo_path(), *CHAT)
-    assert said in refusal("inspect", demo_path(), "--chat")
-    assert "--chat: there are no prompts" in refusal("lora-diff", demo_path(), demo_path(), "--chat")
+        assert said in refusal(command, plain, *CHAT)
+    assert said in refusal("inspect", plain, "--chat")
+    assert "--chat: there are no prompts" in refusal("lora-diff", plain, plain, "--chat")
 
 
-def test_results_of_another_template_are_refused(folder: Path, refusal: Any, report: Any, tmp_path: Path) -> None:
-    for number, (base, other) in enumerate(((folder, None), (demo_path(), folder))):
+def test_results_of_another_template_are_refused(
+    folder: Path, plain: Path, refusal: Any, report: Any, tmp_path: Path
+) -> None:
+    for number, (base, other) in enumerate(((folder, None), (plain, folder))):
         model, kept = tmp_path / f"model{number}", tmp_path / f"kept{number}"
         shutil.copytree(other or base, model)
         command = ("inspect", model, *CHAT) if other is None else ("lora-diff", base, model, *CHAT)
@@ -214,10 +224,9 @@ def test_results_of_another_template_are_refused(folder: Path, refusal: Any, rep
         assert "holds results of another tokenizer" in refusal(*command, "--out", kept)
 
 
-def test_an_adapter_lends_its_template(report: Any, tmp_path: Path) -> None:
-    adapter = tmp_path / "adapter"
-    shutil.copytree(demo_adapter_path(), adapter)
+def test_an_adapter_lends_its_template(plain: Path, report: Any, tmp_path: Path) -> None:
+    adapter = short_adapter(tmp_path / "adapter")
     (adapter / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-    assert report("lora-diff", demo_path(), adapter, *CHAT)["prompts"][0]["tokens"] == len(tokens(demo_path()))
-    made = report("check", demo_path(), "--adapter", adapter, *CHAT)
-    assert made["prompts"][0]["tokens"] == len(tokens(demo_path()))
+    assert report("lora-diff", plain, adapter, *CHAT)["prompts"][0]["tokens"] == len(tokens(plain))
+    made = report("check", plain, "--adapter", adapter, *CHAT)
+    assert made["prompts"][0]["tokens"] == len(tokens(plain))

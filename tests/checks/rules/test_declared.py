@@ -14,12 +14,12 @@ import pytest
 import torch
 from running_checks import Duat
 from safetensors.torch import save_file
+from short_demo import short_demo
 from transformers import AutoConfig
 
 from duat_cli.checks.rule import Evidence
 from duat_cli.checks.rules.declared import RULES, config_changes, generation_changes
 from duat_cli.cli.main import run
-from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.loading.declared.embedder import Embedder
 from duat_cli.loading.declared.facts import Declared
 
@@ -28,9 +28,20 @@ QUICK = ("--prompt", "The cat sat on the mat.", "-q")
 
 
 @pytest.fixture(scope="module")
-def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return short_demo(tmp_path_factory.mktemp("sound") / "demo")
+
+
+@pytest.fixture
+def demo(sound: Path, tmp_path: Path) -> Path:
+    """A copy, to be damaged."""
+    return Path(shutil.copytree(sound, tmp_path / "demo"))
+
+
+@pytest.fixture(scope="module")
+def baseline(sound: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("baseline") / "b.json"
-    assert run(["check", str(demo_path()), *QUICK, "--baseline", str(file), "--update-baseline"]) == 0
+    assert run(["check", str(sound), *QUICK, "--baseline", str(file), "--update-baseline"]) == 0
     return file
 
 
@@ -58,7 +69,7 @@ def tokenizer(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]
         (config(("rms_norm_eps",), num_key_value_heads=2), None),  # the class's default is what the file said
         (config(max_position_embeddings=4), "config.json: max_position_embeddings 512 → 4"),
         (config(sliding_window=2), "config.json: sliding_window none → 2"),
-        (config(layer_types=["full_attention"] * 6), "config.json: layer_types none → "),
+        (config(layer_types=["full_attention"] * 2), "config.json: layer_types none → "),
         (config(num_attention_heads=12, head_dim=16, num_key_value_heads=4), "num_attention_heads 6 → 12"),
         (config(eos_token_id=0), "config.json: eos_token_id 1 → 0"),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 import bad_checkpoints as bad
 import pytest
 from running_checks import Duat, Outcome
+from short_demo import short_demo
 
 from duat_cli.checks.registry import all_rules
 from duat_cli.checks.rule import Evidence, Settings
@@ -18,6 +19,12 @@ from duat_cli.loading.declared.tokenizer import TokenizerFacts
 
 GEN = "generation_config.json"
 RULE = all_rules()["integrity.tokenizer"]
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Path:
+    """To be damaged; most of these checks run the model as well."""
+    return short_demo(tmp_path / "demo")
 
 
 def judged(duat: Duat, folder: Path) -> tuple[Outcome, list[dict[str, Any]]]:
