@@ -1,4 +1,4 @@
-"""Thousands of damaged inputs through the command: a result or one clean error, soon, and never a traceback."""
+"""Hundreds of damaged inputs through the command: a result or one clean error, soon, and never a traceback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from duat_cli.cli.terminal import libraries
 from duat_cli.errors import DuatError
 from duat_cli.text import one_line
 
-FUZZ = settings(suppress_health_check=list(HealthCheck), max_examples=300)
+FUZZ = settings(suppress_health_check=list(HealthCheck), max_examples=100)
 LONGEST = 1.0  # seconds of this process; the machine may be busy with others
 
 odd_texts = st.sampled_from(
@@ -177,7 +177,7 @@ def test_a_config_before_the_load(here: Path, data: st.DataObject) -> None:
     survives(folder)
 
 
-@settings(FUZZ, max_examples=200)
+@FUZZ
 @given(data=st.data())
 def test_a_config_at_the_load(here: Path, data: st.DataObject) -> None:
     """As far as a model in memory; what transformers makes of a field is only seen there."""
@@ -193,7 +193,7 @@ def test_a_config_at_the_load(here: Path, data: st.DataObject) -> None:
     assert time.process_time() - started < 2 * LONGEST
 
 
-@settings(FUZZ, max_examples=300)
+@FUZZ
 @given(data=st.data())
 def test_an_adapter(here: Path, data: st.DataObject) -> None:
     """Its config and its header, beside the base that it is of."""
