@@ -298,9 +298,8 @@ def test_code_of_its_own_for_a_known_type_is_named_and_left(sound: Path, duat: D
     assert any("(auto_map), which was not run: read as transformers' LlamaForCausalLM" in w for w in report["warnings"])
 
 
-def test_custom_code_is_named_and_not_run_in_a_process_of_its_own(sound: Path) -> None:
+def test_custom_code_is_named_and_not_run(sound: Path, duat: Duat) -> None:
     bad.evil_py(sound / "evil.py", sound)
     bad.jedit(sound / bad.CFG, model_type="evil", auto_map={"AutoConfig": "evil.EvilConfig"})
-    done = apart("check", sound)
-    done.refused("auto_map", "not run")
+    duat("check", sound).refused("auto_map", "not run")
     assert not list(sound.rglob("PWNED"))

@@ -64,15 +64,14 @@ def test_inspect_is_exact_and_repeatable(report: Any) -> None:
 @pytest.mark.parametrize(
     ("command", "beside"),
     [
-        ("inspect", ["--matrices"]),
-        ("inspect", ["--save", "H", "--save-to"]),
-        ("attribute", []),
-        ("lora-diff", []),
-        ("check", []),
+        ("inspect", [["--matrices"], ["--save", "H", "--save-to"]]),
+        ("attribute", [[]]),
+        ("lora-diff", [[]]),
+        ("check", [[]]),
     ],
 )
 def test_processes_share_the_prompts(
-    command: str, beside: list[str], report: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: str, beside: list[list[str]], report: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As many as torch would take threads, with the numbers of one; not where files are written beside the report."""
     begun, fork = list[int](), Processes._forked
@@ -86,10 +85,11 @@ def test_processes_share_the_prompts(
     few = [word for k in range(4) for word in ("--prompt", f"def f{k}():")]
     first = report(command, *few)[1]
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    report(command, *few, *(beside and [*beside, str(tmp_path / "W.safetensors")]))
+    for options in beside:
+        report(command, *few, *(options and [*options, str(tmp_path / f"{options[0]}.safetensors")]))
     if command != "check":
         report(command, *few, "--out", str(tmp_path / "out"))
-    assert begun == [2, 2] * (not beside)
+    assert begun == [2, 2] * (beside == [[]])
     begun.clear()
     shared = report(command, *few)[1]
     assert set(begun) == {2}
@@ -99,10 +99,10 @@ def test_processes_share_the_prompts(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
-@pytest.mark.parametrize("command", ["inspect", "attribute", "lora-diff"])
-def test_one_process_where_torch_sees_an_accelerator(command: str) -> None:
+def test_one_process_where_torch_sees_an_accelerator() -> None:
     """The threads that gradients start for it do not outlive a fork; here for a device that is made up."""
-    words = [command, "--device", "cpu", "--json", "-q", *(w for k in range(3) for w in ("--prompt", f"def f{k}():"))]
+    few = (word for k in range(3) for word in ("--prompt", f"def f{k}():"))
+    words = ["attribute", "--device", "cpu", "--json", "-q", *few]
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     done = subprocess.run(
         [sys.executable, "-c", MADE_UP, *words],
