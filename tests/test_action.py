@@ -17,8 +17,7 @@ import yaml
 from chatting import with_chat_template
 from children import PATIENCE
 from safetensors.torch import load_file, save_file
-
-from duat_cli.loading.checkpoint.source import demo_path
+from short_demo import short_adapter, short_demo
 
 ROOT = Path(__file__).parents[1]
 ACTION = ROOT / "configs" / "action"
@@ -96,7 +95,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A good checkpoint, one with NaN, and one whose weights are gone."""
     folder = tmp_path_factory.mktemp("models")
     for name in ("good", "broken", "empty"):
-        shutil.copytree(demo_path(), folder / name)
+        short_demo(folder / name)
     weights = load_file(folder / "broken" / "model.safetensors")
     weights["model.layers.1.mlp.down_proj.weight"][0, 0] = float("nan")
     save_file(weights, folder / "broken" / "model.safetensors", {"format": "pt"})
@@ -159,7 +158,7 @@ def test_fail_on_decides_the_code_and_not_the_result(
 
 def test_every_input_reaches_the_check(models: Path, tmp_path: Path) -> None:
     (tmp_path / "my prompts.txt").write_text("The cat sat.\ndef f(x):\n", encoding="utf-8")
-    shutil.copytree(demo_path().parent / "adapter", tmp_path / "adapter")
+    short_adapter(tmp_path / "adapter")
     (tmp_path / "policy.toml").write_text('[rules]\n"drift.stale" = "off"\n', encoding="utf-8")
     given = {"model": str(models / "good"), "prompts": "my prompts.txt", "adapter": "adapter", "policy": "adapter"}
     ran = play(tmp_path, given)
