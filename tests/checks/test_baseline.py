@@ -10,7 +10,7 @@ from typing import Any
 import bad_checkpoints as bad
 import pytest
 import torch
-from running_checks import Duat, apart
+from running_checks import Duat
 from safetensors.torch import load_file, save_file
 
 from duat_cli.checks.baseline import BaselineModel, identity, may_be_of
@@ -344,11 +344,3 @@ def test_weights_alone_and_with_the_model(m: Path, made: Path, tmp_path: Path, d
 def test_a_baseline_that_no_rule_looks_at(m: Path, made: Path, duat: Duat) -> None:
     duat("check", m, *QUICK, "--baseline", made, "--select", "integrity.*").refused("nothing is compared")
     assert duat("check", m, *QUICK, "--baseline", made, "--select", "drift.weights").code == 0
-
-
-def test_through_the_installed_command(m: Path, tmp_path: Path) -> None:
-    file = tmp_path / "b.json"
-    args = ("check", m, "--weights-only", "-q", "--baseline", file)
-    assert apart(*args).code == 2
-    assert apart(*args, "--update-baseline").code == 0
-    assert apart(*args).code == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import bad_checkpoints as bad
 import pytest
-from running_checks import Duat, apart
+from running_checks import Duat
 
 UNTRAINED = Path(bad.__file__).with_name("untrained.toml")
 ADAPTERS = {name for name, case in bad.CASES.items() if "adapter" in case.inputs}
@@ -48,13 +48,6 @@ def test_a_case(name: str, duat: Duat, tmp_path: Path, monkeypatch: pytest.Monke
     done = duat(*arguments_of(case, tmp_path / "c001"))
     judge(case, done.code, done.text, tmp_path)
     assert sorted(p.name for p in tmp_path.rglob("*")) == before  # nothing is written unasked
-
-
-def test_a_case_in_a_process_of_its_own(tmp_path: Path) -> None:
-    """What is refused in one is in test_command.py."""
-    case = bad.build("good_hf_cache_symlinks", tmp_path / "c001")
-    done = apart(*arguments_of(case, tmp_path / "c001"), process={"cwd": tmp_path})
-    judge(case, done.code, done.text, tmp_path)
 
 
 WEIGHTS_TELL = {"w_nan", "w_inf", "w_all_zero", "idx_tensor_in_wrong_shard", "idx_total_size_wrong"}

@@ -161,16 +161,16 @@ def test_p14_twice_is_the_same(duat: Duat) -> None:
     assert reports[0] == reports[1]
 
 
-def test_p15_p16_json_is_one_document(tmp_path: Path) -> None:
+def test_p15_p16_json_is_one_document(tmp_path: Path, duat: Duat) -> None:
     for name in ("w_nan", "w_inf", "w_all_zero", "st_name_with_escapes"):
         bad.build(name, tmp_path / name)
-        done = apart("check", tmp_path / name, "--weights-only", "--json")
+        done = duat("check", tmp_path / name, "--weights-only", "--json")
         assert done.json["warnings"]  # parsed without NaN and Infinity
         assert done.stdout.isascii()
         assert "{" not in done.stderr
 
 
-def test_p22_a_token_is_never_printed(m: Path, tmp_path: Path) -> None:
+def test_p22_a_token_is_never_printed(m: Path, tmp_path: Path, duat: Duat) -> None:
     (m / bad.CFG).write_text('{"model_type": "hf_abcdefghijklmnop"}')
     done = apart("check", m, "--token", "my-own-secret", HF_TOKEN="hf_abcdefghijklmnop", DUAT_DEBUG="1")
     assert done.code == 2
@@ -178,7 +178,7 @@ def test_p22_a_token_is_never_printed(m: Path, tmp_path: Path) -> None:
     assert "my-own-secret" not in done.text
     folder = tmp_path / "hf_abcdefghijklmnop"
     bad.llama(folder)
-    done = apart("check", folder, *QUICK, "--json")
+    done = duat("check", folder, *QUICK, "--json")
     assert done.code == 0
     assert "hf_abcdef" not in done.text
 
