@@ -44,8 +44,9 @@ from duat_cli.zoo.tiny import tiny_model
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "configs" / "docs").glob("*.md"))]
 NOT_RUN = ("bash scripts/", "python scripts/")  # they install, run these very tests, measure or train
-BLOCKS = 4  # the demo's first: the pages name block 3
+BLOCKS = 3  # the demo's first: the pages remove one within a budget
 README_BYTES = 12_000
+DONE: dict[tuple[str, ...], tuple[int, str]] = {}
 CODE_WIDTH = 78  # `duat explain` indents code by two, on pages of 80 columns
 
 
@@ -220,10 +221,19 @@ def call(
 
     monkeypatch.setattr(prompts, "_bundled", short)
 
+    given = set(os.listdir(place))
+
     def here(arguments: list[str]) -> tuple[int, str]:
+        """Once for all pages, where neither the page nor the command has made a file."""
+        words = tuple(arguments) if set(os.listdir(place)) == given else ()
+        if words in DONE:
+            return DONE[words]
         capfd.readouterr()
         code = run(arguments)
-        return code, "".join(capfd.readouterr())
+        done = code, "".join(capfd.readouterr())
+        if words and set(os.listdir(place)) == given:
+            DONE[words] = done
+        return done
 
     return here
 
