@@ -6,6 +6,7 @@ so that imports inside functions and under TYPE_CHECKING count too."""
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections import Counter
@@ -47,9 +48,14 @@ MARKUP = {"jinja2", "markupsafe"}  # of report alone: pages
 TRANSFORMERS = {"transformers", "safetensors", "accelerate", "peft", "tokenizers", "huggingface_hub"}
 
 
+@functools.cache
+def nodes(source: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(source)))
+
+
 def imports(source: str) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of every import anywhere in a file; `from a import b` counts as a and as a.b."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -146,7 +152,7 @@ BESIDE = {
 def interventions(source: str) -> list[str]:
     """Where a file registers a hook, replaces a forward or stands between a model and torch's functions."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Attribute):
             written = node.attr in {"forward", "__call__"} and not isinstance(node.ctx, ast.Load)
             if written or re.fullmatch(r"register_\w*hook", node.attr):

@@ -60,11 +60,14 @@ CASES: dict[str, Callable[[Page], str]] = {
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name: str, width: int) -> None:
-    assert CASES[name](Page(width)) == golden(name, width).read_text(encoding="utf-8")
+    text = CASES[name](Page(width))
+    assert text == golden(name, width).read_text(encoding="utf-8")
+    assert max(map(len, text.split("\n"))) <= width
+    assert "…" not in text
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("width", [20, 33, 61, 80, 100, 120, 200])
+@pytest.mark.parametrize("width", [20, 33, 61, 100, 200])
 def test_no_line_is_wider_than_the_page_and_nothing_is_cut(name: str, width: int) -> None:
     text = CASES[name](Page(width))
     assert max(map(len, text.split("\n"))) <= width

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from children import PATIENCE
+from short_demo import short_adapter, short_demo
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
@@ -87,23 +88,36 @@ OPTIONS: dict[str, tuple[list[str], list[str]]] = {  # what the command is given
     "verify": ([], []),
     "matrix": ([], []),
     "prune-bound": (PRUNE, PRUNE),
-    "lora-diff": ([str(demo_adapter_path()), "--no-cache"], ["--tuned", str(demo_adapter_path())]),
+    "lora-diff": (["adapter", "--no-cache"], ["--tuned", "adapter"]),
     "check": (["--select", "exactness.*"], ["--select", "exactness.*"]),
     "attribute": (["--position", "all"], ["--position", "all"]),
     "compare": (["--prompt", "def g(y):", "--no-cache"], ["--prompt", "def g(y):"]),
 }
 
 
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the demo's first blocks and its adapter's."""
+    folder = tmp_path_factory.mktemp("short")
+    short_demo(folder / "demo", 3)
+    short_adapter(folder / "adapter", 3)
+    return folder
+
+
 @pytest.mark.parametrize("command", OPTIONS)
-def test_the_command_runs_as_planned(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_runs_as_planned(
+    command: str, short: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(short)
     texts = ["--prompt", "def f(x):", "--max-tokens", "9"]
     extra, asked = OPTIONS[command]
     question = ["--for", command, *texts, *asked]
-    ways = {way["weights"]: way["peak_memory_bytes"] for way in planned(capsys, *question)["ways"]}
+    found = planned(capsys, *question, model="demo")
+    ways = {way["weights"]: way["peak_memory_bytes"] for way in found["ways"]}
     for weights, limit in (("resident", ways["resident"]), ("streamed", ways["resident"] - 1)):
         memory = ["--memory", str(limit)]
-        assert planned(capsys, *question, *memory)["chosen"] == weights
-        assert run([command, MODEL, *extra, "--json", "-q", "--device", "cpu", *texts, *memory]) == 0
+        assert planned(capsys, *question, *memory, model="demo")["chosen"] == weights
+        assert run([command, "demo", *extra, "--json", "-q", "--device", "cpu", *texts, *memory]) == 0
         assert json.loads(capsys.readouterr().out)["run"]["planned_memory_bytes"] == ways[weights]
 
 
