@@ -149,7 +149,7 @@ def _reads(given: Path, final: Path) -> bool:
         return False
     if not given.is_dir():
         return _same(given, final)
-    from duat_cli.analysis.shards.folder import FILES
+    from duat_cli.analysis.shards.names import FILES
     from duat_cli.loading.checkpoint.source import READ_FILES
 
     return any(_same(file, final) for pattern in (*READ_FILES, *FILES) for file in given.glob(pattern))

@@ -72,10 +72,13 @@ def test_options_that_cannot_be_meant(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m"]
 
 
-def test_weights_alone_wait_for_no_library(broken: Path) -> None:
+def test_weights_alone_wait_for_no_library(broken: Path, tmp_path: Path) -> None:
+    """Nor where the report takes the place of an older one, which may be no file that is read."""
+    report = tmp_path / "r.json"
+    report.write_text("old")
     code = (
         "import sys\nfrom duat_cli.cli.main import run\n"
-        f"code = run(['check', {str(broken)!r}, '--weights-only', '-q', '--json'])\n"
+        f"code = run(['check', {str(broken)!r}, '--weights-only', '-q', '--json', '-o', {str(report)!r}])\n"
         "print(code, [m for m in ('torch', 'transformers', 'safetensors') if m in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

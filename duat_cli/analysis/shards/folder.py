@@ -23,6 +23,7 @@ import pydantic
 from duat_cli import __version__
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.shards import records
+from duat_cli.analysis.shards.names import KEYS, LEADERS, MANIFEST
 from duat_cli.analysis.shards.ranks import Ranks, owners
 from duat_cli.analysis.shards.records import Aside, Manifest, PromptRecord
 from duat_cli.analysis.shards.shard import Shard, is_held, shard
@@ -33,9 +34,6 @@ from duat_cli.loading.prompt_set import digest_of, key_of
 from duat_cli.results.base import PromptFacts
 from duat_cli.text import clean, one_line
 
-MANIFEST, KEYS, LEADERS = "manifest.json", "prompts.keys", "prompts.batches"
-FILES = (MANIFEST, KEYS, LEADERS, "shard-*.jsonl", "null-*.json", "eq18.json", "sets.json")
-"""Patterns of what is read of such a folder."""
 _NAME = re.compile(r"shard-(\d+)-of-(\d+)\.jsonl")
 _NOWHERE = -1
 _NAMED = 3  # ranks in a message

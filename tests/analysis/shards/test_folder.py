@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from duat_cli.analysis.shards.folder import KEYS, MANIFEST, Folder
+from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.inspect import null_of, put_null
+from duat_cli.analysis.shards.names import KEYS, MANIFEST
 from duat_cli.analysis.shards.ranks import Ranks
 from duat_cli.errors import InputError
 
