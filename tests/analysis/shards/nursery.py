@@ -1,4 +1,4 @@
-"""Processes of duat that start at once: a process of its own imports everything and forks for each command line.
+"""Processes of duat that start at once: a process of its own runs a first command and forks for each that is asked.
 
 Lines of JSON on standard input: {"arguments", "env", "out"} starts one and answers its id; {"ended": id} answers 1 once
 it has ended, else 0; {"wait": id} answers how it ended, as subprocess does (negative: the signal).
@@ -52,8 +52,8 @@ def answer() -> None:
 if __name__ == "__main__":
     import torch
 
-    import duat_cli.analysis.shards.merge
-    import duat_cli.loading.model.load  # noqa: F401
+    from duat_cli.cli.main import run
 
     torch.set_num_threads(1)
+    run(["verify", "--prompt", "a", "-q", "-o", os.devnull])  # what a command imports is there for all of them
     answer()

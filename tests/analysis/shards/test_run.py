@@ -118,28 +118,26 @@ def until(nursery: Nursery, started: list[int], reached: Callable[[], bool]) -> 
 # -- any number of processes -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_any_number_of_processes_gives_the_plain_report(
-    nursery: Nursery, command: list[str], plain: str, tmp_path: Path, world: int
+def test_several_processes_give_the_plain_report(
+    nursery: Nursery, command: list[str], plain: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    started = [nursery.start(*command, "--out", str(out), **env) for env in ranks_of(world)]
+    started = [nursery.start(*command, "--out", str(out), **env) for env in ranks_of(3)]
     ended = [nursery.wait(number) for number in started]
-    assert [code for code, _, _ in ended] == [0] * world
+    assert [code for code, _, _ in ended] == [0, 0, 0]
     assert without_run(ended[0][1]) == plain
-    assert [said for _, *both in ended[1:] for said in both] == [""] * 2 * (world - 1)  # the first alone talks
+    assert [said for _, *both in ended[1:] for said in both] == [""] * 4  # the first alone talks
     assert lines(out) == COUNT
-    assert len(list(out.glob("shard-*"))) == world
+    assert len(list(out.glob("shard-*"))) == 3
     code, said, _ = nursery.run("merge", str(out), "--json")
     assert (code, without_run(said)) == (0, plain)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
 def test_a_run_that_is_killed_again_and_again_goes_on_with_others(
-    nursery: Nursery, command: list[str], plain: str, tmp_path: Path, seed: int
+    nursery: Nursery, command: list[str], plain: str, tmp_path: Path
 ) -> None:
-    out, drawn = tmp_path / "out", random.Random(seed)
+    out, drawn = tmp_path / "out", random.Random(0)
     ended = []
     for world in drawn.sample([1, 2, 3], 3):
         goal = min(COUNT, lines(out) + drawn.randint(1, 6))
@@ -195,9 +193,8 @@ def test_an_interrupt_leaves_whole_lines(nursery: Nursery, command: list[str], p
     assert without_run(nursery.run(*command, "--out", str(out))[1]) == plain
 
 
-@pytest.mark.parametrize("world", [1, 3])
 def test_batches_are_the_same_whoever_runs_them(
-    nursery: Nursery, two_layers: Path, lots: Path, tmp_path: Path, world: int
+    nursery: Nursery, two_layers: Path, lots: Path, tmp_path: Path
 ) -> None:
     """Killed once, taken up with another number of processes: byte for byte the report of a plain run."""
     command = ["inspect", str(two_layers), "--prompts", str(lots), "--json", "-q", "--device", "cpu"]
@@ -213,7 +210,7 @@ def test_batches_are_the_same_whoever_runs_them(
         shard.truncate(len(shard.read()) - 10)
     before = lines(out)
     assert before < 200
-    started = [nursery.start(*command, "--out", str(out), **env) for env in ranks_of(world)]
+    started = [nursery.start(*command, "--out", str(out), **env) for env in ranks_of(3)]
     ended = [nursery.wait(number) for number in started]
     assert without_run(ended[0][1]) == plain
     assert lines(out) == 200  # of a batch that was cut off, what was missing alone
@@ -228,27 +225,28 @@ def test_a_complete_folder_is_not_computed_again(into: Into, tmp_path: Path) -> 
     assert again.model_dump(exclude={"run"}) == first.model_dump(exclude={"run"})
 
 
-def test_values_per_prompt_are_those_of_a_plain_run(nursery: Nursery, command: list[str], tmp_path: Path) -> None:
-    arguments = [*command, "--per-prompt", "--layers", "1", "--null", "uniform"]
-    shared = nursery.run(*arguments, "--out", str(tmp_path / "out"))[1]
-    assert without_run(shared) == without_run(nursery.run(*arguments)[1])
+def test_values_per_prompt_are_those_of_a_plain_run(ask: Any, two_layers: Path, few: Path, tmp_path: Path) -> None:
+    arguments = ["inspect", str(two_layers), "--prompts", str(few), "--terms", "--device", "cpu"]
+    arguments += ["--per-prompt", "--layers", "1", "--null", "uniform"]
+    assert ask(*arguments, "--out", str(tmp_path / "out")) == ask(*arguments)
 
 
-def test_the_bundled_prompts_are_those_of_a_plain_run(nursery: Nursery, two_layers: Path, tmp_path: Path) -> None:
+def test_the_bundled_prompts_are_those_of_a_plain_run(ask: Any, two_layers: Path, tmp_path: Path) -> None:
     """Cut where the model's positions end."""
-    arguments = ["inspect", str(two_layers), "--json", "--null", "uniform", "-q", "--device", "cpu"]
-    shared = nursery.run(*arguments, "--out", str(tmp_path / "out"))[1]
-    assert without_run(shared) == without_run(nursery.run(*arguments)[1])
+    arguments = ["inspect", str(two_layers), "--null", "uniform", "--device", "cpu"]
+    assert ask(*arguments, "--out", str(tmp_path / "out")) == ask(*arguments)
 
 
-def test_weights_that_are_read_block_by_block(into: Into, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_are_read_block_by_block(
+    into: Into, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Then prompts go side by side, and a folder of the other kind is refused."""
-    monkeypatch.setattr(module, "SIDE_BY_SIDE", 7)
+    monkeypatch.setattr(module, "SIDE_BY_SIDE", 2)
     with monkeypatch.context() as streaming:
         streaming.setattr(plan_module, "way_of", lambda made: made.ways[1])
         for rank in (1, 0):
-            parted = into(tmp_path / "parted", Ranks(rank, 2), null="all")
-    whole = into(tmp_path / "whole", null="all")
+            parted = into(tmp_path / "parted", Ranks(rank, 2), prompts=few, null="all")
+    whole = into(tmp_path / "whole", prompts=few, null="all")
     assert parted.certificate.exact
     assert parted.prompts == whole.prompts
     for mine, other in zip(parted.blocks, whole.blocks, strict=True):
@@ -257,11 +255,13 @@ def test_weights_that_are_read_block_by_block(into: Into, tmp_path: Path, monkey
         assert mine.null == other.null
         assert mine.null.reinitialised is not None
     with pytest.raises(InputError, match="another way to read weights, block by block there, in memory here"):
-        into(tmp_path / "parted", null="all")
+        into(tmp_path / "parted", prompts=few, null="all")
 
 
 @pytest.mark.parametrize("way", [0, 1], ids=["in memory", "block by block"])
-def test_every_prompt_is_measured_once(into: Into, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: int) -> None:
+def test_every_prompt_is_measured_once(
+    into: Into, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: int
+) -> None:
     """The set's first one by the first process; the others compare their model with the untouched one on it."""
     seen, sweep = list[int](), inspect_module.sweep_together
 
@@ -270,12 +270,12 @@ def test_every_prompt_is_measured_once(into: Into, tmp_path: Path, monkeypatch: 
         return sweep(session, prompts, *rest, **more)
 
     monkeypatch.setattr(inspect_module, "sweep_together", counted)
-    monkeypatch.setattr(module, "SIDE_BY_SIDE", 7)
+    monkeypatch.setattr(module, "SIDE_BY_SIDE", 2)
     monkeypatch.setattr(plan_module, "way_of", lambda made: made.ways[way])
-    assert into(tmp_path / "out", Ranks(1, 2)) is None
-    assert sum(seen) == COUNT // 2
-    report = into(tmp_path / "out", Ranks(0, 2))
-    assert sum(seen) == COUNT
+    assert into(tmp_path / "out", Ranks(1, 2), prompts=few) is None
+    assert sum(seen) == 3
+    report = into(tmp_path / "out", Ranks(0, 2), prompts=few)
+    assert sum(seen) == 6
     assert report is not None
     assert report.certificate.exact
 
