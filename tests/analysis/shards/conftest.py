@@ -117,8 +117,8 @@ def taken_up(ask: Callable[..., str], tmp_path: Path) -> TakenUp:
 
 @pytest.fixture(params=[0, 1], ids=["in memory", "block by block"])
 def run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> RunOnce:
-    """Of six prompts, two processes run each one once, but the set's first once each; its results are written once, by
-    the first process. runs: the class that runs them. say: as `ask`, of one command."""
+    """Of six prompts, two processes run each one once, but the set's first once each, and give the plain report; its
+    results are written once, by the first process. runs: the class that runs them. say: as `ask`, of one command."""
 
     def check(runs: Any, say: Callable[..., str], *words: str) -> None:
         seen, call, out = list[int](), runs.__call__, tmp_path / "out"
@@ -135,6 +135,7 @@ def run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fi
         theirs = seen.copy()
         assert (theirs[0], len(theirs), Folder.read(out).index().found) == (0, 4, 3)
         assert say(*words, "--out", str(out), rank=0) == plain
+        assert Folder.read(out).manifest.in_parts == bool(request.param)
         assert sorted(seen[4:] + theirs[1:]) == list(range(6))
         assert say(*words, "--out", str(out)) == plain  # complete: its facts alone are found again
         assert seen[7:] == [0]

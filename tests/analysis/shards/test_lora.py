@@ -14,10 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from duat_cli.analysis.lora import eq18, findings
 from duat_cli.analysis.lora.prompts import Comparer
-from duat_cli.analysis.plan import run as plan_module
 from duat_cli.analysis.shards import lora as lora_module
-from duat_cli.analysis.shards import run as module
-from duat_cli.analysis.shards.folder import Folder
 from duat_cli.results import prompts
 
 COUNT = 6
@@ -48,11 +45,9 @@ def said(two_layers: Path, ask: Any) -> Any:
     return say
 
 
-@pytest.mark.parametrize("other", ["adapter", "tuned"])
-def test_several_processes_give_the_plain_report(
-    said: Any, ask: Any, few: Path, tmp_path: Path, other: str, request: pytest.FixtureRequest
-) -> None:
-    words = [str(request.getfixturevalue(other)), "--prompts", str(few)]
+def test_several_processes_give_the_plain_report(said: Any, ask: Any, tuned: Path, few: Path, tmp_path: Path) -> None:
+    """Of an adapter too: see test_of_many_prompts_those_that_moved_most_are_listed."""
+    words = [str(tuned), "--prompts", str(few)]
     plain, out = said(*words), str(tmp_path / "out")
     for rank in (2, 1):
         assert said(*words, "--out", out, rank=rank, world=3) == ""
@@ -63,9 +58,14 @@ def test_several_processes_give_the_plain_report(
     assert (report["level"], report["eq18"]["holds"]) == ("prompts", True)
 
 
-def test_the_bundled_prompts_and_the_demo(ask: Any, tmp_path: Path) -> None:
-    words = ["lora-diff", "--default-prompts", "--max-tokens", "4"]
+def test_the_demo(ask: Any, few: Path, tmp_path: Path) -> None:
+    words = ["lora-diff", "--prompts", str(few), "--max-tokens", "3"]
     assert ask(*words, "--out", str(tmp_path / "out")) == ask(*words)
+
+
+def test_the_bundled_prompts(said: Any, adapter: Path, tmp_path: Path) -> None:
+    words = [str(adapter), "--default-prompts", "--max-tokens", "4"]
+    assert said(*words, "--out", str(tmp_path / "out")) == said(*words)
 
 
 def test_of_many_prompts_those_that_moved_most_are_listed(
@@ -105,21 +105,10 @@ def test_eq_18_is_tested_on_the_first_prompts(
     assert said(*words, "--out", str(tmp_path / "out")) == plain
 
 
-@pytest.mark.parametrize("other", ["adapter", "tuned"])
-def test_weights_that_are_read_block_by_block(
-    said: Any, few: Path, tmp_path: Path, other: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = [str(request.getfixturevalue(other)), "--prompts", str(few)]
-    monkeypatch.setattr(module, "SIDE_BY_SIDE", 4)
-    monkeypatch.setattr(plan_module, "way_of", lambda made: made.ways[1])
-    plain, out = said(*words), str(tmp_path / "out")
-    said(*words, "--out", out, rank=1)
-    assert said(*words, "--out", out, rank=0) == plain
-    assert Folder.read(tmp_path / "out").manifest.in_parts
-
-
-@pytest.mark.parametrize("other", ["adapter", "tuned"])
-def test_every_prompt_is_run_once(
+@pytest.mark.parametrize(
+    ("run_once", "other"), [(0, "adapter"), (1, "adapter"), (1, "tuned")], indirect=["run_once"], ids=str
+)
+def test_every_prompt_is_run_once_with_weights_in_memory_and_read_block_by_block(
     said: Any, few: Path, other: str, request: pytest.FixtureRequest, run_once: Any
 ) -> None:
     run_once(Comparer, said, str(request.getfixturevalue(other)), "--prompts", str(few))

@@ -193,9 +193,7 @@ def test_an_interrupt_leaves_whole_lines(nursery: Nursery, command: list[str], p
     assert without_run(nursery.run(*command, "--out", str(out))[1]) == plain
 
 
-def test_batches_are_the_same_whoever_runs_them(
-    nursery: Nursery, two_layers: Path, lots: Path, tmp_path: Path
-) -> None:
+def test_batches_are_the_same_whoever_runs_them(nursery: Nursery, two_layers: Path, lots: Path, tmp_path: Path) -> None:
     """Killed once, taken up with another number of processes: byte for byte the report of a plain run."""
     command = ["inspect", str(two_layers), "--prompts", str(lots), "--json", "-q", "--device", "cpu"]
     plain, out = without_run(nursery.run(*command)[1]), tmp_path / "out"
