@@ -23,15 +23,15 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 
 TYPES = [
-    "llama", "gpt2", "bert", "albert", "t5", "mixtral", "gemma2", "gemma3_text", "falcon", "bloom", "deberta-v2",
-    "zamba", "nystromformer", "jamba", "llama4_text", "qwen3_next", *SHARING,
+    "gpt2", "bert", "albert", "t5", "mixtral", "gemma3_text", "falcon", "deberta-v2", "zamba", "nystromformer",
+    "llama4_text", *SHARING,
 ]  # fmt: skip
 
 
 def prompts_of(loaded: LoadedModel) -> list[Prompt]:
     rows = loaded.model.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(5)
-    return [prompt_of(torch.randint(40, rows, (1, n), generator=generator)) for n in (7, 12)]
+    return [prompt_of(torch.randint(40, rows, (1, n), generator=generator)) for n in (5, 8)]
 
 
 def reports(loaded: LoadedModel) -> list[dict[str, Any]]:
@@ -61,10 +61,9 @@ def test_inspect_and_verify(model_type: str, tmp_path: Path) -> None:
             assert differing(reports(loaded), expected) == []
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_other_dtypes(dtype: str, tmp_path: Path) -> None:
-    expected = reports(whole(saved("llama", tmp_path), dtype))
-    with in_parts(tmp_path, dtype) as loaded:
+def test_another_dtype(tmp_path: Path) -> None:
+    expected = reports(whole(saved("llama", tmp_path), "bfloat16"))
+    with in_parts(tmp_path, "bfloat16") as loaded:
         assert differing(reports(loaded), expected) == []
 
 
@@ -81,7 +80,7 @@ def test_inspect_reads_the_weights_once_whatever_the_prompts(count: int, tmp_pat
     saved("llama", tmp_path)
     with in_parts(tmp_path) as loaded:
         inspect(loaded, prompts_of(loaded)[:count], InspectOptions(cache=False), quiet)
-        rows = (4 * 11 + 2 * 7 + 12) * 32 * 4  # of the embedding: discovery, the first prompt twice, the second
+        rows = (4 * 11 + 2 * 5 + 8) * 32 * 4  # of the embedding: discovery, the first prompt twice, the second
         assert loaded.files.total_bytes <= pager_of(loaded).bytes_read <= loaded.files.total_bytes + rows
 
 
