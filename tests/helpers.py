@@ -242,6 +242,11 @@ WIRINGS = {
     "phi3": Wiring(_LAYERS, "self_attn.o_proj"),  # fused
 }
 
+UNLIKE = [  # of these, one for each way in which W' is made: the others' factors are proved in test_factors.py
+    "llama", "mixtral", "gemma2", "olmo2", "phi", "gpt2", "gpt_neox", "opt", "bloom", "falcon", "gpt_oss",
+    "deepseek_v3", "bert", "granite", "phi3",
+]  # fmt: skip
+
 GATED = {  # a gate on the channels of what heads give
     "afmoe": Wiring(_LAYERS, "post_attention_layernorm"),  # a norm behind the branch
     "muse_glimmer_text": Wiring("layers", "post_attention_layernorm"),

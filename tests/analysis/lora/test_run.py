@@ -133,7 +133,7 @@ def test_the_demo_read_block_by_block_has_the_same_report(tuned: str, monkeypatc
 
 
 @pytest.mark.usefixtures("every_layer_a_page")
-@pytest.mark.parametrize("model_type", NAMES)
+@pytest.mark.parametrize("model_type", ["gpt2", "mixtral"])
 def test_an_adapter_on_a_base_read_block_by_block_has_the_same_report(model_type: str, tmp_path: Path) -> None:
     whole, parts = both(*made(model_type, tmp_path))
     assert parts == whole
@@ -141,7 +141,7 @@ def test_an_adapter_on_a_base_read_block_by_block_has_the_same_report(model_type
 
 @pytest.mark.usefixtures("every_layer_a_page")
 @pytest.mark.parametrize(
-    "config", [{"use_dora": True}, {"modules_to_save": ["embed_tokens"]}, {"lora_bias": True}], ids=str
+    "config", [{"use_dora": True, "modules_to_save": ["embed_tokens"]}, {"lora_bias": True}], ids=str
 )
 def test_every_way_to_change_a_weight_read_block_by_block(config: dict[str, Any], tmp_path: Path) -> None:
     """By the base's values, in an embedding whose rows are read, and where the base has no bias."""
@@ -150,9 +150,8 @@ def test_every_way_to_change_a_weight_read_block_by_block(config: dict[str, Any]
 
 
 @pytest.mark.usefixtures("every_layer_a_page")
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert"])
-def test_a_tuned_checkpoint_read_block_by_block_has_the_same_report(model_type: str, tmp_path: Path) -> None:
-    base = adapters.base_of(model_type, tmp_path / "base")
+def test_a_tuned_encoder_read_block_by_block_has_the_same_report(tmp_path: Path) -> None:
+    base = adapters.base_of("bert", tmp_path / "base")
     bad_checkpoints.tokenizer(base)
     tuned = shutil.copytree(base, tmp_path / "tuned")
     weights, generator = load_file(tuned / "model.safetensors"), torch.Generator().manual_seed(1)

@@ -26,7 +26,6 @@ from duat_cli.zoo import tiny
 FORMS = [
     ("qwen3_next", 0, 12, 12, False),  # gated delta rule
     ("minimax", 1, 16, 64, False),  # decayed linear attention
-    ("bamba", 0, 16, 64, False),  # SSD
     ("jamba", 0, 1, None, False),  # selective scan
     ("zamba2", 1, 8, 64, False),  # SSD behind a shared transformer, whose attention reaches the stream through it
     ("zamba", 1, 1, None, False),  # selective scans of several heads behind one
@@ -34,7 +33,6 @@ FORMS = [
     ("longformer", 1, 8, None, True),  # softmax over a window, whose output layer is another module's
     ("longt5", 1, 12, None, True),  # softmax over blocks of tokens
     ("nystromformer", 1, 8, None, True),  # softmax rows and a convolution of the values
-    ("led", 1, 8, None, True),  # as longformer, in an encoder
     ("yoso", 1, 8, 8, True),  # hash collisions, each head's vector of unit length
     ("diffllama", 1, 32, 32, True),  # the difference of two softmax calls
     ("convbert", 1, 8, None, True),  # softmax rows beside a convolution whose kernel is dynamic
@@ -113,23 +111,21 @@ def test_what_values_leave_as_it_is_runs_once_where_the_code_broadcasts_it(
     assert [form.once for form in forms] == [once]
 
 
-@pytest.mark.parametrize(("model_type", "block"), [("jamba", 0), ("bamba", 0), ("qwen3_next", 0)])
-@pytest.mark.parametrize("elements", [1, 1 << 9])
-def test_impulses_some_at_a_time_show_the_same_rows(
-    model_type: str, block: int, elements: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("model_type", ["jamba", "qwen3_next"])
+def test_impulses_some_at_a_time_show_the_same_rows(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, found = double(model_type), []
 
     def listen(run: Any, _step: Any, _known: Any) -> None:
-        found.extend([rows_of(run)] if run.index == block else [])
+        found.extend([rows_of(run)] if run.index == 0 else [])
 
     with InDouble():
-        ids = token_ids(model, 13)
-        sweep(model, ids, listen, None)
-        monkeypatch.setattr(mixer, "IMPULSES", elements)
-        sweep(model, ids, listen, None)
-    whole, parts = found
-    assert far(parts, whole) <= 1e-13
+        ids = token_ids(model, 9)
+        for elements in (mixer.IMPULSES, 1, 1 << 9):
+            monkeypatch.setattr(mixer, "IMPULSES", elements)
+            sweep(model, ids, listen, None)
+    whole, *parts = found
+    assert len(parts) == 2
+    assert max(far(part, whole) for part in parts) <= 1e-13
 
 
 def test_code_that_runs_otherwise_on_one_token_is_refused() -> None:

@@ -36,7 +36,7 @@ def texts(count: int, held_out: int) -> tuple[list[Prompt], list[Prompt]]:
     loaded = load(None)
     known, tokenizer = limits(loaded.model), load_tokenizer(Path(loaded.files.path))
     given, apart = (
-        encode(tokenizer, some, 24, known.max_positions, known.vocab_size)
+        encode(tokenizer, some, 12, known.max_positions, known.vocab_size)
         for some in (default_prompts()[:count], holdout_prompts()[:held_out])
     )
     return given, apart
@@ -70,6 +70,7 @@ class Plain:
         self.inputs: dict[tuple[Kind, int], Tensor] = {}
         for key, linear in self.linear.items():
             linear.register_forward_pre_hook(functools.partial(self._see, key))
+        self.whole = self.said()
 
     def _see(self, key: tuple[Kind, int], _module: object, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         self.inputs[key] = args[0].detach().requires_grad_() if not args[0].requires_grad else args[0]
@@ -110,19 +111,25 @@ class Plain:
         return [term for _, term in every[: int((held - parameters).abs().argmin()) + 1]]
 
     @torch.no_grad()
+    def said(self) -> list[Tensor]:
+        """The logarithms of the next-token distribution under each held-out prompt."""
+        return [self.model(input_ids=p.input_ids).logits[0].log_softmax(dim=-1) for p in self.apart]
+
+    @torch.no_grad()
     def damages(self, gone: list[TermId]) -> list[float]:
         """KL of the next-token distribution under each held-out prompt, zeros in the weights of the terms."""
-        whole = [self.model(input_ids=p.input_ids).logits[0].log_softmax(dim=-1) for p in self.apart]
         kept = {key: one.weight.clone() for key, one in self.linear.items()}
         for term in gone:
             weight, width = self.linear[term.kind, term.block].weight, self.count[term.kind]
             each = weight.shape[1] // width
             assert term.index is not None
             weight[:, term.index * each : (term.index + 1) * each] = 0
-        now = [self.model(input_ids=p.input_ids).logits[0].log_softmax(dim=-1) for p in self.apart]
+        now = self.said()
         for key, weight in kept.items():
             self.linear[key].weight.copy_(weight)
-        return [float((one.exp() * (one - other)).sum(dim=-1).mean()) for one, other in zip(whole, now, strict=True)]
+        return [
+            float((one.exp() * (one - other)).sum(dim=-1).mean()) for one, other in zip(self.whole, now, strict=True)
+        ]
 
 
 def rows(found: PruneOutcome) -> dict[tuple[int, str, str], CriterionSet]:
