@@ -23,7 +23,7 @@ from duat_cli.cli.terminal import libraries
 from duat_cli.loading.model.load import load_tokenizer
 from duat_cli.zoo import tiny
 
-TYPES = ("llama", "gpt2", "bert", "olmo2", "gemma2", "mixtral")  # norms in front, behind, both; biases; grouped heads
+TYPES = ("gpt2", "bert", "olmo2", "gemma2", "mixtral")  # norms in front, behind, both; biases; grouped heads
 TEXT = "ab"
 
 

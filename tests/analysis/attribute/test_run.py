@@ -32,10 +32,10 @@ from duat_cli.models.terms.sites import Site, find_sites, watching
 from duat_cli.results.attribute import AttributeReport, Attribution
 from duat_cli.zoo import tiny
 
-TYPES = ["llama", "gpt2", "gpt_neox", "opt", "bloom", "falcon", "phi", "gemma2", "qwen3", "mixtral", "gpt_oss",
-         "deepseek_v3", "bert", "modernbert", "olmo2", "qwen3_next", "recurrent_gemma", "nystromformer"]  # fmt: skip
+TYPES = ["llama", "gpt2", "opt", "falcon", "phi", "gemma2", "mixtral", "gpt_oss", "deepseek_v3", "bert", "modernbert",
+         "olmo2", "qwen3_next", "nystromformer"]  # fmt: skip
 
-SINGLE = {"qwen3_next", "recurrent_gemma"}  # their mixers' kernels round to float32 whatever they are given
+SINGLE = {"qwen3_next"}  # its mixers' kernels round to float32 whatever they are given
 
 
 def added(one: Attribution) -> tuple[float, float]:
@@ -166,7 +166,7 @@ def numbers_of(one: Attribution) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mixtral", "bert", "jamba", "axk2"])
+@pytest.mark.parametrize("model_type", ["llama", "mixtral", "bert", "jamba", "axk2"])
 def test_weights_read_block_by_block_give_the_same(model_type: str, tmp_path: Path) -> None:
     folder = saved(model_type, tmp_path)
     prompts = [helpers.prompt_of(token_ids(single_model(model_type), tokens=n, seed=n)) for n in (7, 4)]
@@ -328,8 +328,7 @@ def test_mixers_add_up(model_type: str) -> None:
     assert report_of(model, token_ids(model, tokens=5), position=3).certificate.residual <= 1e-5
 
 
-@pytest.mark.parametrize(("dtype", "bar"), [("float32", 1e-5), ("float64", 1e-10)])
-@pytest.mark.parametrize("target", ["norm", "17"])
+@pytest.mark.parametrize(("dtype", "bar", "target"), [("float32", 1e-5, "norm"), ("float64", 1e-10, "17")])
 def test_a_real_encoder_without_a_head(dtype: str, bar: float, target: str) -> None:
     loaded = load(str(minilm()), dtype=dtype)
     tokenizer = load_tokenizer(loaded.files.path)

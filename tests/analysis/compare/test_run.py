@@ -401,7 +401,7 @@ def test_chosen_layers() -> None:
         report_of(as_loaded(model), *ids, options=CompareOptions(layers=frozenset({3}), cache=False))
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "gemma2", "mixtral", "falcon", "jamba"])
+@pytest.mark.parametrize("model_type", ["llama", "bert", "gemma2", "mixtral", "jamba"])
 def test_weights_read_block_by_block_give_the_same_numbers(model_type: str, tmp_path: Path) -> None:
     known = whole(saved(model_type, tmp_path))
     ids = ids_of(known.model)

@@ -235,31 +235,35 @@ def test_an_attention_that_writes_nothing_has_no_numbers() -> None:
 @pytest.mark.parametrize(
     ("model_type", "index"), [("jamba", 0), ("zamba", 1), ("lfm2_moe", 0), ("rwkv", 1), ("longformer", 1)]
 )
-@pytest.mark.parametrize("together", [True, False])
 def test_of_mixers_and_their_uniform_nulls_it_is_that_of_the_dense_operator(
-    model_type: str, index: int, together: bool, monkeypatch: pytest.MonkeyPatch
+    model_type: str, index: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the mixers most have heads of one channel each, of which there are more than tokens."""
+    """Of the mixers most have heads of one channel each, of which there are more than tokens: kept together, or not."""
     model, seen = double_model(model_type), []
-    monkeypatch.setattr(uniform_module, "KEPT_HEADS", 512 if together else 0)
 
     def listen(run: Any, step: Any, block: Any) -> None:
         if run.index != index:
             return
         operator = operator_of(run, block.factors, step)
         known = geometry(block.factors, block.parts.name, TensorCache("unused", enabled=False))
-        nulls = UniformNulls(THRESHOLD)
-        numbers = measure(operator, known, threshold=THRESHOLD, spectrum=False, matrix=True)
-        nulls.add(0, operator, known, numbers)
+        numbers, found = measure(operator, known, threshold=THRESHOLD, spectrum=False, matrix=True), []
+        for kept in (512, 0):
+            monkeypatch.setattr(uniform_module, "KEPT_HEADS", kept)
+            nulls = UniformNulls(THRESHOLD)
+            nulls.add(0, operator, known, numbers)
+            found.append(nulls.numbers()[0])
         tokens, x = operator.values.shape[1], operator.values.transpose(0, 1).flatten(1)
-        for got, of in ((numbers, operator), (nulls.numbers()[0], operator.uniform(numbers.seen))):
+        for each, of in (([numbers], operator), (found, operator.uniform(numbers.seen))):
             W = of.matrix().dense()
-            assert far(got.effective_heads, effective_number(kronecker_singular_values(W, tokens))) <= 1e-9
-            assert far(got.block_correlation, correlation_of(W, tokens)) <= 1e-9
-            assert_coupling(got.coupling, coupling_of(W, tokens), 1e-9)
-            if operator.own:  # then W' reads the values themselves
-                assert_coupling(got.weighted, weighted_coupling_of(W, x), 1e-9)
-            assert far(got.structural, float((W != 0).double().mean())) <= 1e-12
+            heads, correlation = effective_number(kronecker_singular_values(W, tokens)), correlation_of(W, tokens)
+            C = coupling_of(W, tokens)
+            for got in each:
+                assert far(got.effective_heads, heads) <= 1e-9
+                assert far(got.block_correlation, correlation) <= 1e-9
+                assert_coupling(got.coupling, C, 1e-9)
+                if operator.own:  # then W' reads the values themselves
+                    assert_coupling(got.weighted, weighted_coupling_of(W, x), 1e-9)
+                assert far(got.structural, float((W != 0).double().mean())) <= 1e-12
         seen.append(run.index)
 
     with InDouble():

@@ -61,7 +61,6 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 COMMANDS = {
     "inspect": ["inspect", "--prompt", "The cat", "--null", "uniform"],
-    "verify": ["verify", "--prompt", "The cat"],
     "matrix": ["matrix", "--layer", "1", "--prompt", "The cat"],
     "attribute": ["attribute", "--prompt", "The cat"],
     "lora-diff": ["lora-diff", "--prompt", "The cat", "--no-cache"],

@@ -83,6 +83,7 @@ class ByHand:
         blocks, attention, down, self.arrives = LAYERS[model_type]
         self.paths = [(f"{blocks}.{k}", f"{blocks}.{k}.{name}") for k in range(BLOCKS) for name in (attention, down)]
         self.kept: dict[str, list[int]] = {}
+        self.given: dict[str, list[Tensor]] = {}
         self.ridges: list[float] = []
         self.worse = 0
         heads, size = model.config.num_attention_heads, model.config.hidden_size
@@ -117,21 +118,25 @@ class ByHand:
         handle.remove()
         return seen[0], seen[1]
 
+    def _given(self, path: str) -> list[Tensor]:
+        """By a module of the dense model, under every prompt; one run of each."""
+        if path not in self.given:
+            self.given[path] = [self._seen(self.dense, path, ids)[1] for ids in self.prompts]
+        return self.given[path]
+
     def _rows(self, block: str, path: str, arrives: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        layer = self.model.get_submodule(path)
-        for ids in self.prompts:
+        layer, place = self.model.get_submodule(path), block if arrives else path
+        for ids, dense in zip(self.prompts, self._given(place), strict=True):
             x = self._seen(self.model, path, ids)[0][:, self.kept[path]]
-            place = block if arrives else path
-            lacking = self._seen(self.dense, place, ids)[1] - self._seen(self.model, place, ids)[1]
+            lacking = dense - self._seen(self.model, place, ids)[1]
             if layer.bias is not None:
                 x = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], dim=1)
-            size = self._seen(self.dense, place, ids)[1].square().sum(1)
-            root = torch.maximum(size, self._median(place)).rsqrt()[:, None]
+            root = torch.maximum(dense.square().sum(1), self._median(place)).rsqrt()[:, None]
             yield (x * root).numpy(), (lacking * root).numpy()
 
     def _median(self, place: str) -> Tensor:
         """Of the squared length of what the dense model gives there."""
-        return torch.cat([self._seen(self.dense, place, ids)[1].square().sum(1) for ids in self.prompts]).median()
+        return torch.cat([dense.square().sum(1) for dense in self._given(place)]).median()
 
     def _fit(self, block: str, path: str, last: bool) -> None:
         layer, kept = self.model.get_submodule(path), self.kept[path]
