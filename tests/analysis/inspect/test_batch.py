@@ -85,18 +85,18 @@ def differences(got: list[PromptSweep], expected: list[PromptSweep]) -> dict[str
     return worst
 
 
-@pytest.mark.parametrize("tokens", [1, 7])
 @pytest.mark.parametrize("model_type", TYPES)
-def test_a_batch_gives_each_prompt_its_own_numbers(model_type: str, tokens: int) -> None:
+def test_a_batch_gives_each_prompt_its_own_numbers(model_type: str) -> None:
     model = single_model(model_type)
-    prompts = prompts_of(model, 5, tokens)
-    session = begun(model, prompts)
-    got = sweep_batch(session, prompts, OPTIONS)
-    assert got is not None
-    worst = differences(got, sweep_prompts(session, prompts, OPTIONS, quiet))
-    assert len(worst) > 40
-    assert max(worst.values()) < 2e-5, worst
-    assert all(error < 1e-5 for sweep in got for error in sweep.errors)
+    session = begun(model, prompts_of(model, 1, 7))
+    for tokens in (1, 7):
+        prompts = prompts_of(model, 3, tokens)
+        got = sweep_batch(session, prompts, OPTIONS)
+        assert got is not None
+        worst = differences(got, sweep_prompts(session, prompts, OPTIONS, quiet))
+        assert len(worst) > 40
+        assert max(worst.values()) < 2e-5, worst
+        assert all(error < 1e-5 for sweep in got for error in sweep.errors)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "gemma2"])

@@ -59,7 +59,7 @@ def test_a_head_by_hand(tmp_path: Path) -> None:
     assert close(case.logits(), case.own())
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "phi3", "opt", "gemma2", "gpt_neox"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "phi3", "opt"])
 def test_neurons_that_all_blocks_lose_are_removed(model_type: str, tmp_path: Path) -> None:
     case = Case(tmp_path, model_type)
     whole = case.sites[case.structure.calls[0]].count("neuron")
@@ -88,7 +88,7 @@ def test_neurons_that_only_some_blocks_lose_are_zeroed(tmp_path: Path) -> None:
     assert close(case.logits(), case.own())
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "olmo2", "mixtral", "opt", "bloom", "gpt_oss"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "mixtral", "bloom", "gpt_oss"])
 def test_a_block_is_removed(model_type: str, tmp_path: Path) -> None:
     case = Case(tmp_path, model_type)
     done = case.apply(TermId("block", 1))
@@ -154,11 +154,10 @@ def test_blocks_neurons_and_heads_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "mixtral", "gpt_oss", "opt", "bert", "gemma2"])
-@pytest.mark.parametrize("kind", ["ffn", "attention"])
-def test_a_branch_is_zeroed(model_type: str, kind: Any, tmp_path: Path) -> None:
+def test_branches_are_zeroed(model_type: str, tmp_path: Path) -> None:
     case = Case(tmp_path, model_type)
-    done = case.apply(TermId(kind, 1, 0))
-    assert (done.zeroed, done.notes) == (1, ())
+    done = case.apply(TermId("ffn", 1, 0), TermId("attention", 2, 0))
+    assert (done.zeroed, done.notes) == (2, ())
     assert done.error <= 1e-5
 
 
