@@ -31,7 +31,7 @@ def term_of(name: str) -> TermId:
     return TermId(rest[0], int(block), int(rest[1])) if rest else TermId("block", int(block))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("model_type", "parts"), [("llama", 3), ("gpt2", 3), ("gemma4 sharing", 4)])
+@pytest.mark.parametrize(("model_type", "parts"), [("gpt2", 3), ("gemma4 sharing", 4)])
 def test_measured_is_the_change_at_the_last_block_with_the_weights_at_zero(model_type: str, parts: int) -> None:
     """Of every whole part and every chosen set, by a plain hook; and the counts beside it."""
     model = model_of(model_type)

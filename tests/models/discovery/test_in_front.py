@@ -65,10 +65,9 @@ def test_the_module_around_it_is_one_unit_and_the_mixer_has_the_operator(model_t
     assert all(block.factors is not None for block in structure.blocks)
 
 
-@pytest.mark.parametrize("model_type", TYPES)
-def test_where_the_mixer_moves_too_little_to_be_proved_the_sum_is_exact_without_it(model_type: str) -> None:
+def test_where_the_mixer_moves_too_little_to_be_proved_the_sum_is_exact_without_it() -> None:
     """As transformers draws a small one, its mixers carry less from token to token than rounding."""
-    entry = examine(reinitialised(single_model(model_type)))
+    entry = examine(reinitialised(single_model("zamba2")))
     assert entry.status == "partly"
     assert entry.relative_error is not None
     assert entry.relative_error <= 1e-5

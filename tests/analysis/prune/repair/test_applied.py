@@ -22,7 +22,7 @@ from duat_cli.models.sweep.passes import record, removals
 from duat_cli.models.sweep.rows import run_without
 from duat_cli.models.terms.sites import TermId, find_sites
 
-MODELS = ["llama", "qwen3", "gemma2", "gpt2", "mixtral", "gpt_neox", "bert"]
+MODELS = ["llama", "gemma2", "gpt2", "mixtral", "bert"]
 
 
 class Written:
