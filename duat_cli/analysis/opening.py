@@ -308,7 +308,9 @@ def open_set(
     def encoded(some: Sequence[PromptText]) -> list[Prompt]:
         return encode(tokenizer, some, cut, room.max_positions, room.vocab_size, room.why)
 
-    return loaded, PromptSet(read, keys, encoded, "" if texts.template is None else str(tokenizer.chat_template or ""))
+    return loaded, PromptSet(
+        read, keys, encoded, "" if texts.template is None else str(getattr(tokenizer, "chat_template", None) or "")
+    )
 
 
 def load_found(
@@ -320,16 +322,20 @@ def load_found(
     *more: list[PromptText],
     prompts: int = 0,
 ) -> tuple[LoadedModel, Any]:
-    """The model, loaded in the way that suits the texts, and its tokenizer. more: texts that are held out, and that a
+    """The model, loaded in the way that suits the texts, and its tokenizer; None where it has none and token ids alone
+    are read. more: texts that are held out, and that a
     repair is fitted to; prompts: how many there are, where those read are the longest."""
     way = model.counted(*_counts(model, found, texts, read, *more), prompts=prompts).way(found, progress)
     progress(0, 0, "loading torch and transformers")
     with uncollected():
+        from duat_cli.loading.checkpoint.source import has_tokenizer
         from duat_cli.loading.model.templated import templated_tokenizer
         from duat_cli.models.discovery.modality import require_token_ids
 
     loaded = model.load(found, progress, way)
     require_token_ids(loaded.model)  # before the tokenizer, which a model of images has none of
+    if all(text.ids is not None for text in read) and not has_tokenizer(loaded.files.path):
+        return loaded, None
     return loaded, templated_tokenizer(loaded.files.path, texts.template, trust_remote_code=model.trust_remote_code)
 
 

@@ -23,7 +23,7 @@ from duat_cli.api.settings import one_of, whole, whole_numbers
 from duat_cli.checks.nearest import suggestion
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.inputs.request import EVERY, InputFiles, StackName
-from duat_cli.loading.texts import PromptText, conversation, numbered
+from duat_cli.loading.texts import PromptText, conversation, numbered, token_ids
 from duat_cli.text import expanded
 
 if TYPE_CHECKING:
@@ -181,12 +181,12 @@ class Asked:
         if not self.in_memory:
             request = self.request(task)
             reading = open_texts(request, texts, given or texts.read(progress), progress)
-            from duat_cli.loading.model.load import load_tokenizer
+            from duat_cli.loading.model.load import tokenizer_if_any
 
             def tokenizer_of() -> Any:
                 if reading.tokenizer is not None:
                     return reading.tokenizer
-                return load_tokenizer(reading.loaded.files.path, trust_remote_code=request.trust_remote_code)
+                return tokenizer_if_any(reading.loaded.files.path, trust_remote_code=request.trust_remote_code)
 
             return Opened(reading.loaded, reading.inputs, tokenizer_of)
         from duat_cli.analysis.decoding import with_chosen_blocks
@@ -261,7 +261,7 @@ class Asked:
     def _own_tokenizer(self) -> Any:
         """The caller's, that of a processor too; where it has to cut, a copy that keeps the beginning of a text."""
         if self.tokenizer is None:
-            if all(map(_ids, self.texts.prompts or [""])):
+            if self.texts.file is not None or all(map(_ids, self.texts.prompts or [""])):
                 return None
             raise InputError("tokenizer missing: give the tokenizer of the model in memory behind it")
         from transformers import ProcessorMixin
@@ -312,7 +312,7 @@ def _prompt(given: Any, number: int) -> str | PromptText:
     if not found or len(found) < len(ids):
         kind = type(given).__name__ + "".join(f" of {type(one).__name__}" for one in (entries or ())[:1])
         raise InputError(f"prompts[{number}]: expected a text, or token ids, one whole number at least; got {kind}")
-    return PromptText(numbered(found), f"prompts[{number}]", number + 1, found)
+    return token_ids(found, f"prompts[{number}]", number + 1)
 
 
 def input_files(

@@ -76,7 +76,7 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
         task, template = _of_tuned(request, found, progress)
         texts = replace(texts, template=template)
     if given is None:
-        if read and task.runs:
+        if task.runs and any(text.ids is None for text in read):
             _require_tokenizer(found)
         counter = texts.counter(found, trust_remote_code=False)
         counts = counter(read) if request.runs and task.runs else []

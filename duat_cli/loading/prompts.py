@@ -239,7 +239,7 @@ def _encode(tokenizer: Any, prompt: PromptText, max_tokens: int | None, room: Li
             f"{prompt.where}: token id {foreign} is out of the vocabulary, vocab_size {room.vocab_size}: "
             + ("give others" if prompt.ids is not None else "the tokenizer belongs to another model")
         )
-    sha256 = hashlib.sha256(prompt.text.encode("utf-8")).hexdigest()
+    sha256 = hashlib.sha256(prompt.hashed.encode("utf-8")).hexdigest()
     messages = prompt.text if prompt.conversation else None
     places = _places([] if made is None else made.answered(), spans)
     tokens = torch.tensor([ids], dtype=torch.long)
@@ -259,7 +259,7 @@ def _token_ids(tokenizer: Any, prompt: PromptText, max_tokens: int | None) -> tu
     if prompt.ids is not None:
         return list(prompt.ids[:max_tokens]), None
     if tokenizer is None:
-        raise InputError(f"{prompt.where}: a text needs the tokenizer of the model in memory; give it behind the model")
+        raise InputError(f"{prompt.where}: a text, but there is no tokenizer; give the model's own, or token ids")
     cut = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
     spans_asked = {"return_offsets_mapping": True} if getattr(tokenizer, "is_fast", False) else {}
     bare = {"add_special_tokens": False} if prompt.conversation else {}

@@ -1,5 +1,5 @@
 """Texts one after the other: lines of a file, JSON lines, either compressed by gzip, or rows of a .parquet. In the
-place of a text may stand a conversation, its messages.
+place of a text may stand a conversation, its messages, or token ids.
 
 A file is read piece by piece, so that its size costs no memory; every error names the line or the row.
 """
@@ -9,9 +9,10 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -22,9 +23,12 @@ from duat_cli.text import clean, expanded
 JSON_LINES = ".jsonl"
 GZIP = ".gz"
 PARQUET = ".parquet"
-MESSAGES, TOOLS = "messages", "tools"
+TEXT, MESSAGES, TOOLS, IDS = "text", "messages", "tools", "input_ids"
 _CONVERSATION = "conversation "  # in front of its JSON: the same line as a text is another prompt
-COLUMNS = ("text", "prompt", MESSAGES)  # of a .parquet, the first that it has
+_AS_TEXT = "text "  # in front of '#5 #6' that a user wrote, for its hash
+_NUMBERED = re.compile(r"#[0-9]+( #[0-9]+)*")
+FIELDS = (TEXT, MESSAGES, IDS)  # of a JSON line, the one that it has
+COLUMNS = (TEXT, "prompt", MESSAGES, IDS)  # of a .parquet, the first that it has
 MAX_BYTES = 64 << 20  # of a line, of standard input, and of texts that are held in memory
 _MAX_CHARACTERS = 4 << 20  # of one prompt; beyond, only making tokens of it takes long
 _ROWS = 256  # of a .parquet at a time
@@ -44,6 +48,11 @@ class PromptText:
     """The token ids that were given in its place; the text then names them."""
     conversation: bool = False
     """Whether the text is that of `conversation`, which the checkpoint's chat template is to write out."""
+
+    @property
+    def hashed(self) -> str:
+        """What the prompt is known by: its text, unless that is written as token ids are, which are another prompt."""
+        return _AS_TEXT + self.text if self.ids is None and _NUMBERED.fullmatch(self.text) else self.text
 
     @property
     def said(self) -> dict[str, Any]:
@@ -76,23 +85,20 @@ def texts_of(name: str, stdin: IO[Any] | None, option: str = "--prompts") -> Ite
 
 
 def lines(file: gzip.GzipFile | IO[bytes], name: str, json_lines: bool) -> Iterator[PromptText]:
-    """One prompt a line, blank lines aside; with `json_lines` each line is an object with a "text", or with the
-    "messages" of a conversation."""
+    """One prompt a line, blank lines aside; with `json_lines` each line is an object with a "text", with the
+    "messages" of a conversation, or with "input_ids"."""
     for where, number, text in _filled(file, name):
         if not json_lines:
             yield checked(text, where, number)
             continue
-        value = _object(text, where, "text")
-        written, messages = value.get("text"), value.get(MESSAGES)
-        if written is not None and messages is not None:
-            raise InputError(f'{where}: has a "text" and "{MESSAGES}"; leave out the one that is not to be read')
-        if messages is not None:
-            yield conversation(messages, where, number, value.get(TOOLS))
-        elif not isinstance(written, str):
-            either = f'a "text" that is a string, or with the "{MESSAGES}" of a conversation'
-            raise InputError(f"{where}: expected an object with {either}")
-        else:
-            yield checked(written, where, number)
+        value = _object(text, where, TEXT)
+        filled = [name for name in FIELDS if value.get(name) is not None]
+        if len(filled) > 1:
+            raise InputError(f'{where}: has a "{filled[0]}" and "{filled[1]}"; leave out what is not to be read')
+        if not filled:
+            each = f'a "{TEXT}" that is a string, with the "{MESSAGES}" of a conversation, or with "{IDS}"'
+            raise InputError(f"{where}: expected an object with {each}")
+        yield _of_record(value, filled[0], where, number)
 
 
 def pairs_of(name: str, stdin: IO[Any] | None) -> Iterator[tuple[PromptText, PromptText]]:
@@ -161,7 +167,7 @@ def _opened(name: str, shown: str, option: str = "--prompts") -> gzip.GzipFile |
 
 
 def _rows(name: str, shown: str, option: str) -> Iterator[PromptText]:
-    """The strings of the column "text", or else "prompt", or else the conversations of "messages"."""
+    """What the first of `COLUMNS` holds that is there."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -173,19 +179,14 @@ def _rows(name: str, shown: str, option: str) -> Iterator[PromptText]:
             columns = file.schema_arrow.names
             column = next((c for c in COLUMNS if c in columns), None)
             if column is None:
-                names = '"text", "prompt" or "messages"'
+                *most, last = (f'"{name}"' for name in COLUMNS)
+                names = f"{', '.join(most)} or {last}"
                 raise InputError(f"{shown}: no column {names}; it has {clean(', '.join(columns))}")
             beside = [TOOLS] if column == MESSAGES and TOOLS in columns else []
             for batch in file.iter_batches(batch_size=_ROWS, columns=[column, *beside]):
                 for row in batch.to_pylist():
                     number += 1
-                    where, value = f"{shown} row {number}", row[column]
-                    if column == MESSAGES:
-                        yield conversation(value, where, number, row.get(TOOLS))
-                        continue
-                    if not isinstance(value, str):
-                        raise InputError(f'{where}: expected a string in "{column}", got {type(value).__name__}')
-                    yield checked(value, where, number)
+                    yield _of_record(row, column, f"{shown} row {number}", number)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         reason = clean(getattr(error, "strerror", None) or str(error))
         raise InputError(f"{option} {shown}: cannot be read beyond row {number}: {reason}") from error
@@ -227,14 +228,35 @@ def _object(line: str, where: str, *names: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _either(value: dict[str, Any], name: str, where: str, number: int) -> PromptText:
-    """A text, or the messages of a conversation."""
+def _of_record(value: Mapping[str, Any], name: str, where: str, number: int) -> PromptText:
+    """What an object or a row has under one of `FIELDS` or `COLUMNS`."""
     held = value.get(name)
+    if name == MESSAGES:
+        return conversation(held, where, number, value.get(TOOLS))
+    if name == IDS:
+        return token_ids(held, where, number)
+    if not isinstance(held, str):
+        raise InputError(f'{where}: expected a string in "{name}", got {type(held).__name__}')
+    return checked(held, where, number)
+
+
+def _either(value: dict[str, Any], name: str, where: str, number: int) -> PromptText:
+    """A text, token ids, or the messages of a conversation."""
+    held = value.get(name)
+    if isinstance(held, list) and any(type(one) is int for one in held):
+        return token_ids(held, f"{where}, {name}", number)
     if isinstance(held, list):
         return conversation(held, f"{where}, {name}", number)
     if not isinstance(held, str):
         raise InputError(f'{where}: expected an object with a "{name}" that is a string')
     return checked(held, f"{where}, {name}", number)
+
+
+def token_ids(given: Any, where: str, line: int) -> PromptText:
+    """Token ids as the model reads them, to which nothing is added. The text names them."""
+    if not isinstance(given, Sequence) or not given or not all(type(one) is int for one in given):
+        raise InputError(f'{where}: expected "{IDS}" to be a list of whole numbers, one at least')
+    return replace(checked(numbered(given), where, line), ids=tuple(given))
 
 
 def asked(text: PromptText) -> PromptText:

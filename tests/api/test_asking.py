@@ -231,8 +231,11 @@ def test_token_ids_are_those_of_their_texts() -> None:
         (lambda m: duat.verify(m, prompts=["a", [1]]), "texts and token ids; give all of them in one way"),
         (lambda m: duat.verify(m, prompts=["a"]), "tokenizer missing"),
         (lambda m: duat.verify(m, prompts=[[1]], image="a.png"), "--image: stands in a text, not among token ids"),
-        (lambda m: duat.attribute(m, prompts=[[1]], target="x"), "--target: a text needs the tokenizer"),
-        (lambda m: duat.attribute(m, prompts=[[1]], continuation="x"), "--continuation: a text needs the tokenizer"),
+        (lambda m: duat.attribute(m, prompts=[[1]], target="x"), "--target: a text, but there is no tokenizer"),
+        (
+            lambda m: duat.attribute(m, prompts=[[1]], continuation="x"),
+            "--continuation: a text, but there is no tokenizer",
+        ),
         (lambda m: duat.compare(m, shared="a", prefixes=["b"]), "tokenizer missing"),
     ],
 )

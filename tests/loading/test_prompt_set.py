@@ -28,6 +28,11 @@ def test_a_key_is_the_beginning_of_the_hash() -> None:
     assert len({digest_of(keys), digest_of(keys[::-1]), digest_of(keys[:1])}) == 3
 
 
+def test_token_ids_and_a_text_that_is_written_like_them_have_keys_of_their_own() -> None:
+    keys = keys_of([PromptText("#5 #6", "line 1", 1, (5, 6)), PromptText("#5 #6", "line 2", 2)])
+    assert keys[0] != keys[1]
+
+
 def test_only_wanted_prompts_become_tokens(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text("zero\none\ntwo\none\n")

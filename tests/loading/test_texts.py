@@ -71,7 +71,7 @@ def test_a_gzip_file_that_is_cut_off_or_damaged_or_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "part"),
     [
-        ({"txt": ["a"], "id": [1]}, ': no column "text", "prompt" or "messages"; it has txt, id'),
+        ({"txt": ["a"], "id": [1]}, ': no column "text", "prompt", "messages" or "input_ids"; it has txt, id'),
         ({"text": ["a", None]}, ' row 2: expected a string in "text", got NoneType'),
         ({"prompt": [1, 2]}, ' row 1: expected a string in "prompt", got int'),
         ({"text": ["a", " "]}, " row 2: empty prompt"),
@@ -174,11 +174,32 @@ def test_a_line_or_a_row_may_hold_a_conversation(tmp_path: Path) -> None:
     assert [t.text for t in texts_of(str(tmp_path / "d.jsonl"), None)] == [found[0].text]
 
 
+def test_a_line_or_a_row_may_hold_token_ids(tmp_path: Path) -> None:
+    lines = [{"input_ids": [1, 5, 6]}, {"input_ids": [7], "text": None}, {"text": "#7"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = list(texts_of(str(tmp_path / "a.jsonl"), None))
+    assert [(t.text, t.ids, t.line) for t in found] == [("#1 #5 #6", (1, 5, 6), 1), ("#7", (7,), 2), ("#7", None, 3)]
+    assert [t.hashed for t in found] == ["#1 #5 #6", "#7", "text #7"]  # token 7 is another prompt than its text
+    table(tmp_path / "a.parquet", input_ids=[[1, 5, 6], [7]])
+    assert [t.ids for t in texts_of(str(tmp_path / "a.parquet"), None)] == [(1, 5, 6), (7,)]
+    (tmp_path / "p.jsonl").write_text(json.dumps({"a": [1, 5], "b": "one"}) + "\n")
+    [(a, b)] = pairs_of(str(tmp_path / "p.jsonl"), None)
+    assert (a.ids, b.ids, b.text) == ((1, 5), None, "one")
+
+
+@pytest.mark.parametrize("ids", [[], "1 5", 5, [1, 2.5], [1, "5"], [1, None], [True], {"a": 1}])
+def test_what_are_no_token_ids(ids: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"input_ids": ids}) + "\n")
+    assert 'a.jsonl line 1: expected "input_ids" to be a list of whole numbers' in refusal(tmp_path / "a.jsonl")
+
+
 def test_a_line_holds_one_prompt(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     for line, said in (
-        ({"text": "one", "messages": SAID}, 'has a "text" and "messages"; leave out the one that is not to be read'),
-        ({"prompt": "one"}, 'expected an object with a "text" that is a string, or with the "messages" of a convers'),
+        ({"text": "one", "messages": SAID}, 'has a "text" and "messages"; leave out what is not to be read'),
+        ({"text": "one", "input_ids": [1]}, 'has a "text" and "input_ids"; leave out what is not to be read'),
+        ({"text": 1}, 'expected a string in "text", got int'),
+        ({"prompt": "one"}, 'expected an object with a "text" that is a string, with the "messages" of a conv'),
     ):
         file.write_text(json.dumps({"text": "first"}) + "\n" + json.dumps(line) + "\n")
         with pytest.raises(InputError, match=f"a.jsonl line 2: {said}"):

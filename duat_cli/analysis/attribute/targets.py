@@ -103,7 +103,7 @@ class Words:
         if self._tokenizer is None:
             if not re.fullmatch(r"#\d{1,9}( #\d{1,9})*", text, re.ASCII):
                 raise InputError(
-                    f"{option}: a text needs the tokenizer of the model in memory; without one expected #5"
+                    f"{option}: a text, but there is no tokenizer; expected #5, or the model's own tokenizer"
                 )
             return [int(i) for i in text.replace("#", "").split()]
         with calling_tokenizer(f"{option}: the tokenizer fails", InputError):

@@ -16,7 +16,7 @@ from duat_cli.loading.texts import PromptText
 
 def asked_hash(texts: PromptRequest, read: Sequence[PromptText]) -> str:
     """Of what was asked to be read, whatever tokenizer and processor make of it."""
-    said = texts_hash((text.text for text in read), texts.max_tokens)
+    said = texts_hash((text.hashed for text in read), texts.max_tokens)
     beside = [*_beside(texts.files or InputFiles())]
     return hashlib.sha256(json.dumps([said, *beside]).encode()).hexdigest() if beside else said
 

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 NO_ADAPTER = "no --adapter was given"
 NO_TEXT = "the model reads no text here"
+NO_TOKENIZER = "the checkpoint has no tokenizer"
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def _with_model(
     written = files is not None and files.stack == "decoder" and files.decoder_prompt is None
     evidence = replace(evidence, overrides=_overrides(loaded), written=written)
     if reading.tokenizer is None:
-        evidence.absent["tokenizer"] = NO_TEXT
+        evidence.absent["tokenizer"] = NO_TEXT if loaded.like is not None else NO_TOKENIZER
     ran = Ran(loaded, fault=reading.fault)  # the rule on the tokenizer may say why
     if ran.fault is None:
         declared = replace(declared, tokens=made_hash(inputs))
@@ -287,7 +288,7 @@ def _declared(found: Found, reading: Reading, request: CheckRequest, read: list[
     from duat_cli.compat.transformers import generation_defaults
     from duat_cli.loading.prompts import limits
 
-    tokenizer, texts = reading.tokenizer, [text.text for text in read]
+    tokenizer, texts = reading.tokenizer, [text.text for text in read if text.ids is None]
     return replace(
         _said(found),
         resolved=fields.resolved(reading.loaded.model.config),

@@ -219,10 +219,10 @@ def _asked(
     else:
         read = request.texts.read(progress)
         loaded, prompts = tokens_of(*load_found(base, found, request.texts, read, progress), request.texts, read)
-    from duat_cli.loading.model.load import load_tokenizer
+    from duat_cli.loading.model.load import tokenizer_if_any
     from duat_cli.loading.prompts import said
 
-    tokenizer = load_tokenizer(loaded.files.path)
+    tokenizer = tokenizer_if_any(loaded.files.path)
     facts = functools.partial(run, loaded.planned_memory, device=loaded.device)
     return Asked(loaded, prompts, lambda i: clean(said(tokenizer, [i])), facts), facts
 

@@ -128,7 +128,7 @@ def attribute(
         from duat_cli.analysis.attribute.run import AttributeOptions
         from duat_cli.analysis.attribute.targets import Asked as Target
         from duat_cli.analysis.attribute.targets import FieldTargets, Words
-        from duat_cli.loading.model.load import load_tokenizer
+        from duat_cli.loading.model.load import tokenizer_if_any
         from duat_cli.loading.texts import field_of
         from duat_cli.models.discovery.modality import require_token_ids
 
@@ -136,7 +136,7 @@ def attribute(
         each = None
         if asked.target_field is not None and texts.prompts is not None:
             each = FieldTargets(asked.target_field, field_of(texts.prompts, asked.target_field))
-        words = Words(load_tokenizer(loaded.files.path, trust_remote_code=loading.trust_remote_code))
+        words = Words(tokenizer_if_any(loaded.files.path, trust_remote_code=loading.trust_remote_code))
         target = Target(asked.target, asked.against, place, asked.first_token)
         return words, AttributeOptions(target, asked.top, asked.steps, asked.continuation, each, asked.measure)
 

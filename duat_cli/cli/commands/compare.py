@@ -120,7 +120,8 @@ def compare(
             from duat_cli.analysis.compare.run import compare as compute
             from duat_cli.loading.prompts import said
 
-            words = Vocabulary(lambda ids: said(tokenizer, ids, "--prompt: "), frozenset(tokenizer.all_special_ids))
+            special = frozenset(getattr(tokenizer, "all_special_ids", ()))
+            words = Vocabulary(lambda ids: said(tokenizer, ids, "--prompt: "), special)
             settings = CompareOptions(
                 layers=chosen, per_prompt=asked.per_prompt, cache=not asked.no_cache, by_place=asked.align == "position"
             )

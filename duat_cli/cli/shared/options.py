@@ -111,8 +111,8 @@ class Texts(Options):
         None,
         "--prompts",
         metavar="FILE",
-        help='Texts, one a line; a name that ends in .jsonl holds JSON lines with a "text" field, in .parquet a '
-        'column "text", "prompt" or "messages"; with .gz behind it, lines are compressed. '
+        help='Texts, one a line; a name that ends in .jsonl holds JSON lines with a "text" field, or with "input_ids"; '
+        'in .parquet a column "text", "prompt", "messages" or "input_ids"; with .gz behind it, lines are compressed. '
         "- reads standard input, one text a line.",
     )
     max_tokens: int | None = input_option(

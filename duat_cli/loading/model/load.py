@@ -220,10 +220,13 @@ def fit_of(files: CheckpointFiles, dtype: str, trust_remote_code: bool) -> Fit:
         return check_fit(cls, config, files, parse_dtype(dtype) or DTYPES[auto_dtype(files)])
 
 
+_OR_IDS = '; or give token ids, lines such as {"input_ids": [5, 6]} of a .jsonl file, to --prompts'
+
+
 def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a checkpoint folder. Apart from `load`: a command about weights needs none."""
     if not has_tokenizer(path):
-        raise CheckpointError(f"{clean(str(path))}: no tokenizer, expected tokenizer.json; needed to read prompts")
+        raise CheckpointError(f"{clean(str(path))}: no tokenizer to read texts with, expected tokenizer.json{_OR_IDS}")
     for file in sorted(path.iterdir()):
         if file.name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
             read_json(file)  # transformers does not say which file is broken
@@ -233,6 +236,11 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=trust_remote_code)
         tokenizer.truncation_side = "right"  # --max-tokens keeps the beginning, whatever the files prefer
         return tokenizer
+
+
+def tokenizer_if_any(path: Path, *, trust_remote_code: bool = False) -> Any:
+    """The same; None where the folder has none, and only token ids can be read."""
+    return load_tokenizer(path, trust_remote_code=trust_remote_code) if has_tokenizer(path) else None
 
 
 def skeleton(files: CheckpointFiles, trust_remote_code: bool = False) -> PreTrainedModel:

@@ -8,7 +8,7 @@ from typing import Any
 
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.files import read_json
-from duat_cli.loading.model.load import LoadedModel, load_tokenizer
+from duat_cli.loading.model.load import LoadedModel, load_tokenizer, tokenizer_if_any
 from duat_cli.loading.prompts import said
 from duat_cli.loading.texts import numbered
 from duat_cli.text import clean
@@ -28,7 +28,7 @@ def token_texts(loaded: LoadedModel, trust_remote_code: bool) -> Callable[[int],
     """What each token of a model that is loaded says, which may be part of a character; or where a position is."""
     if not loaded.reads_tokens:
         return lambda position: numbered([position])
-    tokenizer = load_tokenizer(loaded.files.path, trust_remote_code=trust_remote_code)
+    tokenizer = tokenizer_if_any(loaded.files.path, trust_remote_code=trust_remote_code)
     return lambda token: said(tokenizer, [token], "--prompt: ")
 
 
