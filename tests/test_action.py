@@ -19,7 +19,7 @@ from children import PATIENCE
 from safetensors.torch import load_file, save_file
 from short_demo import short_adapter, short_demo
 
-from duat_cli.loading.model.load import load_tokenizer
+from duat_cli.loading.model.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).parents[1]
 ACTION = ROOT / "configs" / "action"

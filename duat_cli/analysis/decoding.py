@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from duat_cli.analysis.prepared import parts_of, stack_options
 from duat_cli.errors import ForwardError, InputError, UnsupportedModelError
 from duat_cli.loading.inputs.request import InputFiles
-from duat_cli.loading.model.load import LoadedModel, load_tokenizer
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.model.tokenizer import load_tokenizer
 from duat_cli.loading.prompts import Prompt, limits, said
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, hushed
 from duat_cli.models.discovery.chains import ByNameError, named

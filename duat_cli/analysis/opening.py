@@ -328,15 +328,13 @@ def load_found(
     way = model.counted(*_counts(model, found, texts, read, *more), prompts=prompts).way(found, progress)
     progress(0, 0, "loading torch and transformers")
     with uncollected():
-        from duat_cli.loading.checkpoint.source import has_tokenizer
-        from duat_cli.loading.model.templated import templated_tokenizer
+        from duat_cli.loading.model.tokenizer import templated_tokenizer
         from duat_cli.models.discovery.modality import require_token_ids
 
     loaded = model.load(found, progress, way)
     require_token_ids(loaded.model)  # before the tokenizer, which a model of images has none of
-    if all(text.ids is not None for text in read) and not has_tokenizer(loaded.files.path):
-        return loaded, None
-    return loaded, templated_tokenizer(loaded.files.path, texts.template, trust_remote_code=model.trust_remote_code)
+    needed, trusted = any(text.ids is None for text in read), model.trust_remote_code
+    return loaded, templated_tokenizer(loaded.files.path, texts.template, needed=needed, trust_remote_code=trusted)
 
 
 def tokens_of(

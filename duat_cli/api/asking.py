@@ -181,7 +181,7 @@ class Asked:
         if not self.in_memory:
             request = self.request(task)
             reading = open_texts(request, texts, given or texts.read(progress), progress)
-            from duat_cli.loading.model.load import tokenizer_if_any
+            from duat_cli.loading.model.tokenizer import tokenizer_if_any
 
             def tokenizer_of() -> Any:
                 if reading.tokenizer is not None:

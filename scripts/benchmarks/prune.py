@@ -37,7 +37,8 @@ def prune(runs: int) -> list[Row]:
     from duat_cli.analysis.prune.terms.ablation import Ablator
     from duat_cli.analysis.prune.terms.damage import metric_for
     from duat_cli.analysis.prune.terms.responses import Responses, TermList
-    from duat_cli.loading.model.load import load, load_tokenizer
+    from duat_cli.loading.model.load import load
+    from duat_cli.loading.model.tokenizer import load_tokenizer
     from duat_cli.loading.prompts import default_prompts, encode, limits
     from duat_cli.models.discovery.structure import discover
     from duat_cli.models.terms.sites import find_sites, watching

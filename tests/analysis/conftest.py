@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from paging import llama_with_tokenizer
 
-from duat_cli.loading.model.load import LoadedModel, load, load_tokenizer
+from duat_cli.loading.model.load import LoadedModel, load
+from duat_cli.loading.model.tokenizer import load_tokenizer
 from duat_cli.loading.prompts import Prompt, encode, limits
 from duat_cli.loading.texts import PromptText
 

@@ -20,7 +20,7 @@ from duat_cli.analysis.operator_file import OperatorFile
 from duat_cli.analysis.tensor_file import TensorFile
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
-from duat_cli.loading.model.load import load_tokenizer
+from duat_cli.loading.model.tokenizer import load_tokenizer
 from duat_cli.zoo import tiny
 
 TYPES = ("gpt2", "bert", "olmo2", "gemma2", "mixtral")  # norms in front, behind, both; biases; grouped heads

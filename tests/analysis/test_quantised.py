@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
-from duat_cli.loading.model.load import load, load_tokenizer
+from duat_cli.loading.model.load import load
+from duat_cli.loading.model.tokenizer import load_tokenizer
 
 PROMPT = ("--prompt", "hello world")
 

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 import sample_reports
 
 from duat_cli.errors import CheckpointError, UnsupportedModelError
+from duat_cli.loading.texts import checked
 
 
 def modes() -> frozenset[str]:
@@ -122,8 +123,9 @@ FAKES = {
             peak_memory=lambda: 0,
         ),
         module(
-            "duat_cli.loading.model.templated",
+            "duat_cli.loading.model.tokenizer",
             templated_tokenizer=lambda *a, **k: None,
+            tokenizer_if_any=lambda *a, **k: None,
             token_texts=lambda *a: lambda token: "",
         ),
         module("duat_cli.loading.model.lengths", token_counter=lambda *a, **k: lambda texts: [1]),
@@ -137,7 +139,6 @@ FAKES = {
             "duat_cli.loading.model.load",
             class_of=lambda *a: object,
             load_files=load_files,
-            load_tokenizer=lambda *a, **k: None,
             skeleton=lambda *a: object(),
             parse_device=lambda name: SimpleNamespace(type="cpu"),
         ),
@@ -145,7 +146,7 @@ FAKES = {
             "duat_cli.loading.prompts",
             said=lambda *a: "",
             Prompt=object,
-            read_prompts=lambda *a, **k: ["x"],
+            read_prompts=lambda *a, **k: [checked("x", "--prompt 1", 1)],
             encode=lambda *a, **k: [[1]],
             limits=lambda model: SimpleNamespace(max_positions=None, vocab_size=1),
         ),

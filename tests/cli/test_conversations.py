@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
-from duat_cli.loading.model.load import load_tokenizer
+from duat_cli.loading.model.tokenizer import load_tokenizer
 
 CHAT = ("--chat", "--prompt", "Hello")
 

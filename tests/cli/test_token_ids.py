@@ -12,7 +12,7 @@ import pytest
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
-from duat_cli.loading.model.load import load_tokenizer
+from duat_cli.loading.model.tokenizer import load_tokenizer
 
 TEXTS = ["The cat sat.", "A dog ran!", "No more rain"]
 COMMANDS = {

@@ -18,7 +18,7 @@ from duat_cli.loading.chat import as_written, written
 from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.loading.inputs.within import with_pictures
 from duat_cli.loading.model.lengths import token_counter
-from duat_cli.loading.model.load import load_tokenizer
+from duat_cli.loading.model.tokenizer import load_tokenizer
 from duat_cli.loading.prompts import encode, read_prompts
 from duat_cli.loading.texts import PromptText, asked, conversation
 from duat_cli.text import clean

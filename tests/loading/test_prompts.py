@@ -14,7 +14,7 @@ import transformers
 
 from duat_cli.errors import InputError
 from duat_cli.loading import prompts
-from duat_cli.loading.model.load import load_tokenizer
+from duat_cli.loading.model.tokenizer import load_tokenizer
 from duat_cli.loading.prompts import default_prompts, encode, limits, open_prompts, read_prompts
 from duat_cli.loading.texts import PromptText
 from duat_cli.text import clean
@@ -126,7 +126,7 @@ def test_a_file_that_cannot_be_used(raw: bytes, part: str, tmp_path: Path) -> No
     [
         (b'{"text": "fine"}\n{nope\n', "line 2: not JSON"),
         (b'{"txt": "a"}\n', 'line 1: expected an object with a "text"'),
-        (b'{"text": 3}\n', 'line 1: expected an object with a "text"'),
+        (b'{"text": 3}\n', 'line 1: expected a string in "text", got int'),
         (b'{"text": " "}\n', "line 1: empty prompt"),
         (b'{"text": "\\ud800"}\n', "line 1: character 1 has no UTF-8 form"),
         (b'{"a":' + b"[" * 100_000, "line 1: not JSON"),

@@ -12,7 +12,7 @@ import bad_checkpoints as bad
 import pytest
 
 from duat_cli.errors import CheckpointError, DuatError
-from duat_cli.loading.model.load import load_tokenizer
+from duat_cli.loading.model.tokenizer import load_tokenizer
 from duat_cli.loading.prompts import encode
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, hushed
 from duat_cli.loading.texts import PromptText

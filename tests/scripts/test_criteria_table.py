@@ -15,7 +15,7 @@ from benchmarks.criteria.table import ALWAYS, contests, label, lost, markdown
 from benchmarks.criteria.texts import library, texts_of
 
 from duat_cli.loading.checkpoint.source import demo_path
-from duat_cli.loading.model.load import load_tokenizer
+from duat_cli.loading.model.tokenizer import load_tokenizer
 
 WAVE = torch.tensor([-1.0, 1.0], dtype=torch.float64).repeat(10)  # of mean 0, over 20 windows
 

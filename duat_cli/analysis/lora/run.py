@@ -219,7 +219,7 @@ def _asked(
     else:
         read = request.texts.read(progress)
         loaded, prompts = tokens_of(*load_found(base, found, request.texts, read, progress), request.texts, read)
-    from duat_cli.loading.model.load import tokenizer_if_any
+    from duat_cli.loading.model.tokenizer import tokenizer_if_any
     from duat_cli.loading.prompts import said
 
     tokenizer = tokenizer_if_any(loaded.files.path)

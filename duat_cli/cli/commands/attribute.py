@@ -128,7 +128,7 @@ def attribute(
         from duat_cli.analysis.attribute.run import AttributeOptions
         from duat_cli.analysis.attribute.targets import Asked as Target
         from duat_cli.analysis.attribute.targets import FieldTargets, Words
-        from duat_cli.loading.model.load import tokenizer_if_any
+        from duat_cli.loading.model.tokenizer import tokenizer_if_any
         from duat_cli.loading.texts import field_of
         from duat_cli.models.discovery.modality import require_token_ids
 

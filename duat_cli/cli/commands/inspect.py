@@ -202,7 +202,7 @@ def _alone(
             from duat_cli.analysis.inspect.options import Filled
             from duat_cli.analysis.inspect.run import inspect as compute
             from duat_cli.analysis.inspect.save.states import saving
-            from duat_cli.loading.model.templated import token_texts
+            from duat_cli.loading.model.tokenizer import token_texts
 
             nonlocal count
             count += len(inputs)

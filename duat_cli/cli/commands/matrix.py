@@ -105,7 +105,7 @@ def matrix(
         talk.note(f"no --prompt given: using the paper's '{PAPER_PROMPT}' where the model reads text")
     with Progress(talk) as progress:
         loaded, read = open_session(wanted, texts, progress)
-        from duat_cli.loading.model.templated import token_texts
+        from duat_cli.loading.model.tokenizer import token_texts
 
         one_input(given, len(read))
         decode = token_texts(loaded, wanted.trust_remote_code)

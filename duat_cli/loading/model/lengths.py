@@ -60,7 +60,7 @@ def _by_file(path: Path) -> Callable[[PromptText], int] | None:
 
 
 def _by_transformers(path: Path, trust_remote_code: bool, template: Path | None) -> Callable[[PromptText], int]:
-    from duat_cli.loading.model.templated import templated_tokenizer
+    from duat_cli.loading.model.tokenizer import templated_tokenizer
 
     tokenizer = templated_tokenizer(path, template, trust_remote_code=trust_remote_code)
 

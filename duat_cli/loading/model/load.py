@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from duat_cli.compat.transformers import OnDevice, as_weights_are, load_part, targets_of
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.checkpoint.dtypes import SHORT, SIZES, auto_dtype, no_dtype
-from duat_cli.loading.checkpoint.files import open_file, read_json
 from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles, inspect_folder
 from duat_cli.loading.checkpoint.reader import Reader
-from duat_cli.loading.checkpoint.source import TOKENIZER_FILES, Source, has_tokenizer, resolve
+from duat_cli.loading.checkpoint.source import Source, resolve
 from duat_cli.loading.checkpoint.stored import STORED
 from duat_cli.loading.inputs.request import StackName
 from duat_cli.loading.model.blame import blamed
@@ -36,7 +34,7 @@ from duat_cli.loading.model.weights_check import Scan, Sight, compare_with_files
 from duat_cli.loading.paged.initialised import initialise
 from duat_cli.loading.paged.layout import layout
 from duat_cli.loading.paged.pager import Look, Pager
-from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, foreign_notes, hushed
+from duat_cli.loading.quiet import foreign_errors, foreign_notes, hushed
 from duat_cli.text import clean, one_line, shown
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, SHORT.get(name, name)) for name in (*SIZES, *SHORT)}
@@ -218,29 +216,6 @@ def fit_of(files: CheckpointFiles, dtype: str, trust_remote_code: bool) -> Fit:
         config = _read_config(files, trust_remote_code)
         cls, _ = model_class(config, files, trust_remote_code)
         return check_fit(cls, config, files, parse_dtype(dtype) or DTYPES[auto_dtype(files)])
-
-
-_OR_IDS = '; or give token ids, lines such as {"input_ids": [5, 6]} of a .jsonl file, to --prompts'
-
-
-def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a checkpoint folder. Apart from `load`: a command about weights needs none."""
-    if not has_tokenizer(path):
-        raise CheckpointError(f"{clean(str(path))}: no tokenizer to read texts with, expected tokenizer.json{_OR_IDS}")
-    for file in sorted(path.iterdir()):
-        if file.name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
-            read_json(file)  # transformers does not say which file is broken
-        elif file.name == "merges.txt" or any(file.match(pattern) for pattern in TOKENIZER_FILES):
-            open_file(file).close()  # nor does it notice a pipe, which it would wait for
-    with calling_tokenizer(f"{clean(str(path))}: tokenizer cannot be loaded"):
-        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=trust_remote_code)
-        tokenizer.truncation_side = "right"  # --max-tokens keeps the beginning, whatever the files prefer
-        return tokenizer
-
-
-def tokenizer_if_any(path: Path, *, trust_remote_code: bool = False) -> Any:
-    """The same; None where the folder has none, and only token ids can be read."""
-    return load_tokenizer(path, trust_remote_code=trust_remote_code) if has_tokenizer(path) else None
 
 
 def skeleton(files: CheckpointFiles, trust_remote_code: bool = False) -> PreTrainedModel:

@@ -24,7 +24,8 @@ from benchmarks.criteria.layers import (
 from benchmarks.criteria.ours import run
 from benchmarks.criteria.pruning_peer import PEER, torch_pruning
 from benchmarks.criteria.texts import Texts, texts_of
-from duat_cli.loading.model.load import LoadedModel, load, load_tokenizer
+from duat_cli.loading.model.load import LoadedModel, load
+from duat_cli.loading.model.tokenizer import load_tokenizer
 from duat_cli.models.discovery.structure import ModelStructure, discover
 
 SHARES = (0.1, 0.2, 0.3, 0.5)

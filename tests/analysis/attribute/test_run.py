@@ -23,7 +23,8 @@ from duat_cli.analysis.attribute.targets import Asked
 from duat_cli.analysis.attribute.total import AttributeTotal
 from duat_cli.analysis.attribute.work import Work
 from duat_cli.errors import InputError, UnsupportedModelError
-from duat_cli.loading.model.load import load, load_tokenizer
+from duat_cli.loading.model.load import load
+from duat_cli.loading.model.tokenizer import load_tokenizer
 from duat_cli.loading.prompts import encode, read_prompts
 from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.instrument import attention

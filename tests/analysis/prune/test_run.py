@@ -16,7 +16,8 @@ from duat_cli.analysis.prune.report import NO_DAMAGE, how_far_off, valid_to
 from duat_cli.analysis.prune.run import check_holdout, fresh, prune_bound
 from duat_cli.errors import InputError
 from duat_cli.kinds import Kind
-from duat_cli.loading.model.load import LoadedModel, load, load_tokenizer
+from duat_cli.loading.model.load import LoadedModel, load
+from duat_cli.loading.model.tokenizer import load_tokenizer
 from duat_cli.loading.prompts import Prompt, default_prompts, encode, limits
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.statistics.ranking import spearman

@@ -16,7 +16,8 @@ from refusals import refusal_of_load
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.source import demo_path, is_local, resolve
 from duat_cli.loading.model.fingerprint import fingerprint
-from duat_cli.loading.model.load import load, load_tokenizer
+from duat_cli.loading.model.load import load
+from duat_cli.loading.model.tokenizer import load_tokenizer
 
 
 @pytest.fixture

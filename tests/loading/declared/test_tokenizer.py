@@ -21,7 +21,7 @@ from duat_cli.loading.declared.tokenizer import (
     tokenizer_facts,
     tokens_hash,
 )
-from duat_cli.loading.model.load import load_tokenizer
+from duat_cli.loading.model.tokenizer import load_tokenizer
 from duat_cli.loading.prompts import default_prompts
 
 TEXTS = ["the cat", " two  spaces\n", "größer 漢字 🙂"]

@@ -11,7 +11,7 @@ from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.loading.model import lengths
 from duat_cli.loading.model.lengths import token_counter
-from duat_cli.loading.model.load import load_tokenizer
+from duat_cli.loading.model.tokenizer import load_tokenizer
 from duat_cli.loading.prompts import PromptText, default_prompts, encode
 
 

@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 
 from duat_cli.errors import CheckpointError, DuatError
 from duat_cli.loading.model.fingerprint import fingerprint
-from duat_cli.loading.model.load import load, load_tokenizer, parse_device
+from duat_cli.loading.model.load import load, parse_device
+from duat_cli.loading.model.tokenizer import load_tokenizer
 from duat_cli.loading.quiet import calling_tokenizer
 from duat_cli.text import clean
 

@@ -13,7 +13,8 @@ from duat_cli.analysis.prune.repair.refit import Refit, Refitting
 from duat_cli.analysis.prune.repair.repairer import Repairer
 from duat_cli.analysis.prune.terms.ablation import Ablator
 from duat_cli.analysis.prune.terms.damage import metric_for
-from duat_cli.loading.model.load import LoadedModel, load, load_tokenizer
+from duat_cli.loading.model.load import LoadedModel, load
+from duat_cli.loading.model.tokenizer import load_tokenizer
 from duat_cli.loading.prompts import Prompt, default_prompts, encode, holdout_prompts, limits
 from duat_cli.models.discovery.structure import discover
 from duat_cli.models.terms.sites import TermId, find_sites

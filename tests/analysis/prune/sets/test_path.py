@@ -11,7 +11,8 @@ from duat_cli.analysis.prune.sets.path import Sketch, path_of
 from duat_cli.analysis.prune.terms.damage import Divergence
 from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.kinds import Kind
-from duat_cli.loading.model.load import load, load_tokenizer
+from duat_cli.loading.model.load import load
+from duat_cli.loading.model.tokenizer import load_tokenizer
 from duat_cli.loading.prompts import default_prompts, encode
 from duat_cli.models.terms.sites import TermId
 

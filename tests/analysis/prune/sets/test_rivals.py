@@ -21,7 +21,8 @@ from duat_cli.analysis.prune.sets.rivals import OURS, RANDOM, Rivals
 from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.errors import InputError
 from duat_cli.kinds import Kind
-from duat_cli.loading.model.load import load, load_tokenizer
+from duat_cli.loading.model.load import load
+from duat_cli.loading.model.tokenizer import load_tokenizer
 from duat_cli.loading.prompts import Prompt, default_prompts, encode, holdout_prompts, limits
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.prune.rivals import CriterionSet

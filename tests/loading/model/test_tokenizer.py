@@ -11,7 +11,7 @@ from duat_cli.errors import CheckpointError
 from duat_cli.loading.chat import written
 from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.loading.model.lengths import token_counter
-from duat_cli.loading.model.templated import template_of, templated_tokenizer
+from duat_cli.loading.model.tokenizer import template_of, templated_tokenizer
 from duat_cli.loading.texts import PromptText, asked
 
 SAID = asked(PromptText("Hello", "--prompt 1", 1))
