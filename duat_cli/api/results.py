@@ -48,9 +48,9 @@ class Shown(Report):
         """The command's table on this page."""
         return to_text(self, page)
 
-    def to_text(self, width: int = 100) -> str:
-        """The table that the command prints, `width` characters wide."""
-        return self.render(Page(width=width))
+    def to_text(self, width: int = 100, *, wide: bool = False, every: bool = False) -> str:
+        """The table that the command prints, `width` characters wide. wide, every: as with --wide, and with --all."""
+        return self.render(Page(width=width, wide=wide, every=every))
 
     def to_json(self) -> str:
         """The JSON that the command writes with --json."""

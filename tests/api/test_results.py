@@ -48,6 +48,19 @@ def test_every_table_of_every_report_is_one(report: InspectResult) -> None:
             assert "\x1b" not in text
 
 
+def test_a_table_names_each_where_it_is_asked_to() -> None:
+    report = duat.lora_diff()
+    assert "--all shows a row for each parameter" in report.to_text()
+    whole = report.to_text(every=True)
+    assert "--all" not in whole
+    assert all(module.name in whole for module in report.modules)
+    checked = duat.check(weights_only=True)
+    assert "--all lists them" in checked.to_text()
+    assert "--all" not in checked.to_text(every=True)
+    assert max(map(len, report.to_text(80, every=True).splitlines())) <= 80
+    assert max(map(len, report.to_text(80, wide=True, every=True).splitlines())) > 80
+
+
 def test_a_list_inside_of_another_one_says_where_its_entries_are() -> None:
     pytest.importorskip("pandas")
     made = duat.compare(prompts=["The cat sat on the mat.", "The cat sat on the hat."])

@@ -94,7 +94,7 @@ def check(
     """
     with Outlets(model) as outlets:
         talk = talk_of(voice)
-        outlets.open(places.form, places.json, places.output, places.report or [], voice)
+        outlets.open(places.form, places.json, places.output, places.report or [], voice, every=places.every)
         if model is None and any(os.environ.get(name) for name in ("CI", "PRE_COMMIT")):
             # a job whose variable is empty would pass, on the bundled demo
             raise InputError("MODEL missing: a gate does not fall back to the bundled demo; give a folder or a hub id")
@@ -121,5 +121,5 @@ def check(
             result, text = compute(settled, request, progress, clock.run)
             if file is not None and text is not None:
                 file.write(text)
-        outlets.write(result, places.every, talk)
+        outlets.write(result, talk)
     return EXIT_SOUND if result.verdict == "passed" else EXIT_FINDINGS

@@ -51,11 +51,20 @@ class Outlets:
         """What has no result yet."""
         self._presentation: Presentation | None = None
 
-    def open(self, form: CheckForm | None, json: bool, output: str | None, reports: list[str], voice: Voice) -> None:
-        """The result's own place, then the others, each checked now; InputError says what cannot be written."""
+    def open(
+        self,
+        form: CheckForm | None,
+        json: bool,
+        output: str | None,
+        reports: list[str],
+        voice: Voice,
+        every: bool = False,
+    ) -> None:
+        """The result's own place, then the others, each checked now; InputError says what cannot be written. every: as
+        of the page of a table."""
         chosen = _form(form, json, output)
         own = Page(form=chosen if chosen in ("json", "html") else "table", output=output)
-        self._presentation = Presentation.of(own, voice)
+        self._presentation = Presentation.of(own, voice, every=every)
         self._open.append(_Outlet(chosen, self._presentation.target))
         faults = []
         for text in reports:
@@ -66,7 +75,7 @@ class Outlets:
         if faults:
             raise faults[0]
 
-    def write(self, report: CheckReport, every: bool, talk: Talk) -> None:
+    def write(self, report: CheckReport, talk: Talk) -> None:
         """Files first: where one cannot be written, standard output has not said yet that all is well."""
         from duat_cli.api.words import page_of
         from duat_cli.report.forms.check import render
@@ -74,7 +83,7 @@ class Outlets:
         assert self._presentation is not None
         page = self._presentation.page()
         for outlet in sorted(self._open, key=lambda o: o.target.path is None):
-            text = page_of([(None, report)]) if outlet.form == "html" else render(report, outlet.form, page, every)
+            text = page_of([(None, report)]) if outlet.form == "html" else render(report, outlet.form, page)
             self._open.remove(outlet)  # what cannot be written keeps what it had
             outlet.target.write(text)
             if outlet.target.path is not None:

@@ -23,7 +23,7 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "://": "&#58;
 _SHOWN = 50  # GitHub cuts a summary at 1 MB
 
 
-def render_markdown(report: CheckReport, every: bool = False) -> str:
+def render_markdown(report: CheckReport, every: bool) -> str:
     """A table of the causes, and the rest folded away. every: no list is cut."""
     model = report.model
     about = (

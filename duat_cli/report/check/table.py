@@ -16,21 +16,21 @@ _SHOWN = 6  # findings of one cause; --all and the JSON have all
 _CHANGES = 20
 
 
-def render_check(report: CheckReport, page: Page, every: bool = False) -> str:
+def render_check(report: CheckReport, page: Page) -> str:
     """The verdict's word, what ran and what the model answers; cause by cause with what to do and how much follows from
-    it; what was skipped, how many passed, and the verdict with its counts. every: whether all findings and effects are
-    listed, and what passed.
+    it; what was skipped, how many passed, and the verdict with its counts. With `page.every` all findings and effects
+    are listed, and what passed.
     """
     style = "bold green" if report.verdict == "passed" else "bold red"
     return page.render(
         line(f"{facts.named(report.model)}: {report.verdict.upper()}", style),
         *map(line, words.looked_at(report)),
         *_behaviour(report),
-        *_causes(report, every),
+        *_causes(report, page.every),
         *([BLANK, *facts.section("warnings", report.warnings, "yellow")] if report.warnings else []),
-        *_baseline(report, every),
+        *_baseline(report, page.every),
         *_skipped(report),
-        *_passed(report, every),
+        *_passed(report, page.every),
         BLANK,
         line(words.verdict(report), style),
     )

@@ -15,23 +15,23 @@ from duat_cli.report.json import to_json
 from duat_cli.report.tables.page import Page
 from duat_cli.results.check import CheckReport, UndecidedReport
 
-_Decided = Callable[[CheckReport, Page, bool], str]
+_Decided = Callable[[CheckReport, Page], str]
 _Undecided = Callable[[UndecidedReport], str]
 _FORMS: dict[str, tuple[_Decided, _Undecided]] = {
     "table": (render_check, undecided_table),
-    "json": (lambda report, page, every: to_json(report), to_json),
-    "junit": (lambda report, page, every: render_junit(report), undecided_junit),
-    "github": (lambda report, page, every: render_github(report), undecided_github),
-    "markdown": (lambda report, page, every: render_markdown(report, every), undecided_markdown),
-    "sarif": (lambda report, page, every: render_sarif(report), undecided_sarif),
-    "eval-results": (lambda report, page, every: render_eval_results(report), undecided_eval_results),
-    "model-card": (lambda report, page, every: model_card(report), undecided_model_card),
+    "json": (lambda report, page: to_json(report), to_json),
+    "junit": (lambda report, page: render_junit(report), undecided_junit),
+    "github": (lambda report, page: render_github(report), undecided_github),
+    "markdown": (lambda report, page: render_markdown(report, page.every), undecided_markdown),
+    "sarif": (lambda report, page: render_sarif(report), undecided_sarif),
+    "eval-results": (lambda report, page: render_eval_results(report), undecided_eval_results),
+    "model-card": (lambda report, page: model_card(report), undecided_model_card),
 }
 
 
-def render(report: CheckReport, form: str, page: Page, every: bool = False) -> str:
-    """The report as text in one of the forms. page: of the table; every: table and Markdown leave no finding out."""
-    return _FORMS[form][0](report, page, every)
+def render(report: CheckReport, form: str, page: Page) -> str:
+    """The report as text in one of the forms. page: of the table; its `every` is of Markdown as well."""
+    return _FORMS[form][0](report, page)
 
 
 def render_undecided(report: UndecidedReport, form: str) -> str:

@@ -29,7 +29,7 @@ class Page:
     wide: bool = False
     """Whether tables of numbers show all their columns side by side, however far beyond `width`."""
     every: bool = False
-    """Whether a table that sums up what is alike has a row for each instead."""
+    """Whether a table that sums up what is alike has a row for each instead, and no list is cut: --all."""
 
     @property
     def narrow(self) -> bool:

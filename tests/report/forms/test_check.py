@@ -159,7 +159,7 @@ def test_an_error_is_no_failure_and_no_success() -> None:
 
 
 def test_all_leaves_nothing_out() -> None:
-    short, whole = (render(sample.check_report(), "table", Page(80), every) for every in (False, True))
+    short, whole = (render(sample.check_report(), "table", Page(80, every=every)) for every in (False, True))
     assert "and 3 more, in blocks 6-8; --all lists them" in short
     assert "effective_context' went" not in short
     assert "passed: 4 rules; --all lists them" in short
