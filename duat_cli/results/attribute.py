@@ -18,6 +18,7 @@ _TOTAL = Meaning(
 )
 _DIRECT = Meaning("logits", "exact", formula="<gradient along the residual stream alone, part>", signed=True)
 _LOGIT = Meaning("logits", "measured", signed=True)
+_PROBABILITY = Meaning("0 to 1", "measured", formula="softmax of the untouched model's logits")
 _RESIDUAL = Meaning(
     "relative", "measured", formula="|sum of parts - logit| / largest absolute partial sum", better="lower"
 )
@@ -241,6 +242,12 @@ class MeasuredParts(Result):
     skipped: list[Skipped] = Field(description="heads and neurons that are taken out in no case, and why")
 
 
+class Rival(TokenName):
+    """The token that the model's output finds most probable beside the target."""
+
+    probability: Annotated[Finite, _PROBABILITY] = Field(description="of the token at that output")
+
+
 class Attribution(WithReasons):
     """One prediction: one prompt, one position, one target."""
 
@@ -252,6 +259,10 @@ class Attribution(WithReasons):
         description="what the model makes of it behind its cap; null where nothing stands behind the logit"
     )
     rank: int | None = Field(description="of the target among all tokens or classes, from 1; null without a head")
+    probability: Annotated[Finite | None, _PROBABILITY] = Field(
+        default=None, description="of the target token at that output; null of what is no token"
+    )
+    rival: Rival | None = Field(default=None, description="the most probable other token; null of what is no token")
     parts: Parts
     direct: Direct
     flows: list[Flow]

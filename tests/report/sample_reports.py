@@ -21,6 +21,7 @@ from duat_cli.results.attribute import (
     Move,
     RemovedPart,
     RemovedToken,
+    Rival,
     Source,
     StaticPart,
     TargetFacts,
@@ -450,6 +451,8 @@ def attribute_report() -> AttributeReport:
                 logit=4.0,
                 capped=3.75,
                 rank=2,
+                probability=0.125,
+                rival=Rival(id=19, text=" Rome\x1b", probability=0.4375),
                 parts=AttributedParts(
                     tokens=[
                         TokenPart(position=0, id=5, text="\\x1b[31m", value=-0.5, direct=0.0),

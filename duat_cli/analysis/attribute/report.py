@@ -8,6 +8,7 @@ import torch
 
 from duat_cli.analysis.attribute.leading import Leading
 from duat_cli.analysis.attribute.measure import Measurer
+from duat_cli.analysis.attribute.odds import Odds
 from duat_cli.analysis.attribute.parts import PromptParts
 from duat_cli.analysis.attribute.targets import Chooser, Target, Words
 from duat_cli.analysis.attribute.work import Found
@@ -22,6 +23,7 @@ from duat_cli.results.attribute import (
     InnerPart,
     Parts,
     PicturePart,
+    Rival,
     StaticPart,
     TargetFacts,
     TokenName,
@@ -59,6 +61,8 @@ def attributions(
             capped=found.capped[k],
             position=target.position,
             rank=found.ranks[k],
+            probability=None if odds is None else odds.own,
+            rival=_rival(odds, target, chooser),
             prompt=found.prompt,
             target=_facts(target, chooser),
             logit=float(found.parts.output[k]),
@@ -67,16 +71,25 @@ def attributions(
             flows=found.leading[k].flows,
             residual=float(total[k]),
         )
-        for k, target in enumerate(found.targets)
+        for k, (target, odds) in enumerate(zip(found.targets, found.odds, strict=True))
     ]
 
 
+_NO_TOKEN = "the target is no token"
 _ABSENT = {
     "measured": "not removed without --measure",
     "capped": "the model caps nothing",
     "position": "the model has one output a prompt",
     "rank": "the model has no head",
+    "probability": _NO_TOKEN,
+    "rival": _NO_TOKEN,
 }
+
+
+def _rival(odds: Odds | None, target: Target, chooser: Chooser) -> Rival | None:
+    if odds is None:
+        return None
+    return Rival(id=odds.rival, text=chooser.text(target, odds.rival), probability=odds.rivals)
 
 
 def _facts(target: Target, chooser: Chooser) -> TargetFacts:

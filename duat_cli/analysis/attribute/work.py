@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.attribute.experts import KnownExperts
 from duat_cli.analysis.attribute.leading import Leading
+from duat_cli.analysis.attribute.odds import Odds, odds_of
 from duat_cli.analysis.attribute.parts import BlockParts, PromptParts, block_parts, token_parts
 from duat_cli.analysis.attribute.targets import Chooser, Target, likelihoods
 from duat_cli.analysis.attribute.total import PromptSums
@@ -51,6 +52,7 @@ class Found:
     leading: list[Leading]
     capped: list[float | None]  # what the model makes of it behind its cap
     ranks: list[int | None]
+    odds: list[Odds | None]
     dtype: torch.dtype  # of the model's own output
 
 
@@ -204,6 +206,7 @@ class Work:
                 capped=[None if own is recorded.output else float(t.of(recorded.output.detach())) for t in here],
                 dtype=own.dtype,
                 ranks=[target.rank(recorded.output) for target in here],
+                odds=[odds_of(target, recorded.output) for target in here],
             )
             adjoint = Adjoint(structure, self.sites, recorded.calls, at[some])
             found.append(_UnderWay(one, adjoint, recorded.calls[0].before))

@@ -59,6 +59,13 @@ def test_the_parts_add_up_to_the_models_own_logit(model_type: str) -> None:
     own = float(logits[0, 5, 77]) if one.capped is None else one.logit
     if one.capped is not None:
         assert one.capped == pytest.approx(float(logits[0, 5, 77]), rel=1e-6)
+    probable = logits[0, 5].softmax(-1)
+    assert one.probability == pytest.approx(float(probable[77]), rel=1e-5)
+    probable[77] = 0.0
+    assert one.rival is not None
+    assert one.rival.id == int(probable.argmax())
+    assert one.rival.text.strip() == f"t{one.rival.id}"
+    assert one.rival.probability == pytest.approx(float(probable.max()), rel=1e-5)
     for value in added(one):
         assert abs(value - own) <= bar * max(abs(own), sum(abs(u.value) for u in one.parts.units))
     assert max(one.residual, one.direct.residual) == report.certificate.residual <= bar
@@ -249,6 +256,8 @@ def test_a_classifier() -> None:
     assert one.logit == pytest.approx(float(logits[2] - logits[0]), rel=1e-5)
     assert report.certificate.exact
     assert one.rank == 1 + int((logits > logits[2]).sum())
+    assert (one.probability, one.rival) == (None, None)
+    assert one.reasons["rival"] == "the target is no token"
     with pytest.raises(InputError, match="'fine': no class of this model; it has bad, so, good"):
         report_of(model, ids, target="fine")
     with pytest.raises(InputError, match="--position"):

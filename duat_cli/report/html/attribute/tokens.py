@@ -9,7 +9,17 @@ from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.table import Head, Table, table_by
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute.columns import SOURCES, STATES
-from duat_cli.report.tables.attribute.words import BARE, by_block, by_token, called, computed, is_bare, title, token
+from duat_cli.report.tables.attribute.words import (
+    BARE,
+    by_block,
+    by_token,
+    called,
+    choice,
+    computed,
+    is_bare,
+    title,
+    token,
+)
 from duat_cli.report.tables.grid import on_page
 from duat_cli.report.tables.numbers import SIGNED
 from duat_cli.report.tables.page import TARGET, cut
@@ -33,11 +43,10 @@ def coloured(report: AttributeReport, number: int, *, whole: bool = True) -> Fig
     largest = max((abs(value) for _, value, _ in tokens), default=0.0)
     kept = [i for i, (_, value, _) in enumerate(tokens) if depth(value, largest) != "z"]
     left = len(tokens) - len(kept)
-    rank = "" if one.rank is None else f", choice {one.rank} of the model"
     return Figure(
         key=f"text-{number}",
         name=title(one, len(report.prompts)),
-        title=f"{title(one, len(report.prompts))}: {called(one)} {numbers.plain(one.logit)}{rank}",
+        title=f"{title(one, len(report.prompts))}: {called(one)} {numbers.plain(one.logit)}{choice(one)}",
         says="Each token with what it adds: its embedding, and the UAT terms computed at it. + raises the "
         f"{called(one)}, \N{MINUS SIGN} lowers it; unmarked tokens add little.{f' {BARE}' if is_bare(one) else ''}",
         picture=words(tokens),

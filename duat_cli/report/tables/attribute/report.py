@@ -82,8 +82,7 @@ def _prediction(one: Attribution, page: Page, prompts: int) -> list[RenderableTy
 def _title(one: Attribution, prompts: int) -> str:
     where = "" if one.position is None else f" at position {one.position}"
     prompt = f"prompt {one.prompt}, " if prompts > 1 else ""
-    choice = "" if one.rank is None else f", choice {one.rank} of the model"
-    return f"{prompt}{words.named(one)}{where}: {words.called(one)} {numbers.plain(one.logit)}{choice}"
+    return f"{prompt}{words.named(one)}{where}: {words.called(one)} {numbers.plain(one.logit)}{words.choice(one)}"
 
 
 def _sums(one: Attribution) -> list[str]:

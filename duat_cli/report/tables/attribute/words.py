@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from duat_cli.report.tables import numbers
 from duat_cli.report.tables.page import TARGET, cut
 from duat_cli.results.attribute import Attribution
 
@@ -38,6 +39,18 @@ def title(one: Attribution, prompts: int) -> str:
     """Which prediction: the target, the position, and the prompt where there are several."""
     where = "" if one.position is None else f" at position {one.position}"
     return f"{named(one)}{where}" + (f" of prompt {one.prompt}" if prompts > 1 else "")
+
+
+def choice(one: Attribution) -> str:
+    """Where the target stands among all, how probable it is, and which other token is most."""
+    if one.rank is None:
+        return ""
+    found = f", choice {one.rank} of the model"
+    if one.probability is None or one.rival is None:
+        return found
+    other = "next" if one.rank == 1 else "first"
+    rival = f"{other} '{cut(one.rival.text, TARGET)}' {numbers.share(one.rival.probability)}"
+    return f"{found} at {numbers.share(one.probability)} ({rival})"
 
 
 def token(one: Attribution, position: int) -> str:
