@@ -51,7 +51,12 @@ def coloured(report: AttributeReport, number: int, *, whole: bool = True) -> Fig
         f"{called(one)}, \N{MINUS SIGN} lowers it; unmarked tokens add little.{f' {BARE}' if is_bare(one) else ''}",
         picture=words(tokens),
         tables=[_tokens(one, number, here, kept), *_encoder(one, number), *([_sums(one)] if whole else [])],
-        terms=["attribution[].parts.tokens[].value", "attribution[].parts.units[].tokens", "attribution[].logit"],
+        terms=[
+            "attribution[].parts.tokens[].value",
+            "attribution[].parts.units[].tokens",
+            "attribution[].logit",
+            "attribution[].probability",
+        ],
         notes=[f"{plural(left, 'unmarked token')}: in the JSON."] if left else [],
     )
 
