@@ -323,8 +323,8 @@ def load_found(
     prompts: int = 0,
 ) -> tuple[LoadedModel, Any]:
     """The model, loaded in the way that suits the texts, and its tokenizer; None where it has none and token ids alone
-    are read. more: texts that are held out, and that a
-    repair is fitted to; prompts: how many there are, where those read are the longest."""
+    are read. more: texts that are held out, and that a repair is fitted to; prompts: how many there are, where those
+    read are the longest."""
     way = model.counted(*_counts(model, found, texts, read, *more), prompts=prompts).way(found, progress)
     progress(0, 0, "loading torch and transformers")
     with uncollected():

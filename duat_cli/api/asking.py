@@ -259,7 +259,8 @@ class Asked:
         return loaded
 
     def _own_tokenizer(self) -> Any:
-        """The caller's, that of a processor too; where it has to cut, a copy that keeps the beginning of a text."""
+        """The caller's, that of a processor too; where it has to cut, a copy that keeps the beginning of a text. None
+        where there is none and prompts may be token ids: those of a file are not read yet."""
         if self.tokenizer is None:
             if self.texts.file is not None or all(map(_ids, self.texts.prompts or [""])):
                 return None
