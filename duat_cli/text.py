@@ -51,6 +51,11 @@ def one_line(text: str, limit: int = 400) -> str:
     return f"{line[: limit - tail - 5]} ... {line[len(line) - tail :]}"
 
 
+def exactly(share: float) -> str:
+    """Per cent, not rounded: 99.9 % confidence must not be printed as 100 %."""
+    return f"{100 * share:.10g}"
+
+
 def plural(number: int, noun: str, many: str | None = None) -> str:
     """1 prompt, 2 prompts. many: of a noun that takes no s."""
     return f"{number} {noun}" if number == 1 else f"{number} {many or noun + 's'}"

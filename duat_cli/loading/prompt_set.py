@@ -21,7 +21,7 @@ def key_of(sha256: str) -> int:
 
 def keys_of(texts: Iterable[PromptText]) -> array[int]:
     """The key of every text, in order, 8 bytes each; a text that cannot be read is met here."""
-    return array("Q", (key_of(hashlib.sha256(t.hashed.encode()).hexdigest()) for t in texts))
+    return array("Q", (key_of(text.sha256) for text in texts))
 
 
 def digest_of(keys: array[int]) -> str:
@@ -44,7 +44,7 @@ class PromptSet:
         position, size = -1, 0
         waiting: list[tuple[int, PromptText]] = []
         for position, text in enumerate(self.texts):
-            key = key_of(hashlib.sha256(text.hashed.encode()).hexdigest())
+            key = key_of(text.sha256)
             if position >= len(self.keys) or key != self.keys[position]:
                 raise InputError(f"{text.where}: changed while it was read; run again")
             if wanted(position):

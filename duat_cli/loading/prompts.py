@@ -6,7 +6,6 @@ many tokens.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.resources
 import io
 import itertools
@@ -239,11 +238,10 @@ def _encode(tokenizer: Any, prompt: PromptText, max_tokens: int | None, room: Li
             f"{prompt.where}: token id {foreign} is out of the vocabulary, vocab_size {room.vocab_size}: "
             + ("give others" if prompt.ids is not None else "the tokenizer belongs to another model")
         )
-    sha256 = hashlib.sha256(prompt.hashed.encode("utf-8")).hexdigest()
     messages = prompt.text if prompt.conversation else None
     places = _places([] if made is None else made.answered(), spans)
     tokens = torch.tensor([ids], dtype=torch.long)
-    return Prompt(text, sha256, tokens, prompt.line, spans, messages=messages, answered=places)
+    return Prompt(text, prompt.sha256, tokens, prompt.line, spans, messages=messages, answered=places)
 
 
 def _places(found: Sequence[tuple[int, int]] | None, spans: Spans | None) -> tuple[int, ...] | None:

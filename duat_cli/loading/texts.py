@@ -7,6 +7,7 @@ A file is read piece by piece, so that its size costs no memory; every error nam
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import re
@@ -53,6 +54,11 @@ class PromptText:
     def hashed(self) -> str:
         """What the prompt is known by: its text, unless that is written as token ids are, which are another prompt."""
         return _AS_TEXT + self.text if self.ids is None and _NUMBERED.fullmatch(self.text) else self.text
+
+    @property
+    def sha256(self) -> str:
+        """Of that, as UTF-8."""
+        return hashlib.sha256(self.hashed.encode()).hexdigest()
 
     @property
     def said(self) -> dict[str, Any]:

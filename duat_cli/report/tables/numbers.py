@@ -43,11 +43,6 @@ def share(value: float | None) -> str:
     return f"{percent(value)} %"
 
 
-def exactly(share: float) -> str:
-    """Per cent, not rounded: 99.9 % confidence must not be printed as 100 %."""
-    return f"{100 * share:.10g}"
-
-
 def error(value: float | None) -> str:
     """A relative error: 3.1e-07, or 0 where nothing is lost."""
     if value is None:

@@ -10,6 +10,7 @@ from duat_cli.results.base import Finite, Result, WithReasons
 from duat_cli.results.meaning import Meaning
 from duat_cli.results.prune.repair import SetRepair, ShareOfKind
 from duat_cli.results.prune.rivals import CriterionSet
+from duat_cli.text import exactly
 
 _OF_SET = Meaning(
     "the metric's", "estimate", how="linearised, the set's responses added before they are squared", signed=True
@@ -126,8 +127,8 @@ class Guarantee(WithReasons):
 
     @property
     def share_exceeding(self) -> str:
-        """with 95% confidence: at most 5% of prompts; both as they are, since 99.9% must not be said as 100%."""
-        return f"with {100 * self.confidence:.10g}% confidence: at most {100 * self.share_above_limit:.10g}% of prompts"
+        """with 95% confidence: at most 5% of prompts."""
+        return f"with {exactly(self.confidence)}% confidence: at most {exactly(self.share_above_limit)}% of prompts"
 
 
 class MeanGuarantee(WithReasons):

@@ -19,6 +19,7 @@ from duat_cli.report.tables.prune.notable import notable
 from duat_cli.report.tables.prune.rivals import TABLES as RIVAL_TABLES
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.terms import NEGLIGIBLE, Prediction
+from duat_cli.text import exactly
 
 
 def render_prune(report: PruneReport, page: Page) -> str:
@@ -180,7 +181,7 @@ def _precision(report: PruneReport) -> str:
     )
     return (
         f"{idle}Linearised, from {report.protocol.probes} probes a prompt: sampling error about "
-        f"{numbers.percent(middle)} % ({numbers.exactly(report.protocol.confidence)} % interval); {ablated}. Local, "
+        f"{numbers.percent(middle)} % ({exactly(report.protocol.confidence)} % interval); {ablated}. Local, "
         "frozen and certified readings of every term: --json."
     )
 
@@ -251,7 +252,7 @@ def _means(report: PruneReport, rows: list[Prediction], page: Page) -> list[Rend
     """The mean over all terms of a kind, estimated from those that were ablated."""
     title = (
         f"Mean damage of really removing one term, over all of its kind, {report.protocol.unit}: estimate from the "
-        f"ablated ones with the prediction as control variate, {numbers.exactly(report.protocol.confidence)} % interval"
+        f"ablated ones with the prediction as control variate, {exactly(report.protocol.confidence)} % interval"
     )
     if not rows:
         return []

@@ -14,6 +14,7 @@ from duat_cli.report.tables.page import Page, line
 from duat_cli.report.tables.prune.eq16 import ROOMY
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.rivals import CriterionSet
+from duat_cli.text import exactly
 
 
 def rivals(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
@@ -51,7 +52,7 @@ def said(rows: Sequence[CriterionSet], confidence: float) -> list[str]:
         if one.lowest is not None
     ]
     if any(one.ratio is not None for one in rows):
-        found.append(f"low, high: {numbers.exactly(confidence)} % interval over the prompts.")
+        found.append(f"low, high: {exactly(confidence)} % interval over the prompts.")
     better = [chosen_by(one) for one in rows if one.ratio_high is not None and one.ratio_high < 1]
     if better:
         found.append(f"Less damage than duat's set: {', '.join(better)}.")

@@ -14,6 +14,7 @@ from duat_cli.report.tables.prune.repair import repair
 from duat_cli.report.tables.prune.rivals import rivals
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import HeldOut, Plan
+from duat_cli.text import exactly
 
 UNITS = {"hidden": "rel.", "kl": "nats", "nll": "nats"}  # short, for headers
 PICTURE_WIDTH = 40
@@ -189,7 +190,7 @@ def _mean_guarantee(plan: Plan) -> list[str]:
     above = f"{given.counted_for_less or 'none'} of {given.holdout_prompts}"
     above += f" {'is' if given.counted_for_less < 2 else 'are'} above that."
     return [
-        f"{plan.granularity}, mean: with {numbers.exactly(given.confidence)}% confidence, removing {given.removed} of "
+        f"{plan.granularity}, mean: with {exactly(given.confidence)}% confidence, removing {given.removed} of "
         f"{plan.of} has a mean damage within the budget ({numbers.plain(given.mean)} on the held-out prompts). "
         f"Each prompt's damage is capped at {numbers.plain(given.most)} for this test; {above}"
     ]
@@ -202,8 +203,8 @@ def _limit(plan: Plan) -> list[str]:
         return []
     given = plan.guarantee
     return [
-        f"{plan.granularity}, all {last.removed}: with {numbers.exactly(given.confidence)}% confidence, at most "
-        f"{numbers.exactly(given.share_above_limit)}% of prompts have a damage above {numbers.plain(last.limit)}."
+        f"{plan.granularity}, all {last.removed}: with {exactly(given.confidence)}% confidence, at most "
+        f"{exactly(given.share_above_limit)}% of prompts have a damage above {numbers.plain(last.limit)}."
     ]
 
 
@@ -223,8 +224,8 @@ def _guarantee(plan: Plan) -> str:
         return f"{tried} budget on {one.exceeded} of {one.prompts} held-out prompts; {may}"
     which = ", ".join(given.set) if len(given.set) <= NAMED_TERMS else "--json or --export"
     return (
-        f"{plan.granularity}: with {numbers.exactly(given.confidence)}% confidence, removing {given.removed} of "
-        f"{plan.of} exceeds the budget on at most {numbers.exactly(given.share_above_limit)}% of prompts "
+        f"{plan.granularity}: with {exactly(given.confidence)}% confidence, removing {given.removed} of "
+        f"{plan.of} exceeds the budget on at most {exactly(given.share_above_limit)}% of prompts "
         f"({given.exceeded} of {given.holdout_prompts} "
         f"held-out prompts did). {' '.join(filter(None, (saving(plan, given.saves), f'Which: {which}')))}"
     )
