@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from children import PATIENCE
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries, talk
+from duat_cli.loading import prompts
 from duat_cli.loading.checkpoint.source import demo_path
 
 STEERING = {"COLUMNS", "NO_COLOR", "FORCE_COLOR", "CI", "PRE_COMMIT", "TERM", "HF_TOKEN", "DUAT_DEBUG"}
@@ -97,6 +99,15 @@ def apart(*arguments: object, process: dict[str, Any] | None = None, **env: str)
         **(process or {}),
     )
     return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+@contextlib.contextmanager
+def few_bundled(count: int) -> Iterator[None]:
+    """A context in which the bundled sets have so many prompts."""
+    bundled = prompts._bundled
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompts, "_bundled", lambda name: bundled(name)[:count])
+        yield
 
 
 @pytest.fixture

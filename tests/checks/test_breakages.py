@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from breakages import ADAPTERS, BREAKAGES, HEADER, SOUND, State, made, permutation, table, weights
 from helpers import minilm
+from running_checks import few_bundled
 
 from duat_cli.analysis.check import run
 from duat_cli.analysis.opening import ModelRequest, PromptRequest
@@ -23,7 +24,6 @@ from duat_cli.checks.registry import all_rules
 from duat_cli.checks.rule import Evidence
 from duat_cli.checks.verdict.conclude import CheckPlan, Subject, conclude, plan
 from duat_cli.errors import DuatError
-from duat_cli.loading import prompts
 from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path
 from duat_cli.results.base import Run
 from duat_cli.results.check import CheckReport
@@ -75,9 +75,7 @@ def look(settled: CheckPlan, model: Path, adapter: Path | None) -> tuple[CheckRe
 @pytest.fixture(scope="module")
 def few() -> Iterator[None]:
     """Four of the bundled prompts."""
-    bundled = prompts._bundled
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prompts, "_bundled", lambda name: bundled(name)[:4])
+    with few_bundled(4):
         yield
 
 

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from running_checks import Duat
+from running_checks import Duat, few_bundled
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from duat_cli.checks.registry import all_rules
 from duat_cli.checks.rule import Evidence, Measurement, Settings
 from duat_cli.checks.rules.behaviour import FEW
-from duat_cli.loading import prompts
 from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path
 from duat_cli.results.behaviour import NOT_FINITE, Behaviour, TunedBehaviour
 
@@ -29,9 +28,7 @@ State = dict[str, Tensor]
 @pytest.fixture(scope="module", autouse=True)
 def few() -> Iterator[None]:
     """Five of the bundled prompts."""
-    bundled = prompts._bundled
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prompts, "_bundled", lambda name: bundled(name)[:5])
+    with few_bundled(5):
         yield
 
 
