@@ -164,23 +164,25 @@ def retokenised(old: BaselinePrompts | None, new: BaselinePrompts | None, *, wri
     )
 
 
-def refuse_rounded(found: BaselineFile, files: CheckpointFiles, drift: Iterable[Deviation], limit_dtype: str) -> None:
-    """InputError where tensors moved by what another stored dtype explains, whose rounding is not allowed.
+def by_rounding(found: BaselineFile, files: CheckpointFiles, drift: Iterable[Deviation], limit_dtype: str) -> str:
+    """Where tensors moved by no more than another stored dtype explains, whose rounding is not allowed, how to allow
+    it; else empty.
 
     Another dtype of the same values is no fault, and values that moved further are one.
     """
-    where, old = found.where, found.content
-    here = stored_floats(files)
+    here, old = stored_floats(files), found.content.stored
     moved = [d.change for d in drift if d.status == "beyond" and metric_of(d.key).kind == "tensor"]
-    if here != old.stored and moved:
-        coarsest = max((RUN_IN.get(d, "float32") for d in {*here, *old.stored}), key=lambda d: COARSENESS[d])
-        room = tolerance(tensor_key(""), coarsest, {}).atol
-        if COARSENESS[coarsest] > COARSENESS[limit_dtype] and max(moved) <= room:
-            raise InputError(
-                f"{where}: of a checkpoint stored as {', '.join(map(clean, old.stored)) or 'nothing'}, this one is "
-                f"{', '.join(here) or 'nothing'}: another dtype; allow its rounding by [drift] dtype = "
-                f'"{coarsest}" in the policy, or make a new baseline'
-            )
+    if here == old or not moved:
+        return ""
+    coarsest = max((RUN_IN.get(d, "float32") for d in {*here, *old}), key=lambda d: COARSENESS[d])
+    room = tolerance(tensor_key(""), coarsest, {}).atol
+    if COARSENESS[coarsest] <= COARSENESS[limit_dtype] or max(moved) > room:
+        return ""
+    was, now = (", ".join(map(clean, names)) or "nothing" for names in (old, here))
+    return (
+        f"{found.where}: of a checkpoint stored as {was}, this one is {now}: another dtype; allow its rounding by "
+        f'[drift] dtype = "{coarsest}" in the policy'
+    )
 
 
 def refuse_other_type(where: str, model: BaselineModel, files: CheckpointFiles) -> None:

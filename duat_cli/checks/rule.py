@@ -56,6 +56,8 @@ class Evidence:
     """What the checkpoint says of itself beside its weights."""
     old: Mapping[str, Any] | None = None
     """The same of the baseline, by key; needs a baseline that holds it."""
+    rounding: str = ""
+    """How to allow the rounding to another stored dtype, where that may be all that moved the tensors; else empty."""
     retokenised: str = ""
     """How the same prompts were read otherwise than in the baseline; empty where they were not."""
     written: bool = False

@@ -267,6 +267,20 @@ def test_a_fine_tune_is_held_against_its_base_without_a_file(
     assert "--policy fine-tune lets weights move" in " ".join(strict.stdout.split())
 
 
+def test_a_fine_tune_may_be_stored_in_a_coarser_dtype_than_its_base(tmp_path: Path, duat: Duat) -> None:
+    """Whether more than rounding moved its weights cannot be told, which matters where weights may not move."""
+    base = damaged(tmp_path / "base", widened)
+    tuned = damaged(tmp_path / "tuned", widened, lambda s: s.update({n: 1.001 * t.bfloat16() for n, t in s.items()}))
+    check = ("check", tuned, "-q", "--weights-only", "--base", base)
+    done = duat(*check, "--json")
+    assert (done.code, done.rules("warned")) == (0, {"drift.weights"})
+    assert done.json["warnings"] == [
+        f"--base {base}: of a checkpoint stored as F32, this one is BF16: another dtype; allow its rounding by [drift] "
+        'dtype = "bfloat16" in the policy'
+    ]
+    duat(*check, "--policy", "default").refused("another dtype", "or make a new baseline")
+
+
 def test_a_base_that_cannot_be_one(tmp_path: Path, duat: Duat) -> None:
     broken = damaged(tmp_path / "c", lambda state: state["model.norm.weight"].fill_(torch.nan))
     check = ("check", demo_path(), "-q", "--weights-only")

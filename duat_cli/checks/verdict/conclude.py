@@ -12,7 +12,7 @@ from duat_cli import __version__
 from duat_cli.checks import baseline as baselines
 from duat_cli.checks.answers import Agreement, agreement, compared
 from duat_cli.checks.baseline import Baseline, BaselineFile, Value
-from duat_cli.checks.drift import Deviation, compare, refuse_foreign, refuse_other_model, refuse_rounded, retokenised
+from duat_cli.checks.drift import Deviation, by_rounding, compare, refuse_foreign, refuse_other_model, retokenised
 from duat_cli.checks.metrics import metrics_of, sampling_slack
 from duat_cli.checks.nearest import suggestion
 from duat_cli.checks.paths import is_metric, leaves_out, matches
@@ -242,8 +242,10 @@ def _with_baseline(
         forward=report is not None and not other_tokens,
         shapes=baselines.shapes_of(evidence.weights),
     )
-    refuse_rounded(plan.baseline, evidence.files, drift, limit)
-    evidence = replace(evidence, drift=drift, old=old.declared, retokenised=other_tokens)
+    rounding = by_rounding(plan.baseline, evidence.files, drift, limit)
+    if rounding and plan.settings["drift.weights"].level == "error":  # those of a fine-tune may move
+        raise InputError(f"{rounding}, or make a new baseline")
+    evidence = replace(evidence, drift=drift, old=old.declared, retokenised=other_tokens, rounding=rounding)
     if old.declared is None:
         evidence.absent["declared"] = f"the baseline, of schema version {old.schema_version}, holds nothing of it"
     if other_tokens:
@@ -293,6 +295,8 @@ def _check_tolerances(plan: CheckPlan, metrics: Mapping[str, Value]) -> None:
 def _baseline_warnings(plan: CheckPlan, evidence: Evidence) -> list[str]:
     if plan.baseline_name is not None and evidence.adapter is not None:
         return ["a baseline is of the base alone: what the adapter changes is compared with nothing"]
+    if evidence.rounding:
+        return [evidence.rounding]
     if plan.update or plan.baseline is None or plan.schema == baselines.SCHEMA:
         return []
     sketches = "its sketches may be off by 0.63 of a change of low rank, today's by a quarter; "
