@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from duat_cli.loading.prompts import Prompt
 
 Model = Any  # a folder or hub id (str or path), None for the bundled demo, or a transformers or PEFT model in memory
-Texts = str | Iterable[str | Iterable[int] | Iterable[Mapping[str, Any]]]  # texts, token ids or messages each
+Text = str | Iterable[int] | Iterable[Mapping[str, Any]]  # a text, token ids or messages
+Texts = str | Iterable[Text]
 File = str | os.PathLike[str]
 Pictures = Any  # a file or a PIL picture, or a list of them
 Tensors = File | Mapping[str, Any] | Sequence[File | Mapping[str, Any]]

@@ -17,6 +17,7 @@ from duat_cli.api.asking import (
     Model,
     Pictures,
     Tensors,
+    Text,
     Texts,
     computing,
     input_files,
@@ -40,7 +41,6 @@ from duat_cli.api.settings import (
     one_input,
     one_of,
     one_question,
-    texts_only,
     whole,
     whole_numbers,
 )
@@ -170,7 +170,7 @@ def matrix(
     model: Model = None,
     tokenizer: Any = None,
     *,
-    prompt: str | None = None,
+    prompt: Text | None = None,
     layer: int = 0,
     max_tokens: int | None = None,
     chat: bool = False,
@@ -185,8 +185,9 @@ def matrix(
 ) -> MatrixResult:
     """`duat matrix`: the paper's explicit matrices of one block and one prompt. Also of a model in memory.
 
-    prompt: without, and where text is read, that of the paper; image, audio, inputs, stack: as of `inspect`, of one
-    input; output: a .safetensors file that the block's W' is written to by its factors; dense: W' itself, too.
+    prompt: as one of `inspect`; without, and where text is read, that of the paper; image, audio, inputs, stack: as of
+    `inspect`, of one input; output: a .safetensors file that the block's W' is written to by its factors; dense: W'
+    itself, too.
     """
     from duat_cli.analysis.matrix.run import matrix as compute
 
@@ -195,7 +196,6 @@ def matrix(
     if dense and target is None:
         raise InputError("dense: writes W' to a file; give output as well")
     files = input_files(image, audio, inputs, no_decoder(stack))
-    texts_only(prompt=prompt)
     whole_numbers(layer=layer)
     text = PAPER_PROMPT if prompt is None else prompt
     asked = Asked(model, tokenizer, [text], None, max_tokens, loading, files, prompt is None, chat=chat)

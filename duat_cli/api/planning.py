@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from duat_cli import __version__
 from duat_cli.analysis.plan.task import Task
-from duat_cli.api.settings import one_prompt
+from duat_cli.api.settings import one_prompt, or_papers
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.text import clean
 
@@ -68,6 +68,8 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
 
     wanted, texts, given = request.model, _texts(request), request.tokens
     read, apart, _ = texts.read_apart(request.holdout, progress) if given is None and request.runs else ([], [], False)
+    if request.task.command == "matrix":
+        one_prompt(read)
     option, chat = "--calibration", texts.chat
     fitting = [] if request.calibration is None else read_prompts([], request.calibration, sys.stdin, option, chat=chat)
     found = wanted.find(progress)
@@ -101,8 +103,8 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
 def _texts(request: PlanRequest) -> PromptRequest:
     """As given; without any, the command's own, where these are not the bundled set."""
     texts, task = request.texts, request.task
-    if task.command == "matrix" and texts.file is None:
-        return replace(texts, prompts=[one_prompt(texts.prompts)], made_up=not texts.own)
+    if task.command == "matrix":
+        return or_papers(texts)
     if task.command == "compare" and not task.fixed and not texts.own:
         from duat_cli.analysis.compare.request import PAPER
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from typing import SupportsFloat, SupportsIndex, TypeVar, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, SupportsFloat, SupportsIndex, cast
 
 from duat_cli.errors import InputError
 from duat_cli.kinds import KINDS, Kind
 from duat_cli.loading.inputs.request import READS, InputFiles
 from duat_cli.text import PAPER_PROMPT, clean, one_line
 
-Prompted = TypeVar("Prompted")
+if TYPE_CHECKING:
+    from duat_cli.analysis.opening import PromptRequest
+    from duat_cli.loading.texts import PromptText
+
 LAYERS_LIMIT = 10_000  # no model has more blocks; a larger range would only fill the memory
 
 
@@ -131,11 +135,16 @@ def one_input(files: InputFiles | None, count: int) -> None:
         raise InputError(f"{files.option}: given {count} times; a matrix belongs to one input")
 
 
-def one_prompt(prompts: Sequence[Prompted] | None) -> Prompted | str:
-    """Of `matrix`: the one, or without any the paper's."""
-    if prompts and len(prompts) > 1:
-        raise InputError(f"--prompt: given {len(prompts)} times; a matrix belongs to one prompt")
-    return prompts[0] if prompts else PAPER_PROMPT
+def or_papers(texts: PromptRequest) -> PromptRequest:
+    """Of `matrix`: without a prompt, the paper's."""
+    return texts if texts.own else replace(texts, prompts=[PAPER_PROMPT], made_up=True)
+
+
+def one_prompt(read: list[PromptText]) -> list[PromptText]:
+    """Of `matrix`."""
+    if len(read) > 1:
+        raise InputError(f"{read[1].where}: one of {len(read)} prompts; a matrix belongs to one")
+    return read
 
 
 def beside_shared(max_tokens: int | None, align: str, shared: str | None) -> None:

@@ -205,6 +205,7 @@ def test_every_function_takes_token_ids(gpt2: Any) -> None:
     assert duat.compare(gpt2, prompts=IDS).certificate.exact
     assert duat.compare_fixed(gpt2, prompts=IDS).certificate.exact
     assert duat.check(gpt2, prompts=IDS, policy="default").certificate is not None
+    assert duat.matrix(gpt2, prompt=IDS[0]).certificate.exact
 
 
 def test_token_ids_are_those_of_their_texts() -> None:

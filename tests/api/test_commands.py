@@ -327,7 +327,7 @@ def test_an_error_is_the_line_of_the_command(
         (lambda model: duat.inspect(DEMO, layers="a-b"), "--layers 'a-b': 'a-b' is no block or range"),
         (lambda model: duat.attribute(DEMO, position=[3, 4]), r"position: \[3, 4\]: expected one whole number"),
         (lambda model: duat.attribute(DEMO, target=9), "target: expected a text, got int"),
-        (lambda model: duat.matrix(DEMO, prompt=["x"]), "prompt: expected a text, got list"),
+        (lambda model: duat.matrix(DEMO, prompt=["x"]), r"prompts\[0\]: expected a text, or token ids"),
         (lambda model: duat.inspect(model, DEMO, prompts="x"), "expected one that is loaded, got str; AutoTokenizer"),
         (lambda model: duat.inspect(DEMO, prompts={"a": "x"}), "prompts: expected a text or several, got dict"),
         (lambda model: duat.inspect(DEMO, prompts=3), "prompts: expected a text or several, got int"),

@@ -24,6 +24,8 @@ COMMANDS = {
     "compare --fixed": "compare {model} --prompts {prompts} --fixed --max-tokens 10",
     "lora-diff": "lora-diff {model} {model}/adapter --prompts {prompts}",
     "lora-diff --out": "lora-diff {model} {model}/adapter --prompts {prompts} --out {model}/{stem}-out",
+    "matrix": "matrix {model} --prompts {one}",
+    "matrix --network": "matrix {model} --prompts {one} --network --max-tokens 4",
     "plan": "plan {model} --prompts {prompts} --memory 8GB",
 }
 
@@ -38,6 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids = [load_tokenizer(made / "named")(text)["input_ids"] for text in TEXTS]
     _write(made / "text.jsonl", [{"text": text} for text in TEXTS])
     _write(made / "ids.jsonl", [{"input_ids": one} for one in ids])
+    _write(made / "text-one.jsonl", [{"text": TEXTS[0]}])
+    _write(made / "ids-one.jsonl", [{"input_ids": ids[0]}])
     _write(made / "text-pairs.jsonl", [{"a": TEXTS[0], "b": TEXTS[1]}])
     _write(made / "ids-pairs.jsonl", [{"a": ids[0], "b": ids[1]}])
     return made
@@ -66,7 +70,8 @@ def test_token_ids_give_what_their_texts_give(
     monkeypatch.setattr(libraries, "calm", lambda talk: None)  # it would silence the tests that come after
     reports = []
     for model, stem in (("named", "text"), ("named", "ids"), ("bare", "ids")):
-        places = {"prompts": folder / f"{stem}.jsonl", "pairs": folder / f"{stem}-pairs.jsonl"}
+        places = {name: folder / f"{stem}-{name}.jsonl" for name in ("one", "pairs")}
+        places["prompts"] = folder / f"{stem}.jsonl"
         words = command.format(model=folder / model, stem=stem, **places).split()
         assert run([*words, "--json", "-q"]) == 0, capsys.readouterr().err
         reports.append(list(_numbers(json.loads(capsys.readouterr().out))))

@@ -27,6 +27,12 @@ class Asked(Options):
     prompt: list[str] | None = options.input_option(
         None, "--prompt", metavar="TEXT", help="The text to run; - reads standard input. Without it: the paper's own."
     )
+    prompts: str | None = options.input_option(
+        None,
+        "--prompts",
+        metavar="FILE",
+        help="The text from a file that holds one, in the forms of duat inspect --prompts; token ids as well.",
+    )
     max_tokens: int | None = options.input_option(
         None, "--max-tokens", "--tokens", metavar="N", min=1, help="Cut the prompt after N tokens."
     )
@@ -79,15 +85,15 @@ def matrix(
 
     Exit code: 0 every check holds, 1 a check fails, 2 could not tell.
     """
-    from duat_cli.analysis.opening import PromptRequest, open_session
+    from duat_cli.analysis.opening import PromptRequest, open_texts
     from duat_cli.analysis.plan.task import Task
-    from duat_cli.api.settings import no_decoder, one_input, one_prompt
+    from duat_cli.api.settings import no_decoder, one_input, one_prompt, or_papers
     from duat_cli.api.target import operator_file, tensor_target
 
     wanted = loading.request(model, Task("matrix"))
     no_decoder(files.stack)
-    prompt, given = asked.prompt, files.given()
-    texts = PromptRequest([one_prompt(prompt)], None, asked.max_tokens, given, made_up=not prompt, chat=asked.chat)
+    given = files.given()
+    texts = or_papers(PromptRequest(asked.prompt, asked.prompts, asked.max_tokens, given, chat=asked.chat))
     talk = talk_of(voice)
     paged = not places.json and _is_page(places.output, places.form)
     report = options.Page(form=places.form, json=places.json, output=places.output if paged else None)
@@ -101,10 +107,11 @@ def matrix(
     if places.dense and target is None:
         raise InputError("--dense: writes W' to a file; give -o FILE.safetensors as well")
     announce(model, talk)
-    if not prompt and given.option is None:
+    if texts.made_up and given.option is None:
         talk.note(f"no --prompt given: using the paper's '{PAPER_PROMPT}' where the model reads text")
     with Progress(talk) as progress:
-        loaded, read = open_session(wanted, texts, progress)
+        opened = open_texts(wanted, texts, one_prompt(texts.read(progress)), progress)
+        loaded, read = opened.loaded, opened.inputs
         from duat_cli.loading.model.tokenizer import token_texts
 
         one_input(given, len(read))

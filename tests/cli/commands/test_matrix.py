@@ -182,7 +182,7 @@ def test_a_block_without_factors_is_exit_2(tmp_path: Path, capsys: pytest.Captur
     [
         (("--layer", "99"), "--layer 99: no such block; the model has blocks 0 to"),
         (("--layer", "-1"), "--layer"),
-        (("--prompt", "a", "--prompt", "b"), "--prompt: given 2 times"),
+        (("--prompt", "a", "--prompt", "b"), "--prompt 2: one of 2 prompts; a matrix belongs to one"),
         (("--prompt", " "), "empty prompt"),
         (("--max-tokens", "0"), "--max-tokens"),
         (("-o", "-"), ".safetensors"),

@@ -200,7 +200,7 @@ def test_without_prompts_the_command_s_own_are_planned(command: str, capsys: pyt
     assert json.loads(capsys.readouterr().out)["run"]["planned_memory_bytes"] == ways[0]["peak_memory_bytes"]
     assert len(planned(capsys, "--for", "compare", "--fixed")["prompt_tokens"]) == 15
     assert run(["plan", MODEL, "--for", "matrix", "--prompt", "a", "--prompt", "b"]) == 2
-    assert "given 2 times; a matrix belongs to one prompt" in capsys.readouterr().err
+    assert "one of 2 prompts; a matrix belongs to one" in capsys.readouterr().err
 
 
 def test_without_prompts_weights_are_compared_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
