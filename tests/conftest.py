@@ -6,11 +6,13 @@ import gc
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from helpers import InDouble
 from hypothesis import settings
+from short_demo import short_adapter, short_demo
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start, which otherwise share a command's prompts as well
@@ -41,6 +43,15 @@ def heard() -> None:
     """A command that ran in this process has silenced the libraries, and a test that comes after may listen to them."""
     for name in ("transformers", "huggingface_hub"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+@pytest.fixture(scope="session")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the first blocks of the demo and of its adapter, `demo` and `adapter`, which are only read."""
+    folder = tmp_path_factory.mktemp("short")
+    short_demo(folder / "demo")
+    short_adapter(folder / "adapter")
+    return folder
 
 
 @pytest.fixture

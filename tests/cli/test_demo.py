@@ -62,16 +62,22 @@ def test_inspect_is_exact_and_repeatable(report: Any) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
 @pytest.mark.parametrize(
-    ("command", "beside"),
+    ("command", "written"),
     [
-        ("inspect", [["--matrices"], ["--save", "H", "--save-to"]]),
-        ("attribute", [[]]),
-        ("lora-diff", [[]]),
-        ("check", [[]]),
+        (["inspect", "demo"], [["--matrices", "m.safetensors"], ["--save", "H", "--save-to", "h"], ["--out", "out"]]),
+        (["attribute", "demo"], [["--out", "out"]]),
+        (["lora-diff", "demo", "adapter"], [["--out", "out"]]),
+        (["check", "demo"], []),
     ],
+    ids=["inspect", "attribute", "lora-diff", "check"],
 )
 def test_processes_share_the_prompts(
-    command: str, beside: list[list[str]], report: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    command: list[str],
+    written: list[list[str]],
+    short: Path,
+    report: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """As many as torch would take threads, with the numbers of one; not where files are written beside the report."""
     begun, fork = list[int](), Processes._forked
@@ -81,28 +87,25 @@ def test_processes_share_the_prompts(
         return fork(one, *rest)
 
     monkeypatch.setattr(Processes, "_forked", counted)
-    monkeypatch.delenv("CI", raising=False)  # there `check` wants a model
+    monkeypatch.chdir(short)
     few = [word for k in range(4) for word in ("--prompt", f"def f{k}():")]
-    first = report(command, *few)[1]
+    first = report(*command, *few)[1]
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    for options in beside:
-        report(command, *few, *(options and [*options, str(tmp_path / f"{options[0]}.safetensors")]))
-    if command != "check":
-        report(command, *few, "--out", str(tmp_path / "out"))
-    assert begun == [2, 2] * (beside == [[]])
-    begun.clear()
-    shared = report(command, *few)[1]
-    assert set(begun) == {2}
+    for option, *names, file in written:
+        report(*command, *few, option, *names, str(tmp_path / file))
+    assert begun == []
+    shared = report(*command, *few)[1]
+    assert begun == [2, 2]
     assert first.pop("run")
     assert shared.pop("run")
     assert first == shared
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
-def test_one_process_where_torch_sees_an_accelerator() -> None:
+def test_one_process_where_torch_sees_an_accelerator(short: Path) -> None:
     """The threads that gradients start for it do not outlive a fork; here for a device that is made up."""
     few = (word for k in range(3) for word in ("--prompt", f"def f{k}():"))
-    words = ["attribute", "--device", "cpu", "--json", "-q", *few]
+    words = ["attribute", str(short / "demo"), "--device", "cpu", "--json", "-q", *few]
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     done = subprocess.run(
         [sys.executable, "-c", MADE_UP, *words],
