@@ -47,8 +47,10 @@ def test_of_gpus_the_one_that_computes_has_less(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+def said(short: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The JSON of a command on the first blocks of the demo, or what it says on standard error."""
     monkeypatch.setattr(libraries, "calm", lambda talk: None)
+    monkeypatch.chdir(short)
 
     def ask(*words: str, code: int = 0) -> Any:
         capsys.readouterr()
@@ -60,10 +62,10 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 COMMANDS = {
-    "inspect": ["inspect", "--prompt", "The cat", "--null", "uniform"],
-    "matrix": ["matrix", "--layer", "1", "--prompt", "The cat"],
-    "attribute": ["attribute", "--prompt", "The cat"],
-    "lora-diff": ["lora-diff", "--prompt", "The cat", "--no-cache"],
+    "inspect": ["inspect", "demo", "--prompt", "The cat", "--null", "uniform"],
+    "matrix": ["matrix", "demo", "--layer", "1", "--prompt", "The cat"],
+    "attribute": ["attribute", "demo", "--prompt", "The cat"],
+    "lora-diff": ["lora-diff", "demo", "adapter", "--prompt", "The cat", "--no-cache"],
 }
 
 
@@ -72,7 +74,7 @@ def test_a_report_does_not_depend_on_the_map(said: Any, words: list[str], tmp_pa
     """Beside weights that are read block by block and kept nowhere."""
     file = tmp_path / "map.json"
     found = []
-    for places in ({"": "disk"}, {"": "cpu", "model.layers.1": "disk", "model.layers.2.mlp": "disk"}):
+    for places in ({"": "disk"}, {"": "cpu", "model.layers.0": "disk", "model.layers.1.mlp": "disk"}):
         file.write_text(json.dumps(places))
         report = said(*words, "--device-map", str(file))
         del report["run"]

@@ -1,4 +1,4 @@
-"""`duat compare` with nothing faked, on the bundled demo: the report, the tables, and what is refused."""
+"""`duat compare` with nothing faked, on the first blocks of the demo: the report, the tables, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ import pytest
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
+from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.results.compare import CompareReport
 
 TWO = ("--prompt", "The old keeper saw a light.", "--prompt", "The young keeper saw no light.")
 
 
 @pytest.fixture(autouse=True)
-def _loud(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave logs and warnings of this process as they are, for the tests that come after."""
+def _beside_the_demo(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs and warnings of this process stay as they are, for the tests that come after."""
     monkeypatch.setattr(libraries, "calm", lambda talk: None)
+    monkeypatch.chdir(short)
 
 
-def report_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> CompareReport:
-    assert run(["compare", *arguments, "--json", "-q"]) == 0
+def report_of(capsys: pytest.CaptureFixture[str], *arguments: str, model: str = "demo") -> CompareReport:
+    assert run(["compare", model, *arguments, "--json", "-q"]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     return CompareReport.model_validate(document)
 
@@ -46,9 +48,9 @@ def test_place_by_place(capsys: pytest.CaptureFixture[str]) -> None:
         ("m", "h"),
         ("at.", None),
     ]
-    assert run(["compare", *pair, "-q"]) == 0
+    assert run(["compare", "demo", *pair, "-q"]) == 0
     assert "a 8 beside b 8: ' m' and ' h'" in capsys.readouterr().out
-    assert run(["compare", "--align", "position", "--shared", "a", "--prefix", "b"]) == 2
+    assert run(["compare", "demo", "--align", "position", "--shared", "a", "--prefix", "b"]) == 2
     assert "--align: of --shared" in capsys.readouterr().err
 
 
@@ -76,14 +78,14 @@ def test_demonstrations(capsys: pytest.CaptureFixture[str]) -> None:
     for read in report.context.runs[3].reads:
         assert read.tokens > 3
         assert read.share
-    assert run(["compare", *shared, "--prefix", "Q: A bee? A: in the hive"]) == 0
+    assert run(["compare", "demo", *shared, "--prefix", "Q: A bee? A: in the hive"]) == 0
     out = capsys.readouterr().out
     assert "how much of W' on the question reads each demonstration" in out
     assert max(map(len, out.split("\n"))) <= 80
 
 
 def test_what_dynamic_parameters_buy(capsys: pytest.CaptureFixture[str]) -> None:
-    report = report_of(capsys, "--fixed", "--max-tokens", "8")
+    report = report_of(capsys, "--fixed", "--max-tokens", "8", model=str(demo_path()))
     assert report.comparison is None
     assert report.fixed is not None
     assert report.fixed.holds
@@ -105,7 +107,7 @@ def test_a_file_of_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    assert run(["compare"]) == 0
+    assert run(["compare", "demo"]) == 0
     out, err = capsys.readouterr()
     assert "using the paper's own two" in err
     assert max(map(len, out.split("\n"))) <= width
@@ -147,7 +149,7 @@ def test_memory_reads_block_by_block_with_the_same_numbers(
     ],
 )
 def test_bad_options_are_one_line(arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["compare", "-q", *arguments]) == 2
+    assert run(["compare", "demo", "-q", *arguments]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert words in err

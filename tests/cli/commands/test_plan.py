@@ -97,7 +97,7 @@ OPTIONS: dict[str, tuple[list[str], list[str]]] = {  # what the command is given
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the demo's first blocks and its adapter's."""
+    """Of three blocks: with two, two models read block by block take as much memory as whole."""
     folder = tmp_path_factory.mktemp("short")
     short_demo(folder / "demo", 3)
     short_adapter(folder / "adapter", 3)
@@ -176,27 +176,31 @@ def test_options_that_cost_are_planned(capsys: pytest.CaptureFixture[str]) -> No
     assert with_trial > without  # of fifteen prompts, ablations do not all fit beside each other
 
 
-def test_a_repair_is_planned_in_memory_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_repair_is_planned_in_memory_alone(short: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(short / "demo")
     file = tmp_path / "more.txt"
     file.write_text("def f(x):\n" * 40, encoding="utf-8")
     texts = [*PRUNE, "--prompt", "def f(x):", "--max-tokens", "9", "--repair"]
     question, more = ["--for", "prune-bound", *texts], ["--calibration", str(file)]
-    [way] = planned(capsys, *question)["ways"]
-    [calibrated] = planned(capsys, *question, *more)["ways"]
+    [way] = planned(capsys, *question, model=model)["ways"]
+    [calibrated] = planned(capsys, *question, *more, model=model)["ways"]
     assert calibrated["peak_memory_bytes"] > way["peak_memory_bytes"]
-    assert run(["prune-bound", MODEL, *texts, *more, "--json", "-q", "--device", "cpu"]) == 0
+    assert run(["prune-bound", model, *texts, *more, "--json", "-q", "--device", "cpu"]) == 0
     said = json.loads(capsys.readouterr().out)["run"]["planned_memory_bytes"]
     assert said == calibrated["peak_memory_bytes"]
     too_little = ["--memory", str(way["peak_memory_bytes"] - 1)]
-    assert planned(capsys, *question, *too_little, code=2)["reason"].startswith("resident, it needs")
+    assert planned(capsys, *question, *too_little, code=2, model=model)["reason"].startswith("resident, it needs")
     assert run(["plan", MODEL, "--for", "prune-bound", *more]) == 2
     assert "give --repair as well" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["matrix", "compare"])
-def test_without_prompts_the_command_s_own_are_planned(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    ways = planned(capsys, "--for", command)["ways"]
-    assert run([command, MODEL, "--json", "-q", "--device", "cpu"]) == 0
+def test_without_prompts_the_command_s_own_are_planned(
+    command: str, short: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(short / "demo")
+    ways = planned(capsys, "--for", command, model=model)["ways"]
+    assert run([command, model, "--json", "-q", "--device", "cpu"]) == 0
     assert json.loads(capsys.readouterr().out)["run"]["planned_memory_bytes"] == ways[0]["peak_memory_bytes"]
     assert len(planned(capsys, "--for", "compare", "--fixed")["prompt_tokens"]) == 15
     assert run(["plan", MODEL, "--for", "matrix", "--prompt", "a", "--prompt", "b"]) == 2

@@ -44,10 +44,12 @@ def changed(file: Path, **fields: Any) -> Path:
     return file
 
 
-def test_a_saved_report_gives_the_page_of_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_saved_report_gives_the_page_of_its_run(
+    short: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The same bytes, from the run and from its JSON."""
     shown, kept = tmp_path / "report.html", tmp_path / "report.json"
-    given = ["inspect", "--prompt", "def f(x):", "--null", "uniform", "-q"]
+    given = ["inspect", str(short / "demo"), "--prompt", "def f(x):", "--null", "uniform", "-q"]
     assert run([*given, "-o", str(shown)]) == 0
     assert run([*given, "--maps", "1", "--json", "-o", str(kept)]) == 0
     report = read_report(str(kept))
@@ -67,9 +69,11 @@ def test_a_saved_report_gives_the_page_of_its_run(tmp_path: Path, capsys: pytest
     [("plan",), ("matrix", "--max-tokens", "4"), ("matrix", "--network", "--max-tokens", "4"), ("compare",)],
     ids=" ".join,
 )
-def test_a_command_writes_its_page(given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "report.html"
-    assert run([*given, "-q", "-o", str(page)]) == 0
+def test_a_command_writes_its_page(
+    given: tuple[str, ...], short: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, (command, *options) = tmp_path / "report.html", given
+    assert run([command, str(short / "demo"), *options, "-q", "-o", str(page)]) == 0
     assert capsys.readouterr().out == ""
     (held,) = reports_in(page.read_text(encoding="utf-8"))
     (tmp_path / "saved.json").write_text(json.dumps(held["report"]), encoding="utf-8")
@@ -77,9 +81,11 @@ def test_a_command_writes_its_page(given: tuple[str, ...], tmp_path: Path, capsy
     assert page.read_text(encoding="utf-8") == page_of([(None, report)])
 
 
-def test_matrix_writes_matrices_beside_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_matrix_writes_matrices_beside_its_page(
+    short: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A FILE that ends in .safetensors stays that of W'; any other one holds the page."""
-    given = ["matrix", "--max-tokens", "4", "-q", "--format", "html"]
+    given = ["matrix", str(short / "demo"), "--max-tokens", "4", "-q", "--format", "html"]
     assert run([*given, "-o", str(tmp_path / "w.safetensors")]) == 0
     assert capsys.readouterr().out.startswith("<!doctype html>")
     assert (tmp_path / "w.safetensors").stat().st_size > 1000
@@ -90,9 +96,10 @@ def test_matrix_writes_matrices_beside_its_page(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("given", [("inspect", "--null", "uniform"), ("attribute",)], ids=" ".join)
-def test_merge_writes_the_page_of_the_command(given: tuple[str, ...], tmp_path: Path) -> None:
+def test_merge_writes_the_page_of_the_command(given: tuple[str, ...], short: Path, tmp_path: Path) -> None:
     kept, page, plain = tmp_path / "kept", tmp_path / "merged.html", tmp_path / "plain.html"
-    asked = [*given, "--prompt", "def f(x):", "-q"]
+    command, *options = given
+    asked = [command, str(short / "demo"), *options, "--prompt", "def f(x):", "-q"]
     assert run([*asked, "--out", str(kept)]) == 0
     assert run(["merge", str(kept), "-q", "-o", str(page)]) == 0
     assert run([*asked, "--json", "-o", str(tmp_path / "plain.json")]) == 0
