@@ -14,6 +14,7 @@ import pytest
 import torch
 from paging import pager_of, streaming
 from safetensors.torch import load_file, save_file
+from short_demo import short_demo
 
 from duat_cli.analysis.lora.report import Pair
 from duat_cli.analysis.lora.run import LoraRequest, lora_diff, task_of
@@ -50,8 +51,8 @@ def answer(request: LoraRequest) -> tuple[LoraReport, list[str]]:
         (replace(BUNDLED, tuned=ADAPTER, other=ADAPTER), "two adapters", "weights"),
         (replace(BUNDLED, lint=True), "adapter", "lint"),
         (replace(BUNDLED, tuned=DEMO), "checkpoint", "weights"),
-        (replace(BUNDLED, texts=PromptRequest(["abc"], None, None)), "adapter", "prompts"),
-        (replace(BUNDLED, tuned=DEMO, texts=PromptRequest(["abc"], None, None)), "checkpoint", "prompts"),
+        (replace(BUNDLED, texts=PromptRequest(["abc"], None, 2)), "adapter", "prompts"),
+        (replace(BUNDLED, tuned=DEMO, texts=PromptRequest(["abc"], None, 2)), "checkpoint", "prompts"),
     ],
 )
 def test_what_is_compared(request_: LoraRequest, mode: str, level: str) -> None:
@@ -94,7 +95,7 @@ NAMES = {
 }
 
 
-def both(base: str | None, tuned: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def both(base: str, tuned: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The report on weights that are all in memory, and on weights that are read block by block."""
     request = replace(BUNDLED, tuned=tuned, texts=TEXTS, base=replace(BASE, model=base))
     whole = answer(request)[0].model_dump(mode="json")
@@ -117,17 +118,20 @@ def every_layer_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(layout.layout.__kwdefaults__, "kept", 0)
 
 
-@pytest.mark.parametrize("tuned", [ADAPTER, DEMO])
-def test_the_demo_read_block_by_block_has_the_same_report(tuned: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["adapter", "demo"])
+def test_the_demo_read_block_by_block_has_the_same_report(
+    kind: str, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From two reads of each model beside what the comparison of weights takes, as planned."""
+    base, tuned = str(short / "demo"), str(short / kind)
     pairs, head = list[Pair](), Pair.head
     monkeypatch.setattr(Pair, "head", lambda pair: (pairs.append(pair), head(pair))[1])
-    whole, parts = both(None, tuned)
+    whole, parts = both(base, tuned)
     assert parts == whole
-    files = inspect_folder(demo_path())
-    task = replace(task_of(Found(resolve(None), files), find_tuned(tuned), runs=True), tokens=(5, 3))
+    files = inspect_folder(Path(base))
+    task = replace(task_of(Found(resolve(base), files), find_tuned(tuned), runs=True), tokens=(5, 3))
     read = sum(pager_of(one.loaded).bytes_read for one in (pairs[-1].base, pairs[-1].tuned)) / files.total_bytes
-    looked_at = 1 + (tuned == DEMO)
+    looked_at = 1 + (tuned == base)
     assert weight_reads(shape_of(files, "float32"), task, "streamed") == pytest.approx(looked_at + read)
     assert read <= 4
 
@@ -169,7 +173,7 @@ def test_a_tied_tensor_that_changes_in_one_place_is_refused_in_one_line(tmp_path
 
 @pytest.mark.parametrize("paged", [True, False])
 def test_two_models_that_do_not_fit_together_are_read_block_by_block(
-    paged: bool, monkeypatch: pytest.MonkeyPatch
+    paged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
 
@@ -178,10 +182,11 @@ def test_two_models_that_do_not_fit_together_are_read_block_by_block(
         return load_files(*given, **named)
 
     monkeypatch.setattr("duat_cli.loading.model.load.load_files", see)
-    found = Found(resolve(None), inspect_folder(demo_path()))
+    demo = str(short_demo(tmp_path / "demo", 3))  # of two blocks, as much as the whole is in memory at a time
+    found = Found(resolve(demo), inspect_folder(Path(demo)))
     counts = TEXTS.counter(found, trust_remote_code=False)(TEXTS.read(lambda *_: None))
-    task = replace(task_of(found, find_tuned(DEMO), runs=True), tokens=tuple(counts))
+    task = replace(task_of(found, find_tuned(demo), runs=True), tokens=tuple(counts))
     both = plan(found.files, task, "float32", None).ways[0].peak_memory_bytes
-    base = replace(BASE, memory=both - 1 if paged else both)
-    answer(replace(BUNDLED, base=base, tuned=DEMO, texts=TEXTS))
+    base = replace(BASE, model=demo, memory=both - 1 if paged else both)
+    answer(replace(BUNDLED, base=base, tuned=demo, texts=TEXTS))
     assert asked == [paged, paged]

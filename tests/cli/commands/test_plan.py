@@ -179,7 +179,7 @@ def test_options_that_cost_are_planned(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_repair_is_planned_in_memory_alone(short: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(short / "demo")
     file = tmp_path / "more.txt"
-    file.write_text("def f(x):\n" * 40, encoding="utf-8")
+    file.write_text("def f(x):\n" * 8, encoding="utf-8")
     texts = [*PRUNE, "--prompt", "def f(x):", "--max-tokens", "9", "--repair"]
     question, more = ["--for", "prune-bound", *texts], ["--calibration", str(file)]
     [way] = planned(capsys, *question, model=model)["ways"]
