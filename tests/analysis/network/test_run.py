@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.results.matrix import NetworkReport
 
-TOKENS = 4
+TOKENS = 3
 TYPES = ("llama", "gpt2", "gemma2", "bert", "mixtral")
 MORE = ("phi", "olmo2", "cohere", "deepseek_v3", "phi3", "albert")  # parallel, norms behind, shared experts and blocks
 SIGMA = {
@@ -45,9 +47,25 @@ FIRST["gemma2"] = FIRST["llama"]
 LAST = {"llama": "mlp.down_proj", "gemma2": "mlp.down_proj", "gpt2": "mlp.c_proj", "bert": "output.dense"}
 
 
-def written(model: Any, ids: Tensor, path: Path) -> tuple[NetworkReport, dict[str, Tensor], dict[str, str]]:
+Written = tuple[NetworkReport, dict[str, Tensor], dict[str, str]]
+
+
+def written(model: Any, ids: Tensor, path: Path) -> Written:
     report = run.network(as_loaded(model), prompt_of(ids), str, quiet, path)
     return report, *written_tensors(path)
+
+
+@pytest.fixture(scope="module")
+def in_double(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Written]:
+    """A type's network in float64: written once, and only read."""
+
+    @functools.cache
+    def of(model_type: str) -> Written:
+        model = double_model(model_type)
+        with InDouble():
+            return written(model, token_ids(model, TOKENS), tmp_path_factory.mktemp(model_type) / "n.safetensors")
+
+    return of
 
 
 @pytest.mark.parametrize("model_type", [*TYPES, *MORE])
@@ -114,17 +132,17 @@ def jacobian(model_type: str, ids: Tensor, source: tuple[int, str], target: tupl
 
 
 @pytest.mark.parametrize("model_type", TYPES)
-def test_the_matrices_are_the_jacobians_of_the_model(model_type: str, tmp_path: Path) -> None:
+def test_the_matrices_are_the_jacobians_of_the_model(model_type: str, in_double: Callable[[str], Written]) -> None:
     model = double_model(model_type)
-    ids = token_ids(model, 3)
-    with InDouble():
-        _, tensors, _ = written(model, ids, tmp_path / "n.safetensors")
+    ids, (_, tensors, _) = token_ids(model, TOKENS), in_double(model_type)
     depth = len(list(model.get_submodule(WIRINGS[model_type].blocks)))
     for j in range(1, depth + 1):
         assert far(tensors[f"W'_{{{j},1}}"], jacobian(model_type, ids, (0, ""), (j - 1, ""))) < 1e-10
         if model_type == "mixtral":  # its experts' layers are in no modules
             continue
-        first = [jacobian(model_type, ids, (0, ""), (j - 1, name)).unflatten(0, (3, -1)) for name in FIRST[model_type]]
+        first = [
+            jacobian(model_type, ids, (0, ""), (j - 1, name)).unflatten(0, (TOKENS, -1)) for name in FIRST[model_type]
+        ]
         assert far(tensors[f"W'_{{{j},2}}"], torch.cat(first, dim=1).flatten(0, 1)) < 1e-10
         last = jacobian(model_type, ids, (j - 1, LAST[model_type]), (depth - 1, ""))
         assert far(tensors[f"W'_{{{j},3}}"], last) < 1e-10
@@ -133,12 +151,9 @@ def test_the_matrices_are_the_jacobians_of_the_model(model_type: str, tmp_path: 
 
 
 @pytest.mark.parametrize("model_type", TYPES)
-def test_eq_33_from_the_file_is_the_models_output(model_type: str, tmp_path: Path) -> None:
-    model = double_model(model_type)
-    ids = token_ids(model, TOKENS)
-    with InDouble():
-        report, t, metadata = written(model, ids, tmp_path / "n.safetensors")
-    x0, outputs = outputs_of(model_type, ids)
+def test_eq_33_from_the_file_is_the_models_output(model_type: str, in_double: Callable[[str], Written]) -> None:
+    report, t, metadata = in_double(model_type)
+    x0, outputs = outputs_of(model_type, t["input_ids"][None])
     assert far(t["x'_{0}"], x0) < 1e-12
     depth = len(outputs)
     layers = json.loads(metadata["layers"])
