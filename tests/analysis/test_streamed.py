@@ -23,48 +23,49 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 
 TYPES = [
-    "gpt2", "bert", "albert", "t5", "mixtral", "gemma3_text", "falcon", "deberta-v2", "zamba", "nystromformer",
+    "gpt2", "bert", "albert", "t5", "mixtral", "deberta-v2", "zamba", "nystromformer",
     "llama4_text", *SHARING,
 ]  # fmt: skip
+PROVED = {"gpt2", "t5", "mixtral", "gemma4 sharing"}  # verify reads its weights as inspect does, by Session.sweep_all
 
 
 def prompts_of(loaded: LoadedModel) -> list[Prompt]:
     rows = loaded.model.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(5)
-    return [prompt_of(torch.randint(40, rows, (1, n), generator=generator)) for n in (5, 8)]
+    return [prompt_of(torch.randint(40, rows, (1, n), generator=generator)) for n in (3, 5)]
 
 
-def reports(loaded: LoadedModel) -> list[dict[str, Any]]:
+def reports(loaded: LoadedModel, *, proved: bool = True) -> list[dict[str, Any]]:
     """With everything but the network drawn anew, which test_untrained.py reads block by block."""
     prompts = prompts_of(loaded)
     options = InspectOptions(
         cache=False, terms=True, end_to_end=True, routing=True, spectrum=True, per_prompt=True, null="uniform"
     )
-    found = [inspect(loaded, prompts, options, quiet), verify(loaded, prompts, quiet)]
+    found = [inspect(loaded, prompts, options, quiet), *([verify(loaded, prompts, quiet)] if proved else [])]
     return [report.model_dump(mode="json", exclude={"run"}) for report in found]
 
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_inspect_and_verify(model_type: str, tmp_path: Path) -> None:
-    expected, refused = None, ""
+    expected, refused, proved = None, "", model_type in PROVED
     known = whole(saved(model_type, tmp_path))
     try:
-        expected = reports(known)
+        expected = reports(known, proved=proved)
     except DuatError as fault:
         refused = str(fault)
     with in_parts(tmp_path) as loaded:
         if expected is None:
             with pytest.raises(DuatError) as seen:
-                reports(loaded)
+                reports(loaded, proved=proved)
             assert str(seen.value) == refused
         else:
-            assert differing(reports(loaded), expected) == []
+            assert differing(reports(loaded, proved=proved), expected) == []
 
 
 def test_another_dtype(tmp_path: Path) -> None:
-    expected = reports(whole(saved("llama", tmp_path), "bfloat16"))
+    expected = reports(whole(saved("llama", tmp_path), "bfloat16"), proved=False)
     with in_parts(tmp_path, "bfloat16") as loaded:
-        assert differing(reports(loaded), expected) == []
+        assert differing(reports(loaded, proved=False), expected) == []
 
 
 def test_a_block_of_w(tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ def test_inspect_reads_the_weights_once_whatever_the_prompts(count: int, tmp_pat
     saved("llama", tmp_path)
     with in_parts(tmp_path) as loaded:
         inspect(loaded, prompts_of(loaded)[:count], InspectOptions(cache=False), quiet)
-        rows = (4 * 11 + 2 * 5 + 8) * 32 * 4  # of the embedding: discovery, the first prompt twice, the second
+        rows = (4 * 11 + 2 * 3 + 5) * 32 * 4  # of the embedding: discovery, the first prompt twice, the second
         assert loaded.files.total_bytes <= pager_of(loaded).bytes_read <= loaded.files.total_bytes + rows
 
 
