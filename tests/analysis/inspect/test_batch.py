@@ -57,6 +57,13 @@ def begun(model: Any, prompts: list[Prompt]) -> Session:
     return session
 
 
+@pytest.fixture(scope="module")
+def session() -> Session:
+    """Of a llama, which is only asked."""
+    model = single_model("llama")
+    return begun(model, prompts_of(model, 1, 7))
+
+
 def numbers(found: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf of a prompt's blocks with where it stands."""
     if isinstance(found, dict):
@@ -158,18 +165,14 @@ def test_a_model_whose_prompts_reach_each_other_is_seen() -> None:
 
 
 @pytest.mark.parametrize("asked", ["terms", "end_to_end", "routing", "spectrum"])
-def test_what_is_asked_beside_the_numbers_runs_one_by_one(asked: str) -> None:
-    model = single_model("llama")
-    session = begun(model, prompts_of(model, 1, 7))
+def test_what_is_asked_beside_the_numbers_runs_one_by_one(asked: str, session: Session) -> None:
     assert sizes(session, InspectOptions(**{asked: True}), 10_000)(7) == 1
 
 
 # -- which go together -------------------------------------------------------------------------------------------
 
 
-def test_few_prompts_run_one_by_one() -> None:
-    model = single_model("llama")
-    session = begun(model, prompts_of(model, 1, 7))
+def test_few_prompts_run_one_by_one(session: Session) -> None:
     assert sizes(session, OPTIONS, 2 * budgets.FEWEST_BATCHES - 1)(7) == 1
     assert sizes(session, OPTIONS, 2 * budgets.FEWEST_BATCHES)(7) == 2
     assert sizes(session, OPTIONS, 10**6)(7) > sizes(session, OPTIONS, 10**6)(70) >= 1

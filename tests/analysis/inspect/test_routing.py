@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,14 @@ def routing_of(model: Any, *ids: Tensor) -> list[Routing]:
     found = [block.routing for block in report.blocks]
     assert None not in found
     return [one for one in found if one is not None]
+
+
+@functools.cache
+def in_double(model_type: str) -> list[Routing]:
+    """Of the tokens of `token_ids`."""
+    model = double_model(model_type)
+    with InDouble():
+        return routing_of(model, token_ids(model))
 
 
 def weights_of(model_type: str, block: nn.Module, config: Any) -> tuple[Tensor, Tensor]:
@@ -70,10 +79,7 @@ def correlation(x: Tensor, y: Tensor) -> float:
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "bert", "mixtral"])
 def test_w_qk_is_that_of_the_dense_weights(model_type: str) -> None:
-    model = double_model(model_type)
-    ids = token_ids(model)
-    with InDouble():
-        found = routing_of(model, ids)
+    model, found = double_model(model_type), in_double(model_type)
     config = model.config
     for block, one in zip(model.get_submodule(WIRINGS[model_type].blocks), found, strict=True):
         query, key = weights_of(model_type, block, config)
@@ -112,10 +118,9 @@ def test_what_scores_are_explained_by(model_type: str) -> None:
     with InDouble():
         with hooked(layers, see), torch.no_grad():
             model(input_ids=ids)
-        found = routing_of(model, ids)
         weights: dict[int, Any] = {}
         sweep(model, ids, lambda run, _step, _block: weights.setdefault(run.index, run.attention[0]))
-    for block, x, one in zip(range(len(blocks)), read, found, strict=True):
+    for block, x, one in zip(range(len(blocks)), read, in_double(model_type), strict=True):
         query, key = weights_of(model_type, blocks[block], model.config)
         given = weights[block].scored
         groups = given.query.shape[1] // given.key.shape[1]
@@ -130,7 +135,7 @@ def test_what_scores_are_explained_by(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("budget", [None, 1])
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "bert", "mixtral", "gpt_oss", "qwen3", "opt"])
+@pytest.mark.parametrize("model_type", ["gemma2", "bert", "gpt_oss", "qwen3"])
 def test_h_is_rebuilt_from_queries_and_keys(model_type: str, budget: int | None) -> None:
     model = single_model(model_type)
     found: list[Routing] = []
@@ -140,7 +145,7 @@ def test_h_is_rebuilt_from_queries_and_keys(model_type: str, budget: int | None)
     assert any(one.rebuilt_error for one in found)  # another way, so not to the last bit
 
 
-@pytest.mark.parametrize("model_type", sorted(set(UNLIKE) - {"gpt_oss", "opt"}))
+@pytest.mark.parametrize("model_type", sorted(set(UNLIKE) - {"gemma2", "bert", "gpt_oss"}))
 def test_every_type_has_h_rebuilt_or_a_reason(model_type: str) -> None:
     """Of a type whose attention goes through the interface it is rebuilt, whatever its layers and positions are."""
     model = single_model(model_type)
