@@ -30,7 +30,7 @@ def loaded(checkpoint: Path) -> LoadedModel:
     return load(str(checkpoint))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def prompts() -> Encoded:
     """The texts as prompts of a loaded model."""
 
