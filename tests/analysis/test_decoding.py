@@ -270,10 +270,11 @@ def test_all_is_a_report_of_each_stack(folder: Path, tmp_path: Path, capsys: pyt
     assert code == 0
     assert [encoder["model"]["stack"], decoder["model"]["stack"]] == ["encoder", "decoder"]
     assert decoder["blocks"] == json.loads(answered(["verify", *words, "decoder", "--json"], capsys)[1])["blocks"]
-    assert encoder["blocks"] == json.loads(answered(["verify", *words[:3], "--json"], capsys)[1])["blocks"]
+    alone = json.loads(answered(["verify", *words[:3], "--json"], capsys)[1])
+    assert encoder["blocks"] == alone["blocks"]
     assert len(encoder["blocks"]) == 2
     assert [part["skipped"] for part in (encoder, decoder)] == [[], []]
-    [skipped] = json.loads(answered(["verify", *words[:3], "--json"], capsys)[1])["skipped"]
+    [skipped] = alone["skipped"]
     assert skipped["why"].startswith("decoder stack")
     saved, page = tmp_path / "both.json", tmp_path / "both.html"
     answered(["inspect", *words, "all", "--null", "uniform", "-o", str(saved)], capsys)
@@ -381,9 +382,9 @@ def test_support_answers_for_both_stacks(folder: Path, capsys: pytest.CaptureFix
     ],
 )
 def test_what_no_decoder_is_asked_for_is_one_line(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, short: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, err = answered(["verify", *words, "--prompt", "a"], capsys)
+    code, out, err = answered(["verify", str(short / "demo"), *words, "--prompt", "a"], capsys)
     assert (code, out, err) == (2, "", f"duat: error: {said}\n")
 
 

@@ -6,19 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import single_model
+from helpers import UNLIKE, single_model
 
 from duat_cli.analysis.support import entry_of_type, examine
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.results.support import SupportEntry
 from duat_cli.zoo import tiny
-
-REQUIRED = [  # what most checkpoints are made of
-    "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi", "phi3",
-    "olmo2", "cohere", "stablelm", "starcoder2", "granite", "gpt2", "gpt_bigcode", "gpt_neox", "opt", "bloom",
-    "falcon", "gptj", "mpt", "gpt_oss", "deepseek_v3", "nemotron", "smollm3", "bert", "roberta", "distilbert",
-    "electra",
-]  # fmt: skip
 
 
 def entry_of(model_type: str) -> SupportEntry | None:
@@ -26,6 +19,9 @@ def entry_of(model_type: str) -> SupportEntry | None:
     return None if isinstance(built, tiny.NotBuilt) else examine(built.model, model_type)
 
 
+REQUIRED = [  # of what most checkpoints are made of, those unlike each other
+    *UNLIKE, "qwen3", "gemma3_text", "gpt_bigcode", "gptj", "mpt",
+]  # fmt: skip
 MECHANISMS = [  # one type for each way in which a block differs from theirs
     "mobilebert", "dbrx", "muse_spark_text", "axk2", "diffusion_gemma_text", "t5gemma2_text",
     "led",

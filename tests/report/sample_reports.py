@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from duat_cli.checks.drift import Deviation
-from duat_cli.checks.verdict.causes import grouped
 from duat_cli.results.attribute import (
     Agreement,
     AttributeReport,
@@ -1355,6 +1353,9 @@ def outcome(rule: str, status: str, **fields: object) -> Outcome:
 
 def check_report(*, sound: bool = False, name: str = "org/model") -> CheckReport:
     """What a gate may find: numbers, places, foreign strings, and checks that did not run."""
+    from duat_cli.checks.drift import Deviation  # half of what a process of the fake duat would take to start
+    from duat_cli.checks.verdict.causes import grouped
+
     drift = "If the change is meant, run again with --update-baseline and commit the baseline."
     moved = [
         outcome(
