@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +23,7 @@ from duat_cli.analysis.decomposition import (
 )
 from duat_cli.models.arrays import relative_error, relative_errors
 from duat_cli.models.discovery import proof
-from duat_cli.models.discovery.structure import discover, run_stack
+from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.attention import StoredRows
 
 BIASED = ["gpt2", "phi", "opt", "gpt_neox", "bloom", "gptj", "starcoder2", "bert", "distilbert", "gpt_oss"]
@@ -38,8 +39,15 @@ class Carry:
     output: Tensor
 
 
-def carried(model: Any, ids: Tensor, *, one_by_one: bool = False, before: Callable[[Any], None] | None = None) -> Carry:
-    structure, decomposition = discover(model), Decomposition(one_by_one=one_by_one, own=True)
+def carried(
+    model: Any,
+    ids: Tensor,
+    *,
+    one_by_one: bool = False,
+    before: Callable[[Any], None] | None = None,
+    structure: ModelStructure | None = None,
+) -> Carry:
+    structure, decomposition = structure or discover(model), Decomposition(one_by_one=one_by_one, own=True)
     blocks: list[BlockTerms] = []
     outputs: list[Tensor] = []
 
@@ -55,6 +63,14 @@ def carried(model: Any, ids: Tensor, *, one_by_one: bool = False, before: Callab
     return Carry(blocks, decomposition.carried, outputs[-1])
 
 
+@functools.cache
+def in_double(model_type: str) -> Carry:
+    """Of the tokens of `token_ids`; it is only read."""
+    model = double_model(model_type)
+    with InDouble():
+        return carried(model, token_ids(model))
+
+
 def three(parts: ThreeParts) -> list[PartNumbers]:
     return [parts.linear, parts.static, parts.dynamic]
 
@@ -68,10 +84,7 @@ def static_of(last: Carried) -> Tensor:
 
 @pytest.mark.parametrize("model_type", [*BIASED, *BARE])
 def test_the_shares_of_every_place_sum_to_one(model_type: str) -> None:
-    model = double_model(model_type)
-    with InDouble():
-        result = carried(model, token_ids(model))
-    for block in result.blocks:
+    for block in in_double(model_type).blocks:
         assert block.error <= 1e-12
         assert sum(p.share for p in three(block.output)) == pytest.approx(1.0, abs=1e-10)
         if block.pre_activation is None:
@@ -108,16 +121,13 @@ def test_a_model_without_biases_has_no_static_part(model_type: str) -> None:
     model = double_model(model_type)
     for name, p in model.named_parameters():
         assert "bias" not in name or not bool(p.any()), name
-    with InDouble():
-        for block in carried(model, token_ids(model)).blocks:
-            assert block.output.static == PartNumbers(0.0, 0.0)
+    for block in in_double(model_type).blocks:
+        assert block.output.static == PartNumbers(0.0, 0.0)
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "bert", "opt"])
 def test_a_model_with_biases_has_one(model_type: str) -> None:
-    model = double_model(model_type)
-    with InDouble():
-        assert all((b.output.static.norm or 0) > 1e-3 for b in carried(model, token_ids(model)).blocks)
+    assert all((b.output.static.norm or 0) > 1e-3 for b in in_double(model_type).blocks)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert"])
@@ -326,8 +336,9 @@ def test_an_own_term_that_arrives_as_it_is_is_what_its_replay_gives(
 ) -> None:
     model = double_model(model_type)
     with InDouble():
-        assert all(block.parts.arrives for block in discover(model).blocks)
-        direct = carried(model, token_ids(model))
+        structure = discover(model)
+        assert all(block.parts.arrives for block in structure.blocks)
+        direct = carried(model, token_ids(model), structure=structure)
         monkeypatch.setattr(proof, "_arrives", lambda run, at_zero: False)
         replayed = carried(model, token_ids(model))
     for one, other in zip(direct.blocks, replayed.blocks, strict=True):
@@ -340,9 +351,7 @@ def test_an_own_term_that_arrives_as_it_is_is_what_its_replay_gives(
 
 def test_own_terms_are_the_carried_ones_where_they_begin() -> None:
     """In the first block the own term is all of the dynamic part; later ones hold what came before as well."""
-    model = double_model("llama")
-    with InDouble():
-        first, second, _ = carried(model, token_ids(model)).blocks
+    first, second, _ = in_double("llama").blocks
     assert first.own is not None
     assert second.own is not None
     assert first.own.share == pytest.approx(first.output.dynamic.share, abs=1e-12)
@@ -358,9 +367,7 @@ def assert_numbers(got: ThreeParts, parts: list[Tensor], whole: Tensor) -> None:
 
 def test_the_first_blocks_pre_activation_has_no_dynamic_bias() -> None:
     """Eq. 12: b'_{1,2} holds no UAT term yet, b'_{2,2} does."""
-    model = double_model("llama")
-    with InDouble():
-        first, second, _ = (b.pre_activation for b in carried(model, token_ids(model)).blocks)
+    first, second, _ = (b.pre_activation for b in in_double("llama").blocks)
     assert first is not None
     assert second is not None
     assert first.dynamic.norm == pytest.approx(0.0, abs=1e-12)
@@ -400,19 +407,26 @@ def _ffn_output(run: Any) -> None:
 CORRUPTIONS = [_more_attention, _one_weight, _norm_scale, _one_tokens_scale, _ffn_output]
 
 
+@functools.cache
+def discovered(model_type: str) -> tuple[Any, ModelStructure]:
+    """In float32. Runs leave both as they are, which each test sees first."""
+    model = single_model(model_type)
+    return model, discover(model)
+
+
 @pytest.mark.parametrize("corrupt", CORRUPTIONS)
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert"])
 def test_a_corrupted_recording_misses_the_models_output(model_type: str, corrupt: Callable[[Any], None]) -> None:
     """One hundredth in what was recorded, in one block alone, is far above the tolerance from there on."""
-    model = single_model(model_type)
+    model, structure = discovered(model_type)
     ids = token_ids(model)
-    assert max(b.error for b in carried(model, ids).blocks) <= 1e-5
+    assert max(b.error for b in carried(model, ids, structure=structure).blocks) <= 1e-5
 
     def second(run: Any) -> None:
         if run.index == 1:
             corrupt(run)
 
-    errors = [b.error for b in carried(model, ids, before=second).blocks]
+    errors = [b.error for b in carried(model, ids, before=second, structure=structure).blocks]
     assert errors[0] <= 1e-5
     assert min(errors[1:]) > 1e-4
 
