@@ -19,7 +19,7 @@ COMMANDS = {
     "inspect": "inspect {model} --prompts {prompts} --heads --per-prompt",
     "verify": "verify {model} --prompts {prompts}",
     "attribute": "attribute {model} --prompts {prompts} --target #97",
-    "prune-bound": "prune-bound {model} --prompts {prompts} --granularity neuron",
+    "prune-bound": "prune-bound {model} --prompts {prompts} --granularity neuron --effort quick",
     "compare": "compare {model} --prompts {pairs}",
     "compare --fixed": "compare {model} --prompts {prompts} --fixed --max-tokens 10",
     "lora-diff": "lora-diff {model} {model}/adapter --prompts {prompts}",

@@ -47,7 +47,7 @@ def asked(loaded: LoadedModel, texts: list[Prompt], tokenizer: Any = Tokenizer) 
     return asking.found(None)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "opt", "mixtral"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "opt"])
 def test_the_loss_is_that_of_a_plain_pass(model_type: str, tmp_path: Path) -> None:
     loaded = whole(saved(model_type, tmp_path / "m"))
     texts = prompts(loaded.model.config.vocab_size)
@@ -110,7 +110,7 @@ def test_a_model_without_a_head_is_asked_for_its_embeddings(tmp_path: Path) -> N
     assert abs(1 - found.distance - true) <= 4 * found.error
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "gemma2"])
+@pytest.mark.parametrize("model_type", ["gpt2", "bert", "gemma2"])
 def test_weights_read_block_by_block_give_the_same_numbers(model_type: str, tmp_path: Path) -> None:
     folder = saved(model_type, tmp_path / "m")
     resident = whole(folder)

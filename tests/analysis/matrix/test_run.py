@@ -99,8 +99,6 @@ def test_every_check_holds_and_both_files_give_the_contribution(
     assert relative_error(by_factors(factors.tensors), factors.tensors["contribution"]) < 1e-5
     assert "W_HVO" not in factors.tensors
     assert torch.equal(factors.tensors["contribution"], made["contribution"])
-    with pytest.raises(InputError, match=r"--dense: the longest side of W', .*, is over"):
-        matrices(model)
     unchecked = [name for name, holds in verdicts(factors.report).items() if holds is None]
     assert unchecked == ["product", "coupling", "convolution", "orientation"]
     for small, large in zip(dense.report.matrices, factors.report.matrices, strict=True):
@@ -108,6 +106,12 @@ def test_every_check_holds_and_both_files_give_the_contribution(
         assert small.density == pytest.approx(large.density)
     assert factors.report.corner == dense.report.corner
     assert factors.report.coupling == dense.report.coupling
+
+
+def test_a_dense_matrix_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix_case, "DENSE_SIDE", 8)
+    with pytest.raises(InputError, match=r"--dense: the longest side of W', .*, is over"):
+        matrices(loaded("llama"))
 
 
 def test_the_contribution_is_the_output_projection_without_its_constants() -> None:

@@ -13,7 +13,6 @@ from rich.cells import cell_len
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
-from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.report.tables.attribute.report import render_attribute
 from duat_cli.report.tables.page import Page
 from duat_cli.results.attribute import AttributeReport
@@ -98,8 +97,10 @@ def test_every_position_is_one_line_each(capsys: pytest.CaptureFixture[str]) -> 
         (["--first-token"], "--first-token: there is no text whose first token it could take; give --target or"),
     ],
 )
-def test_what_cannot_be_had_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["attribute", "--prompt", PROMPT, "-q", *words]) == 2
+def test_what_cannot_be_had_is_one_line(
+    words: list[str], message: str, short: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["attribute", str(short / "demo"), "--prompt", PROMPT, "-q", *words]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert message in said
@@ -118,10 +119,10 @@ def test_many_prompts_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [one["prompt"] for one in document(capsys)["attribution"]] == [0, 1]
 
 
-def test_targets_from_a_field_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_targets_from_a_field_of_the_file(short: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "p.jsonl"
     file.write_text('{"text": "One two", "answer": " the"}\n\n{"text": "Three", "answer": " a"}\n', encoding="utf-8")
-    words = ["attribute", "--prompts", str(file), "-q", "--json", "--target-field"]
+    words = ["attribute", str(short / "demo"), "--prompts", str(file), "-q", "--json", "--target-field"]
     assert run([*words, "answer"]) == 0
     assert [one["target"]["token"]["text"] for one in document(capsys)["attribution"]] == [" the", " a"]
     assert run([*words, "gold"]) == 2
@@ -136,10 +137,10 @@ def test_targets_from_a_field_of_the_file(tmp_path: Path, capsys: pytest.Capture
     assert "p.jsonl line 1, 'answer': character 1 has no UTF-8 form" in capsys.readouterr().err
 
 
-def test_a_long_token_is_cut_where_it_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_token_is_cut_where_it_is_named(short: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A vocabulary may hold a token of any length."""
     folder = tmp_path / "model"
-    shutil.copytree(demo_path(), folder)
+    shutil.copytree(short / "demo", folder)
     text = (folder / "tokenizer.json").read_text(encoding="utf-8")
     held, long = json.loads(text), "Long" * 700
     name, number = next((n, k) for n, k in held["model"]["vocab"].items() if k == 1900)
@@ -163,8 +164,10 @@ def test_a_long_token_is_cut_where_it_is_named(tmp_path: Path, capsys: pytest.Ca
         (["--measure", "2", "--position", "all"], "--measure: one position at a time"),
     ],
 )
-def test_options_that_contradict_each_other(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["attribute", "--prompt", PROMPT, "-q", *words]) == 2
+def test_options_that_contradict_each_other(
+    words: list[str], message: str, short: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["attribute", str(short / "demo"), "--prompt", PROMPT, "-q", *words]) == 2
     assert message in capsys.readouterr().err
 
 

@@ -13,6 +13,7 @@ from children import PATIENCE
 
 from duat_cli.cli.terminal.libraries import PRODUCTS, SPINS, calm, grow_in_place, keep_few_products, wait_asleep
 from duat_cli.cli.terminal.talk import Talk
+from duat_cli.loading.checkpoint.source import demo_path
 
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
@@ -66,7 +67,7 @@ def test_a_library_that_is_loaded_already_is_silenced_too(monkeypatch: pytest.Mo
 def test_it_is_said_before_torch_loads() -> None:
     environment = {name: value for name, value in os.environ.items() if name not in NAMES}
     done = subprocess.run(
-        [sys.executable, "-m", "duat_cli", "verify", "--prompt", "abc", "-q"],
+        [sys.executable, "-m", "duat_cli", "plan", str(demo_path()), "--tokens", "8", "--time", "-q"],
         env={**environment, "OMP_DISPLAY_ENV": "verbose"},
         capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
