@@ -86,7 +86,7 @@ def test_inspect_says_the_format_and_the_same_numbers(
     assert "quantised: fp8 (e4m3, blocks of 16 x 16), read as numbers" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("way", ["fp8", "int8", "mxfp4"])
+@pytest.mark.parametrize("way", ["fp8", "mxfp4"])
 def test_attribute_reads_the_numbers(way: str, tmp_path: Path, duat: Duat) -> None:
     """The whole report, ablations and all, is that of the checkpoint of those numbers; the parts add up."""
     _, quantised, plain = three(tmp_path, way)

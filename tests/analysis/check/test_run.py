@@ -134,7 +134,7 @@ def test_a_run_that_says_nothing_passes_nothing(checkpoint: Path, monkeypatch: p
         checked(checkpoint, "exactness.*", "integrity.files")
 
 
-@pytest.mark.parametrize("model_type", [None, "llama", "gpt2", "mixtral"])
+@pytest.mark.parametrize("model_type", [None, "gpt2", "mixtral"])
 def test_weights_read_block_by_block_make_the_same_report(model_type: str | None, tmp_path: Path) -> None:
     folder = None if model_type is None else saved(model_type, tmp_path)
     whole, parts = (checked(folder, streamed=streamed)[0].model_dump(mode="json") for streamed in (False, True))
