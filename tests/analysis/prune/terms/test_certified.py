@@ -28,6 +28,7 @@ from duat_cli.zoo import tiny
 
 BLOCK = 1
 STARTS = 32
+STEPS = 60
 
 
 @dataclass(frozen=True)
@@ -124,17 +125,15 @@ def searched(model_type: str, tokens: int = 1) -> Searched:
     )  # fmt: skip
 
 
-def ascend(
-    moved: Callable[[Tensor], Tensor], count: int, width: int, *, starts: int = STARTS, steps: int = 100
-) -> Tensor:
+def ascend(moved: Callable[[Tensor], Tensor], count: int, width: int) -> Tensor:
     """Largest removal found for each of `count` terms: (count,). moved: (STARTS count, 1, M) to (STARTS count,)."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(STARTS * count, 1, width, generator=generator) * 30
     best = torch.zeros(STARTS * count)
     x.requires_grad_()
-    optimiser = torch.optim.Adam([x], lr=6.0)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    for _ in range(steps):
+    optimiser = torch.optim.Adam([x], lr=10.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, STEPS)
+    for _ in range(STEPS):
         optimiser.zero_grad()
         sizes = moved(x)
         best = torch.maximum(best, sizes.detach())
@@ -151,7 +150,7 @@ TYPES = [t for t in PLACES if t not in MOE]
 def test_no_neuron_exceeds_its_bound_and_the_bound_is_attained(model_type: str) -> None:
     case = searched(model_type)
     (site,) = case.sites.of("neuron")
-    terms = torch.arange(0, site.count, site.count // 9)
+    terms = torch.arange(0, site.count, site.count // 5)
     bounds = case.bounds.of(case.sites, "neuron")
     limit = torch.tensor([bounds[i].value for i in terms.tolist()], dtype=torch.float64)
     found = ascend(lambda x: case.moved(x, site, terms.repeat(STARTS), case.place.ffn), len(terms), 32)
@@ -186,7 +185,7 @@ def test_no_expert_exceeds_its_bound(model_type: str) -> None:
     whole = case.bounds.units[0].whole
     added = functools.partial(case.caught, removed=[], read=case.place.ffn)
     assert whole.stream is not None
-    assert float(ascend(lambda x: added(x).norm(dim=-1)[:, 0], 1, 32, steps=60)) <= float(whole.stream)
+    assert float(ascend(lambda x: added(x).norm(dim=-1)[:, 0], 1, 32)) <= float(whole.stream)
 
 
 @pytest.mark.parametrize("model_type", TYPES)
@@ -196,7 +195,7 @@ def test_no_branch_exceeds_its_bound(model_type: str) -> None:
                               ("ffn", case.place.ffn, case.bounds.units[0].whole)):  # fmt: skip
         assert terms.stream is not None
         found = ascend(
-            lambda x, read=read: case.caught(x, [], read).norm(dim=-1)[:, 0] * case.place.factor, 1, 32, steps=60
+            lambda x, read=read: case.caught(x, [], read).norm(dim=-1)[:, 0] * case.place.factor, 1, 32
         )
         assert float(found) <= float(terms.stream)
         assert float(found) >= 0.1 * float(terms.stream), kind
@@ -206,7 +205,7 @@ def test_no_branch_exceeds_its_bound(model_type: str) -> None:
         return (hidden_of(case.run(x), x) - x).norm(dim=-1)[:, 0]
 
     if model_type != "bert":  # there the input itself must come from a norm
-        found = ascend(change, 1, 32, steps=60)
+        found = ascend(change, 1, 32)
         assert float(found) <= float(case.bounds.block.stream)
 
 
@@ -219,7 +218,7 @@ def test_no_block_behind_a_norm_exceeds_its_bound(model_type: str) -> None:
         y = norm(x)
         return (hidden_of(case.run(x), x) - y).norm(dim=-1)[:, 0]
 
-    found = ascend(change, 1, 32, steps=60)
+    found = ascend(change, 1, 32)
     assert case.bounds.block.stream is not None
     assert 0.5 * float(case.bounds.block.stream) <= float(found) <= float(case.bounds.block.stream)
 
@@ -326,7 +325,7 @@ def test_a_bias_behind_which_a_norm_stands_is_part_of_the_attention_bound() -> N
     def change(x: Tensor) -> Tensor:
         return (hidden_of(block(x, *args[1:], **kwargs), x) - x).norm(dim=-1)[:, 0]
 
-    found = ascend(change, 1, 32, steps=60)
+    found = ascend(change, 1, 32)
     assert 0.5 * float(bounds.block.stream) <= float(found) <= float(bounds.block.stream)
 
 
