@@ -194,9 +194,7 @@ def test_no_branch_exceeds_its_bound(model_type: str) -> None:
     for kind, read, terms in (("attention", case.place.attention, case.bounds.attention),
                               ("ffn", case.place.ffn, case.bounds.units[0].whole)):  # fmt: skip
         assert terms.stream is not None
-        found = ascend(
-            lambda x, read=read: case.caught(x, [], read).norm(dim=-1)[:, 0] * case.place.factor, 1, 32
-        )
+        found = ascend(lambda x, read=read: case.caught(x, [], read).norm(dim=-1)[:, 0] * case.place.factor, 1, 32)
         assert float(found) <= float(terms.stream)
         assert float(found) >= 0.1 * float(terms.stream), kind
     assert case.bounds.block.stream is not None
