@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from helpers import as_loaded, minilm, single_model, token_ids
 from paging import saved
+from short_demo import short_demo
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from duat_cli.analysis.plan.task import PruneOptions
@@ -32,40 +34,48 @@ def some_prompts(loaded: LoadedModel, count: int, tokens: int) -> list[Prompt]:
     return encode(tokenizer, default_prompts()[:count], tokens, known.max_positions, known.vocab_size)
 
 
-def analysed(name: str | None, kind: Kind, *, measure: int, probes: int = 32, count: int = 3) -> PruneReport:
+def analysed(
+    name: str | None, kind: Kind, *, measure: int, probes: int = 32, count: int = 3, tokens: int = 24
+) -> PruneReport:
+    return _analysed(name, kind, measure, probes, count, tokens).model_copy(deep=True)
+
+
+@functools.cache
+def _analysed(name: str | None, kind: Kind, measure: int, probes: int, count: int, tokens: int) -> PruneReport:
     loaded = load(name)
     options = PruneOptions(kinds=(kind,), measure=measure, probes=probes, budget=1e-4)
-    return prune_bound(loaded, some_prompts(loaded, count, 24), [], options, quiet).report
+    return prune_bound(loaded, some_prompts(loaded, count, tokens), [], options, quiet).report
 
 
 # Bounds a little below what 300 neurons and all bundled prompts give: here are fewer of both.
 @pytest.mark.parametrize(
-    ("name", "kind", "measure", "probes", "least"),
+    ("name", "kind", "measure", "probes", "count", "tokens"),
     [
-        ("minilm", "neuron", 50, 32, 0.96),
-        ("demo", "head", 36, 128, 0.96),
+        ("minilm", "neuron", 50, 32, 2, 16),
+        ("demo", "head", 36, 64, 3, 24),
     ],
 )
 def test_the_prediction_orders_and_sizes_the_measured_damage(
-    name: str, kind: Kind, measure: int, probes: int, least: float
+    name: str, kind: Kind, measure: int, probes: int, count: int, tokens: int
 ) -> None:
-    report = analysed(str(minilm()) if name == "minilm" else None, kind, measure=measure, probes=probes)
+    model = str(minilm()) if name == "minilm" else None
+    report = analysed(model, kind, measure=measure, probes=probes, count=count, tokens=tokens)
     assert report.protocol.metric == ("hidden" if name == "minilm" else "kl")
     assert report.certificate.exact
     [found] = report.prediction
     assert found.n == measure
     assert found.spearman is not None
     assert found.median_ratio is not None
-    assert found.spearman.value >= least
+    assert found.spearman.value >= 0.96
     near = 0.1 if name == "minilm" else 0.2
     assert 1 - near <= found.median_ratio.value <= 1 + near
     for criterion, value in found.criteria.items():
         assert value is None or value.value < found.spearman.value, criterion
 
 
-def test_a_plan_names_its_set_and_bounds_stand_beside_the_stream() -> None:
+def test_a_plan_names_its_set_and_bounds_stand_beside_the_stream(tmp_path: Path) -> None:
     """The sets as a reader would rebuild them from the terms; the stream's norm by a plain hook."""
-    loaded = load(None)
+    loaded = load(str(short_demo(tmp_path / "demo")))
     given, options = some_prompts(loaded, 2, 16), PruneOptions(kinds=("head", "ffn"), measure=4, budget=0.3)
     held_out = some_prompts(loaded, 15, 12)[2:]
     options = replace(options, exceed=0.5, confidence=0.9)
@@ -178,11 +188,9 @@ def test_a_quick_run_says_what_it_leaves_out() -> None:
 
 def test_a_few_ablations_say_what_all_would() -> None:
     """Of the demo's heads: the mean over all of them, the most harmful ones, and which criterion orders them best."""
-    every, few = (analysed(None, "head", measure=n) for n in (36, 12))
+    every, few = (analysed(None, "head", measure=n, probes=64) for n in (36, 12))
     [all_of_them], [some] = every.prediction, few.prediction
     assert (all_of_them.n, some.n, some.of) == (36, 12, 36)
-    assert all_of_them.spearman is not None
-    assert all_of_them.spearman.value >= 0.93
     exact, mean = all_of_them.mean_measured, some.mean_measured
     assert exact is not None
     assert mean is not None
