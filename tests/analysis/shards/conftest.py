@@ -48,6 +48,14 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def some(many: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first 15 of 5 to 7 tokens, two of them the same text."""
+    file = tmp_path_factory.mktemp("prompts") / "some.txt"
+    file.write_text("\n".join([text for text in many.read_text().splitlines() if len(text) < 8][:15]))
+    return file
+
+
+@pytest.fixture(scope="session")
 def lots(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """200 short prompts of 5 lengths: enough for batches of three."""
     drawn = random.Random(2)
@@ -145,15 +153,15 @@ def run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fi
     return check
 
 
-@pytest.fixture
-def into(two_layers: Path, many: Path) -> Into:
+@pytest.fixture(scope="session")
+def into(two_layers: Path, some: Path) -> Into:
     """Run inspect --out in this process; `prompts` names another file, `max_tokens` cuts, others are options."""
 
     def run(
         folder: Path,
         ranks: Ranks = Ranks(),  # noqa: B008 (it is frozen)
         progress: Any = lambda *_: None,
-        prompts: Path = many,
+        prompts: Path = some,
         max_tokens: int | None = None,
         dtype: str = "float32",
         **options: Any,

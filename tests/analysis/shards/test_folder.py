@@ -28,10 +28,17 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.fixture(scope="module")
+def written(into: Into, few: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("written") / "out"
+    into(out, prompts=few)
+    return out
+
+
 @pytest.fixture
-def folder(into: Into, few: Path, tmp_path: Path) -> Path:
-    into(tmp_path / "out", prompts=few)
-    return tmp_path / "out"
+def folder(written: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(written, tmp_path / "out"))
 
 
 def test_every_prompt_has_its_line(folder: Path) -> None:

@@ -105,9 +105,7 @@ def test_eq_18_is_tested_on_the_first_prompts(
     assert said(*words, "--out", str(tmp_path / "out")) == plain
 
 
-@pytest.mark.parametrize(
-    ("run_once", "other"), [(0, "adapter"), (1, "adapter"), (1, "tuned")], indirect=["run_once"], ids=str
-)
+@pytest.mark.parametrize(("run_once", "other"), [(0, "adapter"), (1, "tuned")], indirect=["run_once"], ids=str)
 def test_every_prompt_is_run_once_with_weights_in_memory_and_read_block_by_block(
     said: Any, few: Path, other: str, request: pytest.FixtureRequest, run_once: Any
 ) -> None:

@@ -93,25 +93,26 @@ def test_a_record_of_other_fields_is_named(into: Into, tmp_path: Path, monkeypat
 
 
 def test_many_prompts_are_a_set(
-    two_layers: Path, many: Path, ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    two_layers: Path, few: Path, ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever computed them, and without --out; of a few texts every prompt is listed."""
-    words = ["inspect", str(two_layers), "--prompts", str(many), "--device", "cpu", "--null", "uniform", "--no-cache"]
+    words = ["inspect", str(two_layers), "--prompts", str(few), "--device", "cpu", "--null", "uniform", "--no-cache"]
     whole = json.loads(ask(*words))
-    monkeypatch.setattr(prompts, "LISTED", 31)
+    monkeypatch.setattr(prompts, "LISTED", 5)
+    monkeypatch.setattr(prompts, "FIRST", 2)
     plain = ask(*words)
     assert ask(*words, "--out", str(tmp_path / "one")) == ask("merge", str(tmp_path / "one")) == plain
     for rank in (1, 2, 0):
         found = ask(*words, "--out", str(tmp_path / "three"), rank=rank, world=3)
     assert found == ask("merge", str(tmp_path / "three")) == plain
     short = json.loads(plain)
-    assert short["prompt_set"]["count"] == len(whole["prompts"]) == 32
+    assert short["prompt_set"]["count"] == len(whole["prompts"]) == 6
     assert short["prompt_set"]["tokens"] == sum(prompt["tokens"] for prompt in whole["prompts"])
     assert short["prompts"] == whole["prompts"][: prompts.FIRST]
     assert {name for name, value in whole.items() if short[name] != value} == {"prompts"}
     each = json.loads(ask(*words, "--per-prompt"))
     assert each["prompts"] == whole["prompts"]
-    assert [len(block["prompts"]) for block in each["blocks"]] == [32, 32]
+    assert [len(block["prompts"]) for block in each["blocks"]] == [6, 6]
 
 
 def test_who_left_what_undone(into: Into, tmp_path: Path) -> None:
@@ -121,9 +122,9 @@ def test_who_left_what_undone(into: Into, tmp_path: Path) -> None:
     index = folder.index()
     said = folder.missing(index, 5)
     for rank in (0, 2, 3):
-        count = len(range(rank, 32, 5))
+        count = len(range(rank, 15, 5))
         assert f"rank {rank} of 5's shard ends after 0 of its {count} prompts" in said
-    assert said.endswith(f", and 1 more; missing {32 - index.found} prompts: run the same command again")
+    assert said.endswith(f", and 1 more; missing {15 - index.found} prompts: run the same command again")
     with pytest.raises(InputError) as caught:
         merged(out)
     assert str(caught.value) == said
