@@ -36,6 +36,13 @@ def tuned(two_layers: Path, adapter: Path, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
+def two(tmp_path: Path) -> Path:
+    file = tmp_path / "two.txt"
+    file.write_text("abc.\nde.")
+    return file
+
+
+@pytest.fixture
 def said(two_layers: Path, ask: Any) -> Any:
     """Of lora-diff on the two layers."""
 
@@ -58,8 +65,8 @@ def test_several_processes_give_the_plain_report(said: Any, ask: Any, tuned: Pat
     assert (report["level"], report["eq18"]["holds"]) == ("prompts", True)
 
 
-def test_the_demo(ask: Any, few: Path, tmp_path: Path) -> None:
-    words = ["lora-diff", "--prompts", str(few), "--max-tokens", "3"]
+def test_the_demo(ask: Any, two: Path, tmp_path: Path) -> None:
+    words = ["lora-diff", "--prompts", str(two), "--max-tokens", "3"]
     assert ask(*words, "--out", str(tmp_path / "out")) == ask(*words)
 
 
@@ -112,27 +119,27 @@ def test_every_prompt_is_run_once_with_weights_in_memory_and_read_block_by_block
     run_once(Comparer, said, str(request.getfixturevalue(other)), "--prompts", str(few))
 
 
-def test_another_adapter_is_refused(said: Any, adapter: Path, few: Path, tmp_path: Path) -> None:
+def test_another_adapter_is_refused(said: Any, adapter: Path, two: Path, tmp_path: Path) -> None:
     out, other = str(tmp_path / "out"), tmp_path / "other"
-    said(str(adapter), "--prompts", str(few), "--out", out)
+    said(str(adapter), "--prompts", str(two), "--out", out)
     shutil.copytree(adapter, other)
-    assert said(str(other), "--prompts", str(few), "--out", out).startswith("{")  # the same under another name
+    assert said(str(other), "--prompts", str(two), "--out", out).startswith("{")  # the same under another name
     weights = load_file(other / "adapter_model.safetensors")
     save_file({name: 2 * value for name, value in weights.items()}, other / "adapter_model.safetensors")
-    message = said(str(other), "--prompts", str(few), "--out", out, code=2)
+    message = said(str(other), "--prompts", str(two), "--out", out, code=2)
     assert "holds results of another TUNED, " in message
     more = ("--directions",)
-    assert "another --directions, False there" in said(str(adapter), "--prompts", str(few), "--out", out, *more, code=2)
+    assert "another --directions, False there" in said(str(adapter), "--prompts", str(two), "--out", out, *more, code=2)
 
 
-def test_another_config_of_the_tuned_checkpoint_is_refused(said: Any, tuned: Path, few: Path, tmp_path: Path) -> None:
+def test_another_config_of_the_tuned_checkpoint_is_refused(said: Any, tuned: Path, two: Path, tmp_path: Path) -> None:
     out, other = str(tmp_path / "out"), tmp_path / "other"
-    said(str(tuned), "--prompts", str(few), "--out", out)
+    said(str(tuned), "--prompts", str(two), "--out", out)
     shutil.copytree(tuned, other)
-    assert said(str(other), "--prompts", str(few), "--out", out).startswith("{")
+    assert said(str(other), "--prompts", str(two), "--out", out).startswith("{")
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.1}))
-    message = said(str(other), "--prompts", str(few), "--out", out, code=2)
+    message = said(str(other), "--prompts", str(two), "--out", out, code=2)
     assert "holds results of another TUNED, " in message
 
 

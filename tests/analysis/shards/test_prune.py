@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -16,7 +17,7 @@ from duat_cli.analysis.shards import run as module
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.prune import PruneRecord
 
-COUNT = 6
+COUNT = 4
 CHEAP = ["--measure", "2", "--device", "cpu"]
 
 
@@ -28,12 +29,19 @@ def held_out(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def said(two_layers: Path, few: Path, ask: Any) -> Any:
+def four(few: Path, tmp_path: Path) -> Path:
+    file = tmp_path / "four.txt"
+    file.write_text("\n".join(few.read_text().splitlines()[:COUNT]))
+    return file
+
+
+@pytest.fixture
+def said(two_layers: Path, four: Path, ask: Any) -> Any:
     """Of prune-bound on the two layers."""
 
-    def say(*words: str, **how: Any) -> str:
+    def say(*words: str, prompts: Path = four, **how: Any) -> str:
         probes = [] if "--probes" in words else ["--probes", "4"]
-        return ask("prune-bound", str(two_layers), "--prompts", str(few), *CHEAP, *probes, *words, **how)
+        return ask("prune-bound", str(two_layers), "--prompts", str(prompts), *CHEAP, *probes, *words, **how)
 
     return say
 
@@ -62,8 +70,8 @@ def test_several_processes_give_the_plain_report(
     assert sum(term["measured"] is not None for term in report["terms"]) >= 2
 
 
-def test_what_is_torn_is_computed_again_and_the_sets_with_it(said: Any, ask: Any, taken_up: Any) -> None:
-    options = ["--granularity", "head"]
+def test_what_is_torn_is_computed_again_and_the_sets_with_it(said: Any, ask: Any, few: Path, taken_up: Any) -> None:
+    options, said = ["--granularity", "head"], functools.partial(said, prompts=few)
     plain, out = taken_up(said, *options)
     (out / "sets.json").unlink()
     assert "the sets are not chosen yet: run the same command again" in ask("merge", str(out), code=2)
@@ -84,9 +92,9 @@ def test_weights_that_are_read_block_by_block(said: Any, tmp_path: Path, monkeyp
 def test_another_budget_asks_only_for_other_sets(
     said: Any, ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options, out = ["--granularity", "neuron"], str(tmp_path / "out")
+    options, out, alone = ["--granularity", "neuron"], str(tmp_path / "out"), tmp_path / "alone.json"
     said(*options, "--budget", "0.001", "--out", out)
-    plain = said(*options, "--budget", "0.5")
+    plain = said(*options, "--budget", "0.5", "--export", str(alone))
     with monkeypatch.context() as patch:
         patch.setattr(Work, "parts", lambda *_: pytest.fail("a prompt was run again"))
         assert said(*options, "--budget", "0.5", "--out", out) == plain
@@ -94,8 +102,6 @@ def test_another_budget_asks_only_for_other_sets(
         export = tmp_path / "set.json"
         assert said(*options, "--budget", "0.5", "--out", out, "--export", str(export)) == plain
     assert ask("merge", out) == plain
-    alone = tmp_path / "alone.json"
-    said(*options, "--budget", "0.5", "--export", str(alone))
     assert export.read_text() == alone.read_text()
 
 
@@ -111,12 +117,12 @@ def test_other_criteria_ask_for_the_sets_alone(
 
 
 def test_another_pooling_asks_only_for_other_sets(
-    ask: Any, two_layers: Path, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ask: Any, two_layers: Path, four: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     embedder = tmp_path / "embedder"
     shutil.copytree(two_layers, embedder)
     transformers.AutoModel.from_pretrained(two_layers).save_pretrained(embedder)  # without its head
-    words = ["prune-bound", str(embedder), "--prompts", str(few), *CHEAP, "--granularity", "neuron", "--budget", "0.5"]
+    words = ["prune-bound", str(embedder), "--prompts", str(four), *CHEAP, "--granularity", "neuron", "--budget", "0.5"]
     words += ["--probes", "4"]
     kept = ["--out", str(tmp_path / "out")]
     before = ask(*words, *kept)
