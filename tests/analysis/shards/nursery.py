@@ -1,4 +1,4 @@
-"""Processes of duat that start at once: a process of its own runs a first command and forks for each that is asked.
+"""Processes of duat that start at once: one of its own runs first commands on a checkpoint and forks for each other.
 
 Lines of JSON on standard input: {"arguments", "env", "out"} starts one and answers its id; {"ended": id} answers 1 once
 it has ended, else 0; {"wait": id} answers how it ended, as subprocess does (negative: the signal).
@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from typing import Any, NoReturn
 
 
@@ -55,5 +56,8 @@ if __name__ == "__main__":
     from duat_cli.cli.main import run
 
     torch.set_num_threads(1)
-    run(["verify", "--prompt", "a", "-q", "-o", os.devnull])  # what a command imports is there for all of them
+    with tempfile.TemporaryDirectory() as folder:  # what commands import is there for all of them
+        out = f"{folder}/out"
+        run(["inspect", sys.argv[1], "--prompt", "a", "--json", "-q", "-o", os.devnull, "--out", out])
+        run(["merge", out, "-q", "-o", os.devnull])
     answer()

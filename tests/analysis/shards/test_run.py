@@ -34,10 +34,10 @@ COUNT = 32
 class Nursery:
     """See nursery.py."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, checkpoint: Path) -> None:
         self._folder = folder
         self._script = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("nursery.py"))],
+            [sys.executable, str(Path(__file__).with_name("nursery.py")), str(checkpoint)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -74,8 +74,8 @@ class Nursery:
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    found = Nursery(tmp_path_factory.mktemp("said"))
+def nursery(two_layers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    found = Nursery(tmp_path_factory.mktemp("said"), two_layers)
     yield found
     found.close()
 
