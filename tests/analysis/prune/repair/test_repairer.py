@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from short_demo import short_demo
 
 from duat_cli.analysis.prune.repair import repairer as module
 from duat_cli.analysis.prune.repair.refit import Refit, Refitting
@@ -19,12 +20,13 @@ from duat_cli.loading.prompts import Prompt, default_prompts, encode, holdout_pr
 from duat_cli.models.discovery.structure import discover
 from duat_cli.models.terms.sites import TermId, find_sites
 
-HALF = [TermId("neuron", block, n) for block in range(6) for n in range(0, 384, 2)]
+BLOCKS = 3  # of the demo
+HALF = [TermId("neuron", block, n) for block in range(BLOCKS) for n in range(0, 384, 2)]
 
 
 @pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return load(None)
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load(str(short_demo(tmp_path_factory.mktemp("short") / "demo", BLOCKS)))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ def test_a_repair_helps_prompts_that_took_no_part(loaded: LoadedModel, ablator: 
     assert all(torch.equal(value, before[name]) for name, value in loaded.model.state_dict().items())
     with found.in_place():
         changed = [n for n, v in loaded.model.state_dict().items() if not torch.equal(v, before[n])]
-        assert sum("down_proj" in name for name in changed) == 6
+        assert sum("down_proj" in name for name in changed) == BLOCKS
         weight = loaded.model.model.layers[2].mlp.down_proj.weight
         assert not bool(weight[:, ::2].any())
 
@@ -99,7 +101,7 @@ def test_the_halves_are_not_asked_above_the_limit(
     loaded: LoadedModel, ablator: Ablator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts, fits = texts(loaded, held_out=True)[:2], list[int]()
-    weight = loaded.model.model.layers[3].mlp.down_proj.weight
+    weight = loaded.model.model.layers[1].mlp.down_proj.weight
 
     def refit(self: Refitting, *given: Any) -> Refit:
         fits.append(self.tokens)
@@ -120,14 +122,14 @@ def test_a_repair_that_does_not_help_is_dropped(
     loaded: LoadedModel, ablator: Ablator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a repaired set is never worse than the set alone on the prompts that choose sets."""
-    weight = loaded.model.model.layers[3].mlp.down_proj.weight
+    weight = loaded.model.model.layers[1].mlp.down_proj.weight
     monkeypatch.setattr(Refitting, "refit", lambda *_: Refit(values={weight: 3 * weight.data}))
     tool = repairer(loaded, ablator)
     found = tool.repaired(HALF)
     assert found.dropped
     assert found.after == found.before
     with found.in_place():
-        assert loaded.model.model.layers[3].mlp.down_proj.weight.data_ptr() == weight.data_ptr()
+        assert loaded.model.model.layers[1].mlp.down_proj.weight.data_ptr() == weight.data_ptr()
     assert all(before == after for before, after in tool.damages(HALF, found, texts(loaded, held_out=True)[:3], ""))
 
 
@@ -136,7 +138,7 @@ def test_a_repair_that_does_not_help_unfitted_prompts_is_dropped(
 ) -> None:
     """Fitted to all prompts it helps them; fitted to one half it harms the other."""
     prompts = texts(loaded, held_out=False)[:4]
-    weight, plain = loaded.model.model.layers[3].mlp.down_proj.weight, Refitting.refit
+    weight, plain = loaded.model.model.layers[1].mlp.down_proj.weight, Refitting.refit
 
     def refit(self: Refitting, *given: Any) -> Refit:
         return plain(self, *given) if self.tokens == whole else Refit(values={weight: 3 * weight.data})
