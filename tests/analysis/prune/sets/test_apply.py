@@ -59,7 +59,7 @@ def test_a_head_by_hand(tmp_path: Path) -> None:
     assert close(case.logits(), case.own())
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "phi3", "opt"])
+@pytest.mark.parametrize("model_type", ["gpt2", "phi3", "opt"])
 def test_neurons_that_all_blocks_lose_are_removed(model_type: str, tmp_path: Path) -> None:
     case = Case(tmp_path, model_type)
     whole = case.sites[case.structure.calls[0]].count("neuron")
@@ -88,7 +88,7 @@ def test_neurons_that_only_some_blocks_lose_are_zeroed(tmp_path: Path) -> None:
     assert close(case.logits(), case.own())
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "mixtral", "bloom", "gpt_oss"])
+@pytest.mark.parametrize("model_type", ["gpt2", "gemma2", "bloom"])
 def test_a_block_is_removed(model_type: str, tmp_path: Path) -> None:
     case = Case(tmp_path, model_type)
     done = case.apply(TermId("block", 1))
@@ -153,7 +153,7 @@ def test_blocks_neurons_and_heads_at_once(tmp_path: Path) -> None:
     assert close(case.logits(), case.own())
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mixtral", "gpt_oss", "opt", "bert", "gemma2"])
+@pytest.mark.parametrize("model_type", ["gpt2", "gpt_oss", "bert", "gemma2"])
 def test_branches_are_zeroed(model_type: str, tmp_path: Path) -> None:
     case = Case(tmp_path, model_type)
     done = case.apply(TermId("ffn", 1, 0), TermId("attention", 2, 0))
@@ -161,7 +161,7 @@ def test_branches_are_zeroed(model_type: str, tmp_path: Path) -> None:
     assert done.error <= 1e-5
 
 
-@pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss", "qwen2_moe"])
+@pytest.mark.parametrize("model_type", ["gpt_oss", "qwen2_moe"])
 def test_an_expert_is_zeroed(model_type: str, tmp_path: Path) -> None:
     case = Case(tmp_path, model_type)
     done = case.apply(TermId("expert", 1, 2), TermId("expert", 1, 0))
@@ -386,7 +386,7 @@ def test_a_checkpoint_that_differs_is_not_kept(tmp_path: Path, monkeypatch: pyte
 # -- whole key and value heads -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma2", "mixtral"])
+@pytest.mark.parametrize("model_type", ["qwen3", "gemma2"])
 def test_key_and_value_heads_leave_the_file_with_the_heads_that_use_them(model_type: str, tmp_path: Path) -> None:
     """A different one of every block; plain transformers reads it, with the output of the ablation by hooks."""
     case = Case(tmp_path, model_type)

@@ -87,9 +87,8 @@ def test_responses_are_exact_jacobian_products(model_type: str) -> None:
     checked = 0
     for term in some_terms(terms):
         got = found[:, terms.ids.index(term)].double()
-        wanted = [probes.double().flatten(1) @ slope(structure, sites, metric, ids, term, s).flatten() for s in STEPS]
-        error = min(float((got - want).norm()) / max(float(want.norm()), 1e-2) for want in wanted)
-        assert error < 1e-2, term
+        wanted = (probes.double().flatten(1) @ slope(structure, sites, metric, ids, term, s).flatten() for s in STEPS)
+        assert any(float((got - want).norm()) / max(float(want.norm()), 1e-2) < 1e-2 for want in wanted), term
         checked += float(got.norm()) > 1e-3
     assert checked > 5
 
@@ -174,7 +173,7 @@ def test_a_parallel_block_is_its_attention_and_its_ffn() -> None:
     assert torch.allclose(ffn + attention, block, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "bert", "gemma2"])
+@pytest.mark.parametrize("model_type", ["llama", "bert"])
 def test_the_interval_holds_the_exact_length_as_often_as_it_says(model_type: str) -> None:
     """‖J t‖ exactly, from every direction of the output; 32 probes say where it lies with 90 % confidence."""
     _, structure, sites, ids = prepared(model_type)
