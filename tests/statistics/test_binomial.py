@@ -36,7 +36,7 @@ def test_the_tail_is_the_exact_one(case: tuple[int, int], share: float) -> None:
     assert log_tail(k, n, share) == pytest.approx(math.log(exact_tail(k, n, Fraction(share))), rel=1e-9, abs=1e-12)
 
 
-@given(st.integers(1, 300), st.floats(0.01, 0.9), st.floats(0.5, 0.999))
+@given(st.integers(1, 150), st.floats(0.01, 0.9), st.floats(0.5, 0.999))
 def test_allowed_is_the_last_count_whose_exact_tail_is_small_enough(n: int, share: float, confidence: float) -> None:
     most, level = allowed(n, share, confidence), 1 - confidence
     if most is None:

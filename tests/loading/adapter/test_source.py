@@ -166,6 +166,13 @@ def test_lora_diff_gives_what_the_folders_give(
     assert len(ours["modules"]) == 24
 
 
+def test_lora_diff_takes_a_tuned_checkpoint_of_the_hub(
+    hub: hub_server.Hub, cache: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = report_of(["lora-diff", str(demo_path()), TUNED, "--cache-dir", cache], capsys)
+    assert (found["tuned"], found["mode"], found["modules"]) == (TUNED, "checkpoint", [])
+
+
 def test_check_takes_an_adapter_of_the_hub(hub: hub_server.Hub, cache: str) -> None:
     by_id = duat.check(demo_path(), adapter=ADAPTER, cache_dir=cache, prompts=["def main(argv):"])
     by_folder = duat.check(demo_path(), adapter=demo_adapter_path(), prompts=["def main(argv):"])
@@ -180,9 +187,10 @@ def test_plan_takes_one_too(hub: hub_server.Hub, cache: str) -> None:
 
 
 def test_a_process_asks_where_hf_endpoint_says(hub: hub_server.Hub, cache: str) -> None:
-    words = [sys.executable, "-m", "duat_cli", "lora-diff", str(demo_path()), TUNED, "--cache-dir", cache, "--json"]
+    find = f"print(source.find_tuned({TUNED!r}, cache_dir={cache!r}).path)"
     environment = {"HF_ENDPOINT": hub.url, "PATH": "/usr/bin:/bin", "HOME": cache, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", f"from duat_cli.loading.adapter import source; {find}"]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["tuned"], found["mode"], found["modules"]) == (TUNED, "checkpoint", [])
+    fetched = (Path(done.stdout.strip()) / "model.safetensors").read_bytes()
+    assert fetched == (demo_path() / "model.safetensors").read_bytes()
