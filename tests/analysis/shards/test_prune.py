@@ -51,9 +51,10 @@ OPTIONS = {
     "every kind": [],
     "held-out prompts and other criteria": ["--granularity", "neuron,head", *TRIED, "HELD", "--criteria"],
     "the hidden states and means": ["--metric", "hidden", "--ablate", "mean", "--granularity", "neuron"],
-    "the loss, in rounds": ["--metric", "nll", "--granularity", "neuron", "--rounds", "2", "--remove", "20%"],
-    "a repair": ["--granularity", "neuron", "--repair", "--budget", "1"],
-}
+    "the loss, in rounds, and a repair": [
+        "--metric", "nll", "--granularity", "neuron", "--rounds", "2", "--remove", "20%", "--repair",
+    ],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -67,6 +68,7 @@ def test_several_processes_give_the_plain_report(
     assert ask("merge", out) == plain
     report = json.loads(plain)
     assert len(report["prompts"]) == COUNT
+    assert [plan["repair"] is not None for plan in report["plans"]] == ["--repair" in options] * len(report["plans"])
     assert sum(term["measured"] is not None for term in report["terms"]) >= 2
 
 

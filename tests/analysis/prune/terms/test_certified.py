@@ -224,8 +224,7 @@ def test_no_block_behind_a_norm_exceeds_its_bound(model_type: str) -> None:
 @pytest.mark.parametrize("model_type", ["llama", "bert", "gpt2"])
 def test_real_tokens_stay_far_below(model_type: str) -> None:
     """Several tokens at once, ordinary ones: every head and neuron at every token."""
-    model = single_model(model_type).requires_grad_(False)
-    structure = discover(model)
+    structure = searched(model_type).structure
     sites, bounds = find_sites(structure), certified_bounds(structure)
     generator = torch.Generator().manual_seed(1)
     seen: list[Tensor] = []
@@ -374,8 +373,7 @@ def test_other_dtypes_give_the_bounds_of_the_same_weights(model_type: str) -> No
 
 @pytest.mark.parametrize("model_type", ["gpt2", "mixtral", "bert"])
 def test_weights_in_pieces_have_the_same_bounds(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    structure = discover(single_model(model_type))
-    whole = certified_bounds(structure)[BLOCK]
+    structure, whole = searched(model_type).structure, searched(model_type).bounds
     for module, name in ((layers, "NEURONS_AT_ONCE"), (certified, "BOUNDED_ENTRIES"), (bounds, "ROWS")):
         monkeypatch.setattr(module, name, 5)
     pieces, sites = certified_bounds(structure)[BLOCK], find_sites(structure)[structure.calls[BLOCK]]
@@ -387,8 +385,8 @@ def test_weights_in_pieces_have_the_same_bounds(model_type: str, monkeypatch: py
 @pytest.mark.parametrize("kind", ["neuron", "head"])
 def test_bounds_of_other_kinds_are_not_computed(kind: Kind) -> None:
     """And those that are asked for are the same."""
-    structure = discover(single_model("llama"))
-    every, one = certified_bounds(structure)[BLOCK], certified_bounds(structure, [kind])[BLOCK]
+    structure, every = searched("llama").structure, searched("llama").bounds
+    one = certified_bounds(structure, [kind])[BLOCK]
     sites = find_sites(structure)[structure.calls[BLOCK]]
     assert one.of(sites, kind) == every.of(sites, kind)
     assert all(bound.value is not None for bound in one.of(sites, kind))
