@@ -295,16 +295,16 @@ def _check_tolerances(plan: CheckPlan, metrics: Mapping[str, Value]) -> None:
 def _baseline_warnings(plan: CheckPlan, evidence: Evidence) -> list[str]:
     if plan.baseline_name is not None and evidence.adapter is not None:
         return ["a baseline is of the base alone: what the adapter changes is compared with nothing"]
-    if evidence.rounding:
-        return [evidence.rounding]
+    rounding = [evidence.rounding] if evidence.rounding else []
     if plan.update or plan.baseline is None or plan.schema == baselines.SCHEMA:
-        return []
+        return rounding
     sketches = "its sketches may be off by 0.63 of a change of low rank, today's by a quarter; "
     answers = " and what the model answers" if plan.asks else ""
     return [
+        *rounding,
         f"--baseline {shown(plan.baseline_name)}: of schema version {plan.schema}: "
         f"{sketches if plan.first_sketch else ''}it holds nothing of config.json, the tokenizer{answers}; renew it "
-        "with --update-baseline once this check has passed"
+        "with --update-baseline once this check has passed",
     ]
 
 
