@@ -195,6 +195,14 @@ def double_model(model_type: str) -> Any:
     return model
 
 
+def first_two(model: Any) -> Any:
+    """The model with two blocks of each of its stacks: a third shows nothing where two alike are told apart."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and not any(part.isdigit() for part in name.split(".")):
+            del module[2:]
+    return model
+
+
 def single_model(model_type: str) -> Any:
     """The tiny random model of that type in float32, its multipliers unlike 1."""
     model = tiny.tiny_model(model_type)
@@ -314,12 +322,15 @@ def sweep(
     listen: Callable[[Any, Any, Any], None],
     row_budget: int | None = None,
     chain: str | None = None,
+    structure: Any = None,
 ) -> Any:
-    """Run the package's capture over `ids`; listen(run, step, block) behind every block. Returns the structure."""
+    """Run the package's capture over `ids`; listen(run, step, block) behind every block. Returns the structure, which a
+    second run may be given.
+    """
     from duat_cli.analysis.decomposition import Decomposition
     from duat_cli.models.discovery.structure import discover, run_stack
 
-    structure = discover(model, chain=chain)
+    structure = structure or discover(model, chain=chain)
     decomposition = Decomposition()
 
     def on_block(run: Any) -> None:
