@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from helpers import (
     WIRINGS,
+    DenseBlock,
     InDouble,
     blocks_of,
     dense_blocks,
     double_model,
     far,
+    first_two,
     single_model,
     sweep,
     token_ids,
@@ -32,7 +35,9 @@ from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.kronecker import HeadFactors
 
 
-def operators(model: Any, ids: Tensor, row_budget: int | None = None) -> list[tuple[Tensor, AttentionOperator]]:
+def operators(
+    model: Any, ids: Tensor, structure: Any = None, row_budget: int | None = None
+) -> list[tuple[Tensor, AttentionOperator]]:
     """Every block's W', written out, and its factors."""
     found: list[tuple[Tensor, AttentionOperator]] = []
 
@@ -41,8 +46,37 @@ def operators(model: Any, ids: Tensor, row_budget: int | None = None) -> list[tu
         operator = operator_of(run, block.factors, step)
         found.append((operator.matrix().dense(), operator))
 
-    sweep(model, ids, listen, row_budget)
+    sweep(model, ids, listen, row_budget, structure=structure)
     return found
+
+
+@dataclass(frozen=True)
+class Known:
+    """Two blocks of a type in float64, what discovery finds of them, and W' by it and by automatic differentiation."""
+
+    model: Any
+    ids: Tensor
+    structure: Any
+    operators: list[tuple[Tensor, AttentionOperator]]
+    dense: list[DenseBlock]
+
+
+@functools.cache
+def double(model_type: str) -> Known:
+    model = first_two(double_model(model_type))
+    ids = token_ids(model)
+    with InDouble():
+        structure = discover(model)
+        return Known(
+            model, ids, structure, operators(model, ids, structure), dense_blocks(model, ids, WIRINGS[model_type])
+        )
+
+
+@functools.cache
+def single(model_type: str) -> tuple[Any, Any]:
+    """Two blocks of a type in float32, and what discovery finds of them."""
+    model = first_two(single_model(model_type))
+    return model, discover(model)
 
 
 PROBED = {"falcon", "deepseek_v3"}  # values copied out of a fused layer; values behind a latent
@@ -51,21 +85,13 @@ PROBED = {"falcon", "deepseek_v3"}  # values copied out of a fused layer; values
 @pytest.mark.parametrize("model_type", list(WIRINGS))
 def test_the_factors_are_the_jacobian_of_the_frozen_model_in_float64(model_type: str) -> None:
     """And read where memory shows the place: else probing takes over, right but slow and without a cache."""
-    model = double_model(model_type)
-    ids = token_ids(model)
-    expected = dense_blocks(model, ids, WIRINGS[model_type])
-    got: list[tuple[AttentionOperator, str]] = []
-
-    def listen(run: Any, step: Any, block: Any) -> None:
-        got.append((operator_of(run, block.factors, step), block.factors.origin))
-
-    with InDouble():
-        sweep(model, ids, listen)
-    assert len(got) == len(expected) == 3
-    for (operator, origin), block in zip(got, expected, strict=True):
-        assert far(operator.matrix().dense(), block.W) <= 1e-10
+    known = double(model_type)
+    assert len(known.operators) == len(known.dense) == 2
+    for (W, operator), block in zip(known.operators, known.dense, strict=True):
+        assert far(W, block.W) <= 1e-10
         assert operator.error <= 1e-10
-        assert origin == ("probed" if model_type in PROBED else "read")
+    origins = {block.factors.origin for block in known.structure.blocks}
+    assert origins == {"probed" if model_type in PROBED else "read"}
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "qwen3", "mixtral", "olmo2"])
@@ -79,15 +105,15 @@ def test_a_homogeneous_block_reads_no_values_from_zeros(model_type: str, dtype: 
         assert torch.equal(mixed, torch.zeros_like(run.attention[0].output))
         seen.append(run.parts.homogeneous)
 
-    model = single_model(model_type).to(dtype)
+    model = first_two(single_model(model_type)).to(dtype)
     sweep(model, token_ids(model), listen)
-    assert seen == [True] * 3
+    assert seen == [True] * 2
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "mixtral", "phi", "gpt2"])
 def test_a_token_whose_embedding_is_zero_has_its_columns_of_w(model_type: str) -> None:
     """As that of a padding token that a prompt begins with: its norm's scale is 1 / sqrt(eps)."""
-    model, ids = double_model(model_type), torch.tensor([[3, 11, 5, 7, 3, 13]])
+    model, ids = first_two(double_model(model_type)), torch.tensor([[3, 11, 5, 7, 3, 13]])
     model.get_input_embeddings().weight.data[3] = 0.0
     if model_type == "gpt2":
         model.transformer.wpe.weight.data[0] = 0.0
@@ -123,7 +149,7 @@ def test_w_is_what_attention_adds_for_each_unit_vector(model_type: str) -> None:
             return block.factors.tap.read(run.replay(zero, nothing, attention=mixed))[0]
 
         W, constant = operator.matrix().dense(), added(zero)
-        columns = range(0, zero.numel(), 5)
+        columns = range(0, zero.numel(), 13)
         units = [torch.zeros_like(zero).flatten().index_fill(0, torch.tensor(c), 1.0) for c in columns]
         images = torch.stack([(added(unit.view_as(zero)) - constant).flatten() for unit in units], dim=1)
         assert far(images, W[:, list(columns)]) <= 1e-10
@@ -131,29 +157,25 @@ def test_w_is_what_attention_adds_for_each_unit_vector(model_type: str) -> None:
         assert step.terms.error <= 1e-10
         seen.append(run.index)
 
-    model = double_model(model_type)
+    model = first_two(double_model(model_type))
     with InDouble():
         sweep(model, token_ids(model), listen)
-    assert len(seen) >= 2
+    assert seen == [0, 1]
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2", "bert", "falcon", "deepseek_v3"])
 def test_and_in_float32(model_type: str) -> None:
-    reference = double_model(model_type)
-    ids = token_ids(reference)
-    expected = dense_blocks(reference, ids, WIRINGS[model_type])
-    for (W, _), block in zip(operators(single_model(model_type), ids), expected, strict=True):
+    known, (model, structure) = double(model_type), single(model_type)
+    for (W, _), block in zip(operators(model, known.ids, structure), known.dense, strict=True):
         assert far(W, block.W) <= 1e-5
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "bert"])
 def test_the_values_are_those_at_the_blocks_input(model_type: str) -> None:
     """B_ij x_j = t_i Σ_h H_h[i, j] v_jh O_h."""
-    model = double_model(model_type)
-    ids = token_ids(model)
-    expected = dense_blocks(model, ids, WIRINGS[model_type])
+    known = double(model_type)
     with InDouble():
-        for (_, operator), block in zip(operators(model, ids), expected, strict=True):
+        for (_, operator), block in zip(known.operators, known.dense, strict=True):
             weights = torch.cat([rows for _, rows in operator.attention_chunks()], dim=1)
             B = blocks_of(block.W, len(block.x))
             for i, j in ((0, 0), (5, 2), (6, 6)):
@@ -166,29 +188,26 @@ def test_the_values_are_those_at_the_blocks_input(model_type: str) -> None:
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2", "bert"])
 def test_probed_factors_are_the_read_ones(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unit vectors through the frozen block find the same W' as the weights."""
-    model = double_model(model_type)
-    ids = token_ids(model)
+    known = double(model_type)
 
     def unreadable(run: Any) -> Tensor:
         raise UnsupportedModelError("not to be read")
 
+    monkeypatch.setattr(factors_module, "read_value", unreadable)
     with InDouble():
-        read = operators(model, ids)
-        monkeypatch.setattr(factors_module, "read_value", unreadable)
-        origins: list[str] = []
-        structure = sweep(model, ids, lambda run, step, block: origins.append(block.factors.origin))
-        assert origins == ["probed"] * len(structure.calls)
-        probed = operators(model, ids)
-    for (W, _), (expected, _) in zip(probed, read, strict=True):
+        structure = discover(known.model)
+        probed = operators(known.model, known.ids, structure)
+    assert {block.factors.origin for block in structure.blocks} == {"probed"}
+    for (W, _), (expected, _) in zip(probed, known.operators, strict=True):
         assert far(W, expected) <= 1e-10
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt_oss"])
 def test_row_chunks_make_the_same_operator(model_type: str) -> None:
-    model = double_model(model_type)
-    ids = token_ids(model, 13)
+    known = double(model_type)
+    ids = token_ids(known.model, 13)
     with InDouble():
-        whole, parts = operators(model, ids), operators(model, ids, row_budget=4 * 4 * 13 * 2)
+        whole, parts = (operators(known.model, ids, known.structure, size) for size in (None, 4 * 4 * 13 * 2))
     for (W, one), (V, many) in zip(whole, parts, strict=True):
         assert len(list(one.chunks())) == 1
         assert len(list(many.chunks())) >= 4
@@ -212,14 +231,13 @@ def corrupted(name: str) -> Callable[..., Tensor]:
 @pytest.mark.parametrize("name", ["read_value", "_read_output"])
 def test_a_wrong_reading_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One row of one head off by a hundredth: the fit's residual shows it, and probing takes over."""
-    model = single_model("llama")
+    model, structure = single("llama")
     ids = token_ids(model)
-    right = [W for W, _ in operators(model, ids)]
+    right = operators(model, ids, structure)
     monkeypatch.setattr(factors_module, name, corrupted(name))
-    origins: list[str] = []
-    sweep(model, ids, lambda run, step, block: origins.append(block.factors.origin))
-    assert set(origins) == {"probed"}
-    for (W, _), expected in zip(operators(model, ids), right, strict=True):
+    structure = discover(model)
+    assert {block.factors.origin for block in structure.blocks} == {"probed"}
+    for (W, _), (expected, _) in zip(operators(model, ids, structure), right, strict=True):
         assert far(W, expected) <= 1e-5
 
 
@@ -229,15 +247,13 @@ def test_where_probing_is_wrong_too_there_is_no_operator(
 ) -> None:
     for name in names:
         monkeypatch.setattr(factors_module, name, corrupted(name))
-    reasons: list[str | None] = []
-    sweep(single_model("llama"), token_ids(single_model("llama")), lambda run, step, block: reasons.append(
-        block.factors_reason if block.factors is None else None))  # fmt: skip
+    reasons = [block.factors_reason for block in discover(single("llama")[0]).blocks]
     assert all(reason and "no sum of Kronecker products" in reason for reason in reasons)
 
 
 def test_factors_of_another_block_are_refused_for_this_input() -> None:
     """The fit is made anew for every input: factors that are not this block's leave a residual."""
-    model = single_model("llama")
+    model, structure = single("llama")
     known: list[Any] = []
     caught: list[str] = []
 
@@ -249,15 +265,15 @@ def test_factors_of_another_block_are_refused_for_this_input() -> None:
                 operator_of(run, stranger, step)
             caught.append(str(error.value))
 
-    sweep(model, token_ids(model), listen)
+    sweep(model, token_ids(model), listen, structure=structure)
     assert len(caught) == 1
 
 
 def test_a_scale_by_token_is_made_anew_for_each_input() -> None:
     """gemma2's norm behind attention: t depends on the prompt; llama's block has one t = 1."""
     for model_type, fixed in (("llama", True), ("gemma2", False), ("granite", True)):
-        model = single_model(model_type)
-        scales = [[o.token_scale for _, o in operators(model, token_ids(model, seed=s))] for s in (0, 1)]
+        model, structure = single(model_type)
+        scales = [[o.token_scale for _, o in operators(model, token_ids(model, seed=s), structure)] for s in (0, 1)]
         assert all((t.numel() == 1) == fixed for row in scales for t in row)
         assert all(torch.equal(a, b) == fixed for a, b in zip(*scales, strict=True))
         if fixed:
@@ -305,17 +321,14 @@ def test_what_attention_adds_may_be_too_small_to_be_told_where_it_arrives() -> N
     model = single_model("llama")
     with torch.no_grad():
         model.model.layers[1].self_attn.o_proj.weight *= 1e-12
-    reasons: list[str | None] = []
-    sweep(model, token_ids(model), lambda run, step, block: reasons.append(block.factors_reason))
-    assert reasons[0] is reasons[2] is None
-    assert "so small that rounding hides" in str(reasons[1])
+    before, small, behind = (block.factors_reason for block in discover(model).blocks)
+    assert before is behind is None
+    assert "so small that rounding hides" in str(small)
 
 
 def test_find_factors_says_why_there_are_none() -> None:
     """longcat_flash calls attention twice a block."""
-    reasons: list[str | None] = []
-    model = single_model("longcat_flash")
-    sweep(model, token_ids(model), lambda run, step, block: reasons.append(block.factors_reason))
+    reasons = [block.factors_reason for block in single("longcat_flash")[1].blocks]
     assert all(reason and "2 times" in reason for reason in reasons)
 
     def without_attention(run: Any, step: Any, block: Any) -> None:
@@ -323,8 +336,8 @@ def test_find_factors_says_why_there_are_none() -> None:
         with pytest.raises(UnsupportedModelError, match="no token mixer"):
             find_factors(run, replace(step, given=zero_given(run, 1)))
 
-    model = single_model("llama")
-    sweep(model, token_ids(model), without_attention)
+    model, structure = single("llama")
+    sweep(model, token_ids(model), without_attention, structure=structure)
 
 
 # -- by hand, from the weights -------------------------------------------------------------------------------
@@ -349,8 +362,7 @@ def mixing(H: Tensor, kv_heads: int, width: int) -> Tensor:
     for h in range(heads):
         for i in range(tokens):
             for j in range(tokens):
-                for d in range(width):
-                    out[i, h, d, j, h // groups, d] = H[h, i, j]
+                out[i, h, :, j, h // groups] = H[h, i, j] * torch.eye(width, dtype=H.dtype)
     return out.reshape(tokens * heads * width, tokens * kv_heads * width)
 
 
@@ -433,14 +445,12 @@ BY_HAND = {
 
 @pytest.mark.parametrize("model_type", list(BY_HAND))
 def test_the_factors_are_the_matrix_built_by_hand(model_type: str) -> None:
-    model = double_model(model_type)
-    ids = token_ids(model)
+    known = double(model_type)
     with torch.no_grad(), InDouble():
-        whole = model(input_ids=ids, output_attentions=True, output_hidden_states=True)
-        got = operators(model, ids)
-        blocks = model.get_submodule(WIRINGS[model_type].blocks)
-        for k, ((W, _), block) in enumerate(zip(got, blocks, strict=True)):
-            expected = BY_HAND[model_type](block, whole.hidden_states[k][0], whole.attentions[k][0], model.config)
+        whole = known.model(input_ids=known.ids, output_attentions=True, output_hidden_states=True)
+        blocks = known.model.get_submodule(WIRINGS[model_type].blocks)
+        for k, ((W, _), block) in enumerate(zip(known.operators, blocks, strict=True)):
+            expected = BY_HAND[model_type](block, whole.hidden_states[k][0], whole.attentions[k][0], known.model.config)
             assert far(W, expected) <= 1e-10
 
 
