@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import InDouble, double_model, far, single_model, token_ids
+from helpers import InDouble, double_model, far, first_two, single_model, token_ids
 from torch import Tensor, nn
 
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
@@ -22,6 +23,21 @@ TYPES = ["llama", "gemma2", "gpt2", "opt", "bloom", "bert", "deepseek_v3"]
 
 class StoppedError(Exception):
     pass
+
+
+@functools.cache
+def single(model_type: str) -> tuple[Any, ModelStructure]:
+    """Two blocks of a type in float32, and what discovery finds of them."""
+    model = first_two(single_model(model_type))
+    return model, discover(model)
+
+
+@functools.cache
+def double(model_type: str) -> tuple[Any, ModelStructure]:
+    """In float64."""
+    model = first_two(double_model(model_type))
+    with InDouble():
+        return model, discover(model)
 
 
 def sweep(structure: ModelStructure, ids: Tensor, listen: Callable[[BlockRun], None]) -> None:
@@ -52,8 +68,7 @@ def assert_untouched(model: Any, before: Tensor, ids: Tensor, touched: list[nn.M
 @pytest.mark.parametrize("model_type", [*TYPES, "deepseek_v32", "glm_moe_dsa", "gpt_oss", "mistral"])
 def test_what_runs_in_the_rig_is_the_model(model_type: str) -> None:
     """On more tokens than discovery had: sparse attention leaves keys out only then."""
-    model = single_model(model_type)
-    structure = discover(model)
+    _, structure = single(model_type)
     ids = token_ids(structure.stack, 24)
     with torch.no_grad():
         own = run_stack(structure.stack, ids)[0]
@@ -65,7 +80,7 @@ def test_what_runs_in_the_rig_is_the_model(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_a_run_leaves_nothing_behind(model_type: str) -> None:
-    model = single_model(model_type)
+    model = first_two(single_model(model_type))
     ids = token_ids(model)
     before = own_output(model, ids)
     structure = discover(model)
@@ -85,10 +100,9 @@ def test_a_run_leaves_nothing_behind(model_type: str) -> None:
 @pytest.mark.parametrize("model_type", ["llama", "bloom", "bert"])
 @pytest.mark.parametrize("place", ["between blocks", "inside a replay", "inside a block"])
 def test_an_exception_leaves_nothing_behind(model_type: str, place: str) -> None:
-    model = single_model(model_type)
+    model, structure = single(model_type)
     ids = token_ids(model)
     before = own_output(model, ids)
-    structure = discover(model)
     touched: list[nn.Module] = []
 
     def listen(run: BlockRun) -> None:
@@ -118,7 +132,7 @@ def _stop(module: nn.Module, args: Any) -> None:
 
 def test_a_forward_of_the_modules_own_is_put_back() -> None:
     """accelerate and others put a forward on the instance; it must be that very object again."""
-    model = single_model("llama")
+    model = first_two(single_model("llama"))
     norm = model.model.layers[1].input_layernorm
     original, calls = norm.forward, []
 
@@ -138,7 +152,7 @@ def test_a_forward_of_the_modules_own_is_put_back() -> None:
 
 @pytest.mark.parametrize("model_type", [*TYPES, "falcon", "mixtral", "olmo2", "phi", "gpt_oss", "granite"])
 def test_replay_at_the_captured_input_is_the_blocks_own_output(model_type: str) -> None:
-    model = double_model(model_type)
+    model, structure = double(model_type)
     errors: list[float] = []
 
     def listen(run: BlockRun) -> None:
@@ -147,15 +161,15 @@ def test_replay_at_the_captured_input_is_the_blocks_own_output(model_type: str) 
         errors.append(far(output, run.output))
 
     with InDouble():
-        sweep(discover(model), token_ids(model), listen)
-    assert len(errors) == model.config.num_hidden_layers
+        sweep(structure, token_ids(model), listen)
+    assert len(errors) == 2
     assert max(errors) <= 1e-12
 
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_replay_is_affine_in_the_stream_and_in_what_units_return(model_type: str) -> None:
     """z ↦ T z + c + U f, and batched items do not see each other."""
-    model = double_model(model_type)
+    model, structure = double(model_type)
 
     def listen(run: BlockRun) -> None:
         generator = torch.Generator().manual_seed(run.index)
@@ -175,7 +189,7 @@ def test_replay_is_affine_in_the_stream_and_in_what_units_return(model_type: str
         assert far(run.replay(run.input, nothing).output[0], run.output[0]) > 1e-3  # the units do matter
 
     with InDouble():
-        sweep(discover(model), token_ids(model), listen)
+        sweep(structure, token_ids(model), listen)
 
 
 def test_a_replay_takes_equal_items_through_a_linear_layer_once_and_of_zeros_one_token() -> None:
@@ -200,7 +214,7 @@ def test_a_replay_takes_equal_items_through_a_linear_layer_once_and_of_zeros_one
 
 def test_a_norm_is_not_frozen_outside_replay() -> None:
     """The affinity above can fail: the block itself is far from affine."""
-    model = single_model("llama")
+    model, _ = single("llama")
     block = model.model.layers[0]
     x = torch.randn(1, 5, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -210,7 +224,7 @@ def test_a_norm_is_not_frozen_outside_replay() -> None:
 
 
 def test_attention_can_be_replaced() -> None:
-    model = double_model("llama")
+    model, structure = double("llama")
 
     def listen(run: BlockRun) -> None:
         nothing, extra = zero_given(run, 1), torch.ones_like(run.attention[0].output)
@@ -223,25 +237,24 @@ def test_attention_can_be_replaced() -> None:
         assert far(added.output, base.output) > 1e-3
 
     with InDouble():
-        sweep(discover(model), token_ids(model), listen)
+        sweep(structure, token_ids(model), listen)
 
 
 def test_values_alone_can_be_asked_for() -> None:
-    model = single_model("llama")
+    model, structure = single("llama")
 
     def listen(run: BlockRun) -> None:
         replay = run.replay(run.input, zero_given(run, 1), stop_at_values=True)
         assert replay.output is None
         assert far(replay.values[0], run.attention[0].value) <= 1e-6
 
-    sweep(discover(model), token_ids(model), listen)
+    sweep(structure, token_ids(model), listen)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "bert", "bloom"])
 def test_one_blocks_tensors_are_alive_at_a_time(model_type: str) -> None:
     """H and the recorded FFN outputs of a block are freed before the next block is handed over."""
-    model = single_model(model_type)
-    structure = discover(model)
+    model, structure = single(model_type)
     earlier: list[weakref.ref[Any]] = []
     alive: list[int] = []
 
@@ -261,7 +274,7 @@ def test_one_blocks_tensors_are_alive_at_a_time(model_type: str) -> None:
 
 
 def test_the_memory_check_can_fail() -> None:
-    model = single_model("llama")
+    model, structure = single("llama")
     kept: list[BlockRun] = []
     refs: list[weakref.ref[Any]] = []
 
@@ -269,7 +282,7 @@ def test_the_memory_check_can_fail() -> None:
         kept.append(run)
         refs.append(weakref.ref(run.attention[0].rows.matrix))
 
-    sweep(discover(model), token_ids(model), listen)
+    sweep(structure, token_ids(model), listen)
     assert all(ref() is not None for ref in refs)
 
 
@@ -289,8 +302,8 @@ def test_two_models_are_instrumented_at_once(first: str, second: str) -> None:
             rig.run(lambda: run_stack(structure.stack, ids), listen)
         return seen
 
-    models = [single_model(name) for name in (first, second)]
-    runs = [(model, token_ids(model, 7 + k), discover(model)) for k, model in enumerate(models)]
+    models = [single(name) for name in (first, second)]
+    runs = [(model, token_ids(model, 7 + k), structure) for k, (model, structure) in enumerate(models)]
     alone = [forward(*run) for run in runs]
     inner: list[Tensor] = []
     together = forward(*runs[0], lambda: inner.extend(forward(*runs[1])))
