@@ -62,7 +62,7 @@ class OwnStack(PreTrainedModel):
 
     config_class = OwnConfig
 
-    def __init__(self, config: OwnConfig, block: Callable[[], nn.Module] = Block, blocks: int = 3) -> None:
+    def __init__(self, config: OwnConfig, block: Callable[[], nn.Module] = Block, blocks: int = 2) -> None:
         super().__init__(config)
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         self.layers = nn.ModuleList(block() for _ in range(blocks))
@@ -114,6 +114,6 @@ def filled(model: Any) -> Any:
 
 
 def own(block: Callable[[], nn.Module] = Block, stack: type[OwnStack] = OwnStack) -> OwnModel:
-    """A model of three such blocks."""
+    """A model of two such blocks."""
     made: OwnModel = filled(OwnModel(OwnConfig(), stack(OwnConfig(), block)))
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import pytest
@@ -48,31 +49,47 @@ class InlineFeedForward(InlineBlock):
         return self.down(self.act(self.up(x)))  # type: ignore[no-any-return]
 
 
+@functools.cache
+def inspected(block: type[nn.Module]) -> Any:
+    return duat.inspect(own(block), prompts=PROMPTS)
+
+
+@functools.cache
+def pruned(block: type[nn.Module]) -> Any:
+    kinds = ["block", "attention", "head", "neuron"]
+    return duat.prune_bound(own(block), prompts=PROMPTS, granularity=kinds, effort="quick")
+
+
+@functools.cache
+def attributed(block: type[nn.Module]) -> Any:
+    return duat.attribute(own(block), prompts=PROMPTS[:1], measure=3).attribution[0]
+
+
 def test_attention_in_the_block_s_own_forward_is_read_as_that_of_a_module() -> None:
-    models = [own(Block), own(InlineBlock)]
-    for verb in (duat.inspect, duat.verify, duat.compare, duat.check):
-        one, two = (verb(model, prompts=PROMPTS).model_dump(mode="json") for model in models)
+    models = own(Block), own(InlineBlock)
+    verified, compared, checked = (
+        tuple(verb(model, prompts=PROMPTS) for model in models) for verb in (duat.verify, duat.compare, duat.check)
+    )
+    for pair in ((inspected(Block), inspected(InlineBlock)), verified, compared, checked):
+        one, two = (report.model_dump(mode="json") for report in pair)
         for block in (*one.get("blocks", []), *two.get("blocks", [])):
             block.pop("range", None)  # of modules; what attention gives is none here
         assert two.get("blocks") == one.get("blocks")
         assert two.get("certificate") == one.get("certificate")
         assert two.get("skipped") == one.get("skipped")
-    kinds = ["block", "attention", "head", "neuron"]
-    one, two = (duat.prune_bound(m, prompts=PROMPTS, granularity=kinds, effort="quick") for m in models)
+    one, two = pruned(Block), pruned(InlineBlock)
     assert one.terms
     assert [t.model_copy(update={"module": ""}) for t in two.terms] == [
         t.model_copy(update={"module": ""}) for t in one.terms
     ]
     assert [plan.saves for plan in two.plans] == [plan.saves for plan in one.plans]
-    one, two = (duat.attribute(m, prompts=PROMPTS[:1], measure=3).attribution[0].model_dump() for m in models)
-    assert two == one
+    assert attributed(InlineBlock) == attributed(Block)
 
 
 def test_an_ffn_in_the_block_s_own_forward_has_its_neurons() -> None:
-    models = [own(Block), own(InlineFeedForward)]
-    one, two = (duat.inspect(model, prompts=PROMPTS) for model in models)
+    one, two = inspected(Block), inspected(InlineFeedForward)
     assert [block.operator for block in two.blocks] == [block.operator for block in one.blocks]
-    one, two = (duat.prune_bound(m, prompts=PROMPTS, granularity=["head", "neuron"], effort="quick") for m in models)
+    one, two = pruned(Block), pruned(InlineFeedForward)
     for a, b in zip(one.terms, two.terms, strict=True):
         assert (b.kind, b.block, b.index) == (a.kind, a.block, a.index)
         assert b.linearised == pytest.approx(a.linearised, rel=1e-5)
@@ -124,21 +141,18 @@ class CheckpointingBlock(Block):
 
 
 def test_what_is_checkpointed_has_the_same_gradients() -> None:
-    models = [own(Block), own(CheckpointingBlock)]
-    one, two = (duat.attribute(m, prompts=PROMPTS[:1], measure=3).attribution[0].model_dump() for m in models)
-    assert two == one
-    one, two = (duat.prune_bound(m, prompts=PROMPTS, granularity=["head", "neuron"], effort="quick") for m in models)
-    assert two.terms == one.terms
+    assert attributed(CheckpointingBlock) == attributed(Block)
+    assert pruned(CheckpointingBlock).terms == pruned(Block).terms
 
 
 @pytest.mark.parametrize("block", [InPlaceBlock, CachingBlock])
 def test_what_is_written_in_place_changes_no_number(block: type[nn.Module]) -> None:
-    one, two = (duat.inspect(own(each), prompts=PROMPTS) for each in (Block, block))
+    one, two = inspected(Block), inspected(block)
     assert two.skipped == []
     for a, b in zip(one.blocks, two.blocks, strict=True):
         assert b.operator.frobenius_norm == pytest.approx(a.operator.frobenius_norm, rel=1e-5)
         assert b.operator.effective_heads == pytest.approx(a.operator.effective_heads, rel=1e-5)
-    one, two = (duat.attribute(own(each), prompts=PROMPTS[:1]).attribution[0] for each in (Block, block))
+    one, two = attributed(Block), attributed(block)
     assert [t.value for t in two.parts.tokens] == pytest.approx([t.value for t in one.parts.tokens], rel=1e-4, abs=1e-5)
 
 
@@ -161,7 +175,7 @@ class OneClass(OwnStack):
 
 def test_a_class_that_holds_blocks_and_head_predicts_tokens() -> None:
     models = [own(), filled(OneClass(OwnConfig()))]
-    one, two = (duat.prune_bound(m, prompts=PROMPTS, granularity="block", effort="quick") for m in models)
+    one, two = pruned(Block), duat.prune_bound(models[1], prompts=PROMPTS, granularity="block", effort="quick")
     assert two.protocol.metric == "kl"
     assert [b.block_measured for b in two.blocks] == pytest.approx([b.block_measured for b in one.blocks], rel=1e-5)
     with pytest.raises(UnsupportedModelError, match="gives no hidden states of tokens"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from own_code import PROMPTS, Block, OwnStack, own
+from own_code import PROMPTS, Block, OwnConfig, OwnStack, own
 from paging import in_parts, saved
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2Model, T5Config, T5ForConditionalGeneration
@@ -95,7 +95,10 @@ def test_a_block_that_reads_its_stream_alone_passes() -> None:
 
 
 class Skipping(OwnStack):
-    """Leaves a layer out where a prompt has seven tokens."""
+    """Leaves the second of three layers out where a prompt has seven tokens."""
+
+    def __init__(self, config: OwnConfig, block: type[nn.Module]) -> None:
+        super().__init__(config, block, blocks=3)
 
     def through(self, x: Tensor) -> Tensor:
         for number, layer in enumerate(self.layers):
