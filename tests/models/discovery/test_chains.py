@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import InDouble, Wiring, dense_blocks, double_model, far, single_model, sweep, token_ids
+from helpers import InDouble, Wiring, dense_blocks, double_model, far, first_two, single_model, sweep, token_ids
 from image_models import HEARD
 from torch import Tensor
-from transformers import TimesformerConfig, TimesformerModel, Wav2Vec2Config, Wav2Vec2Model
+from transformers import TimesformerConfig, TimesformerModel, Wav2Vec2Config, Wav2Vec2Model, YolosConfig, YolosModel
 
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.support import entry_of_type, examine
@@ -17,6 +17,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.chains import ByNameError, SeveralStacksError, named
 from duat_cli.models.discovery.structure import discover
 from duat_cli.zoo import tiny
+from duat_cli.zoo.randomise import randomise
 
 CHAINS = {  # type -> the chain, and in the model with a head its list and what attention adds to the stream
     "funnel": ("decoder.layers", Wiring("funnel.decoder.layers", "attention.post_proj")),
@@ -24,6 +25,7 @@ CHAINS = {  # type -> the chain, and in the model with a head its list and what 
     "blt": ("local_decoder.layers", Wiring("model.local_decoder.layers", "self_attn.o_proj")),
     "dory": ("layers", Wiring("model.layers", "post_attention_layernorm")),
 }
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 ANEW = {"hrm_text": (3, 6), "dory": (1, 3)}  # the calls in front of which the model changes the stream
 
 
@@ -66,7 +68,7 @@ def _behind_dory(model: Any, ids: Tensor, block: Any) -> Tensor:
 def test_a_stream_that_is_halved_between_blocks_is_refused_with_the_factor() -> None:
     """As many checkpoints of this type have it: their config says after how many blocks. Weights that are rescaled once
     are those of the model as it runs."""
-    model = tiny.tiny_model("rwkv")
+    model = first_two(tiny.tiny_model("rwkv"))
     model.config.rescale_every = 1
     with torch.no_grad():
         model(torch.tensor([[40, 41, 42]]))
@@ -75,7 +77,8 @@ def test_a_stream_that_is_halved_between_blocks_is_refused_with_the_factor() -> 
 
 
 def test_what_a_chain_is_not_exact_in_is_said_by_its_mechanism() -> None:
-    told = {one.stack: one for name in ("funnel", "hrm_text", "blt") for one in examine(single_model(name)).stacks}
+    models = single_model("funnel"), single_model("hrm_text"), first_two(single_model("blt"))
+    told = {one.stack: one for model in models for one in examine(model).stacks}
     status = {name: one.status for name, one in told.items()}
     assert status == {
         "encoder.blocks.0": "exact",
@@ -105,9 +108,8 @@ def test_a_stack_over_groups_of_tokens_is_refused_by_that() -> None:
 
 def test_a_list_of_blocks_over_groups_of_tokens_is_refused_by_that() -> None:
     """Each frame by itself, in the only list that there is."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
     grid = {"image_size": 8, "patch_size": 4, "num_frames": 3, "attention_type": "space_only"}
-    model = TimesformerModel(TimesformerConfig(**sizes, **grid)).eval()
+    model = TimesformerModel(TimesformerConfig(**SIZES, **grid)).eval()
     with pytest.raises(UnsupportedModelError, match=r"encoder\.layer\.0 takes 3 sequences for one input"):
         discover(model, {"pixel_values": torch.zeros(1, 3, 3, 8, 8)})
 
@@ -121,8 +123,14 @@ def test_without_a_choice_the_stacks_are_listed_by_name() -> None:
 
 def test_blocks_between_which_the_stream_is_changed_are_read_by_the_name_of_their_list() -> None:
     """Dory's loop takes a norm's result and adds what came in front of the loop; YOLOS adds positions anew."""
-    for model_type, chain in (("dory", "layers"), ("yolos", "encoder.layer")):
-        entry = entry_of_type(model_type)
+    grid = {"image_size": [32, 48], "patch_size": 16, "num_detection_tokens": 3}
+    picture = torch.randn(1, 3, 32, 48, generator=torch.Generator().manual_seed(0))
+    yolos = YolosModel(YolosConfig(**SIZES, **grid, use_mid_position_embeddings=True)).eval()
+    randomise(yolos, 0)
+    for chain, entry in (
+        ("layers", entry_of_type("dory")),
+        ("encoder.layer", examine(yolos, like={"pixel_values": picture})),
+    ):
         assert entry.status == "partly"
         assert [(one.stack, one.status) for one in entry.stacks] == [(chain, "partly")]
         assert "the model changes the stream" in str(entry.stacks[0].reason)
