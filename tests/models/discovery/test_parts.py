@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
-from helpers import single_model
+from helpers import first_two, single_model
 from torch import nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_signs
+from duat_cli.models.discovery.modality import stack_of
 from duat_cli.models.discovery.structure import ModelStructure, discover
 
 PARTS: dict[str, tuple[set[str], set[str], str | None, str]] = {
@@ -55,6 +57,12 @@ PARTS: dict[str, tuple[set[str], set[str], str | None, str]] = {
 }
 
 
+@functools.cache
+def found_of(model_type: str) -> ModelStructure:
+    """Of two blocks of a type."""
+    return discover(first_two(single_model(model_type)))
+
+
 def named(structure: ModelStructure) -> list[tuple[dict[nn.Module, str], Any]]:
     return [({m: n for n, m in b.parts.module.named_modules()}, b.parts) for b in structure.blocks]
 
@@ -62,8 +70,8 @@ def named(structure: ModelStructure) -> list[tuple[dict[nn.Module, str], Any]]:
 @pytest.mark.parametrize("model_type", list(PARTS))
 def test_the_parts_of_a_block(model_type: str) -> None:
     units, norms, value, output = PARTS[model_type]
-    structure = discover(single_model(model_type))
-    assert len(structure.blocks) == len(structure.calls) == 3
+    structure = found_of(model_type)
+    assert len(structure.blocks) == len(structure.calls) == 2
     for names, parts in named(structure):
         assert {names[u] for u in parts.units} == units
         assert {names[n] for n in parts.norms} == norms
@@ -82,15 +90,14 @@ FIRST_LINEARS = {
 
 @pytest.mark.parametrize("model_type", list(FIRST_LINEARS))
 def test_the_first_linear_layer_of_an_ffn(model_type: str) -> None:
-    for names, parts in named(discover(single_model(model_type))):
+    for names, parts in named(found_of(model_type)):
         assert [names[parts.first_linears[u]] for u in parts.units] == [FIRST_LINEARS[model_type]]
 
 
 def test_the_output_bias_of_an_ffn_is_its_last_layers() -> None:
-    model = single_model("gpt2")
-    structure = discover(model)
-    for layer, block in zip(model.transformer.h, structure.blocks, strict=True):
-        assert torch.equal(block.parts.unit_biases[layer.mlp], layer.mlp.c_proj.bias)
+    for block in found_of("gpt2").blocks:
+        mlp = block.parts.module.mlp
+        assert torch.equal(block.parts.unit_biases[mlp], mlp.c_proj.bias)
 
 
 LARGE_BIASES = [
@@ -104,7 +111,7 @@ LARGE_BIASES = [
 
 @pytest.mark.parametrize(("dtype", "bias"), LARGE_BIASES)
 def test_an_ffn_is_a_unit_however_large_its_output_bias_is(dtype: torch.dtype, bias: float) -> None:
-    model = single_model("gpt2").to(dtype)
+    model = first_two(single_model("gpt2")).to(dtype)
     with torch.no_grad():
         for layer in model.transformer.h:
             layer.mlp.c_proj.bias += (bias * random_signs(layer.mlp.c_proj.bias.float(), seed=0)).to(dtype)
@@ -116,7 +123,7 @@ def test_an_ffn_is_a_unit_however_large_its_output_bias_is(dtype: torch.dtype, b
 
 @pytest.mark.parametrize(("dtype", "bias"), LARGE_BIASES)
 def test_an_affine_module_is_no_unit_however_large_its_bias_is(dtype: torch.dtype, bias: float) -> None:
-    model = single_model("gpt2").to(dtype)
+    model = first_two(single_model("gpt2")).to(dtype)
     with torch.no_grad():
         for layer in model.transformer.h:
             layer.mlp.act = nn.Identity()
@@ -157,11 +164,13 @@ class Wrapped(nn.Module):
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "bert"])
 @pytest.mark.parametrize("wrap", [nn.Sequential, Wrapped])
 def test_a_module_that_only_calls_a_norm_is_no_unit(model_type: str, wrap: type[nn.Module]) -> None:
-    plain, model = single_model(model_type), single_model(model_type)
-    known = discover(plain).block(0).parts
-    for path in [name for name, module in plain.named_modules() if module in known.norms]:
+    model = first_two(single_model(model_type))
+    structure = found_of(model_type)
+    known = structure.block(0).parts
+    for path in [name for name, module in structure.stack.named_modules() if module in known.norms]:
         parent, _, name = path.rpartition(".")
-        setattr(model.get_submodule(parent), name, wrap(model.get_submodule(path)))
+        within = stack_of(model).get_submodule(parent)
+        setattr(within, name, wrap(getattr(within, name)))
     found = discover(model).block(0).parts
     assert len(found.norms) == len(known.norms)
     assert [type(unit) for unit in found.units] == [type(unit) for unit in known.units]
