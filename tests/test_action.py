@@ -111,10 +111,11 @@ def documents(ran: Ran) -> tuple[Any, Any]:
 
 
 def test_a_good_checkpoint_passes(models: Path, tmp_path: Path) -> None:
-    ran = play(tmp_path, {"model": str(models / "good"), **PLAIN})
+    """As the fine-tune of itself."""
+    ran = play(tmp_path, {"model": str(models / "good"), "base": str(models / "good"), **PLAIN})
     assert (ran.code, ran.outputs["result"]) == (0, "passed")
     report, sarif = documents(ran)
-    assert report["verdict"] == "passed"
+    assert (report["verdict"], report["baseline"]["base"], report["policy"][-1]) == ("passed", True, "policy fine-tune")
     assert sarif["invocations"][0]["executionSuccessful"]
     assert "passed" in ran.summary
     assert "::error" not in ran.log
@@ -147,7 +148,6 @@ def test_what_cannot_be_told_is_code_2_with_the_reason_in_every_place(models: Pa
         ("broken", "never", 0),
         ("empty", "undecided", 2),
         ("empty", "never", 0),
-        ("good", "findings", 0),
     ],
 )
 def test_fail_on_decides_the_code_and_not_the_result(
@@ -155,26 +155,25 @@ def test_fail_on_decides_the_code_and_not_the_result(
 ) -> None:
     ran = play(tmp_path, {"model": str(models / model), "fail-on": fail_on, **PLAIN})
     assert ran.code == code
-    assert ran.outputs["result"] == {"good": "passed", "broken": "failed", "empty": "undecided"}[model]
+    assert ran.outputs["result"] == {"broken": "failed", "empty": "undecided"}[model]
 
 
 def test_every_input_reaches_the_check(models: Path, tmp_path: Path) -> None:
-    (tmp_path / "my prompts.txt").write_text("The cat sat.\ndef f(x):\n", encoding="utf-8")
+    folder = with_chat_template(tmp_path / "model")
+    (tmp_path / "my prompts.txt").write_text("Hello\ndef f(x):\n", encoding="utf-8")
     short_adapter(tmp_path / "adapter")
-    (tmp_path / "policy.toml").write_text('[rules]\n"drift.stale" = "off"\n', encoding="utf-8")
-    given = {"model": str(models / "good"), "prompts": "my prompts.txt", "adapter": "adapter", "policy": "adapter"}
-    ran = play(tmp_path, given)
+    given = {"model": str(folder), "prompts": "my prompts.txt", "adapter": "adapter", "policy": "adapter"}
+    ran = play(tmp_path, given | {"chat": "true"})
     assert ran.code == 0, ran.log
     report, _ = documents(ran)
+    said = load_tokenizer(folder)(HELLO, add_special_tokens=False)["input_ids"]
     assert len(report["prompts"]) == 2
+    assert report["prompts"][0]["tokens"] == len(said)
     assert any("adapter" in name for name in report["policy"])
     assert "adapter.magnitude" in {outcome["rule"] for outcome in report["outcomes"]}
     ran = play(tmp_path, {"model": str(models / "good"), "baseline": "nowhere.json", **PLAIN})
     assert (ran.code, ran.outputs["result"]) == (2, "undecided")
     assert "nowhere.json" in ran.log
-    ran = play(tmp_path, {"model": str(models / "good"), "base": str(models / "good"), **PLAIN})
-    report, _ = documents(ran)
-    assert (ran.code, report["baseline"]["base"], report["policy"][-1]) == (0, True, "policy fine-tune")
 
 
 @pytest.mark.parametrize(
@@ -206,18 +205,10 @@ def test_prompts_that_would_not_run_are_refused(models: Path, tmp_path: Path) ->
     assert "--weights-only and --prompts contradict each other" in ran.log
 
 
-def test_prompts_are_what_a_user_says(tmp_path: Path) -> None:
-    """Without it, a demo without a template would be refused above."""
-    folder = with_chat_template(tmp_path / "model")
-    (tmp_path / "my.txt").write_text("Hello\n", encoding="utf-8")
-    ran = play(tmp_path, {"model": str(folder), "prompts": "my.txt", "chat": "true"})
-    assert ran.code == 0, ran.log
-    said = load_tokenizer(folder)(HELLO, add_special_tokens=False)["input_ids"]
-    assert documents(ran)[0]["prompts"][0]["tokens"] == len(said)
-
-
 @pytest.mark.parametrize(
-    "text", ["$(touch hacked)", "`touch hacked`", "'; touch hacked; '", "--help", '" && touch hacked']
+    "text",
+    ["$(touch hacked) `touch hacked` '; touch hacked; ' \" && touch hacked; \"", "--help"],
+    ids=["shell", "option"],
 )
 def test_an_input_is_no_command(text: str, tmp_path: Path) -> None:
     ran = play(tmp_path, {"model": text, "policy": text, **PLAIN})
