@@ -29,8 +29,11 @@ FACTORS = {
 VIOLATIONS = {"resultTypes": ["violations"], "preload": False}  # pages load nothing
 BUT_CONTRAST = VIOLATIONS | {"rules": {"color-contrast": {"enabled": False}}}
 CONTRAST = VIOLATIONS | {"runOnly": ["color-contrast"]}
-LOOKS = """() => {
-  const looks = new Set(), grounds = new Map([[null, ""]]);
+BY_MODE = VIOLATIONS | {"runOnly": ["link-in-text-block", "scrollable-region-focusable"]}
+"""Beside contrast, the rules that look at colours or at room: no style hides anything by width or scheme, so all others
+find in one mode what they find in another."""
+LOOKS = """(known) => {
+  const looks = new Set(known), grounds = new Map([[null, ""]]);
   const ground = (one) => {  // what lies behind it and how far it is seen through, up to the root
     if (!grounds.has(one)) {
       const style = getComputedStyle(one), own = [style.backgroundColor, style.backgroundImage, style.opacity].join();
@@ -45,6 +48,7 @@ LOOKS = """() => {
       if (!looks.has(look)) one.dataset.look = looks.add(look).size;
     }
   }
+  return [...looks].slice(known.length);
 }"""
 MODES = [(1440, "light"), (360, "dark")]
 ROWS = """() => [...document.querySelectorAll("[data-place] tbody tr[data-at]")].flatMap((row) => {
@@ -81,7 +85,7 @@ class Seen:
     """A page in the browser, and everything that it asked for or said."""
 
     def __init__(self, browser: Any, file: Path, width: int, scheme: str) -> None:
-        self.name = ""
+        self.name, self.mode = "", (width, scheme)
         self.said: list[str] = []
         self.asked: list[str] = []
         self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -123,17 +127,26 @@ def test_a_page_asks_for_nothing_and_says_nothing(seen: Seen) -> None:
     )
 
 
-def violations(page: Any) -> list[Any]:
-    """What axe finds. Contrast is all of the time that it takes: it is looked at once for every look that a text of the
-    page has, which is what contrast is computed from.
+def violations(page: Any, looks: list[str], options: dict[str, Any] = BUT_CONTRAST) -> list[Any]:
+    """What axe finds by these rules and by contrast, which takes the most time: it is looked at once for every look of
+    a text, which is what contrast is computed from. Those of `looks` have been looked at, and the page's are added.
     """
-    found = Axe().run(page, options=BUT_CONTRAST).response["violations"]
-    page.evaluate(LOOKS)
-    return found + page.evaluate("(options) => axe.run('[data-look]', options)", CONTRAST)["violations"]
+    found = Axe().run(page, options=options).response["violations"]
+    new = page.evaluate(LOOKS, looks)
+    looks += new
+    if new:
+        found += page.evaluate("(options) => axe.run('[data-look]', options)", CONTRAST)["violations"]
+    return list(found)
 
 
-def test_axe_finds_nothing(seen: Seen) -> None:
-    found = violations(opened(seen))
+@pytest.fixture(scope="module")
+def looks() -> list[str]:
+    """Those of the pages so far."""
+    return []
+
+
+def test_axe_finds_nothing(seen: Seen, looks: list[str]) -> None:
+    found = violations(opened(seen), looks, BUT_CONTRAST if seen.mode == MODES[0] else BY_MODE)
     assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found] == []
 
 
@@ -148,7 +161,7 @@ def test_axe_would_find_something(browser: Any) -> None:
     pale, dim = "<p style='color:#ccc'>pale</p>", "<div style='opacity:.3'><p>dim</p></div>"
     grey = "<div style='background:#555'><p>on grey</p></div>"
     page.set_content(f"<html><body><img src='data:,'><p>first</p>{pale}{grey}{dim}<p>last</p></body></html>")
-    found = {one["id"]: "".join(node["html"] for node in one["nodes"]) for one in violations(page)}
+    found = {one["id"]: "".join(node["html"] for node in one["nodes"]) for one in violations(page, [])}
     page.close()
     assert {"image-alt", "html-has-lang"} <= found.keys()
     assert re.findall(r">([^<]+)<", found["color-contrast"]) == ["pale", "on grey", "dim"]
@@ -162,8 +175,9 @@ OFF = """[...document.querySelectorAll('table, svg, canvas')].filter((one) => on
     1 + Math.min(innerWidth, one.closest('figure')?.getBoundingClientRect().right ?? innerWidth)).length"""
 
 
+@pytest.mark.parametrize("seen", ONE_MODE, indirect=True, ids=str)
 def test_nothing_runs_off_a_printed_page(seen: Seen) -> None:
-    """A4 with the browser's margins."""
+    """A4 with the browser's margins; from the wide window, in which maps were drawn as large as they are."""
     page, size = opened(seen), seen.page.viewport_size
     page.set_viewport_size({"width": 718, "height": 1047})
     page.emulate_media(media="print")
