@@ -86,8 +86,8 @@ CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
         lambda: duat.attribute(DEMO, prompts=TEXTS[0], position=-2, top=3),
     ),
     "inspect --end-to-end": (
-        ["inspect", "--prompt", "def f(x):", "--end-to-end", "--null", "uniform"],
-        lambda: duat.inspect(prompts="def f(x):", end_to_end=True, null="uniform"),
+        ["inspect", DEMO, "--prompt", "def f(x):", "--end-to-end", "--null", "uniform"],
+        lambda: duat.inspect(DEMO, prompts="def f(x):", end_to_end=True, null="uniform"),
     ),
     "prune-bound": (
         ["prune-bound", DEMO, *PROMPTS, "--granularity=head,block", "--measure=2", "--probes=4", "--max-tokens=4"],
@@ -204,7 +204,7 @@ def in_memory(report: Any) -> Any:
     [
         lambda *model: duat.inspect(*model, prompts=TEXTS, null="uniform"),
         lambda *model: duat.verify(*model, prompts=TEXTS[0], max_tokens=4),
-        lambda *model: duat.matrix(*model, layer=1),
+        lambda *model: duat.matrix(*model, layer=1, max_tokens=8),
         lambda *model: duat.compare(*model, prompts=["The cat sat.", "The cat ran."]),
         lambda *model: duat.attribute(*model, prompts=TEXTS[0], max_tokens=5, measure=2),
         lambda *model: duat.prune_bound(*model, prompts=TEXTS, granularity="head", measure=2, probes=4),
@@ -410,9 +410,9 @@ def test_nothing_of_the_process_changes(mode: Callable[[], Any], demo: Any, toke
         before = process()
         reports = [
             duat.inspect(demo, tokenizer, prompts=TEXTS[1]),
-            duat.prune_bound(prompts=TEXTS[1], granularity="head", measure=2, probes=4, max_tokens=4),
-            duat.lora_diff(prompts=TEXTS[1], max_tokens=4),
-            duat.check(prompts=TEXTS[1]),
+            duat.prune_bound(DEMO, prompts=TEXTS[1], granularity="head", measure=2, probes=4, max_tokens=4),
+            duat.lora_diff(DEMO, ADAPTER, prompts=TEXTS[1], max_tokens=4),
+            duat.check(DEMO, prompts=TEXTS[1]),
         ]
         after = process()
         assert after.pop("alive") <= before.pop("alive")

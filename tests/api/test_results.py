@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 import html
 import json
 import pickle
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,6 +27,17 @@ def report() -> InspectResult:
     return duat.inspect(prompts=["The cat <b>sat</b> & slept."], null="uniform")
 
 
+@functools.cache
+def made(call: Callable[[], Any]) -> Any:
+    """Its report on the demo, which is only read."""
+    return call()
+
+
+@functools.cache
+def weights_alone() -> Any:
+    return duat.check(weights_only=True)
+
+
 def test_a_row_an_entry_and_a_column_a_number(report: InspectResult) -> None:
     pytest.importorskip("pandas")
     frame = report.to_pandas("blocks")
@@ -37,7 +50,7 @@ def test_a_row_an_entry_and_a_column_a_number(report: InspectResult) -> None:
 
 def test_every_table_of_every_report_is_one(report: InspectResult) -> None:
     pytest.importorskip("pandas")
-    reports: list[Any] = [report, duat.matrix(), duat.lora_diff(), duat.check(weights_only=True), duat.plan()]
+    reports = [report, made(duat.matrix), made(duat.lora_diff), weights_alone(), made(duat.plan)]
     for each in reports:
         assert each.tables
         for name in each.tables:
@@ -49,12 +62,12 @@ def test_every_table_of_every_report_is_one(report: InspectResult) -> None:
 
 
 def test_a_table_names_each_where_it_is_asked_to() -> None:
-    report = duat.lora_diff()
+    report = made(duat.lora_diff)
     assert "--all shows a row for each parameter" in report.to_text()
     whole = report.to_text(every=True)
     assert "--all" not in whole
     assert all(module.name in whole for module in report.modules)
-    checked = duat.check(weights_only=True)
+    checked = weights_alone()
     assert "--all lists them" in checked.to_text()
     assert "--all" not in checked.to_text(every=True)
     assert max(map(len, report.to_text(80, every=True).splitlines())) <= 80
@@ -63,50 +76,45 @@ def test_a_table_names_each_where_it_is_asked_to() -> None:
 
 def test_a_list_inside_of_another_one_says_where_its_entries_are() -> None:
     pytest.importorskip("pandas")
-    made = duat.compare(prompts=["The cat sat on the mat.", "The cat sat on the hat."])
-    assert made.comparison is not None
-    frame = made.to_pandas("comparison.blocks.heads")
+    found = duat.compare(prompts=["The cat sat on the mat.", "The cat sat on the hat."])
+    assert found.comparison is not None
+    frame = found.to_pandas("comparison.blocks.heads")
     wanted = [
-        (block, head.head, head.relative) for block, entry in enumerate(made.comparison.blocks) for head in entry.heads
+        (block, head.head, head.relative) for block, entry in enumerate(found.comparison.blocks) for head in entry.heads
     ]
     assert len(wanted) == 36
     assert list(zip(frame["in comparison.blocks"], frame["head"], frame["relative"], strict=True)) == wanted
-    assert len(made.to_pandas("pairs.runs")) == len(made.pairs[0].runs)
+    assert len(found.to_pandas("pairs.runs")) == len(found.pairs[0].runs)
 
 
 def test_what_heads_read_is_a_table() -> None:
     pytest.importorskip("pandas")
-    made = duat.inspect(prompts=["The cat sat. The cat sat."], null="uniform", heads=True)
-    frame = made.to_pandas("blocks.heads.each")
+    found = duat.inspect(prompts=["The cat sat. The cat sat."], null="uniform", heads=True)
+    frame = found.to_pandas("blocks.heads.each")
     wanted = [
         (block.index, head.index, head.induction_share)
-        for block in made.blocks
+        for block in found.blocks
         for head in (block.heads.each if block.heads and block.heads.each else ())
     ]
     assert len(wanted) == 36
     assert list(zip(frame["in blocks"], frame["index"], frame["induction_share"], strict=True)) == wanted
-    assert (made.to_pandas("blocks")["heads.uniform.induction_share"] > 0).all()
+    assert (found.to_pandas("blocks")["heads.uniform.induction_share"] > 0).all()
 
 
 def test_a_report_is_shown_in_a_line(report: InspectResult) -> None:
     shown = repr(report)
     error = f"{report.certificate.relative_error:.1e}"
     assert shown == f"<InspectResult demo: 6 blocks, 1 prompt, exact {error}; tables prompts, blocks>" == str(report)
-    checked = duat.check(weights_only=True)
-    others: list[Any] = [
-        duat.attribute(prompts="The cat"),
-        duat.lora_diff(),
-        duat.plan(),
-        duat.matrix(),
-        duat.support(),
-    ]
-    for each in [*others, checked, duat.explanation("corr."), duat.compare()]:
+    checked = weights_alone()
+    calls = (duat.lora_diff, duat.plan, duat.matrix, duat.support, duat.compare)
+    others = [duat.attribute(prompts="The cat", max_tokens=3), duat.explanation("corr."), *map(made, calls)]
+    for each in [*others, checked]:
         assert re.fullmatch(rf"<{type(each).__name__}[^\n]{{,250}}>", repr(each))
     assert ": passed; tables " in repr(checked)
 
 
 def test_a_copy_is_equal(report: InspectResult) -> None:
-    for one in (report, duat.verify(prompts="The cat"), duat.check(weights_only=True)):
+    for one in (report, duat.verify(prompts="The cat"), weights_alone()):
         for again in (copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
             assert again == one
             assert again.to_json() == one.to_json()  # type: ignore[attr-defined]
@@ -141,15 +149,17 @@ def test_the_page_is_that_of_the_command(report: InspectResult) -> None:
 
 
 def test_every_report_with_pictures_has_a_page() -> None:
-    pages: list[Any] = [duat.matrix(), duat.compare(), duat.plan(), duat.check(weights_only=True)]
+    pages = [made(duat.matrix), made(duat.compare), made(duat.plan), weights_alone()]
     assert all(each.to_html().startswith("<!doctype html>") for each in pages)
     with pytest.raises(duat.InputError, match="a report of support has no page; pages: attribute, check"):
-        duat.support().to_html()
+        made(duat.support).to_html()
 
 
 def test_foreign_text_is_no_element() -> None:
-    entry = duat.support().entries[0].model_copy(update={"status": "refused", "reason": "<script>alert(1)</script>"})
-    report = duat.support().model_copy(update={"entries": [entry]})
+    entry = (
+        made(duat.support).entries[0].model_copy(update={"status": "refused", "reason": "<script>alert(1)</script>"})
+    )
+    report = made(duat.support).model_copy(update={"entries": [entry]})
     assert "&lt;script&gt;" in report._repr_html_()
     assert "<script" not in report._repr_html_()
 

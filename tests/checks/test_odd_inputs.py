@@ -161,7 +161,7 @@ def test_equal_keys_of_an_index(sharded: Path, duat: Duat) -> None:
         (b'{"model_type": "llama", "hidden_size": 1e999}', "hidden_size"),
         (b'{"model_type": "llama", "hidden_size": [32]}', ""),
         (b'{"model_type": "llama", "num_attention_heads": 0}', "num_attention_heads: expected a number above 0, got 0"),
-        (b'{"model_type": "llama", "num_key_value_heads": 3}', ""),
+        (b'{"model_type": "llama", "num_hidden_layers": 2, "num_key_value_heads": 3}', ""),
         (b'{"model_type": "llama", "vocab_size": 99999999999999999999}', "vocab_size"),
         (b'{"model_type": ""}', "model_type"),
         (b'{"model_type": "../llama"}', "model_type"),

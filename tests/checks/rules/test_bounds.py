@@ -36,18 +36,18 @@ def test_bounds(tmp_path: Path, duat: Duat) -> None:
     duat("check", "--policy", file, "--prompt", "a", "-q").refused("matches nothing", "blocks are 0 to 5")
 
 
-def test_an_undefined_value_is_no_pass(tmp_path: Path, duat: Duat) -> None:
+def test_an_undefined_value_is_no_pass(tmp_path: Path, short: Path, duat: Duat) -> None:
     file = tmp_path / "p.toml"
     for undefined, code in (("fail", 1), ("skip", 0)):
         file.write_text(f'[bounds]\n"blocks.0.coupling.first_token_share" = {{ max = 1, undefined = "{undefined}" }}\n')
-        done = duat("check", "--policy", file, "--prompt", "a", "--max-tokens", "1", "-q", "--json")
+        done = duat("check", short / "demo", "--policy", file, "--prompt", "a", "--max-tokens", "1", "-q", "--json")
         assert done.code == code
         if code:
             assert done.findings()[0]["measured"] is None
             assert "needs a second token" in done.findings()[0]["message"]
 
 
-def test_every_field_of_a_report_can_be_bounded(duat: Duat) -> None:
+def test_every_field_of_a_report_can_be_bounded(short: Path, duat: Duat) -> None:
     """Each number of a real report is at a known path, and each known path is somewhere in it."""
     from duat_cli.checks.paths import flatten
     from duat_cli.results.inspect import InspectReport
@@ -64,7 +64,7 @@ def test_every_field_of_a_report_can_be_bounded(duat: Duat) -> None:
         "--layers",
         "1",
     )
-    report = InspectReport.model_validate(duat("inspect", *args, "--json", "-q").json)
+    report = InspectReport.model_validate(duat("inspect", short / "demo", *args, "--json", "-q").json)
     values, reasons = flatten(report)
     assert len(values) > 150
     for path in (*values, *reasons):
