@@ -27,8 +27,8 @@ State = dict[str, Tensor]
 
 @pytest.fixture(scope="module", autouse=True)
 def few() -> Iterator[None]:
-    """Five of the bundled prompts."""
-    with few_bundled(5):
+    """Two of the bundled prompts."""
+    with few_bundled(2):
         yield
 
 
@@ -98,7 +98,7 @@ def test_the_demo_passes_twice_resharded_and_in_another_order(demo: Path, baseli
 
 def test_a_policy_sets_the_most_that_passes(tmp_path: Path, duat: Duat) -> None:
     policy = tmp_path / "p.toml"
-    for most, code in ((4.7, 1), (4.8, 0)):  # its loss is 4.78
+    for most, code in ((5.3, 1), (5.4, 0)):  # its loss is 5.36
         policy.write_text(f'[rules]\n"behaviour.loss" = {{ max = {most} }}\n')
         done = duat("check", demo_path(), "-q", "--json", "--policy", policy, "--select", "behaviour.*")
         assert done.code == code
@@ -130,7 +130,7 @@ def test_the_demo_s_adapter_adds_little_and_a_wild_one_is_found(tmp_path: Path, 
     done = duat("check", demo_path(), "-q", "--json", "--adapter", demo_adapter_path())
     assert done.code == 0
     assert {"adapter.behaviour", "adapter.magnitude"} <= done.rules("passed")
-    assert 4.8 < done.json["behaviour"]["tuned"]["loss_per_token"] < 5.0
+    assert 5.4 < done.json["behaviour"]["tuned"]["loss_per_token"] < 5.5
     wild = tmp_path / "wild"
     wild.mkdir()
     for file in demo_adapter_path().iterdir():
