@@ -289,7 +289,8 @@ def test_a_fine_tune_may_be_stored_in_a_coarser_dtype_than_its_base(model: Path,
         f"--base {base}: of a checkpoint stored as F32, this one is BF16: another dtype; allow its rounding by [drift] "
         'dtype = "bfloat16" in the policy'
     ]
-    duat(*check, "--policy", "default").refused("another dtype", "or make a new baseline")
+    for selected in ((), ("--select", "drift.config")):
+        duat(*check, "--policy", "default", *selected).refused("another dtype", "or make a new baseline")
 
 
 def test_a_base_that_cannot_be_one(model: Path, tmp_path: Path, duat: Duat) -> None:

@@ -243,7 +243,7 @@ def _with_baseline(
         shapes=baselines.shapes_of(evidence.weights),
     )
     rounding = by_rounding(plan.baseline, evidence.files, drift, limit)
-    if rounding and plan.settings["drift.weights"].level == "error":  # those of a fine-tune may move
+    if rounding and settings_of(plan.policy)["drift.weights"].level == "error":  # those of a fine-tune may move
         raise InputError(f"{rounding}, or make a new baseline")
     evidence = replace(evidence, drift=drift, old=old.declared, retokenised=other_tokens, rounding=rounding)
     if old.declared is None:
