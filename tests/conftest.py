@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import InDouble
 from hypothesis import settings
-from short_demo import short_adapter, short_demo
+from short_demo import FEW, short_adapter, short_demo
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start, which otherwise share a command's prompts as well
@@ -48,9 +48,18 @@ def heard() -> None:
 @pytest.fixture(scope="session")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the first blocks of the demo and of its adapter, `demo` and `adapter`, which are only read."""
-    folder = tmp_path_factory.mktemp("short")
-    short_demo(folder / "demo")
-    short_adapter(folder / "adapter")
+    return _first_blocks(tmp_path_factory.mktemp("short"), FEW)
+
+
+@pytest.fixture(scope="session")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with one block more: of two, as much as the whole is in memory where they are read one by one."""
+    return _first_blocks(tmp_path_factory.mktemp("three"), FEW + 1)
+
+
+def _first_blocks(folder: Path, blocks: int) -> Path:
+    short_demo(folder / "demo", blocks)
+    short_adapter(folder / "adapter", blocks)
     return folder
 
 

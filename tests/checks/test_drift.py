@@ -13,7 +13,6 @@ import pytest
 import torch
 from running_checks import Duat
 from safetensors.torch import load_file, save_file
-from short_demo import short_demo
 
 from duat_cli.checks.drift import Deviation
 from duat_cli.checks.rule import Evidence, Settings
@@ -77,8 +76,8 @@ def damaged(model: Path, folder: Path, *changes: Callable[[State], None]) -> Pat
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return short_demo(tmp_path_factory.mktemp("short") / "demo", blocks=3)
+def model(three: Path) -> Path:
+    return three / "demo"
 
 
 @pytest.fixture(scope="module")

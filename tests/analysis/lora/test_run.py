@@ -14,7 +14,6 @@ import pytest
 import torch
 from paging import pager_of, streaming
 from safetensors.torch import load_file, save_file
-from short_demo import short_demo
 
 from duat_cli.analysis.lora.report import Pair
 from duat_cli.analysis.lora.run import LoraRequest, lora_diff, task_of
@@ -173,7 +172,7 @@ def test_a_tied_tensor_that_changes_in_one_place_is_refused_in_one_line(tmp_path
 
 @pytest.mark.parametrize("paged", [True, False])
 def test_two_models_that_do_not_fit_together_are_read_block_by_block(
-    paged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    paged: bool, three: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
 
@@ -182,7 +181,7 @@ def test_two_models_that_do_not_fit_together_are_read_block_by_block(
         return load_files(*given, **named)
 
     monkeypatch.setattr("duat_cli.loading.model.load.load_files", see)
-    demo = str(short_demo(tmp_path / "demo", 3))  # of two blocks, as much as the whole is in memory at a time
+    demo = str(three / "demo")
     found = Found(resolve(demo), inspect_folder(Path(demo)))
     counts = TEXTS.counter(found, trust_remote_code=False)(TEXTS.read(lambda *_: None))
     task = replace(task_of(found, find_tuned(demo), runs=True), tokens=tuple(counts))

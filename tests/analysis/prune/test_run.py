@@ -10,7 +10,6 @@ import pytest
 import torch
 from helpers import as_loaded, minilm, single_model, token_ids
 from paging import saved
-from short_demo import short_demo
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from duat_cli.analysis.plan.task import PruneOptions
@@ -73,9 +72,9 @@ def test_the_prediction_orders_and_sizes_the_measured_damage(
         assert value is None or value.value < found.spearman.value, criterion
 
 
-def test_a_plan_names_its_set_and_bounds_stand_beside_the_stream(tmp_path: Path) -> None:
+def test_a_plan_names_its_set_and_bounds_stand_beside_the_stream(short: Path) -> None:
     """The sets as a reader would rebuild them from the terms; the stream's norm by a plain hook."""
-    loaded = load(str(short_demo(tmp_path / "demo")))
+    loaded = load(str(short / "demo"))
     given, options = some_prompts(loaded, 2, 16), PruneOptions(kinds=("head", "ffn"), measure=4, budget=0.3)
     held_out = some_prompts(loaded, 15, 12)[2:]
     options = replace(options, exceed=0.5, confidence=0.9)

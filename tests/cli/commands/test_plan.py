@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from children import PATIENCE
-from short_demo import short_adapter, short_demo
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
@@ -95,20 +94,11 @@ OPTIONS: dict[str, tuple[list[str], list[str]]] = {  # what the command is given
 }
 
 
-@pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of three blocks: with two, two models read block by block take as much memory as whole."""
-    folder = tmp_path_factory.mktemp("short")
-    short_demo(folder / "demo", 3)
-    short_adapter(folder / "adapter", 3)
-    return folder
-
-
 @pytest.mark.parametrize("command", OPTIONS)
 def test_the_command_runs_as_planned(
-    command: str, short: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, three: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(short)
+    monkeypatch.chdir(three)
     texts = ["--prompt", "def f(x):", "--max-tokens", "9"]
     extra, asked = OPTIONS[command]
     question = ["--for", command, *texts, *asked]
@@ -176,8 +166,8 @@ def test_options_that_cost_are_planned(capsys: pytest.CaptureFixture[str]) -> No
     assert with_trial > without  # of fifteen prompts, ablations do not all fit beside each other
 
 
-def test_a_repair_is_planned_in_memory_alone(short: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = str(short / "demo")
+def test_a_repair_is_planned_in_memory_alone(three: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(three / "demo")
     file = tmp_path / "more.txt"
     file.write_text("def f(x):\n" * 8, encoding="utf-8")
     texts = [*PRUNE, "--prompt", "def f(x):", "--max-tokens", "9", "--repair"]
@@ -196,9 +186,9 @@ def test_a_repair_is_planned_in_memory_alone(short: Path, tmp_path: Path, capsys
 
 @pytest.mark.parametrize("command", ["matrix", "compare"])
 def test_without_prompts_the_command_s_own_are_planned(
-    command: str, short: Path, capsys: pytest.CaptureFixture[str]
+    command: str, three: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = str(short / "demo")
+    model = str(three / "demo")
     ways = planned(capsys, "--for", command, model=model)["ways"]
     assert run([command, model, "--json", "-q", "--device", "cpu"]) == 0
     assert json.loads(capsys.readouterr().out)["run"]["planned_memory_bytes"] == ways[0]["peak_memory_bytes"]

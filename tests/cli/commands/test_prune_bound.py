@@ -55,13 +55,13 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def tested(llama: str, texts: dict[str, str]) -> list[str]:
+def of_llama(llama: str, texts: dict[str, str]) -> list[str]:
     """Of the llama, with the prompts that are held out."""
     return [llama, "--prompts", texts["choose"], "--holdout", texts["holdout"], "--exceed", "0.2"]
 
 
 @pytest.fixture(scope="module")
-def reported(tested: list[str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., PruneReport]:
+def reported(of_llama: list[str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., PruneReport]:
     """The report under the options, of one run each; every test has a copy of its own."""
     folder = tmp_path_factory.mktemp("reports")
 
@@ -69,7 +69,7 @@ def reported(tested: list[str], tmp_path_factory: pytest.TempPathFactory) -> Cal
     def text(*options: str) -> str:
         file = folder / f"{len(list(folder.iterdir()))}.json"
         common = ["--budget", "0.3", "--probes", "64", "--measure", "30", "-q", "--json", "-o", str(file)]
-        assert run(["prune-bound", *tested, *options, *common]) == 0
+        assert run(["prune-bound", *of_llama, *options, *common]) == 0
         return file.read_text()
 
     return lambda *options: PruneReport.model_validate(json.loads(text(*options), parse_constant=pytest.fail))
@@ -287,11 +287,11 @@ def test_weights_that_are_not_finite(value: float, tmp_path: Path, capsys: pytes
 
 
 def test_the_exported_set_is_the_one_that_holds(
-    llama: str, tested: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    llama: str, of_llama: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, folder = tmp_path / "set.json", tmp_path / "pruned"
     arguments = ["--granularity", "neuron", "--budget", "0.3", "--export", str(file), "--apply", str(folder), *FAST]
-    found = report([*tested, *arguments], capsys)
+    found = report([*of_llama, *arguments], capsys)
     written: dict[str, Any] = json.loads(file.read_text())
     [plan] = found.plans
     assert plan.guarantee is not None
@@ -323,10 +323,10 @@ def stored(folder: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def of_heads(tested: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def of_heads(of_llama: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The guaranteed set is smaller than the largest. What is asked again finds the results in the folder."""
     out = str(tmp_path_factory.mktemp("kept") / "out")
-    return [*tested, "--granularity", "head", "--budget", "0.3", "--metric", "kl", "--out", out]
+    return [*of_llama, "--granularity", "head", "--budget", "0.3", "--metric", "kl", "--out", out]
 
 
 def test_what_is_said_of_heads_that_are_zeroed(
@@ -482,10 +482,10 @@ def test_uniform_is_about_neurons_and_heads(llama: str, capsys: pytest.CaptureFi
 
 
 def test_nothing_to_write_is_said_with_its_reason(
-    tested: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    of_llama: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Too small a budget; and one that holds for the prompts that chose, but for no set on those held out."""
-    common = [*tested, "--granularity", "head", "--apply", str(tmp_path / "out"), *FAST]
+    common = [*of_llama, "--granularity", "head", "--apply", str(tmp_path / "out"), *FAST]
     for arguments, expected in (
         (
             ["--budget", "1e-12"],

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from typing import Any
 
 import pytest
 import torch
-from helpers import InDouble, double_model, far, first_two, single_model, sweep, token_ids
+from helpers import InDouble, far, first_two, single_model, sweep, token_ids
 from torch import Tensor, nn
+from two_blocks import double, single
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.mixer import Behind
@@ -41,20 +41,6 @@ FORMS = [
     ("rwkv", 1, 1, None, True, False),  # a decayed mean of values that each token and the one before it make
     ("zaya", 1, 16, None, True, False),  # softmax rows, half of them over values of the token before
 ]
-
-
-@functools.cache
-def double(model_type: str) -> tuple[Any, Any]:
-    """Its first two blocks, and what discovery finds of them."""
-    model = first_two(double_model(model_type))
-    with InDouble():
-        return model, discover(model)
-
-
-@functools.cache
-def single(model_type: str) -> tuple[Any, Any]:
-    model = first_two(single_model(model_type))
-    return model, discover(model)
 
 
 def rows_of(run: BlockRun) -> Tensor:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
 import torch
 from helpers import first_two, single_model
 from torch import nn
+from two_blocks import single
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_signs
@@ -57,12 +57,6 @@ PARTS: dict[str, tuple[set[str], set[str], str | None, str]] = {
 }
 
 
-@functools.cache
-def found_of(model_type: str) -> ModelStructure:
-    """Of two blocks of a type."""
-    return discover(first_two(single_model(model_type)))
-
-
 def named(structure: ModelStructure) -> list[tuple[dict[nn.Module, str], Any]]:
     return [({m: n for n, m in b.parts.module.named_modules()}, b.parts) for b in structure.blocks]
 
@@ -70,7 +64,7 @@ def named(structure: ModelStructure) -> list[tuple[dict[nn.Module, str], Any]]:
 @pytest.mark.parametrize("model_type", list(PARTS))
 def test_the_parts_of_a_block(model_type: str) -> None:
     units, norms, value, output = PARTS[model_type]
-    structure = found_of(model_type)
+    _, structure = single(model_type)
     assert len(structure.blocks) == len(structure.calls) == 2
     for names, parts in named(structure):
         assert {names[u] for u in parts.units} == units
@@ -90,12 +84,12 @@ FIRST_LINEARS = {
 
 @pytest.mark.parametrize("model_type", list(FIRST_LINEARS))
 def test_the_first_linear_layer_of_an_ffn(model_type: str) -> None:
-    for names, parts in named(found_of(model_type)):
+    for names, parts in named(single(model_type)[1]):
         assert [names[parts.first_linears[u]] for u in parts.units] == [FIRST_LINEARS[model_type]]
 
 
 def test_the_output_bias_of_an_ffn_is_its_last_layers() -> None:
-    for block in found_of("gpt2").blocks:
+    for block in single("gpt2")[1].blocks:
         mlp = block.parts.module.mlp
         assert torch.equal(block.parts.unit_biases[mlp], mlp.c_proj.bias)
 
@@ -165,7 +159,7 @@ class Wrapped(nn.Module):
 @pytest.mark.parametrize("wrap", [nn.Sequential, Wrapped])
 def test_a_module_that_only_calls_a_norm_is_no_unit(model_type: str, wrap: type[nn.Module]) -> None:
     model = first_two(single_model(model_type))
-    structure = found_of(model_type)
+    _, structure = single(model_type)
     known = structure.block(0).parts
     for path in [name for name, module in structure.stack.named_modules() if module in known.norms]:
         parent, _, name = path.rpartition(".")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
 import torch
-from helpers import far, first_two, row_budget_of, single_model, token_ids
+from helpers import far, row_budget_of, single_model, token_ids
 from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
+from two_blocks import single
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
+from duat_cli.models.discovery.structure import run_stack
 from duat_cli.models.instrument import attention
 from duat_cli.models.instrument.attention import (
     INTERFACE_NAME,
@@ -60,20 +60,9 @@ def whole(call: AttentionCall) -> Tensor:
     return torch.cat([rows for _, rows in call.rows.chunks()], dim=1)
 
 
-@functools.cache
-def model_of(model_type: str) -> Any:
-    """Two blocks of a type, for tests that only run it."""
-    return first_two(single_model(model_type))
-
-
-@functools.cache
-def structure_of(model_type: str) -> ModelStructure:
-    return discover(model_of(model_type))
-
-
 def captured(model_type: str, ids: Tensor, row_budget: int | None = None) -> list[tuple[AttentionCall, Tensor]]:
     """Every attention call of one run with its H, taken while the block is alive."""
-    found, structure = [], structure_of(model_type)
+    found, (_, structure) = [], single(model_type)
     with row_budget_of(row_budget), structure.rig().active() as rig:
         rig.run(
             lambda: run_stack(structure.stack, ids),
@@ -89,7 +78,7 @@ def own_attentions(model: Any, ids: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("model_type", [*INTERFACE, *SOFTMAX])
 def test_captured_attention_is_the_models_own(model_type: str) -> None:
-    model = model_of(model_type)
+    model, _ = single(model_type)
     ids = token_ids(model)
     expected, calls = own_attentions(model, ids), captured(model_type, ids)
     assert len(calls) == len(expected) == 2
@@ -103,14 +92,14 @@ def test_captured_attention_is_the_models_own(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt_oss", "deepseek_v3", "falcon"])
 def test_the_recorded_output_is_h_times_v(model_type: str) -> None:
-    for call, H in captured(model_type, token_ids(model_of(model_type))):
+    for call, H in captured(model_type, token_ids(single(model_type)[0])):
         groups = H.shape[0] // call.value.shape[1]
         product = torch.stack([H[h] @ call.value[0, h // groups] for h in range(len(H))], dim=1)
         assert far(call.output[0], product) <= 1e-6
 
 
 def test_rows_with_sinks_do_not_sum_to_one_and_are_kept_so() -> None:
-    sums = torch.stack([H.sum(-1) for _, H in captured("gpt_oss", token_ids(model_of("gpt_oss")))])
+    sums = torch.stack([H.sum(-1) for _, H in captured("gpt_oss", token_ids(single("gpt_oss")[0]))])
     assert float(sums.min()) < 0.9
     assert float(sums.max()) < 1.0
 
@@ -118,7 +107,7 @@ def test_rows_with_sinks_do_not_sum_to_one_and_are_kept_so() -> None:
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt_oss", "bert"])
 @pytest.mark.parametrize("step", [1, 3])
 def test_rows_in_chunks_are_the_whole(model_type: str, step: int) -> None:
-    ids = token_ids(model_of(model_type), 18)
+    ids = token_ids(single(model_type)[0], 18)
     expected = captured(model_type, ids)
     budget = 4 * step * expected[0][1].shape[0] * 18 * 4  # four times the bytes of `step` rows
     assert budget < expected[0][1].numel() * 4
@@ -175,7 +164,7 @@ def hidden_while_captured(model: Any, ids: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("model_type", CAUSAL)
 def test_a_change_of_the_last_token_moves_no_earlier_one(model_type: str) -> None:
-    model = model_of(model_type)
+    model, _ = single(model_type)
     ids = token_ids(model)
     other = ids.clone()
     other[0, -1] = ids[0, -1] + 1
@@ -186,7 +175,7 @@ def test_a_change_of_the_last_token_moves_no_earlier_one(model_type: str) -> Non
 
 def test_without_the_mask_registry_causality_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check above can fail: this is what registering in one registry alone does."""
-    model = model_of("llama")
+    model, _ = single("llama")
     ids = token_ids(model)
     other = ids.clone()
     other[0, -1] = ids[0, -1] + 1
@@ -203,7 +192,7 @@ def test_without_the_mask_registry_causality_is_lost(monkeypatch: pytest.MonkeyP
 
 
 def test_bidirectional_models_stay_so() -> None:
-    model = model_of("bert")
+    model, _ = single("bert")
     ids = token_ids(model)
     other = ids.clone()
     other[0, -1] = ids[0, -1] + 1
@@ -212,7 +201,7 @@ def test_bidirectional_models_stay_so() -> None:
 
 @pytest.mark.parametrize("model_type", [*INTERFACE, *SOFTMAX])
 def test_capturing_changes_no_output(model_type: str) -> None:
-    model = model_of(model_type)
+    model, _ = single(model_type)
     ids = token_ids(model)
     with torch.no_grad():
         before = hidden(model, ids)
@@ -241,14 +230,14 @@ def test_the_attention_implementation_is_put_back(implementation: str) -> None:
 
 def test_models_outside_the_interface_say_so() -> None:
     """falcon takes the name and then never asks the interface for it: no call arrives."""
-    model, listener = model_of("falcon"), Listener()
+    (model, _), listener = single("falcon"), Listener()
     with torch.no_grad(), interface_installed(model.base_model), watched(model.modules(), Watch(listener)):
         hidden(model, token_ids(model))
     assert listener.calls == []
 
 
 def test_a_probe_does_not_outlive_its_context() -> None:
-    model, listener = model_of("llama"), Listener()
+    (model, _), listener = single("llama"), Listener()
     with torch.no_grad(), interface_installed(model), watched(model.modules(), Watch(listener)):
         hidden(model, token_ids(model))
         seen = len(listener.calls)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import weakref
 from collections.abc import Callable
@@ -10,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import InDouble, double_model, far, first_two, single_model, token_ids
+from helpers import InDouble, far, first_two, single_model, token_ids
 from torch import Tensor, nn
+from two_blocks import double, single
 
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.calls import hidden_of
@@ -23,21 +23,6 @@ TYPES = ["llama", "gemma2", "gpt2", "opt", "bloom", "bert", "deepseek_v3"]
 
 class StoppedError(Exception):
     pass
-
-
-@functools.cache
-def single(model_type: str) -> tuple[Any, ModelStructure]:
-    """Two blocks of a type in float32, and what discovery finds of them."""
-    model = first_two(single_model(model_type))
-    return model, discover(model)
-
-
-@functools.cache
-def double(model_type: str) -> tuple[Any, ModelStructure]:
-    """In float64."""
-    model = first_two(double_model(model_type))
-    with InDouble():
-        return model, discover(model)
 
 
 def sweep(structure: ModelStructure, ids: Tensor, listen: Callable[[BlockRun], None]) -> None:
@@ -100,9 +85,10 @@ def test_a_run_leaves_nothing_behind(model_type: str) -> None:
 @pytest.mark.parametrize("model_type", ["llama", "bloom", "bert"])
 @pytest.mark.parametrize("place", ["between blocks", "inside a replay", "inside a block"])
 def test_an_exception_leaves_nothing_behind(model_type: str, place: str) -> None:
-    model, structure = single(model_type)
+    model = first_two(single_model(model_type))
     ids = token_ids(model)
     before = own_output(model, ids)
+    structure = discover(model)
     touched: list[nn.Module] = []
 
     def listen(run: BlockRun) -> None:

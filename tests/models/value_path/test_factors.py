@@ -25,9 +25,10 @@ from helpers import (
 )
 from image_models import build, picture
 from torch import Tensor, nn
+from two_blocks import double, single
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.discovery.structure import discover, run_stack
+from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.rig import zero_given
 from duat_cli.models.value_path import factors as factors_module
 from duat_cli.models.value_path.factors import Base, checked, find_factors, operator_of
@@ -55,28 +56,19 @@ class Known:
     """Two blocks of a type in float64, what discovery finds of them, and W' by it and by automatic differentiation."""
 
     model: Any
+    structure: ModelStructure
     ids: Tensor
-    structure: Any
     operators: list[tuple[Tensor, AttentionOperator]]
     dense: list[DenseBlock]
 
 
 @functools.cache
-def double(model_type: str) -> Known:
-    model = first_two(double_model(model_type))
+def known_of(model_type: str) -> Known:
+    model, structure = double(model_type)
     ids = token_ids(model)
     with InDouble():
-        structure = discover(model)
-        return Known(
-            model, ids, structure, operators(model, ids, structure), dense_blocks(model, ids, WIRINGS[model_type])
-        )
-
-
-@functools.cache
-def single(model_type: str) -> tuple[Any, Any]:
-    """Two blocks of a type in float32, and what discovery finds of them."""
-    model = first_two(single_model(model_type))
-    return model, discover(model)
+        found, dense = operators(model, ids, structure), dense_blocks(model, ids, WIRINGS[model_type])
+    return Known(model, structure, ids, found, dense)
 
 
 PROBED = {"falcon", "deepseek_v3"}  # values copied out of a fused layer; values behind a latent
@@ -85,7 +77,7 @@ PROBED = {"falcon", "deepseek_v3"}  # values copied out of a fused layer; values
 @pytest.mark.parametrize("model_type", list(WIRINGS))
 def test_the_factors_are_the_jacobian_of_the_frozen_model_in_float64(model_type: str) -> None:
     """And read where memory shows the place: else probing takes over, right but slow and without a cache."""
-    known = double(model_type)
+    known = known_of(model_type)
     assert len(known.operators) == len(known.dense) == 2
     for (W, operator), block in zip(known.operators, known.dense, strict=True):
         assert far(W, block.W) <= 1e-10
@@ -165,7 +157,7 @@ def test_w_is_what_attention_adds_for_each_unit_vector(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2", "bert", "falcon", "deepseek_v3"])
 def test_and_in_float32(model_type: str) -> None:
-    known, (model, structure) = double(model_type), single(model_type)
+    known, (model, structure) = known_of(model_type), single(model_type)
     for (W, _), block in zip(operators(model, known.ids, structure), known.dense, strict=True):
         assert far(W, block.W) <= 1e-5
 
@@ -173,7 +165,7 @@ def test_and_in_float32(model_type: str) -> None:
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "bert"])
 def test_the_values_are_those_at_the_blocks_input(model_type: str) -> None:
     """B_ij x_j = t_i Σ_h H_h[i, j] v_jh O_h."""
-    known = double(model_type)
+    known = known_of(model_type)
     with InDouble():
         for (_, operator), block in zip(known.operators, known.dense, strict=True):
             weights = torch.cat([rows for _, rows in operator.attention_chunks()], dim=1)
@@ -188,7 +180,7 @@ def test_the_values_are_those_at_the_blocks_input(model_type: str) -> None:
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2", "bert"])
 def test_probed_factors_are_the_read_ones(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unit vectors through the frozen block find the same W' as the weights."""
-    known = double(model_type)
+    known = known_of(model_type)
 
     def unreadable(run: Any) -> Tensor:
         raise UnsupportedModelError("not to be read")
@@ -204,7 +196,7 @@ def test_probed_factors_are_the_read_ones(model_type: str, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt_oss"])
 def test_row_chunks_make_the_same_operator(model_type: str) -> None:
-    known = double(model_type)
+    known = known_of(model_type)
     ids = token_ids(known.model, 13)
     with InDouble():
         whole, parts = (operators(known.model, ids, known.structure, size) for size in (None, 4 * 4 * 13 * 2))
@@ -245,9 +237,10 @@ def test_a_wrong_reading_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch)
 def test_where_probing_is_wrong_too_there_is_no_operator(
     names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    model, _ = single("llama")
     for name in names:
         monkeypatch.setattr(factors_module, name, corrupted(name))
-    reasons = [block.factors_reason for block in discover(single("llama")[0]).blocks]
+    reasons = [block.factors_reason for block in discover(model).blocks]
     assert all(reason and "no sum of Kronecker products" in reason for reason in reasons)
 
 
@@ -445,7 +438,7 @@ BY_HAND = {
 
 @pytest.mark.parametrize("model_type", list(BY_HAND))
 def test_the_factors_are_the_matrix_built_by_hand(model_type: str) -> None:
-    known = double(model_type)
+    known = known_of(model_type)
     with torch.no_grad(), InDouble():
         whole = known.model(input_ids=known.ids, output_attentions=True, output_hidden_states=True)
         blocks = known.model.get_submodule(WIRINGS[model_type].blocks)

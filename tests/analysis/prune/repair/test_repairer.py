@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from short_demo import short_demo
 
 from duat_cli.analysis.prune.repair import repairer as module
 from duat_cli.analysis.prune.repair.refit import Refit, Refitting
@@ -25,8 +24,8 @@ HALF = [TermId("neuron", block, n) for block in range(BLOCKS) for n in range(0, 
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load(str(short_demo(tmp_path_factory.mktemp("short") / "demo", BLOCKS)))
+def loaded(three: Path) -> LoadedModel:
+    return load(str(three / "demo"))
 
 
 @pytest.fixture(scope="module")

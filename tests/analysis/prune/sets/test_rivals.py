@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from short_demo import short_demo
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -35,17 +33,13 @@ JOINT = PruneOptions(
 )
 
 
-FOLDER = tempfile.TemporaryDirectory()
+@pytest.fixture
+def demo(three: Path) -> str:
+    return str(three / "demo")
 
 
-@functools.cache
-def demo() -> str:
-    """Its first three blocks."""
-    return str(short_demo(Path(FOLDER.name) / "demo", blocks=3))
-
-
-def texts(count: int, held_out: int) -> tuple[list[Prompt], list[Prompt]]:
-    loaded = load(demo())
+def texts(demo: str, count: int, held_out: int) -> tuple[list[Prompt], list[Prompt]]:
+    loaded = load(demo)
     known, tokenizer = limits(loaded.model), load_tokenizer(Path(loaded.files.path))
     given, apart = (
         encode(tokenizer, some, 12, known.max_positions, known.vocab_size)
@@ -55,18 +49,18 @@ def texts(count: int, held_out: int) -> tuple[list[Prompt], list[Prompt]]:
 
 
 @functools.cache
-def outcome(options: PruneOptions) -> PruneOutcome:
+def outcome(demo: str, options: PruneOptions) -> PruneOutcome:
     """Of the first blocks of the demo in float64."""
-    given, apart = texts(3, 5)
-    return prune_bound(load(demo(), dtype="float64"), given, apart, options, lambda *_: None)
+    given, apart = texts(demo, 3, 5)
+    return prune_bound(load(demo, dtype="float64"), given, apart, options, lambda *_: None)
 
 
 class Plain:
     """The demo as transformers has it: its last layers, what enters them, and its divergence once weights are zero."""
 
-    def __init__(self, given: list[Prompt], apart: list[Prompt]) -> None:
+    def __init__(self, demo: str, given: list[Prompt], apart: list[Prompt]) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(
-            load(demo()).files.path, dtype=torch.float64, attn_implementation="eager"
+            load(demo).files.path, dtype=torch.float64, attn_implementation="eager"
         )
         self.given, self.apart = given, apart
         config, layers = self.model.config, self.model.model.layers
@@ -149,10 +143,10 @@ def rows(found: PruneOutcome) -> dict[tuple[int, str, str], CriterionSet]:
     return {(one.beside, one.criterion, one.allocation): one for one in plan.criteria}
 
 
-def test_damages_are_those_of_zeros_written_into_the_weights() -> None:
+def test_damages_are_those_of_zeros_written_into_the_weights(demo: str) -> None:
     """Scores, sets, damages and ratios, all of them anew."""
-    found = outcome(replace(JOINT, criteria=True))
-    [plan], plain, made = found.report.plans, Plain(*texts(3, 5)), rows(found)
+    found = outcome(demo, replace(JOINT, criteria=True))
+    [plan], plain, made = found.report.plans, Plain(demo, *texts(demo, 3, 5)), rows(found)
     order, scores = found.nested["neuron,head"].order, plain.scores()
     sizes = sorted({beside for beside, _, _ in made})
     assert sizes == besides([one.removed for one in plan.held_out])
@@ -174,10 +168,10 @@ def test_damages_are_those_of_zeros_written_into_the_weights() -> None:
     assert {criterion for _, criterion, _ in made} == {OURS, RANDOM}  # and no others
 
 
-def test_as_many_sets_are_run_as_are_planned() -> None:
-    given, apart = texts(2, 4)
+def test_as_many_sets_are_run_as_are_planned(demo: str) -> None:
+    given, apart = texts(demo, 2, 4)
     options = PruneOptions(criteria=True, probes=4, measure=2, exceed=0.5, confidence=0.9, budget=0.5, effort="quick")
-    begun = begin(load(demo()), given, apart, options, lambda *_: None)
+    begun = begin(load(demo), given, apart, options, lambda *_: None)
     begun.work.run()
     begun.work.tested(apart)
     for kind, found in begun.work.rivals.items():
@@ -189,10 +183,11 @@ def test_as_many_sets_are_run_as_are_planned() -> None:
     assert begun.work.rivals.keys() >= {"neuron", "head", "ffn", "attention", "block"}
 
 
-def test_without_the_option_the_report_is_the_same_but_for_these_sets() -> None:
+def test_without_the_option_the_report_is_the_same_but_for_these_sets(demo: str) -> None:
     """Rank correlations, plans and guarantees above all."""
     plain, asked = (
-        outcome(replace(JOINT, criteria=on)).report.model_dump(mode="json", exclude={"run"}) for on in (False, True)
+        outcome(demo, replace(JOINT, criteria=on)).report.model_dump(mode="json", exclude={"run"})
+        for on in (False, True)
     )
     assert plain["prediction"][0]["criteria"].keys() >= {"magnitude", "activation x norm", "wanda", "taylor"}
     assert plain["plans"][0]["criteria"] == []
@@ -201,13 +196,13 @@ def test_without_the_option_the_report_is_the_same_but_for_these_sets() -> None:
     assert asked == plain
 
 
-def test_of_blocks_shortgpt_takes_those_that_turn_the_stream_least_and_one_block_stays() -> None:
-    found = outcome(replace(JOINT, kinds=("block",), joint=False, remove=0.5, criteria=True))
+def test_of_blocks_shortgpt_takes_those_that_turn_the_stream_least_and_one_block_stays(demo: str) -> None:
+    found = outcome(demo, replace(JOINT, kinds=("block",), joint=False, remove=0.5, criteria=True))
     [plan], made = found.report.plans, rows(found)
     assert {criterion for _, criterion, _ in made} == {OURS, RANDOM, "shortgpt", "magnitude", "taylor"}
     assert {allocation for _, _, allocation in made} == {"one order"}
     assert {one.removed for one in made.values() if one.beside == plan.removed} == {2}
-    plain, (given, apart) = load(demo(), dtype="float64").model, texts(3, 5)
+    plain, (given, apart) = load(demo, dtype="float64").model, texts(demo, 3, 5)
     with torch.no_grad():
         cosines = []
         for prompt in given:
@@ -313,9 +308,9 @@ def test_all_blocks_never_go() -> None:
     assert all(len(terms) == 3 for terms in found.sets[1:])
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
-    given, _ = texts(2, 5)
+def test_what_cannot_be_compared_is_refused(demo: str) -> None:
+    given, _ = texts(demo, 2, 5)
     with pytest.raises(InputError, match=r"--criteria: .*--repair"):
         PruneOptions(criteria=True, repair=True)
     with pytest.raises(InputError, match=r"--criteria: sets are compared on held-out prompts; .*--holdout FILE"):
-        prune_bound(load(demo()), given, [], PruneOptions(criteria=True), lambda *_: None)
+        prune_bound(load(demo), given, [], PruneOptions(criteria=True), lambda *_: None)
