@@ -18,12 +18,17 @@ _By = Callable[[str, str], "re.Match[str] | None"]
 def targeted(config: dict[str, Any], module: str) -> bool:
     """Whether PEFT wraps a layer of that name; of 'all-linear', any layer. CheckpointError where a pattern is none."""
     target, saved = config.get("target_modules"), _texts(config.get("modules_to_save"))
-    if _named(config.get("exclude_modules"), module) or any(_match(rf"(^|.*\.){s}($|\..*)", module) for s in saved):
+    if excluded(config, module) or any(_match(rf"(^|.*\.){s}($|\..*)", module) for s in saved):
         return False
     if isinstance(target, str):
         return target.lower() == "all-linear" or _named(target, module)
     whole = module in _texts(target)
     return whole or (_named(target, module) and _in_layers(config, module))
+
+
+def excluded(config: dict[str, Any], module: str) -> bool:
+    """Whether exclude_modules takes a layer of that name out of the targets. CheckpointError: a pattern is none."""
+    return _named(config.get("exclude_modules"), module)
 
 
 def lost_modules(adapter: AdapterFiles, keys: Keys, base: BaseWeights) -> list[str]:

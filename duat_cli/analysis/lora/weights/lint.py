@@ -17,7 +17,7 @@ from duat_cli.loading.adapter.base_weights import EMBEDDINGS, HEADS, VOCABULARY,
 from duat_cli.loading.adapter.folder import ADAPTER_CONFIG, AdapterFiles, names, number, patterns
 from duat_cli.loading.adapter.keys import Keys
 from duat_cli.loading.adapter.parameter import ParameterPlan
-from duat_cli.loading.adapter.targets import lost_modules
+from duat_cli.loading.adapter.targets import excluded, lost_modules
 from duat_cli.loading.quantised.formula import leaf_of
 from duat_cli.operators.lowrank import energy, inner, is_zero, nonfinite
 from duat_cli.results.lora import LintFinding
@@ -60,7 +60,7 @@ def _of_plans(one: Opened, base: BaseWeights | None) -> Iterator[LintFinding]:
     yield from _alpha(adapter)
     yield from _mutated(known)
     yield from _saved(adapter, known)
-    yield from _unmatched(adapter, keys)
+    yield from _unmatched(adapter, keys, base)
     if base is not None:
         yield from _lost(adapter, keys, base)
         yield from _base_name(adapter, base)
@@ -131,12 +131,17 @@ def _named(module: str, name: str) -> bool:
     return module == name or module.endswith("." + name)
 
 
-def _unmatched(adapter: AdapterFiles, keys: Keys) -> Iterator[LintFinding]:
+def _unmatched(adapter: AdapterFiles, keys: Keys, base: BaseWeights | None) -> Iterator[LintFinding]:
     stated = adapter.config.get("target_modules")
     if not isinstance(stated, list):  # a regular expression, or 'all-linear', names no module
         return
     have = [target.module for target in keys.targets]
-    absent = [n for n in stated if isinstance(n, str) and not any(_named(m, n) for m in have)]
+    known = [] if base is None else [name.removesuffix(".weight") for name in base.files.tensors]
+
+    def left_out(name: str) -> bool:  # PEFT writes 'all-linear' out as a list, with what exclude_modules names in it
+        return all(excluded(adapter.config, module) for module in [m for m in known if _named(m, name)] or [name])
+
+    absent = [n for n in stated if isinstance(n, str) and not any(_named(m, n) for m in have) and not left_out(n)]
     if absent and not adapter.config.get("target_parameters"):
         yield finding("target-unmatched", ADAPTER_CONFIG, f"target_modules {listed(absent)}: no tensor in the file "
                       "belongs to them: absent from the base, or lost when the adapter was saved")  # fmt: skip

@@ -144,6 +144,15 @@ def test_a_layer_whose_tensors_were_lost_is_named(good: tuple[Path, Path], tmp_p
     assert "'model.layers.1.self_attn.o_proj', 'model.layers.1.self_attn.q_proj'" in found[0].message
 
 
+@pytest.mark.parametrize("out", [["up_proj"], r".*up_proj", r".*\.mlp\.up_proj"])
+def test_a_target_that_exclude_modules_takes_out_is_no_finding(
+    out: str | list[str], good: tuple[Path, Path], tmp_path: Path
+) -> None:
+    targets = ["q_proj", "o_proj", "up_proj"]  # as PEFT writes 'all-linear' out
+    folder = broken(good[1], tmp_path / "a", lambda t, c: c.update(target_modules=targets, exclude_modules=out))
+    assert findings(good[0], folder) == []
+
+
 def test_a_base_is_known_by_the_last_part_of_its_hub_id(good: tuple[Path, Path], tmp_path: Path) -> None:
     for number, (name, said) in enumerate((("org/BASE", 0), ("./other", 0), ("other", 0), ("org/other", 1))):
         folder = broken(good[1], tmp_path / str(number), lambda t, c, n=name: c.update(base_model_name_or_path=n))
