@@ -71,7 +71,7 @@ def as_written(by: Any, text: PromptText, pictures: int = 0) -> Written:
     if not getattr(by, "chat_template", None):
         raise CheckpointError(
             f"{text.where}: the checkpoint has no chat template (chat_template.jinja), so it says nowhere how a "
-            "conversation is written; give texts, without --chat"
+            "conversation is written; give plain texts, not messages or --chat"
         )
     said = text.said
     messages, tools = said[MESSAGES], said.get(TOOLS)

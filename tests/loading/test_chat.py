@@ -65,8 +65,9 @@ def test_a_text_is_what_a_user_says_and_a_conversation_stays(folder: Path) -> No
 
 
 def test_where_there_is_no_template_or_it_fails(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="here: the checkpoint has no chat template"):
+    with pytest.raises(CheckpointError, match="here: the checkpoint has no chat template") as caught:
         written(load_tokenizer(demo_path()), talk(USER))
+    assert str(caught.value).endswith("give plain texts, not messages or --chat")
     with pytest.raises(CheckpointError, match="no chat template"):
         token_counter(demo_path(), None)([talk(USER)])
     refusing = with_chat_template(tmp_path / "refusing", "{{ raise_exception('roles must alternate\x1b[2J') }}")

@@ -32,7 +32,7 @@ from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.files import plain_mode
 from duat_cli.loading.prompt_set import digest_of, key_of
 from duat_cli.results.base import PromptFacts
-from duat_cli.text import clean, one_line
+from duat_cli.text import clean, one_line, plural
 
 _NAME = re.compile(r"shard-(\d+)-of-(\d+)\.jsonl")
 _NOWHERE = -1
@@ -178,8 +178,8 @@ class Folder:
             if done[rank] < own[rank]
         ]
         more = f", and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
-        count = len(self.keys) - index.found
-        return f"{self.path}: {'; '.join(parts[:_NAMED])}{more}; missing {count} prompts: run the same command again"
+        count = plural(len(self.keys) - index.found, "prompt")
+        return f"{self.path}: {'; '.join(parts[:_NAMED])}{more}; missing {count}: run the same command again"
 
     def last_world(self) -> int:
         """How many processes the last run had."""
@@ -269,4 +269,7 @@ def _faults(path: Path) -> Iterator[None]:
 
 
 def _told(value: object) -> str:
-    return "not given" if value is None else one_line(str(value), 40)
+    """A setting as a user gave it: a flag is given or not."""
+    if value is None or isinstance(value, bool):
+        return "given" if value else "not given"
+    return one_line(str(value), 40)

@@ -74,7 +74,7 @@ def test_a_line_that_was_changed_is_missing(folder: Path) -> None:
     [
         ({"dtype": "float64"}, "dtype, float32 there, float64 here"),
         ({"threshold": 0.5}, "--threshold, 0.01 there, 0.5 here"),
-        ({"terms": True}, "--terms, False there, True here"),
+        ({"terms": True}, "--terms, not given there, given here"),
         ({"layers": frozenset({1})}, r"--layers, \[0, 1\] there, \[1\] here"),
         ({"max_tokens": 2}, "--max-tokens, not given there, 2 here"),
         ({"null": "all"}, "--null, uniform there, all here"),

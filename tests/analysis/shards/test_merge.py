@@ -128,5 +128,10 @@ def test_who_left_what_undone(into: Into, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         merged(out)
     assert str(caught.value) == said
+    into(out, Ranks(0, 1))
+    rest = out / "shard-0-of-1.jsonl"
+    rest.write_bytes(b"".join(rest.read_bytes().splitlines(keepends=True)[:-1]))
+    with pytest.raises(InputError, match="; missing 1 prompt: run the same command again"):
+        merged(out)
     with shard(out / "shard-2-of-5.jsonl", Ranks(2, 5)):
         assert ", still at work; rank 3 of 5's shard" in folder.missing(index, 5)
