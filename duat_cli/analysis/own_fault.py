@@ -86,7 +86,11 @@ def _why(model: Any, fault: str, prompt: Given | None) -> str:
         return f"{said}forward hooks of {listed(hooked)} run on every pass, on probes of {_TOKENS} tokens too"
     if has_own_code(model):
         return f"{said}its code is not the libraries': see that it runs on token ids by itself"
-    return f"{said}config.json does not describe what these weights are: restore it"
+    config = "config.json does not describe what these weights are: restore it"
+    if (dtype := model.dtype) == torch.float32:
+        return said + config
+    # a cast or a constant of its code may be made for other dtypes
+    return f"{said}if it runs in float32, its code cannot in {str(dtype).removeprefix('torch.')}; else {config}"
 
 
 @contextlib.contextmanager
