@@ -128,10 +128,8 @@ def test_another_adapter_is_refused(said: Any, adapter: Path, two: Path, tmp_pat
     save_file({name: 2 * value for name, value in weights.items()}, other / "adapter_model.safetensors")
     message = said(str(other), "--prompts", str(two), "--out", out, code=2)
     assert "holds results of another TUNED, " in message
-    more = ("--directions",)
-    assert "another --directions, not given there" in said(
-        str(adapter), "--prompts", str(two), "--out", out, *more, code=2
-    )
+    message = said(str(adapter), "--prompts", str(two), "--out", out, "--directions", code=2)
+    assert "another --directions, not given there, given here" in message
 
 
 def test_another_config_of_the_tuned_checkpoint_is_refused(said: Any, tuned: Path, two: Path, tmp_path: Path) -> None:

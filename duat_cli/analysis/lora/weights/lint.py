@@ -136,15 +136,19 @@ def _unmatched(adapter: AdapterFiles, keys: Keys, base: BaseWeights | None) -> I
     if not isinstance(stated, list):  # a regular expression, or 'all-linear', names no module
         return
     have = [target.module for target in keys.targets]
-    known = [] if base is None else [name.removesuffix(".weight") for name in base.files.tensors]
-
-    def left_out(name: str) -> bool:  # PEFT writes 'all-linear' out as a list, with what exclude_modules names in it
-        return all(excluded(adapter.config, module) for module in [m for m in known if _named(m, name)] or [name])
-
-    absent = [n for n in stated if isinstance(n, str) and not any(_named(m, n) for m in have) and not left_out(n)]
+    unmatched = [n for n in stated if isinstance(n, str) and not any(_named(m, n) for m in have)]
+    absent = [n for n in unmatched if not _left_out(adapter, n, base)]
     if absent and not adapter.config.get("target_parameters"):
         yield finding("target-unmatched", ADAPTER_CONFIG, f"target_modules {listed(absent)}: no tensor in the file "
                       "belongs to them: absent from the base, or lost when the adapter was saved")  # fmt: skip
+
+
+def _left_out(adapter: AdapterFiles, name: str, base: BaseWeights | None) -> bool:
+    """Whether exclude_modules takes out every module that a target names: PEFT writes 'all-linear' out as a list that
+    names it nevertheless."""
+    tensors = [] if base is None else base.files.tensors
+    modules = [module for tensor in tensors if _named(module := tensor.removesuffix(".weight"), name)]
+    return all(excluded(adapter.config, module) for module in modules or [name])
 
 
 def _lost(adapter: AdapterFiles, keys: Keys, base: BaseWeights) -> Iterator[LintFinding]:

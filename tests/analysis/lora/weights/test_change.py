@@ -316,6 +316,7 @@ JUNK = (None, True, -1, 1.5, "(", [1], {"q_proj": "x"}, {"(": 1}, [[0, 99]])
 FIELDS = (
     "peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "target_modules", "target_parameters", "use_dora",
     "layer_replication", "trainable_token_indices", "init_lora_weights", "modules_to_save", "fan_in_fan_out",
+    "exclude_modules",
 )  # fmt: skip
 
 

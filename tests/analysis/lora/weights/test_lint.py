@@ -153,6 +153,14 @@ def test_a_target_that_exclude_modules_takes_out_is_no_finding(
     assert findings(good[0], folder) == []
 
 
+def test_a_target_that_exclude_modules_takes_out_of_one_layer_is_still_called_lost(
+    good: tuple[Path, Path], tmp_path: Path
+) -> None:
+    stated = {"target_modules": ["q_proj", "o_proj", "up_proj"], "exclude_modules": r".*layers\.0\.mlp\.up_proj"}
+    found = findings(good[0], broken(good[1], tmp_path / "a", lambda t, c: c.update(stated)))
+    assert [f.rule for f in found] == ["target-unmatched"]
+
+
 def test_a_base_is_known_by_the_last_part_of_its_hub_id(good: tuple[Path, Path], tmp_path: Path) -> None:
     for number, (name, said) in enumerate((("org/BASE", 0), ("./other", 0), ("other", 0), ("org/other", 1))):
         folder = broken(good[1], tmp_path / str(number), lambda t, c, n=name: c.update(base_model_name_or_path=n))
