@@ -15,7 +15,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "types or constants alone": "analysis/inspect/options analysis/progress kinds",
     "types, and bounds that checks/verdict/test_judge.py judges by": "checks/rule",
     "fields alone; results/test_meaning.py and report/test_json.py read every one": """
-        results/attribute results/behaviour results/check results/compare
+        results/attribute results/behaviour results/check results/compare/patching
+        results/compare/report
         results/explained/report results/heads results/inspect results/lora results/matrix results/operator results/plan
         results/prune/chosen results/prune/eq16 results/prune/repair results/prune/report results/prune/rivals
         results/prune/sets results/prune/terms results/prune/written results/support results/weight_change""",
@@ -30,7 +31,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "golden text at every width: report/test_table.py": """
         report/check/table report/tables/attribute/columns report/tables/attribute/report
         report/tables/columns report/tables/compare report/tables/facts report/tables/inspect report/tables/lora
-        report/tables/nulls report/tables/page report/tables/plan report/tables/prune/eq16 report/tables/prune/repair
+        report/tables/nulls report/tables/page report/tables/patching report/tables/plan
+        report/tables/prune/eq16 report/tables/prune/repair
         report/tables/prune/report report/tables/prune/rivals report/tables/prune/sets report/tables/support
         report/tables/verify""",
     "golden text: report/forms/test_check.py": """
@@ -49,6 +51,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "the re-initialised model: analysis/inspect/test_untrained.py": "models/edits/reinitialised",
     "against the dense W' of two prompts: analysis/compare/test_run.py": """
         analysis/compare/blocks analysis/compare/parameters analysis/compare/states""",
+    "held in passes of the model: analysis/compare/test_fixed.py, analysis/compare/test_patching.py": """
+        analysis/compare/captured""",
     "the largest activation: analysis/inspect/test_range.py": "models/instrument/activations",
     "against dense float64: analysis/lora/weights/test_adapter_diff.py": """
         analysis/lora/weights/comparison analysis/lora/weights/weight_change""",
@@ -103,7 +107,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "the table and nothing else: api/test_results.py": "report/notebook",
     "every page in a browser: report/html/test_document.py": """
         report/html/attribute/heads report/html/attribute/page report/html/attribute/tokens
-        report/html/compare/blocks report/html/compare/page
+        report/html/compare/blocks report/html/compare/page report/html/compare/patching
         report/html/drawing/blocks report/html/drawing/figure
         report/html/drawing/marks report/html/drawing/plot report/html/drawing/table
         report/html/glossary report/html/inspect/blocks report/html/inspect/page report/html/lora report/html/matrix

@@ -30,6 +30,7 @@ def compare(
     chat: bool = False,
     layers: int | str | Iterable[int] | None = None,
     align: Literal["text", "position"] = "text",
+    patch: Literal["blocks", "heads", "tokens"] | None = None,
     per_prompt: bool = False,
     cache: bool = True,
     progress: Progress | None = None,
@@ -38,22 +39,23 @@ def compare(
     """`duat compare`: which parameters follow the input. Also of a model in memory.
 
     prompts: two or more, the first compared with each other one; or a `shared` text behind each of `prefixes`, and an
-    `answer` to it. align: whether the tokens that both prompts have are compared, or those at one place. What
-    `duat compare --fixed` asks is `compare_fixed`.
+    `answer` to it. align: whether the tokens that both prompts have are compared, or those at one place. patch:
+    what of the second prompt is put into the pass of the first, one at a time. What `duat compare --fixed` asks is
+    `compare_fixed`.
     """
     from duat_cli.analysis.compare.request import texts_of
     from duat_cli.analysis.compare.run import CompareOptions, Vocabulary
     from duat_cli.analysis.compare.run import compare as compute
 
     given = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, chat=chat)
-    beside_shared(max_tokens, align, shared)
+    beside_shared(max_tokens, align, shared, patch)
     texts_only(shared=shared, answer=answer)
     blocks, own = blocks_of(layers), given.texts
     texts = texts_of(own.prompts, own.file, shared, prefixes, answer, chat=chat)
     asked = replace(given, prompts=[text.ids or text.text for text in texts.texts], file=None)
-    opened = asked.open(Task("compare"), heard(progress), texts.texts)
+    opened = asked.open(Task("compare", patch=patch is not None), heard(progress), texts.texts)
     words = Vocabulary(opened.texts, frozenset(getattr(opened.tokenizer, "all_special_ids", ())))
-    options = CompareOptions(layers=blocks, per_prompt=per_prompt, cache=cache, by_place=align == "position")
+    options = CompareOptions(blocks, per_prompt, cache, by_place=align == "position", patch=patch)
     report = compute(opened.loaded, texts, opened.prompts, options, words, heard(progress))
     return CompareResult.of(report)
 

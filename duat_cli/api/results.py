@@ -18,7 +18,7 @@ from duat_cli.report.text import to_text
 from duat_cli.results.attribute import AttributeReport
 from duat_cli.results.base import Report, Result
 from duat_cli.results.check import CheckReport
-from duat_cli.results.compare import CompareReport
+from duat_cli.results.compare.report import CompareReport
 from duat_cli.results.explained.report import ExplainReport
 from duat_cli.results.inspect import InspectReport, VerifyReport
 from duat_cli.results.lora import LoraReport

@@ -147,9 +147,12 @@ def one_prompt(read: list[PromptText]) -> list[PromptText]:
     return read
 
 
-def beside_shared(max_tokens: int | None, align: str, shared: str | None) -> None:
+def beside_shared(max_tokens: int | None, align: str, shared: str | None, patch: str | None) -> None:
     """Of `compare`: what does not stand beside --shared."""
     one_of("--align", align, ("text", "position"))
+    one_of("--patch", patch, (None, "blocks", "heads", "tokens"))
+    if patch is not None and shared is not None:
+        raise InputError("--patch: what is b's stands in its place in a; give both texts whole, with --prompt")
     if max_tokens is not None and shared is not None:
         raise InputError("--max-tokens: would cut the --shared text, which stands last; shorten the texts themselves")
     if align != "text" and shared is not None:

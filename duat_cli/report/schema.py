@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter
 from duat_cli.results.attribute import AttributeReport
 from duat_cli.results.base import Report
 from duat_cli.results.check import CheckReport, UndecidedReport
-from duat_cli.results.compare import CompareReport
+from duat_cli.results.compare.report import CompareReport
 from duat_cli.results.explained.report import ExplainReport
 from duat_cli.results.inspect import InspectReport, InspectStacks, VerifyReport, VerifyStacks
 from duat_cli.results.lora import LoraReport

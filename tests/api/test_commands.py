@@ -73,6 +73,10 @@ CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
         lambda: duat.matrix(Path(DEMO), layer=2, max_tokens=8),
     ),
     "compare": (["compare", "--layers", "1"], lambda: duat.compare(layers=[1])),
+    "compare --patch": (
+        ["compare", DEMO, "--patch", "heads", *PROMPTS, "--max-tokens", "4"],
+        lambda: duat.compare(DEMO, prompts=TEXTS, max_tokens=4, patch="heads"),
+    ),
     "compare --shared": (
         ["compare", DEMO, "--shared", "def f(x):", "--prefix", "class A:", "--answer", "return x"],
         lambda: duat.compare(DEMO, shared="def f(x):", prefixes=["class A:"], answer="return x"),

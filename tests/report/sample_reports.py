@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from duat_cli.results.attribute import (
     Agreement,
@@ -44,7 +44,16 @@ from duat_cli.results.check import (
     RuleFacts,
     UndecidedReport,
 )
-from duat_cli.results.compare import (
+from duat_cli.results.compare.patching import (
+    BlockPatch,
+    HeadPatch,
+    Patched,
+    PatchedPair,
+    PatchEffect,
+    Patching,
+    TokenPatch,
+)
+from duat_cli.results.compare.report import (
     AlignedRun,
     BlockComparison,
     BlockRead,
@@ -953,6 +962,33 @@ def fixed_report() -> CompareReport:
     found = FixedParameters(tokens=17, live=6.42, own_error=8.6e-7, tolerance=1e-4, holds=True, runs=runs)
     update = {"comparison": None, "pairs": [], "fixed": found}
     return compare_report().model_copy(update=update)
+
+
+def patched_report(what: Patched = "blocks") -> CompareReport:
+    """`duat compare --patch`: of two pairs, or of one without nulls where heads or tokens are patched."""
+    pairs = [PatchedPair(a=0, b=1, token_a=" in", token_b=" out\\x1b", before=-4.2, after=3.37, kl=0.612)]
+
+    def effect(k: int) -> dict[str, Any]:
+        null = {"null": 0.694 / (k + 1)} if what == "blocks" else {"null": None, "reasons": {"null": "needs a pair"}}
+        return {"effect": 0.793 / (k + 1) * (-1) ** k, "kl": 0.51 / (k + 1), **null}
+
+    def block(index: int | None) -> BlockPatch:
+        if what == "heads":
+            return BlockPatch(index=index, heads=[HeadPatch(head=k, **effect(k)) for k in range(3)])
+        if what == "tokens":
+            texts = ("<s>", " keeper", " saw")
+            return BlockPatch(
+                index=index, tokens=[TokenPatch(token=k, text=t, **effect(k)) for k, t in enumerate(texts)]
+            )
+        names = ("H", "norms", "ffn", "together")
+        return BlockPatch(index=index, **{name: PatchEffect(**effect(k)) for k, name in enumerate(names)})
+
+    blocks = [block(index) for index in range(4)]
+    if what == "blocks":
+        blocks[2] = blocks[2].model_copy(update={"ffn": PatchEffect.absent("it has no FFN")})
+    whole = block(None) if what == "blocks" else None
+    found = Patching(what=what, pairs=pairs, blocks=blocks, whole=whole, own_error=1.2e-7, tolerance=1e-4, holds=True)
+    return compare_report().model_copy(update={"patched": found})
 
 
 def context() -> InContext:

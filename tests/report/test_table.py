@@ -35,6 +35,9 @@ CASES: dict[str, Callable[[Page], str]] = {
     "check_passed": lambda page: render_check(sample.check_report(sound=True), page),
     "compare": lambda page: render_compare(sample.compare_report(), page),
     "compare_fixed": lambda page: render_compare(sample.fixed_report(), page),
+    "compare_patch": lambda page: render_compare(sample.patched_report(), page),
+    "compare_patch_heads": lambda page: render_compare(sample.patched_report("heads"), page),
+    "compare_patch_tokens": lambda page: render_compare(sample.patched_report("tokens"), page),
     "compare_several": lambda page: render_compare(sample.compare_report(several=True), page),
     "inspect": lambda page: render_inspect(sample.inspect_report(), page),
     "inspect_full": lambda page: render_inspect(

@@ -12,7 +12,7 @@ from duat_cli.analysis.compare.alignment import Aligned
 from duat_cli.analysis.compare.states import BlockState
 from duat_cli.models.arrays import wide
 from duat_cli.operators.input_change import PARTS, Routed, change, share_from
-from duat_cli.results.compare import BlockComparison, FfnChange, HeadChange, InputChange, NullChange
+from duat_cli.results.compare.report import BlockComparison, FfnChange, HeadChange, InputChange, NullChange
 
 ZERO = "it is zero under the first prompt"
 STILL = "the block's input does not change"

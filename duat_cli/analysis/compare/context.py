@@ -16,7 +16,7 @@ from duat_cli.analysis.compare.states import BlockState
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.operators.input_change import share_from
-from duat_cli.results.compare import BlockComparison, BlockRead, ContextRead, ContextRun, InContext
+from duat_cli.results.compare.report import BlockComparison, BlockRead, ContextRead, ContextRun, InContext
 from duat_cli.statistics.divergence import mean_loss
 
 NONE_THERE = "no block has one"

@@ -10,7 +10,7 @@ from duat_cli.analysis.compare.alignment import Aligned
 from duat_cli.analysis.compare.blocks import relative_change
 from duat_cli.analysis.compare.states import BlockState
 from duat_cli.operators.input_change import Routed
-from duat_cli.results.compare import BlockComparison, ParameterChange
+from duat_cli.results.compare.report import BlockComparison, ParameterChange
 
 FIXED = [
     ("A_h", "W_V,h W_O,h of every head: what attention carries"),

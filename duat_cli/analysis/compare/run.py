@@ -10,8 +10,10 @@ from torch import Tensor
 
 from duat_cli.analysis.compare.alignment import Aligned, Stretch, align, align_ends, align_places, common_end
 from duat_cli.analysis.compare.blocks import compare_block, mean_of
+from duat_cli.analysis.compare.captured import require_equal
 from duat_cli.analysis.compare.context import Context
 from duat_cli.analysis.compare.parameters import Moves
+from duat_cli.analysis.compare.patching import Patcher
 from duat_cli.analysis.compare.request import Texts
 from duat_cli.analysis.compare.states import BlockState, require_room, state_of
 from duat_cli.analysis.decomposition import Decomposition
@@ -25,7 +27,8 @@ from duat_cli.models.arrays import rounding_for
 from duat_cli.models.discovery.causality import HeadTest, LogitsPass
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routers
-from duat_cli.results.compare import (
+from duat_cli.results.compare.patching import Patched
+from duat_cli.results.compare.report import (
     AlignedRun,
     BlockComparison,
     ComparedPrompt,
@@ -66,6 +69,8 @@ class CompareOptions:
     cache: bool = True
     by_place: bool = False
     """Whether a token is laid beside the one at its place, not beside the same one."""
+    patch: Patched | None = None
+    """What of b is put into a's pass, one part at a time; tokens are then laid beside each other by their place."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +91,17 @@ def compare(
     progress: Progress,
 ) -> CompareReport:
     """The report. prompts: all of `texts` as token ids."""
-    pairs = pairs_of(texts, prompts, words.special, options.by_place)
     runs = prompts[: texts.runs]
+    if options.patch is not None:
+        require_equal("--patch", runs)
+    pairs = pairs_of(texts, prompts, words.special, options.by_place or options.patch is not None)
     session = Session(loaded, progress, cache=options.cache)
     chosen(options.layers, session.depth)
     for prompt in runs:
         require_room(session, prompt, session.depth if loaded.paged is None else 1)
+    patcher = None
+    if options.patch is not None:
+        patcher = Patcher(session, runs, texts.pairs, options.patch, options.layers, progress)
     context = None
     if texts.answered:
         context = Context(texts, prompts, len(pairs[0].aligned.a), words.special)
@@ -125,6 +135,7 @@ def compare(
             _pair_facts(pair, runs, logits, words, row if options.per_prompt else None)
             for pair, row in zip(pairs, rows, strict=True)
         ],
+        patched=None if patcher is None else patcher.report(*_said(runs[texts.pairs[0][0]], words)),
         **session.report_facts(max(side.errors.values())),
     )
 
@@ -259,6 +270,15 @@ def _divergence(pair: Pair, logits: list[Tensor] | str) -> tuple[float | None, s
     if math.isnan(found):
         return None, "the logits hold NaN"
     return (None, INFINITE) if math.isinf(found) else (found, None)
+
+
+def _said(prompt: Prompt, words: Vocabulary) -> tuple[Callable[[int], str], list[str]]:
+    """What a token says, and all of a prompt."""
+
+    def said(token: int) -> str:
+        return _shown(words.decode([token]))
+
+    return said, [said(token) for token in prompt.input_ids[0].tolist()]
 
 
 def _shown(text: str) -> str:

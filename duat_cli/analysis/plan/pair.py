@@ -29,6 +29,7 @@ ADAPTED, COMPARED = 4, 6.5  # a matrix in float64: its change, and what spectrum
 TESTED = 3  # the same of a layer that Eq. 18 is tested on
 STATES = 8  # (N, M) of a block under one prompt, kept until another comes there: in and out, biases, the hidden layer
 FREED = 20 << 20  # by the prompts' passes through two models, and not given back
+PATCHED = 8  # (N, M) of a block: what it took and gave, and what its FFN gave
 KEPT = 4  # (N, M) of a block that the other model's is compared with
 
 
@@ -116,11 +117,12 @@ def _through_both(shape: Shape, tokens: int) -> Moment:
 
 def kept_prompts(shape: Shape, task: Task, weights: Residence) -> MemoryTerm:
     """Of `compare`: what blocks did under the first prompt, until the others have gone through them; with --fixed the
-    attention matrices of all prompts, and their mean."""
+    attention matrices of all prompts, and their mean; with --patch also what blocks took and gave."""
     blocks, longest = len(shape.parts.blocks), max(task.tokens, default=0)
     scores = shape.heads * longest**2 * shape.wide
-    if task.fixed:
-        return term("attention of all prompts", (len(task.tokens) + 1) * blocks * scores)
+    if task.fixed or task.patch:
+        vectors = PATCHED * shape.width * longest * shape.wide if task.patch else 0
+        return term("attention of all prompts", (len(task.tokens) + 1) * blocks * (scores + vectors))
     state = scores + STATES * shape.width * longest * shape.wide
     return term("the first prompt in the blocks", (blocks if weights == "resident" else 1) * state)
 

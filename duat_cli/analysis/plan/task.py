@@ -215,6 +215,8 @@ class Task:
     """Of `attribute`: how many neurons, experts and flows lead."""
     fixed: bool = False
     """Of `compare`: whether the attention matrices of all prompts are kept."""
+    patch: bool = False
+    """Of `compare`: whether they are, and with them what blocks took and gave."""
     prompts: int = 0
     """How many there are, where `tokens` are of the longest alone."""
     probe: int = 0

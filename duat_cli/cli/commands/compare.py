@@ -64,6 +64,14 @@ class Asked(Options):
         help="Instead: what dynamic parameters buy. The loss with attention weights, then norm scales too, held at the "
         "prompt's own values, another prompt's, and the mean; prompts of equal length, or the bundled set.",
     )
+    patch: Literal["blocks", "heads", "tokens"] | None = options.compute_option(
+        None,
+        "--patch",
+        metavar="WHAT",
+        help="Also what moves the prediction: parts of the second prompt in the pass of the first, one at a time, "
+        "block by block: attention weights, norm scales and FFN (blocks), each head's weights (heads), or each "
+        "token's stream (tokens); prompts of equal length.",
+    )
     per_prompt: bool = options.compute_option(False, "--per-prompt", help="Also the values of each pair.")
     no_cache: bool = options.compute_option(
         False, "--no-cache", help="Neither read nor write the cache of Gram matrices."
@@ -91,14 +99,14 @@ def compare(
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import beside_shared, blocks_of
 
-    wanted = loading.request(model, Task("compare", fixed=asked.fixed))
+    wanted = loading.request(model, Task("compare", fixed=asked.fixed, patch=asked.patch is not None))
     talk = talk_of(voice)
     chosen = blocks_of(asked.layers)
     presentation = Presentation.of(shown, voice, wide=wide)
     prompt, prompts, shared, prefix, answer = asked.prompt, asked.prompts, asked.shared, asked.prefix, asked.answer
-    beside_shared(asked.max_tokens, asked.align, shared)
+    beside_shared(asked.max_tokens, asked.align, shared, asked.patch)
     together = shared is not None or prefix or answer is not None
-    if asked.fixed and (together or chosen is not None or asked.per_prompt or asked.align != "text"):
+    if asked.fixed and (together or chosen is not None or asked.per_prompt or asked.align != "text" or asked.patch):
         raise InputError("--fixed: takes --prompt or --prompts, and no option of a comparison")
     texts = None if asked.fixed else texts_of(prompt, prompts, shared, prefix, answer, chat=asked.chat)
     if not asked.fixed and not prompt and prompts is None and shared is None:
@@ -123,10 +131,15 @@ def compare(
             special = frozenset(getattr(tokenizer, "all_special_ids", ()))
             words = Vocabulary(lambda ids: said(tokenizer, ids, "--prompt: "), special)
             settings = CompareOptions(
-                layers=chosen, per_prompt=asked.per_prompt, cache=not asked.no_cache, by_place=asked.align == "position"
+                layers=chosen,
+                per_prompt=asked.per_prompt,
+                cache=not asked.no_cache,
+                by_place=asked.align == "position",
+                patch=asked.patch,
             )
             report = compute(reading.loaded, texts, reading.inputs, settings, words, progress)
 
     presentation.emit(report, talk)
-    sound = report.certificate.exact and (report.fixed is None or report.fixed.holds)
+    checks = [found.holds for found in (report.fixed, report.patched) if found is not None]
+    sound = report.certificate.exact and all(checks)
     return EXIT_SOUND if sound else EXIT_FINDINGS

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from duat_cli.models.block.norms import FrozenNorm
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.block.slots import joined
+from duat_cli.models.block.slots import joined, parted
 from duat_cli.models.holding import holding
 from duat_cli.models.instrument.attention import RowSource, mixed_by
 from duat_cli.models.instrument.calls import only_tensor
@@ -56,15 +56,19 @@ def holding_norms(run: BlockRun, unit: nn.Module, call: int) -> Iterator[None]:
 class Held:
     """What one block call is given in place of its own."""
 
-    attention: Sequence[RowSource]  # H of each of its attention calls
+    attention: Sequence[RowSource] | None = None  # H of each of its attention calls; None: live
     norms: dict[nn.Module, list[FrozenNorm]] = field(default_factory=dict)  # in call order; a norm left out stays live
     routers: dict[nn.Module, Routed] = field(default_factory=dict)  # by experts module; one left out stays live
+    units: dict[nn.Module, list[Tensor]] = field(default_factory=dict)  # what it gives, in call order; as norms
 
 
 class HeldRig(Rig):
-    """Instruments under which block call k runs with what `held(k)` gives; not to be used for capture."""
+    """Instruments under which block call k runs with what `held(k)` gives, live for None; not to be used for
+    capture."""
 
-    def __init__(self, model: Any, blocks: Sequence[Any], *, interface: bool, held: Callable[[int], Held]) -> None:
+    def __init__(
+        self, model: Any, blocks: Sequence[Any], *, interface: bool, held: Callable[[int], Held | None]
+    ) -> None:
         super().__init__(model, blocks, interface=interface)
         self._held, self._number = held, 0
         self._here: Held | None = None
@@ -72,20 +76,32 @@ class HeldRig(Rig):
 
     def replacement(self, module: nn.Module, value: Tensor) -> Tensor | None:
         """H V with the H that is held, (batch, N, heads, d)."""
-        if self._here is None:
+        rows = self._next_rows()
+        if rows is None:
             return None
-        rows = self._here.attention[self._next("attention")]
         windows = Windows(len(value)) if len(value) > 1 else None
         mixed = mixed_by(rows, value, windows)
         return mixed if windows is None else windows.outward(mixed)
 
     def _mixer_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
-        here, form = self._here, self.mixer_of(module)
-        if here is None or form is None:
+        form, rows = self.mixer_of(module), self._next_rows()
+        if rows is None or form is None:
             return original(*args, **kwargs)
-        rows = here.attention[self._next("attention")]
         with holding(self, _here=None):  # its code runs more than once
             return with_rows(form, original, args, kwargs, rows)
+
+    def _unit_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+        output = super()._unit_forward(module, original, args, kwargs)
+        given = None if self._here is None else self._here.units.get(module)
+        if given is None:
+            return output
+        return joined(given[self._next(module)].clone(), parted(output)[1])  # blocks may write to it
+
+    def _next_rows(self) -> RowSource | None:
+        """H of the next attention call, if it is held."""
+        if self._here is None or self._here.attention is None:
+            return None
+        return self._here.attention[self._next("attention")]
 
     def _next(self, what: object) -> int:
         number = self._used[what] = self._used.get(what, -1) + 1

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rich.console import RenderableType
 
-from duat_cli.report.tables import facts, numbers
+from duat_cli.report.tables import facts, numbers, patching
 from duat_cli.report.tables.grid import BLOCK, Column, Labels, missing, titled
 from duat_cli.report.tables.numbers import SIGNED
 from duat_cli.report.tables.page import BLANK, Page, cut, item, line
-from duat_cli.results.compare import AlignedRun, CompareReport, InContext, InputComparison, PairFacts
+from duat_cli.results.compare.report import AlignedRun, CompareReport, InContext, InputComparison, PairFacts
 from duat_cli.text import plural
 
 _SHOWN_PAIRS = 8
@@ -55,6 +55,7 @@ HELD_COLUMNS = [
     Column(("high", "nats/token"), "high", SIGNED, ("interval, to", "nats a token")),
 ]
 TABLES = {
+    **patching.TABLES,
     "fixed.runs[].": HELD_COLUMNS,
     "context.runs[].": RUN_COLUMNS,
     "context.runs[].reads[].": READ_COLUMNS,
@@ -85,6 +86,7 @@ def _compared(report: CompareReport, found: InputComparison, page: Page) -> list
         *facts.whole(title, found.blocks, BLOCK, BLOCK_COLUMNS, page, *_LEGEND),
         *_each(report, page),
         *([] if report.context is None else context_tables(report.context, page)),
+        *([] if report.patched is None else patching.patches(report.patched, page)),
         *_parameters(found, page),
         BLANK,
     ]

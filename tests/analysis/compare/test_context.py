@@ -23,7 +23,7 @@ from duat_cli.analysis.compare.request import Texts
 from duat_cli.analysis.compare.run import CompareOptions, Vocabulary, compare
 from duat_cli.errors import InputError
 from duat_cli.loading.texts import PromptText
-from duat_cli.results.compare import InContext
+from duat_cli.results.compare.report import InContext
 
 FIRST, BETWEEN, SECOND, QUESTION, ANSWER = 3, 1, 2, 2, 2  # tokens
 

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers import as_loaded, prompt_of, quiet, single_model, token_ids
 from paging import in_parts, saved, whole
+from softmax_mode import Softmax
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from duat_cli.analysis.compare import fixed as fixed_module
+from duat_cli.analysis.compare import captured
 from duat_cli.analysis.compare.fixed import fixed
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
-from duat_cli.results.compare import FixedParameters
+from duat_cli.results.compare.report import FixedParameters
 from duat_cli.zoo import tiny
-
-SOFTMAX = (torch.softmax, nn.functional.softmax, Tensor.softmax)
 
 
 def found_of(loaded: LoadedModel, count: int = 5, tokens: int = 7) -> FixedParameters:
@@ -33,22 +30,6 @@ def found_of(loaded: LoadedModel, count: int = 5, tokens: int = 7) -> FixedParam
 def loss_of(found: FixedParameters, held: str, source: str) -> float:
     [run] = [run for run in found.runs if (run.held, run.source) == (held, source)]
     return run.loss
-
-
-class Softmax(TorchFunctionMode):
-    """Keeps what every softmax gives, or gives back what it is told."""
-
-    def __init__(self, given: list[Tensor] | None = None) -> None:
-        super().__init__()
-        self._given = None if given is None else iter(given)
-        self.values: list[Tensor] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func not in SOFTMAX:
-            return out
-        self.values.append(out)
-        return out if self._given is None else next(self._given)
 
 
 def test_losses_are_those_of_the_model_whose_softmax_is_told_what_to_give() -> None:
@@ -91,8 +72,8 @@ def test_own_values_give_back_the_live_loss(model_type: str) -> None:
 
 
 def test_a_wrong_own_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fixed_module.Captured, "held", lambda self, kind: fixed_module.Held(
-        [fixed_module.StoredRows(H.flip(0)) for H in self.attention], {}))  # fmt: skip
+    monkeypatch.setattr(captured.Captured, "held", lambda self, **_kinds: captured.Held(
+        [captured.StoredRows(H.flip(0)) for H in self.attention]))  # fmt: skip
     assert not found_of(as_loaded(single_model("llama")), count=2).holds
 
 
@@ -117,7 +98,7 @@ def test_what_cannot_be_held_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         found_of(as_loaded(single_model("bert")), count=2)
     with pytest.raises(UnsupportedModelError, match="writes with its decoder"):
         found_of(as_loaded(single_model("bart")), count=2)
-    monkeypatch.setattr(fixed_module, "KEPT_BYTES", 100)
+    monkeypatch.setattr(captured, "KEPT_BYTES", 100)
     with pytest.raises(InputError, match="use fewer prompts or --max-tokens"):
         found_of(loaded)
 

@@ -35,7 +35,7 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.texts import PromptText
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.operators.input_change import Routed
-from duat_cli.results.compare import CompareReport
+from duat_cli.results.compare.report import CompareReport
 
 OPTIONS = CompareOptions(cache=False)
 

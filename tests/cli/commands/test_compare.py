@@ -11,7 +11,7 @@ import pytest
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
 from duat_cli.loading.checkpoint.source import demo_path
-from duat_cli.results.compare import CompareReport
+from duat_cli.results.compare.report import CompareReport
 
 TWO = ("--prompt", "The old keeper saw a light.", "--prompt", "The young keeper saw no light.")
 
@@ -52,6 +52,17 @@ def test_place_by_place(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a 8 beside b 8: ' m' and ' h'" in capsys.readouterr().out
     assert run(["compare", "demo", "--align", "position", "--shared", "a", "--prefix", "b"]) == 2
     assert "--align: of --shared" in capsys.readouterr().err
+
+
+def test_what_moves_the_prediction(capsys: pytest.CaptureFixture[str]) -> None:
+    pair = ("--prompt", "items in the list", "--prompt", "items in the file")
+    found = report_of(capsys, *pair, "--patch", "tokens", "--layers", "1").patched
+    assert found is not None
+    [block] = found.blocks
+    assert [token.text for token in block.tokens[-2:]] == [" the", " list"]
+    assert block.tokens[-1].effect == pytest.approx(1.0, abs=1e-3)  # the one that differs, and is read from
+    assert run(["compare", "demo", *pair, "--patch", "blocks", "-q"]) == 0
+    assert "a's own parts give back a's logits" in capsys.readouterr().out
 
 
 def test_a_shared_text_alone_and_behind_contexts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +151,10 @@ def test_memory_reads_block_by_block_with_the_same_numbers(
         (("--shared", "S", "--prefix", "P", "--answer", "x", "--answer", "y"), "--answer: given 2 times"),
         (("--shared", "S", "--prefix", "P", "--answer", ""), "--answer: empty"),
         (("--prompts", "pairs.txt"), "JSON lines"),
-        (("--fixed", "--prompt", "a boat", "--prompt", "no"), "must be of equal length: use --max-tokens"),
+        (("--fixed", "--prompt", "a boat", "--prompt", "no"), "must be of equal length: give others, or use"),
+        (("--fixed", *TWO, "--patch", "blocks"), "--fixed: takes --prompt or --prompts"),
+        (("--prompt", "a boat", "--prompt", "no boat", "--patch", "heads"), "--patch: prompts of"),
+        (("--shared", "S", "--prefix", "P", "--patch", "tokens"), "--patch: what is b's stands in its place"),
         (("--fixed", "--prompt", "a boat"), "--fixed: one prompt has no other"),
         (("--fixed", "--shared", "S", "--prefix", "P"), "--fixed: takes --prompt or --prompts"),
         (("--prompt", "boat", "--prompt", "xyz"), "no token of one is in the other but special ones"),

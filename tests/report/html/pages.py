@@ -10,7 +10,8 @@ import sample_reports as sample
 from duat_cli.api.words import page_of
 from duat_cli.results.attribute import AttributeReport
 from duat_cli.results.base import Result
-from duat_cli.results.compare import CompareReport
+from duat_cli.results.compare.patching import Patched
+from duat_cli.results.compare.report import CompareReport
 from duat_cli.results.inspect import BlockMap, CouplingMap, InspectReport
 
 EVIL = '</script><img src=x onerror="document.title=1"><b>&amp;\x1b[31m\u202e\u2028'
@@ -70,6 +71,14 @@ def compare_page(*, several: bool) -> CompareReport:
     return report.model_copy(update={"prompts": prompts, "pairs": pairs, "comparison": comparison})
 
 
+def patched_page(what: Patched) -> CompareReport:
+    """Of hostile tokens."""
+    report = sample.patched_report(what)
+    assert report.patched is not None
+    pairs = [pair.model_copy(update={"token_a": EVIL}) for pair in report.patched.pairs]
+    return report.model_copy(update={"patched": report.patched.model_copy(update={"pairs": pairs})})
+
+
 REPORTS: dict[str, Callable[[], list[Result]]] = {
     "inspect": lambda: [inspect_page()],
     "inspect, few options": lambda: [inspect_page(full=False)],
@@ -80,6 +89,7 @@ REPORTS: dict[str, Callable[[], list[Result]]] = {
         sample.undecided_report(name=EVIL),
     ],
     "compare": lambda: [compare_page(several=True), compare_page(several=False)],
+    "compare, patches": lambda: [patched_page("blocks"), patched_page("heads"), patched_page("tokens")],
     "compare, losses": lambda: [sample.fixed_report().model_copy(update={"warnings": [EVIL]})],
     "lora-diff": lambda: [
         sample.lora_report(full=True).model_copy(update={"warnings": [EVIL]}),

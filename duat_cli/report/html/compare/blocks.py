@@ -21,7 +21,7 @@ from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.compare import BLOCK_COLUMNS
 from duat_cli.report.tables.grid import Column, on_page, value_at
-from duat_cli.results.compare import BlockComparison, CompareReport, PairFacts
+from duat_cli.results.compare.report import BlockComparison, CompareReport, PairFacts
 from duat_cli.text import plural
 
 _CHANGE = on_page(BLOCK_COLUMNS)[:5]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from duat_cli.report.html.compare.blocks import by_pair, figures_of_blocks, named
+from duat_cli.report.html.compare.patching import patches
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import across, lines, meanings, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, sheet_of
@@ -14,7 +15,7 @@ from duat_cli.report.html.drawing.table import Head, table_by, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.compare import HELD_COLUMNS, READ_COLUMNS, RUN_COLUMNS
 from duat_cli.report.tables.grid import Column, on_page
-from duat_cli.results.compare import CompareReport, FixedLoss, PairFacts
+from duat_cli.results.compare.report import CompareReport, FixedLoss, PairFacts
 from duat_cli.text import plural
 
 _RUNS = 6  # aligned stretches of a pair that the page shows
@@ -26,7 +27,7 @@ _DEMONSTRATIONS = 5  # with a line of their own
 
 def compare_sheet(report: CompareReport, beside: Sequence[CompareReport]) -> Sheet:
     figures = [_fixed(report, beside), _answer(report, beside), _reads(report), *figures_of_blocks(report, beside)]
-    figures += [by_pair(report), _pairs(report), _parameters(report)]
+    figures += [patches(report), by_pair(report), _pairs(report), _parameters(report)]
     notable = [] if report.comparison is None else report.comparison.notable
     return sheet_of(report, report.prompts, _tiles(report), [("Notable", notable)], figures)
 

@@ -90,11 +90,12 @@ def _ends(block: Any, parts: Parts) -> tuple[float, float]:
     return sum(min(v, 0.0) for v in values), sum(max(v, 0.0) for v in values)
 
 
-def map_of_heads(found: Heads, column: Column, largest: float) -> Markup:
-    """A share of every head, heads across and blocks upwards. largest: what colours go up to."""
+def map_of_heads(found: Heads, column: Column, largest: float, *, word: str = "head", signed: bool = False) -> Markup:
+    """A share of every head, heads across and blocks upwards. largest: what colours go up to. word: what stands in the
+    place of heads. signed: as of `cell_map`."""
     count = max(len(heads) for _, _, heads in found)
     plot = Plot(
-        Axis("head", Band([str(head) for head in range(count)], most=16)),
+        Axis(word, Band([str(head) for head in range(count)], most=16)),
         across([block for _, block, _ in found], most=32),
         width=500,
         height=80 + min(480, max(16, 240 // len(found)) * len(found)),
@@ -102,17 +103,17 @@ def map_of_heads(found: Heads, column: Column, largest: float) -> Markup:
     rows = [[value_at(head, column.path) for head in heads] for _, _, heads in found]
 
     def said(row: int, head: int) -> str:
-        return f"block {found[row][1].index}, head {head}, {column.name} in %"
+        return f"block {found[row][1].index}, {word} {head}, {column.name} in %"
 
-    about = f"Map of {column.name}: heads across, blocks upwards."
-    return cell_map(plot, rows, said, about, numbers.percent, largest=largest, signed=False, percent=True)
+    about = f"Map of {column.name}: {word}s across, blocks upwards."
+    return cell_map(plot, rows, said, about, numbers.percent, largest=largest, signed=signed, percent=True)
 
 
-def table_of_heads(found: Heads, columns: Sequence[Column], path: str) -> Table:
-    """A row a head. path: of the heads in the report, such as 'blocks[].heads.each[]'."""
+def table_of_heads(found: Heads, columns: Sequence[Column], path: str, *, word: str = "head") -> Table:
+    """A row a head. path: of the heads in the report, such as 'blocks[].heads.each[]'. word: as of `map_of_heads`."""
     every = [(place, block, number, head) for place, block, heads in found for number, head in enumerate(heads)]
     return Table(
-        heads=[Head("head", "block.head"), *(Head(c.name, c.title[-1], c.path) for c in columns)],
+        heads=[Head(word, f"block.{word}"), *(Head(c.name, c.title[-1], c.path) for c in columns)],
         rows=[[f"{block.index}.{number}", *(c.cell(head) for c in columns)] for _, block, number, head in every],
         place=f"{path}.",
         at=[path.replace("[]", ".{}").format(place, number) for place, _, number, _ in every],

@@ -18,6 +18,7 @@ from duat_cli.results.base import (
     Warnings,
     WithReasons,
 )
+from duat_cli.results.compare.patching import Patching
 from duat_cli.results.meaning import Meaning
 
 _READ = "sum over question i and demonstration j of |B_ij|_F^2 / sum over question i and all j of it"
@@ -325,6 +326,7 @@ class CompareReport(ModelReport):
     context: InContext | None = Field(default=None, description="what demonstrations do; with --answer")
     pairs: list[PairFacts]
     fixed: FixedParameters | None = Field(default=None, description="with --fixed")
+    patched: Patching | None = Field(default=None, description="what parts of b do in a's pass; with --patch")
     skipped: list[Skipped]
     warnings: Warnings
     run: Run

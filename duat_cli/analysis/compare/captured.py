@@ -1,0 +1,122 @@
+"""The dynamic parameters of every block under several prompts, as what a pass of the model can be given in place of its
+own."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.analysis.decomposition import Decomposition
+from duat_cli.analysis.progress import Progress, ticker
+from duat_cli.analysis.session import Listener, Session
+from duat_cli.compat.transformers import stated
+from duat_cli.errors import InputError
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.block.norms import FrozenNorm
+from duat_cli.models.instrument.attention import StoredRows
+from duat_cli.models.instrument.held import Held
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.instrument.routers import Routed, Routers, mean_routed
+from duat_cli.models.value_path.operator import whole_rows
+
+KEPT_BYTES = 4 << 30  # of all prompts
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The dynamic parameters of one block call under one prompt, or their mean."""
+
+    attention: list[Tensor]  # (heads, N, N) of each attention call
+    norms: dict[nn.Module, list[FrozenNorm]]
+    routers: dict[nn.Module, Routed] = field(default_factory=dict)
+    units: dict[nn.Module, list[Tensor]] = field(default_factory=dict)  # what FFNs gave, in call order
+
+    def has(self, *kinds: str) -> bool:
+        """Whether there is anything of one of these kinds, as of `held`."""
+        return any(getattr(self, kind) for kind in kinds)
+
+    def held(self, *, attention: bool = False, norms: bool = False, routers: bool = False, units: bool = False) -> Held:
+        """Those of these kinds; the others stay live."""
+        return Held(
+            [StoredRows(H) for H in self.attention] if attention else None,
+            self.norms if norms else {},
+            self.routers if routers else {},
+            self.units if units else {},
+        )
+
+
+def capture(
+    session: Session, prompts: Sequence[Prompt], errors: list[float], progress: Progress, *, units: bool = False
+) -> list[dict[int, Captured]]:
+    """By prompt and block call. errors: takes those of the certificate. units: whether what FFNs gave is kept."""
+    found: list[dict[int, Captured]] = [{} for _ in prompts]
+    tick = ticker(progress, session.depth, len(prompts))
+    routers = Routers()
+
+    def listener(number: int) -> Listener:
+        decomposition = Decomposition()
+
+        def listen(run: BlockRun) -> None:
+            routed = routers.inside(run.parts.module)  # before replays
+            errors.append(decomposition.advance(run).terms.error)
+            rows = [whole_rows(call.rows) for call in run.attention]
+            given = ffns(run) if units else {}
+            found[number][run.index] = Captured(rows, dict(run.recording.norms), routed, given)
+            tick(number)
+
+        return listen
+
+    with routers.seen(session.loaded.model):
+        session.sweep_all(prompts, listener)
+    return found
+
+
+def ffns(run: BlockRun) -> dict[nn.Module, list[Tensor]]:
+    """What each FFN of the block gave; not what mixes tokens without attention weights."""
+    found = defaultdict[nn.Module, list[Tensor]](list)
+    for unit in run.units:
+        if unit.module in run.parts.units and unit.module not in {*run.parts.mixing, *run.parts.attention}:
+            found[unit.module].append(unit.output)
+    return dict(found)
+
+
+def require_equal(option: str, prompts: Sequence[Prompt]) -> None:
+    """InputError for prompts of unlike length."""
+    counts = sorted({prompt.input_ids.shape[1] for prompt in prompts})
+    if len(counts) > 1:
+        raise InputError(
+            f"{option}: prompts of {', '.join(map(str, counts[:4]))}{', ...' if len(counts) > 4 else ''} tokens; one "
+            "is given the attention weights of another, so they must be of equal length: give others, or use "
+            f"--max-tokens {counts[0]}"
+        )
+
+
+def require_room(option: str, session: Session, prompts: Sequence[Prompt], vectors: int = 0) -> None:
+    """InputError where attention matrices of all prompts, of as many tokens each, and their mean do not fit, with so
+    many vectors of the hidden size a token and block."""
+    tokens = prompts[0].input_ids.shape[1]
+    config = session.loaded.model.config
+    heads, width = (stated(config, name) or 1 for name in ("num_attention_heads", "hidden_size"))
+    size = (len(prompts) + 1) * session.depth * tokens * (heads * tokens + vectors * width) * 4
+    if size > KEPT_BYTES:
+        raise InputError(
+            f"{option}: attention matrices of {len(prompts)} prompts of {tokens} tokens take {size >> 20} MiB, more "
+            f"than {KEPT_BYTES >> 20}; use fewer prompts or --max-tokens"
+        )
+
+
+def mean_of(blocks: Sequence[Captured]) -> Captured:
+    """Of one block call over the prompts."""
+    attention = [torch.stack(same).mean(dim=0) for same in zip(*(block.attention for block in blocks), strict=True)]
+    norms = {}
+    for norm, first in blocks[0].norms.items():
+        scales = zip(*([one.scale for one in block.norms[norm]] for block in blocks), strict=True)
+        norms[norm] = [
+            FrozenNorm(one.form, torch.stack(same).mean(dim=0)) for one, same in zip(first, scales, strict=True)
+        ]
+    routers = {module: mean_routed([block.routers[module] for block in blocks]) for module in blocks[0].routers}
+    return Captured(attention, norms, routers)

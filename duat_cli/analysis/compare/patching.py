@@ -1,0 +1,274 @@
+"""What moves the prediction: parts of b's dynamic parameters, or of its stream, in a's pass, one at a time."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.compare.captured import Captured, capture, require_room
+from duat_cli.analysis.inspect.run import chosen
+from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.session import Session
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.arrays import relative_error, tolerance_for
+from duat_cli.models.discovery.causality import HeadTest
+from duat_cli.models.discovery.structure import run_stack
+from duat_cli.models.instrument.attention import StoredRows
+from duat_cli.models.instrument.held import Held
+from duat_cli.models.sweep.passes import RecordingPass
+from duat_cli.models.sweep.patches import Patch, PatchedPass
+from duat_cli.results.compare.patching import (
+    BlockPatch,
+    HeadPatch,
+    Patched,
+    PatchedPair,
+    PatchEffect,
+    Patching,
+    TokenPatch,
+)
+from duat_cli.statistics.divergence import kl
+
+VECTORS = 8  # (N, M) that are kept of a block: what it took and gave, and what its FFN gave
+PARTS: dict[str, tuple[str, ...]] = {
+    "H": ("attention",),
+    "norms": ("norms",),
+    "ffn": ("units",),
+    "together": ("attention", "norms", "units"),
+}
+"""What is b's of a block, one at a time, as `Captured` has it."""
+MISSING = {
+    "H": "its tokens are mixed without attention weights",
+    "norms": "it has no norm whose scale is known",
+    "ffn": "it has no FFN",
+    "together": "it has neither attention weights, nor norms, nor an FFN",
+}
+NO_THIRD = "needs a second pair, whose second prompt is put there instead"
+ALL = slice(None)
+UNSOUND = "with it the model's output is not finite"
+UNMOVED = "the distributions of the next token are alike, or infinitely far from each other"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is b's: a part of a block, or of all (None)."""
+
+    block: int | None
+    part: str
+    number: int = 0  # of the head or token
+
+
+Trial = Sequence[PatchedPass | None]
+"""A pass of every pair; None where nothing is changed by it."""
+
+
+class Target:
+    """What two prompts predict, and how far some logits are on the way from a's to b's."""
+
+    def __init__(self, before: Tensor, after: Tensor) -> None:
+        """Logits behind a and b, (vocabulary,)."""
+        self._after = after
+        gained = after.double().softmax(dim=0) - before.double().softmax(dim=0)
+        self.tokens = int(gained.argmin()), int(gained.argmax())
+        self.ends = self.of(before), self.of(after)
+
+    def of(self, logits: Tensor) -> Tensor:
+        """(2,), float64: the logit of the token whose probability rises most from a to b less that of the one whose
+        falls most, and KL(b || logits) in nats."""
+        first, second = self.tokens
+        wide = logits.double()
+        return torch.stack([wide[second] - wide[first], kl(self._after[None], logits[None])[0]]).cpu()
+
+
+class Patcher:
+    """Prompts of as many tokens, in pairs, whose passes are on record."""
+
+    def __init__(
+        self,
+        session: Session,
+        prompts: Sequence[Prompt],
+        pairs: Sequence[tuple[int, int]],
+        what: Patched,
+        layers: frozenset[int] | None,
+        progress: Progress,
+    ) -> None:
+        """UnsupportedModelError for a model that predicts no next token."""
+        require_room("--patch", session, prompts, VECTORS)
+        self._session, self._pairs, self._what, self._progress = session, pairs, what, progress
+        self._done = self._total = 0
+        self._captured: list[dict[int, Captured]] = []
+        if what != "tokens":
+            self._captured = capture(session, prompts, [], progress, units=True)
+        model, self._structure = session.loaded.model, session.structure
+        self._layers = chosen(layers, len(self._structure.calls))
+        ids = [prompt.input_ids.to(session.loaded.device) for prompt in prompts]
+        self._forwards = [functools.partial(_last_logits, model, one) for one in ids]
+        head = HeadTest(model, self._structure.stack, session.loaded.device)
+        self._records = [RecordingPass(self._structure, forward) for forward in self._forwards]
+        session.together([*head.passes, *self._records] if head.passes else [])
+        why_not = head.why_no_next_token()
+        if why_not is not None:
+            raise UnsupportedModelError(f"--patch: {why_not}, so there is no prediction to move")
+        self._targets = [Target(*(self._records[number].output for number in pair)) for pair in pairs]
+
+    def report(self, said: Callable[[int], str], texts: Sequence[str]) -> Patching:
+        """said: what a token id says. texts: the tokens of the first pair's first prompt."""
+        known = [self._known(*pair) for pair in self._pairs]
+        trials = {place: (self._trial(place), self._third(place)) for place in self._places()}
+        passes = [one for both in trials.values() for trial in both for one in trial or () if one is not None]
+        self._total = len(passes)
+        self._session.together([*known, *sorted(passes, key=lambda one: one.start)])
+        error = self._error([one.output for one in known])
+        tolerance = tolerance_for(self._session.loaded.model.dtype)
+        found = {place: self._effect(place, texts, *both) for place, both in trials.items()}
+        return Patching(
+            what=self._what,
+            pairs=[_pair(*pair, target, said) for pair, target in zip(self._pairs, self._targets, strict=True)],
+            blocks=[_block(number, found) for number in self._layers],
+            whole=_block(None, found) if self._what == "blocks" else None,
+            own_error=error,
+            tolerance=tolerance,
+            holds=error <= tolerance,
+        )
+
+    def _places(self) -> Iterator[Place]:
+        """All that is to be b's, one after the other."""
+        if self._what == "blocks":
+            yield from itertools.starmap(Place, itertools.product([*self._layers, None], PARTS))
+            return
+        for block in self._layers:
+            count = self._records[0].calls[block].before.shape[1]
+            if self._what == "heads":
+                count = sum(len(H) for H in self._captured[0][block].attention)
+            yield from (Place(block, self._what, number) for number in range(count))
+
+    def _known(self, a: int, b: int) -> PatchedPass:
+        """A pass whose logits are known: with all of a's own parts they are a's, with every token of b they are b's."""
+        if self._what != "tokens":
+            return self._pass(a, self._held(a, self._layers, "together"), self._forwards[a])
+        first = self._layers[0]
+        return self._pass(a, Patch(stream={first: (ALL, self._records[b].calls[first].before)}), self._forwards[a])
+
+    def _error(self, logits: Sequence[Tensor]) -> float:
+        """How far those are from what they are known to be. UnsupportedModelError where tokens of the stream are not
+        all that is b's."""
+        ends = [self._records[pair[self._what == "tokens"]].output for pair in self._pairs]
+        error = max(map(relative_error, logits, ends))
+        if self._what == "tokens" and not error <= tolerance_for(self._session.loaded.model.dtype):
+            raise UnsupportedModelError(
+                f"--patch tokens: with every token of b in front of block {self._layers[0]} the logits are not b's "
+                f"(relative error {error:.1e}): blocks read more of the input than the stream; use --patch blocks"
+            )
+        return error
+
+    def _trial(self, place: Place, shift: int = 0) -> Trial:
+        """shift: of how many pairs on the second prompt is put there."""
+        found = []
+        for number, (a, _) in enumerate(self._pairs):
+            patch = self._patch(place, a, self._pairs[(number + shift) % len(self._pairs)][1])
+            measured = functools.partial(self._measured, number)
+            found.append(None if patch is None else self._pass(a, patch, measured))
+        return found
+
+    def _third(self, place: Place) -> Trial | None:
+        """With the next pair's second prompt; None where there is no other."""
+        return self._trial(place, 1) if len(self._pairs) > 1 else None
+
+    def _blocks_of(self, place: Place) -> list[int]:
+        return self._layers if place.block is None else [place.block]
+
+    def _patch(self, place: Place, a: int, source: int) -> Patch | None:
+        if place.part == "tokens":
+            assert place.block is not None
+            row, other = slice(place.number, place.number + 1), self._records[source].calls[place.block].before
+            if torch.equal(self._records[a].calls[place.block].before[:, row], other[:, row]):
+                return None  # as all tokens in front of the first that differs
+            return Patch(stream={place.block: (row, other)})
+        if place.part == "heads":
+            assert place.block is not None
+            own, other_block = self._captured[a][place.block], self._captured[source][place.block]
+            return Patch({place.block: functools.partial(_with_head, own, other_block, place.number)})
+        return self._held(source, self._blocks_of(place), place.part)
+
+    def _held(self, source: int, blocks: Sequence[int], part: str) -> Patch:
+        kinds = dict.fromkeys(PARTS[part], True)
+        return Patch({block: functools.partial(self._captured[source][block].held, **kinds) for block in blocks})
+
+    def _pass(self, a: int, patch: Patch, forward: Callable[[], Tensor]) -> PatchedPass:
+        return PatchedPass(self._structure, forward, self._records[a].calls, patch, self._session.weights)
+
+    def _measured(self, number: int) -> Tensor:
+        found = self._targets[number].of(self._forwards[self._pairs[number][0]]())
+        self._done += 1
+        self._progress(self._done, self._total, "patches")
+        return found
+
+    def _effect(self, place: Place, texts: Sequence[str], own: Trial, third: Trial | None) -> PatchEffect:
+        kind: type[PatchEffect] = PatchEffect
+        known: dict[str, Any] = {}
+        if place.part == "heads":
+            kind, known = HeadPatch, {"head": place.number}
+        elif place.part == "tokens":
+            kind, known = TokenPatch, {"token": place.number, "text": texts[place.number]}
+        elif not any(self._captured[0][block].has(*PARTS[place.part]) for block in self._blocks_of(place)):
+            return PatchEffect.absent(MISSING[place.part])
+        moved, divergence = self._shares(own)
+        null = None if third is None else self._shares(third)[0]
+        apart = sum(float(target.ends[0][1]) for target in self._targets)
+        why = UNSOUND if 0 < apart < math.inf else UNMOVED
+        others = {"null": NO_THIRD if third is None else why}
+        return kind.explained(why, others, effect=moved, null=null, kl=divergence, **known)
+
+    def _shares(self, trial: Trial) -> tuple[float | None, float | None]:
+        """Of the difference in logits, and of the divergence."""
+        ends = [target.ends for target in self._targets]
+        begin, end = (torch.stack(found) for found in zip(*ends, strict=True))
+        now = torch.stack([first if one is None else one.output for (first, _), one in zip(ends, trial, strict=True)])
+        moved = (now - begin)[:, 0].sum() / (end - begin)[:, 0].sum()  # NaN of nothing over nothing
+        shares = moved, 1 - now[:, 1].sum() / begin[:, 1].sum()
+        effect, divergence = (float(share) if bool(share.isfinite()) else None for share in shares)
+        return effect, divergence
+
+
+def _last_logits(model: Any, ids: Tensor) -> Tensor:
+    """Behind the last token, (vocabulary,)."""
+    found: Tensor = run_stack(model, ids).logits[0, -1].clone()
+    return found
+
+
+def _with_head(own: Captured, other: Captured, head: int) -> Held:
+    """H with one head of another prompt's; heads of several attention calls are counted on."""
+    rows, before = [], 0
+    for mine, theirs in zip(own.attention, other.attention, strict=True):
+        here = head - before
+        mixed = mine.clone()
+        if 0 <= here < len(mine):
+            mixed[here] = theirs[here]
+        rows.append(StoredRows(mixed))
+        before += len(mine)
+    return Held(rows)
+
+
+def _pair(a: int, b: int, target: Target, said: Callable[[int], str]) -> PatchedPair:
+    (before, divergence), (after, _) = (end.tolist() for end in target.ends)
+    known = {"before": before, "after": after, "kl": divergence}
+    finite = {name: value if math.isfinite(value) else None for name, value in known.items()}
+    first, second = map(said, target.tokens)
+    return PatchedPair.explained("it is not finite", a=a, b=b, token_a=first, token_b=second, **finite)
+
+
+def _block(number: int | None, found: dict[Place, PatchEffect]) -> BlockPatch:
+    here = [(place.part, effect) for place, effect in found.items() if place.block == number]
+    return BlockPatch(
+        index=number,
+        heads=[effect for _, effect in here if isinstance(effect, HeadPatch)],
+        tokens=[effect for _, effect in here if isinstance(effect, TokenPatch)],
+        **{part: effect for part, effect in here if part in PARTS},
+    )

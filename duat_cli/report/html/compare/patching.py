@@ -1,0 +1,76 @@
+"""What moves the prediction: effects of blocks as lines, of heads and tokens as a map."""
+
+from __future__ import annotations
+
+from markupsafe import Markup
+
+from duat_cli.report.html.drawing.blocks import (
+    across,
+    lines,
+    map_of_heads,
+    meanings,
+    table_of_blocks,
+    table_of_heads,
+)
+from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.plot import Axis, Plot
+from duat_cli.report.html.drawing.scales import Linear
+from duat_cli.report.html.drawing.table import Head, Table, table_of
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import on_page, value_at
+from duat_cli.report.tables.patching import EFFECT_COLUMNS, PATCH_COLUMNS, WHAT, check, prediction
+from duat_cli.results.compare.patching import Patching
+from duat_cli.results.compare.report import CompareReport
+
+_COLUMNS, _EFFECTS = on_page(PATCH_COLUMNS), on_page(EFFECT_COLUMNS)
+_SERIES = ("s1", "s2", "s3", "s4")
+_PARTS = [(c.path, _SERIES[place % len(_SERIES)], c.name) for place, c in enumerate(_COLUMNS)]
+_SAYS = (
+    "The share of the difference in logits that the part makes: at 0 the prediction is a's, at 100 % it is b's; what "
+    "follows the part runs for real. Effects need not add up. Null: the same with the part of a third prompt."
+)
+
+
+def patches(report: CompareReport) -> Figure | None:
+    found = report.patched
+    if found is None:
+        return None
+    picture, table = _blocks(found) if found.what == "blocks" else _map(found)
+    path = "patched.blocks[]" if found.what == "blocks" else f"patched.blocks[].{found.what}[]"
+    names = ("together.effect", "together.null", "together.kl") if found.what == "blocks" else ("effect", "null", "kl")
+    said = check(found)
+    return Figure(
+        key="patched",
+        title=f"What moves the prediction: a's pass, in which {WHAT[found.what]}",
+        says=_SAYS,
+        picture=picture,
+        tables=table,
+        terms=[*(f"{path}.{name}" for name in names), "patched.pairs[].before", "patched.own_error"],
+        legend=meanings("line", _PARTS) if found.what == "blocks" else [],
+        notes=[
+            *(f"{said}." for said in map(prediction, found.pairs)),
+            f"Holds: {said}." if found.holds else f"DOES NOT HOLD: {said}.",
+        ],
+    )
+
+
+def _blocks(found: Patching) -> tuple[Markup, list[Table]]:
+    every = [value for block in found.blocks for path, _, _ in _PARTS if (value := value_at(block, path)) is not None]
+    plot = Plot(across(found.blocks), Axis("share of the difference in logits (%)", Linear.over(every, percent=True)))
+    about = "Lines over blocks: attention weights, norms, FFN, all three, and the null of each."
+    tables = [table_of_blocks(found.blocks, _COLUMNS, "patched.blocks[]")]
+    if found.whole is not None:
+        tables.append(
+            table_of([found.whole], Head("blocks", number=False), lambda _: "all at once", _COLUMNS, "patched.whole")
+        )
+    return plot.svg(lines(plot, found.blocks, _PARTS, numbers.share), about), tables
+
+
+def _map(found: Patching) -> tuple[Markup, list[Table]]:
+    """Heads or tokens across, blocks upwards."""
+    word = {"heads": "head", "tokens": "token"}[found.what]
+    known = [(place, block, block.heads or block.tokens) for place, block in enumerate(found.blocks)]
+    known = [one for one in known if one[2]]
+    largest = max((abs(v) for _, _, row in known for one in row if (v := one.effect) is not None), default=0.0)
+    picture = map_of_heads(known, _EFFECTS[0], largest, word=word, signed=True)
+    return picture, [table_of_heads(known, _EFFECTS, f"patched.blocks[].{found.what}[]", word=word)]

@@ -1,0 +1,111 @@
+"""What `duat compare --patch` measured, as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+
+from duat_cli.report.tables import facts, numbers
+from duat_cli.report.tables.grid import BLOCK, Column, Labels, titled, titled_named
+from duat_cli.report.tables.page import Page, line
+from duat_cli.results.compare.patching import BlockPatch, HeadPatch, PatchedPair, Patching, TokenPatch
+from duat_cli.text import plural
+
+_SHOWN_PAIRS = 8
+_SHOWN = 16  # heads or tokens: those with the largest effects
+_SHARE = numbers.signed(numbers.percent)
+PATCH_COLUMNS = [
+    Column(("H", "%"), "H.effect", _SHARE, ("H: where tokens look", "%")),
+    Column(("norms", "%"), "norms.effect", _SHARE, ("scales of norms", "%")),
+    Column(("FFN", "%"), "ffn.effect", _SHARE, ("what the FFN gives", "%")),
+    Column(("all", "three", "%"), "together.effect", _SHARE, ("all three", "%")),
+    Column(("null", "H", "%"), "H.null", _SHARE, ("null: H of a third prompt", "%")),
+    Column(("null", "norms", "%"), "norms.null", _SHARE, ("null: norms of a third prompt", "%")),
+    Column(("null", "FFN", "%"), "ffn.null", _SHARE, ("null: FFN of a third prompt", "%")),
+    Column(("null", "three", "%"), "together.null", _SHARE, ("null: all three of a third prompt", "%")),
+]
+EFFECT_COLUMNS = [
+    Column(("effect", "%"), "effect", _SHARE),
+    Column(("null", "%"), "null", _SHARE, ("null: of a third prompt", "%")),
+    Column(("KL", "taken", "%"), "kl", _SHARE, ("KL that it takes away", "%")),
+]
+TABLES = {
+    "patched.blocks[].": PATCH_COLUMNS,
+    "patched.whole.": PATCH_COLUMNS,
+    "patched.blocks[].heads[].": EFFECT_COLUMNS,
+    "patched.blocks[].tokens[].": EFFECT_COLUMNS,
+}
+WHAT = {
+    "blocks": "parts of one block are b's",
+    "heads": "the attention weights of one head are b's",
+    "tokens": "the stream of one token in front of a block is b's",
+}
+_LEGEND = (
+    "Effect: share of the difference in logits, from a's prediction (0) to b's (100 %); what follows the part runs for "
+    "real. Effects need not add up.",
+    "null: the same with the part of a third prompt, the second of the next pair.",
+)
+_BLOCK = Labels(("block",), lambda row: "all" if row.index is None else row.index)
+
+
+def patches(found: Patching, page: Page) -> list[RenderableType]:
+    """What the prompts predict, what moves it, and the check."""
+    title = f"What moves the prediction: a's pass, in which {WHAT[found.what]}"
+    if found.what == "blocks":
+        rows = [*found.blocks, *([] if found.whole is None else [found.whole])]
+        table = titled(title, rows, _BLOCK, PATCH_COLUMNS, page, *_LEGEND)
+        table += facts.without_value(found.blocks, BLOCK, PATCH_COLUMNS)
+    else:
+        table = _largest(found, title, page)
+    pairs = [prediction(pair) for pair in found.pairs[:_SHOWN_PAIRS]]
+    more = len(found.pairs) - len(pairs)
+    pairs += [f"and {plural(more, 'more pair')}, see --json"] if more else []
+    return [*table, *facts.section("the difference in logits", pairs), _check(found)]
+
+
+def prediction(pair: PatchedPair) -> str:
+    """The two tokens whose probability differs most behind two prompts, and by how much their logits differ."""
+    return (
+        f"a, prompt {pair.a}, to b, prompt {pair.b}: '{pair.token_b}' gains most probability, '{pair.token_a}' loses "
+        f"most; the logit of the first less that of the second is {numbers.SIGNED(pair.before)} behind a, "
+        f"{numbers.SIGNED(pair.after)} behind b"
+    )
+
+
+def _named(block: BlockPatch, effect: HeadPatch | TokenPatch) -> str:
+    if isinstance(effect, TokenPatch):
+        return f"block {block.index}, token {effect.token} '{effect.text}'"
+    return f"{block.index}.{effect.head}"
+
+
+def _within(block: BlockPatch) -> list[HeadPatch | TokenPatch]:
+    return [*block.heads, *block.tokens]
+
+
+def _largest(found: Patching, title: str, page: Page) -> list[RenderableType]:
+    every = [(block, effect) for block in found.blocks for effect in _within(block)]
+    leading = sorted(every, key=lambda one: -abs(one[1].effect or 0.0))[:_SHOWN]
+    kept = every if page.every else [one for one in leading if one[1].effect != 0] or leading[:1]
+    rows = [(_named(*one), one[1]) for one in kept]
+    left = len(every) - len(kept)
+    more = [line(f"and {plural(left, 'smaller one')}, see --all or --json", "dim")] if left else []
+    head = {"heads": "head", "tokens": "token"}[found.what]
+    return [*titled_named(title, rows, EFFECT_COLUMNS, page, *_LEGEND, head=head), *more, *_reasons(kept)]
+
+
+def _reasons(kept: Sequence[tuple[BlockPatch, HeadPatch | TokenPatch]]) -> list[RenderableType]:
+    """Why numbers are not there, each reason once."""
+    found = dict.fromkeys((name, why) for _, effect in kept for name, why in effect.reasons.items())
+    return facts.section(f"no value ({numbers.ABSENT})", [f"{name}: {why}" for name, why in found])
+
+
+def check(found: Patching) -> str:
+    """What is known of a patch, and how far it is from it."""
+    what = "all tokens of b give b's logits" if found.what == "tokens" else "a's own parts give back a's logits"
+    return f"{what}: relative error {numbers.error(found.own_error)}, tolerance {found.tolerance:.0e}"
+
+
+def _check(found: Patching) -> RenderableType:
+    said = check(found)
+    return line(said, "green") if found.holds else line(f"DOES NOT HOLD: {said}", "bold red")

@@ -1,0 +1,95 @@
+"""What `duat compare --patch` measures: one prompt's dynamic parameters in another's pass."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from duat_cli.results.base import Finite, Result, WithReasons
+from duat_cli.results.meaning import Meaning
+
+Patched = Literal["blocks", "heads", "tokens"]
+
+_D = "D = logit of the token that gains most probability from a to b - logit of the one that loses most"
+_EFFECT = f"sum over pairs of D(a with b's) - D(a), over that of D(b) - D(a); {_D}"
+_LOGITS = Meaning("logits", "measured", formula=_D, signed=True)
+
+
+class PatchEffect(WithReasons):
+    """How far a part of b, put into a's pass, moves a's prediction to b's; all that follows it runs for real."""
+
+    effect: Annotated[
+        Finite | None, Meaning("share", "measured", formula=_EFFECT, source="activation patching", signed=True)
+    ] = Field(description="share of the difference in logits that it makes: 0 nothing moves, 1 the prediction is b's")
+    null: Annotated[
+        Finite | None, Meaning("share", "measured", formula="the same with the next pair's second prompt", signed=True)
+    ] = Field(description="the same with the part of a third prompt: what any other text would move")
+    kl: Annotated[
+        Finite | None,
+        Meaning(
+            "share",
+            "measured",
+            formula="1 - sum over pairs of KL(b || a with b's) / sum of KL(b || a), of the next token",
+            signed=True,
+        ),
+    ] = Field(description="share of the divergence from b's distribution that it takes away; below 0 it adds to it")
+
+
+class HeadPatch(PatchEffect):
+    """H of one head is b's."""
+
+    head: int = Field(description="number of the head, from 0")
+
+
+class TokenPatch(PatchEffect):
+    """The hidden state of one token in front of a block is b's."""
+
+    token: int = Field(description="its place in the prompt, from 0")
+    text: str = Field(description="of the first pair's first prompt")
+
+
+class BlockPatch(Result):
+    """One block, or all of them at once, with parts that are b's."""
+
+    index: int | None = Field(description="number of the block, from 0; null: all that were asked for")
+    H: PatchEffect | None = Field(default=None, description="its attention weights are b's; with --patch blocks")
+    norms: PatchEffect | None = Field(default=None, description="the scales of its norms are b's")
+    ffn: PatchEffect | None = Field(default=None, description="what its FFN gives is b's")
+    together: PatchEffect | None = Field(default=None, description="the three of them are b's")
+    heads: list[HeadPatch] = Field(default=[], description="H of one head alone; with --patch heads")
+    tokens: list[TokenPatch] = Field(default=[], description="the stream of one token alone; with --patch tokens")
+
+
+class PatchedPair(WithReasons):
+    """What the two prompts of a pair predict."""
+
+    a: int = Field(description="number of the first prompt, from 0")
+    b: int = Field(description="number of the second prompt")
+    token_a: str = Field(description="the next token whose probability falls most from a to b")
+    token_b: str = Field(description="the next token whose probability rises most from a to b")
+    before: Annotated[Finite | None, _LOGITS] = Field(description="D of a")
+    after: Annotated[Finite | None, _LOGITS] = Field(description="D of b")
+    kl: Annotated[Finite | None, Meaning("nats", "exact", formula="KL(b || a) of the next token")] = Field(
+        description="divergence of a's next-token distribution from b's"
+    )
+
+
+class Patching(Result):
+    """What b's dynamic parameters do in a's pass."""
+
+    what: Patched = Field(description="which parts are b's, one at a time")
+    pairs: list[PatchedPair]
+    blocks: list[BlockPatch]
+    whole: BlockPatch | None = Field(default=None, description="all blocks at once; with --patch blocks")
+    own_error: Annotated[
+        Finite,
+        Meaning(
+            "relative",
+            "measured",
+            formula="max over pairs of |logits with a's own parts - a's logits| / |a's logits|; with --patch tokens of "
+            "|logits with all tokens of b - b's logits| / |b's logits|",
+        ),
+    ] = Field(description="relative error of the logits where the outcome is known: rounding alone")
+    tolerance: Annotated[Finite, Meaning("relative", "given")] = Field(description="the largest that passes")
+    holds: bool = Field(description="own_error is at most the tolerance")

@@ -1,0 +1,267 @@
+"""What moves the prediction, against plain hooks in the model's own pass."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import as_loaded, prompt_of, quiet, single_model, token_ids
+from paging import in_parts, saved, whole
+from softmax_mode import Softmax
+from torch import Tensor
+
+from duat_cli.analysis.compare import captured
+from duat_cli.analysis.compare.patching import Patcher, Target
+from duat_cli.analysis.session import Session
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.prompts import Prompt
+from duat_cli.results.compare.patching import Patched, PatchEffect, Patching
+from duat_cli.statistics.divergence import kl
+from duat_cli.zoo import tiny
+
+TOKENS = 7
+PAIRS = [(0, 1), (0, 2)]
+
+
+def found_of(
+    loaded: LoadedModel,
+    what: Patched,
+    pairs: Sequence[tuple[int, int]] = PAIRS,
+    prompts: Sequence[Prompt] | None = None,
+    layers: frozenset[int] | None = None,
+) -> Patching:
+    session = Session(loaded, quiet, cache=False)
+    given = [prompt_of(ids_of(loaded.model, seed)) for seed in range(3)] if prompts is None else prompts
+    return Patcher(session, given, pairs, what, layers, quiet).report(str, [str(n) for n in range(TOKENS)])
+
+
+def ids_of(model: Any, seed: int) -> Tensor:
+    return token_ids(model, TOKENS, seed)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    model = single_model("llama")
+    model.set_attn_implementation("eager")
+    return model
+
+
+Hook = Callable[..., Any]
+
+
+@contextmanager
+def hooks(model: Any, given: Sequence[tuple[str, str, Hook]]) -> Iterator[None]:
+    """given: name of a module, 'before' or 'after', and the hook."""
+    with ExitStack() as stack:
+        for name, when, hook in given:
+            module = model.get_submodule(name)
+            before = functools.partial(module.register_forward_pre_hook, with_kwargs=True)
+            handle = before(hook) if when == "before" else module.register_forward_hook(hook)
+            stack.callback(handle.remove)
+        yield
+
+
+def logits_of(model: Any, ids: Tensor, given: Sequence[tuple[str, str, Hook]] = ()) -> Tensor:
+    with torch.no_grad(), hooks(model, given):
+        found: Tensor = model(input_ids=ids).logits[0, -1]
+    return found
+
+
+def expected(model: Any, run: Callable[[int, int], Tensor], pairs: Sequence[tuple[int, int]] = PAIRS) -> list[float]:
+    """effect, null and kl from the logits `run(a, source)` of a's pass with a part of the source's."""
+    plain = [logits_of(model, ids_of(model, seed)).double() for seed in range(3)]
+    size, moved, null, before, after = 0.0, 0.0, 0.0, 0.0, 0.0
+    for number, (a, b) in enumerate(pairs):
+        rise = plain[b].softmax(0) - plain[a].softmax(0)
+        up, down = int(rise.argmax()), int(rise.argmin())
+
+        def apart(logits: Tensor, up: int = up, down: int = down) -> float:
+            return float(logits[up].double() - logits[down].double())
+
+        third = pairs[(number + 1) % len(pairs)][1]
+        size += apart(plain[b]) - apart(plain[a])
+        moved += apart(run(a, b)) - apart(plain[a])
+        null += apart(run(a, third)) - apart(plain[a])
+        before += float(kl(plain[b][None], plain[a][None]))
+        after += float(kl(plain[b][None], run(a, b)[None]))
+    return [moved / size, null / size, 1 - after / before]
+
+
+def numbers(effect: PatchEffect | None) -> list[float | None]:
+    assert effect is not None
+    return [effect.effect, effect.null, effect.kl]
+
+
+def kept(model: Any, seed: int, name: str) -> Tensor:
+    """What a module gives under one prompt."""
+    found: list[Tensor] = []
+    logits_of(model, ids_of(model, seed), [(name, "after", lambda module, args, output: found.append(output))])
+    return found[0]
+
+
+def told(model: Any, name: str, source: int) -> tuple[str, str, Hook]:
+    """A hook by which a module gives what it gives under another prompt."""
+    given = kept(model, source, name)
+    return name, "after", lambda module, args, output: given
+
+
+def test_a_tokens_stream_is_put_in_front_of_a_block(llama: Any) -> None:
+    def run(token: int, a: int, source: int) -> Tensor:
+        stream: list[Tensor] = []
+        see = ("model.layers.1", "before", lambda module, args, kwargs: stream.append(args[0]))
+        logits_of(llama, ids_of(llama, source), [see])
+
+        def put(module: Any, args: Any, kwargs: Any) -> Any:
+            hidden = args[0].clone()
+            hidden[:, token] = stream[0][:, token]
+            return (hidden, *args[1:]), kwargs
+
+        return logits_of(llama, ids_of(llama, a), [("model.layers.1", "before", put)])
+
+    found = found_of(as_loaded(llama), "tokens")
+    assert found.holds
+    assert [one.token for one in found.blocks[1].tokens] == list(range(TOKENS))
+    for token in (0, TOKENS - 1):
+        wanted = expected(llama, functools.partial(run, token))
+        assert numbers(found.blocks[1].tokens[token]) == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+
+
+def with_softmax(model: Any, block: int, head: int | None, a: int, source: int) -> Tensor:
+    """a's logits where the softmax of one block, or one head of it, gives what it gives under another prompt."""
+    weights = []
+    for seed in (a, source):
+        with torch.no_grad(), Softmax() as mode:
+            model(input_ids=ids_of(model, seed))
+        weights.append(mode.values)
+
+    given = [w.clone() for w in weights[0]]
+    chosen = slice(None) if head is None else slice(head, head + 1)
+    given[block][:, chosen] = weights[1][block][:, chosen]
+
+    class Told(Softmax):
+        """What comes in front of the block is a's in any case; behind it the model's own softmax runs."""
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            before = len(self.values)
+            out = super().__torch_function__(func, types, args, kwargs)
+            return given[block] if len(self.values) > before and before == block else out
+
+    with torch.no_grad(), Told():
+        found: Tensor = model(input_ids=ids_of(model, a)).logits[0, -1]
+    return found
+
+
+def test_attention_weights_of_a_block_and_of_a_head(llama: Any) -> None:
+    blocks, heads = (found_of(as_loaded(llama), what) for what in ("blocks", "heads"))
+    assert blocks.holds
+    assert heads.holds
+    whole_block = expected(llama, functools.partial(with_softmax, llama, 1, None))
+    assert numbers(blocks.blocks[1].H) == pytest.approx(whole_block, rel=1e-4, abs=1e-6)
+    one_head = expected(llama, functools.partial(with_softmax, llama, 1, 2))
+    assert numbers(heads.blocks[1].heads[2]) == pytest.approx(one_head, rel=1e-4, abs=1e-6)
+    assert [len(block.heads) for block in heads.blocks] == [4, 4, 4]
+
+
+def test_ffns_and_norms_of_a_block_and_of_all(llama: Any) -> None:
+    found = found_of(as_loaded(llama), "blocks")
+    mlp = "model.layers.{}.mlp"
+
+    def with_ffn(blocks: Sequence[int], a: int, source: int) -> Tensor:
+        return logits_of(llama, ids_of(llama, a), [told(llama, mlp.format(block), source) for block in blocks])
+
+    for effect, blocks in ((found.blocks[0].ffn, [0]), (found.whole and found.whole.ffn, [0, 1, 2])):
+        wanted = expected(llama, functools.partial(with_ffn, blocks))
+        assert numbers(effect) == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+
+    def scales(norm: str, seed: int) -> Tensor:
+        inputs: list[Tensor] = []
+        logits_of(llama, ids_of(llama, seed), [(norm, "before", lambda module, args, kwargs: inputs.append(args[0]))])
+        return torch.rsqrt(inputs[0].square().mean(-1, keepdim=True) + llama.get_submodule(norm).variance_epsilon)
+
+    def with_norms(a: int, source: int) -> Tensor:
+        given = []
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            norm = f"model.layers.1.{name}"
+            scale, weight = scales(norm, source), llama.get_submodule(norm).weight
+
+            def held(module: Any, args: Any, output: Any, scale: Tensor = scale, weight: Tensor = weight) -> Tensor:
+                return args[0] * scale * weight
+
+            given.append((norm, "after", held))
+        return logits_of(llama, ids_of(llama, a), given)
+
+    assert numbers(found.blocks[1].norms) == pytest.approx(expected(llama, with_norms), rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "mixtral", "bloom", "minimax", "granitemoehybrid"])
+def test_own_parts_give_back_the_own_logits(model_type: str) -> None:
+    """Parallel blocks, experts, an attention function of its own, mixers without softmax."""
+    loaded = as_loaded(tiny.tiny_model(model_type))
+    for what in ("blocks", "heads", "tokens"):
+        found = found_of(loaded, what, PAIRS[:1], layers=frozenset([1]))
+        assert found.own_error < 1e-5
+        assert [block.index for block in found.blocks] == [1]
+    last = found.blocks[0].tokens[-1]
+    assert 0.1 < (last.effect or 0.0) < 1.5
+    assert last.reasons == {"null": "needs a second pair, whose second prompt is put there instead"}
+
+
+def test_a_block_without_attention_weights_says_so() -> None:
+    found = found_of(as_loaded(tiny.tiny_model("mamba")), "blocks", PAIRS[:1], layers=frozenset([1]))
+    [block] = found.blocks
+    assert block.ffn is not None
+    assert set(block.ffn.reasons.values()) == {"it has no FFN"}
+    assert block.together is not None
+    assert block.together.effect
+
+
+def test_a_wrong_own_part_is_found(monkeypatch: pytest.MonkeyPatch, llama: Any) -> None:
+    monkeypatch.setattr(captured.Captured, "held", lambda self, **_kinds: captured.Held(
+        [captured.StoredRows(H.flip(0)) for H in self.attention]))  # fmt: skip
+    assert not found_of(as_loaded(llama), "blocks").holds
+
+
+def test_weights_read_block_by_block_give_the_same(tmp_path: Path) -> None:
+    loaded = whole(saved("llama", tmp_path))
+    wanted = [found_of(loaded, what) for what in ("blocks", "tokens")]
+    with in_parts(tmp_path) as parts:
+        assert [found_of(parts, what) for what in ("blocks", "tokens")] == wanted
+
+
+def test_tokens_that_are_alike_move_nothing_and_prompts_that_are_alike_have_no_share(llama: Any) -> None:
+    loaded = as_loaded(llama)
+    first = ids_of(llama, 0)
+    other = first.clone()
+    other[0, 3] += 1
+    prompts = [prompt_of(first), prompt_of(other)]
+    found = found_of(loaded, "tokens", [(0, 1)], prompts)
+    assert all(token.effect == token.kl == 0 for block in found.blocks for token in block.tokens[:3])
+    assert found.blocks[0].tokens[3].effect == pytest.approx(1.0)  # all that differs in front of the first block
+    same = found_of(loaded, "blocks", [(0, 1)], prompts[:1] * 2)
+    assert same.holds
+    why = "the distributions of the next token are alike, or infinitely far from each other"
+    for effect in (block.H for block in same.blocks):
+        assert numbers(effect) == [None] * 3
+        assert (effect and effect.reasons["effect"], effect and effect.reasons["kl"]) == (why, why)
+
+
+def test_what_cannot_be_patched_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="no next-token model"):
+        found_of(as_loaded(single_model("bert")), "blocks")
+    with pytest.raises(UnsupportedModelError, match="blocks read more of the input than the stream"):
+        found_of(as_loaded(tiny.tiny_model("zamba2")), "tokens", PAIRS[:1])
+
+
+def test_a_token_that_leaves_the_range_has_no_share() -> None:
+    before, after = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    target = Target(before, after)
+    assert target.tokens == (0, 1)
+    assert target.ends[0].tolist() == pytest.approx([-1.0, float(kl(after[None], before[None]))])
+    assert target.ends[1].tolist() == [1.0, 0.0]
+    assert not bool(target.of(torch.tensor([float("nan"), 0.0])).isfinite().all())
