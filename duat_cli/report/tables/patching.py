@@ -58,13 +58,19 @@ def patches(found: Patching, page: Page) -> list[RenderableType]:
         table += facts.without_value(found.blocks, BLOCK, PATCH_COLUMNS)
     else:
         table = _largest(found, title, page)
-    pairs = [prediction(pair) for pair in found.pairs[:_SHOWN_PAIRS]]
-    more = len(found.pairs) - len(pairs)
-    pairs += [f"and {plural(more, 'more pair')}, see --json"] if more else []
-    return [*table, *facts.section("the difference in logits", pairs), _check(found)]
+    return [*table, *facts.section("the difference in logits", predictions(found)), _check(found)]
 
 
-def prediction(pair: PatchedPair) -> str:
+def predictions(found: Patching) -> list[str]:
+    """What the first pairs predict, and how many others there are."""
+    more = len(found.pairs) - _SHOWN_PAIRS
+    return [
+        *map(_prediction, found.pairs[:_SHOWN_PAIRS]),
+        *([f"and {plural(more, 'more pair')}, see --json"] if more > 0 else []),
+    ]
+
+
+def _prediction(pair: PatchedPair) -> str:
     """The two tokens whose probability differs most behind two prompts, and by how much their logits differ."""
     return (
         f"a, prompt {pair.a}, to b, prompt {pair.b}: '{pair.token_b}' gains most probability, '{pair.token_a}' loses "

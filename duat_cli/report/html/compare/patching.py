@@ -18,7 +18,7 @@ from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import on_page, value_at
-from duat_cli.report.tables.patching import EFFECT_COLUMNS, PATCH_COLUMNS, WHAT, check, prediction
+from duat_cli.report.tables.patching import EFFECT_COLUMNS, PATCH_COLUMNS, WHAT, check, predictions
 from duat_cli.results.compare.patching import Patching
 from duat_cli.results.compare.report import CompareReport
 
@@ -48,7 +48,7 @@ def patches(report: CompareReport) -> Figure | None:
         terms=[*(f"{path}.{name}" for name in names), "patched.pairs[].before", "patched.own_error"],
         legend=meanings("line", _PARTS) if found.what == "blocks" else [],
         notes=[
-            *(f"{said}." for said in map(prediction, found.pairs)),
+            *(f"{text}." for text in predictions(found)),
             f"Holds: {said}." if found.holds else f"DOES NOT HOLD: {said}.",
         ],
     )
