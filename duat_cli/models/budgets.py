@@ -21,6 +21,9 @@ GRADIENT_BYTES = 256 << 20
 """Of one block's gradients of many probes."""
 ABLATION_BYTES = 512 << 20
 """Of passes that wait for the next block at the same time."""
+PATCH_VECTORS = 8
+"""(N, M) that are kept of a block under each prompt whose parts go into another's pass: what it took and gave, and what
+its FFN gave."""
 HELD = 1.5
 """Tensors of the stream's size that such a pass holds, beside its mask."""
 LEADING = 2

@@ -19,6 +19,7 @@ from duat_cli.analysis.session import Session
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, tolerance_for
+from duat_cli.models.budgets import ABLATION_BYTES, PATCH_VECTORS, waiting_bytes
 from duat_cli.models.discovery.causality import HeadTest
 from duat_cli.models.discovery.structure import run_stack
 from duat_cli.models.instrument.attention import StoredRows
@@ -36,7 +37,6 @@ from duat_cli.results.compare.patching import (
 )
 from duat_cli.statistics.divergence import kl
 
-VECTORS = 8  # (N, M) that are kept of a block: what it took and gave, and what its FFN gave
 PARTS: dict[str, tuple[str, ...]] = {
     "H": ("attention",),
     "norms": ("norms",),
@@ -100,7 +100,7 @@ class Patcher:
         progress: Progress,
     ) -> None:
         """UnsupportedModelError for a model that predicts no next token."""
-        require_room("--patch", session, prompts, VECTORS)
+        require_room("--patch", session, prompts, PATCH_VECTORS)
         self._session, self._pairs, self._what, self._progress = session, pairs, what, progress
         self._done = self._total = 0
         self._captured: list[dict[int, Captured]] = []
@@ -111,11 +111,12 @@ class Patcher:
         ids = [prompt.input_ids.to(session.loaded.device) for prompt in prompts]
         self._forwards = [functools.partial(_last_logits, model, one) for one in ids]
         head = HeadTest(model, self._structure.stack, session.loaded.device)
-        self._records = [RecordingPass(self._structure, forward) for forward in self._forwards]
-        session.together([*head.passes, *self._records] if head.passes else [])
+        session.together(head.passes)
         why_not = head.why_no_next_token()
         if why_not is not None:
             raise UnsupportedModelError(f"--patch: {why_not}, so there is no prediction to move")
+        self._records = [RecordingPass(self._structure, forward) for forward in self._forwards]
+        session.together(self._records)
         self._targets = [Target(*(self._records[number].output for number in pair)) for pair in pairs]
 
     def report(self, said: Callable[[int], str], texts: Sequence[str]) -> Patching:
@@ -124,8 +125,10 @@ class Patcher:
         trials = {place: (self._trial(place), self._third(place)) for place in self._places()}
         passes = [one for both in trials.values() for trial in both for one in trial or () if one is not None]
         self._total = len(passes)
-        self._session.together([*known, *sorted(passes, key=lambda one: one.start)])
+        self._session.together(known)
         error = self._error([one.output for one in known])
+        for wave in self._waves(sorted(passes, key=lambda one: one.start)):
+            self._session.together(wave)
         tolerance = tolerance_for(self._session.loaded.model.dtype)
         found = {place: self._effect(place, texts, *both) for place, both in trials.items()}
         return Patching(
@@ -137,6 +140,14 @@ class Patcher:
             tolerance=tolerance,
             holds=error <= tolerance,
         )
+
+    def _waves(self, passes: Sequence[PatchedPass]) -> Iterator[Sequence[PatchedPass]]:
+        """Those that wait for blocks to be read side by side, as many as fit; all where the weights are in memory."""
+        tokens, width = self._records[0].calls[0].before.shape[1:]
+        size = max(1, ABLATION_BYTES // waiting_bytes(tokens, width))
+        if self._session.weights is None:
+            size = max(1, len(passes))
+        return (passes[first : first + size] for first in range(0, len(passes), size))
 
     def _places(self) -> Iterator[Place]:
         """All that is to be b's, one after the other."""

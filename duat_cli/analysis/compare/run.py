@@ -99,9 +99,11 @@ def compare(
     chosen(options.layers, session.depth)
     for prompt in runs:
         require_room(session, prompt, session.depth if loaded.paged is None else 1)
-    patcher = None
+    patched = None
     if options.patch is not None:
         patcher = Patcher(session, runs, texts.pairs, options.patch, options.layers, progress)
+        patched = patcher.report(*_said(runs[texts.pairs[0][0]], words))
+        del patcher  # what it keeps of the prompts is not needed any more
     context = None
     if texts.answered:
         context = Context(texts, prompts, len(pairs[0].aligned.a), words.special)
@@ -135,7 +137,7 @@ def compare(
             _pair_facts(pair, runs, logits, words, row if options.per_prompt else None)
             for pair, row in zip(pairs, rows, strict=True)
         ],
-        patched=None if patcher is None else patcher.report(*_said(runs[texts.pairs[0][0]], words)),
+        patched=patched,
         **session.report_facts(max(side.errors.values())),
     )
 

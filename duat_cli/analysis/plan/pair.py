@@ -21,6 +21,7 @@ from duat_cli.analysis.plan.terms import (
     through_block,
 )
 from duat_cli.analysis.plan.waves import prompt_waves, state_bytes
+from duat_cli.models.budgets import ABLATION_BYTES, PATCH_VECTORS, waiting_bytes
 from duat_cli.results.plan import MemoryTerm, Residence
 
 PLAIN = 60 << 20  # Python and duat, without torch
@@ -29,7 +30,6 @@ ADAPTED, COMPARED = 4, 6.5  # a matrix in float64: its change, and what spectrum
 TESTED = 3  # the same of a layer that Eq. 18 is tested on
 STATES = 8  # (N, M) of a block under one prompt, kept until another comes there: in and out, biases, the hidden layer
 FREED = 20 << 20  # by the prompts' passes through two models, and not given back
-PATCHED = 8  # (N, M) of a block: what it took and gave, and what its FFN gave
 KEPT = 4  # (N, M) of a block that the other model's is compared with
 
 
@@ -120,11 +120,17 @@ def kept_prompts(shape: Shape, task: Task, weights: Residence) -> MemoryTerm:
     attention matrices of all prompts, and their mean; with --patch also what blocks took and gave."""
     blocks, longest = len(shape.parts.blocks), max(task.tokens, default=0)
     scores = shape.heads * longest**2 * shape.wide
-    if task.fixed or task.patch:
-        vectors = PATCHED * shape.width * longest * shape.wide if task.patch else 0
-        return term("attention of all prompts", (len(task.tokens) + 1) * blocks * (scores + vectors))
-    state = scores + STATES * shape.width * longest * shape.wide
-    return term("the first prompt in the blocks", (blocks if weights == "resident" else 1) * state)
+    state = (blocks if weights == "resident" else 1) * (scores + STATES * shape.width * longest * shape.wide)
+    if task.fixed:
+        return term("attention of all prompts", (len(task.tokens) + 1) * blocks * scores)
+    if task.patch:
+        vectors = PATCH_VECTORS * shape.width * longest * shape.wide
+        kept = (len(task.tokens) + 1) * blocks * (scores + vectors)
+        if weights == "streamed":  # a head or token each, of every pair with its own and with another's
+            passes = 2 * len(task.tokens) * blocks * max(shape.heads, longest)
+            kept += min(ABLATION_BYTES, passes * waiting_bytes(longest, shape.width))
+        return term("what is kept of all prompts", kept + state)  # freed in between, but not always used again
+    return term("the first prompt in the blocks", state)
 
 
 def _inside(shape: Shape) -> int:

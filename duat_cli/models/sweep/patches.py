@@ -70,4 +70,7 @@ class PatchedPass(BlockPass):
             args, kwargs = parts.hidden.put(args, kwargs, hidden)
         given = self._patch.held.get(number)
         self._held = None if given is None else given()
-        return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._held = None

@@ -15,7 +15,7 @@ from paging import in_parts, saved, whole
 from softmax_mode import Softmax
 from torch import Tensor
 
-from duat_cli.analysis.compare import captured
+from duat_cli.analysis.compare import captured, patching
 from duat_cli.analysis.compare.patching import Patcher, Target
 from duat_cli.analysis.session import Session
 from duat_cli.errors import UnsupportedModelError
@@ -227,7 +227,8 @@ def test_a_wrong_own_part_is_found(monkeypatch: pytest.MonkeyPatch, llama: Any) 
     assert not found_of(as_loaded(llama), "blocks").holds
 
 
-def test_weights_read_block_by_block_give_the_same(tmp_path: Path) -> None:
+def test_weights_read_block_by_block_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patching, "ABLATION_BYTES", 1 << 14)  # a few passes wait side by side
     loaded = whole(saved("llama", tmp_path))
     wanted = [found_of(loaded, what) for what in ("blocks", "tokens")]
     with in_parts(tmp_path) as parts:

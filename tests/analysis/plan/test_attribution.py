@@ -120,8 +120,10 @@ def used(*arguments: str, out: Path) -> tuple[int, int]:
         ["attribute", "--prompt", "def f(x): return x\n" * 20, "--max-tokens", "120", "--position", "all"],
         ["compare", "--prompt", "def f(x): return x\n" * 60, "--prompt", "for k in range(9): y\n" * 60, "--no-cache",
          "--max-tokens", "400"],
+        ["compare", "--prompt", "def f(x): return x\n" * 60, "--prompt", "for k in range(9): y\n" * 60, "--no-cache",
+         "--max-tokens", "400", "--patch", "blocks", "--layers", "0"],
     ],
-    ids=["attribute", "every position", "compare"],
+    ids=["attribute", "every position", "compare", "compare --patch"],
 )  # fmt: skip
 def test_what_is_planned_is_used(words: list[str], tmp_path: Path) -> None:
     planned, peak = used(*words, out=tmp_path / "report.json")
