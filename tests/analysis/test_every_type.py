@@ -32,7 +32,7 @@ MIXERS = 1e-6  # in float64: a mixer without softmax computes in float32 inside
 @pytest.mark.slow
 @pytest.mark.parametrize("share", range(SHARES))
 def test_every_type_is_exact_partly_or_refused_with_a_reason(share: int) -> None:
-    """Float64, which takes as long again, for every second share."""
+    """The parts of every second share in float64, of the others in float32; a model that fails in float64 in both."""
     page, exact, entries, missed = coverage_page.current(), 0, 0, []
     for model_type in tiny.text_model_types()[share::SHARES]:
         built = tiny.build(model_type)
@@ -44,7 +44,8 @@ def test_every_type_is_exact_partly_or_refused_with_a_reason(share: int) -> None
         entries, exact = entries + 1, exact + (entry.status == "exact")
         headed = built.model.get_output_embeddings() is not None and not built.model.config.is_encoder_decoder
         if entry.status == "exact" and headed:
-            missed += added_up(built.model, model_type, list(BARS)[: 1 + share % 2])
+            dtypes = list(BARS) if model_type in FLOAT64_FAILS else list(BARS)[share % 2 :][:1]
+            missed += added_up(built.model, model_type, dtypes)
     assert missed == []
     assert exact >= EXACT * entries > 5
 
