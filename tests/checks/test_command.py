@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import bad_checkpoints as bad
 import pytest
-from running_checks import Duat, apart
+from running_checks import Duat
 
 LIGHT = ("--weights-only", "-q")
 
@@ -83,12 +83,6 @@ def test_weights_alone_wait_for_no_library(broken: Path, tmp_path: Path) -> None
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "1 []"
-
-
-def test_the_verdict_of_the_installed_command(tmp_path: Path) -> None:
-    for name, code in (("good_single", 0), ("w_nan", 1), ("st_hole", 2)):
-        bad.build(name, tmp_path / name)
-        assert apart("check", tmp_path / name, *LIGHT).code == code
 
 
 def _said(form: str, text: str) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,11 @@ from typing import Any
 import bad_checkpoints as bad
 import pytest
 import torch
-from children import PATIENCE
+from children import forked
 from running_checks import Duat
+from transformers import dynamic_module_utils
+
+from duat_cli.cli.main import main
 
 POINTER = "\noid sha256:" + "0" * 64 + "\nsize 123\n"
 
@@ -279,7 +280,9 @@ def test_a_file_that_shrinks_while_it_is_read(sound: Path, monkeypatch: pytest.M
     duat("check", sound, "--weights-only").refused(bad.W, "became shorter")
 
 
-def test_code_that_leaves_the_process_tells_nothing(tmp_path: Path) -> None:
+def test_code_that_leaves_the_process_tells_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Its exit code would pass for duat's."""
     for place, leaving in (("import", "import sys\nsys.exit(0)\n"), ("forward", "import sys\n")):
         bad.llama(tmp_path / place)
@@ -291,19 +294,12 @@ def test_code_that_leaves_the_process_tells_nothing(tmp_path: Path) -> None:
         )
         auto_map = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
         bad.jedit(tmp_path / place / bad.CFG, model_type="own", architectures=["Model"], auto_map=auto_map)
-    script = (
-        "from duat_cli.cli.main import run\n"
-        "for place in ('import', 'forward'):\n    print(run(['check', f'./{place}', '--trust-remote-code']))"
-    )
-    settings = {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "c"), "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=os.environ | settings, capture_output=True, text=True,
-        timeout=PATIENCE, check=True,
-    )  # fmt: skip
-    assert done.stdout == "2\n2\n"
-    errors = [line for line in done.stderr.splitlines() if line.startswith("duat: error: ")]
-    assert len(errors) == 2
-    assert all("SystemExit: 0" in line for line in errors)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "c"))
+    for place in ("import", "forward"):
+        assert forked(main, ["check", f"./{place}", "--trust-remote-code"]) == 2
+        [error] = [line for line in capfd.readouterr().err.splitlines() if line.startswith("duat: error: ")]
+        assert "SystemExit: 0" in error
 
 
 def test_code_of_its_own_for_a_known_type_is_named_and_left(sound: Path, duat: Duat) -> None:

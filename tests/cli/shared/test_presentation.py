@@ -84,8 +84,9 @@ def test_two_at_once_leave_one_whole_report(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_nothing_is_written_to_the_working_folder() -> None:
-    assert apart("inspect", "m", process={"cwd": "/proc"}).returncode == 0
+def test_nothing_is_written_to_the_working_folder(duat: Duat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/proc")
+    assert duat("inspect", "m").returncode == 0
 
 
 def test_link_and_permissions_stay(tmp_path: Path) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import bad_checkpoints as bad
 import pytest
 import torch
 import transformers
+from children import forked
 from refusals import refusal_of_load
+from transformers import dynamic_module_utils
 
 from duat_cli.loading.model.fingerprint import fingerprint
 from duat_cli.loading.model.load import load
@@ -78,13 +77,12 @@ def test_biases_of_layers_without_are_said_not_to_be_zero(value: float, sound: P
     assert all(warning.startswith(f"'{place}.bias': not zero, but LlamaForCausalLM adds no bias") for warning in told)
 
 
-def test_custom_code_runs_only_when_trusted(tmp_path: Path) -> None:
+def test_custom_code_runs_only_when_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "m"
     bad.build("cfg_auto_map_code", folder)
-    code = f"from duat_cli.loading.model.load import load; load({str(folder)!r}, trust_remote_code=True)"
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "cache"))
     # apart, as the code of a checkpoint is registered for the rest of the process
-    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "cache")}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    assert forked(lambda: load(str(folder), trust_remote_code=True)) == 0
     assert (folder / "PWNED").exists()
 
 
