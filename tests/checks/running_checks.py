@@ -102,11 +102,11 @@ def apart(*arguments: object, process: dict[str, Any] | None = None, **env: str)
 
 
 @contextlib.contextmanager
-def few_bundled(count: int) -> Iterator[None]:
-    """A context in which the bundled sets have so many prompts."""
+def few_bundled(count: int, first: int = 0) -> Iterator[None]:
+    """A context in which the bundled sets have so many prompts, from the first on."""
     bundled = prompts._bundled
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prompts, "_bundled", lambda name: bundled(name)[:count])
+        patch.setattr(prompts, "_bundled", lambda name: bundled(name)[first : first + count])
         yield
 
 

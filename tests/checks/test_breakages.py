@@ -1,6 +1,6 @@
 """Every breakage through the gate, without a baseline and with one: is it caught, and is the cause named first?
 
-Each is looked at once, on four prompts; what was seen is judged both ways. `PYTHONPATH=tests/checks python
+Each is looked at once, on two prompts; what was seen is judged both ways. `PYTHONPATH=tests/checks python
 tests/checks/test_breakages.py` writes the table of the documentation anew.
 """
 
@@ -74,8 +74,8 @@ def look(settled: CheckPlan, model: Path, adapter: Path | None) -> tuple[CheckRe
 
 @pytest.fixture(scope="module")
 def few() -> Iterator[None]:
-    """Four of the bundled prompts."""
-    with few_bundled(4):
+    """Two of the bundled prompts, on which every breakage shows what it does on all of them."""
+    with few_bundled(2, first=6):
         yield
 
 
@@ -105,7 +105,7 @@ def both_ways(name: str, baseline: Path, tmp_path: Path, monkeypatch: pytest.Mon
         against = Seen(look(plans(baseline), model, adapter)[0])
     except DuatError as error:
         against = Seen(None, str(error))
-        if not alone:  # perhaps for the baseline, before anything is loaded
+        if not alone and "baseline" in str(error):  # before anything is loaded
             with contextlib.suppress(DuatError):
                 look(plans(None), model, adapter)
     return (alone or [against])[0], against
