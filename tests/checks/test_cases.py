@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import bad_checkpoints as bad
 import pytest
-from running_checks import Duat
+from running_checks import Duat, few_bundled
 
 UNTRAINED = Path(bad.__file__).with_name("untrained.toml")
 ADAPTERS = {name for name, case in bad.CASES.items() if "adapter" in case.inputs}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few() -> Iterator[None]:
+    """Two of the bundled prompts."""
+    with few_bundled(2):
+        yield
 
 
 def arguments_of(case: bad.Case, folder: Path) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from chatting import CHAT_TEMPLATE, HELLO, with_chat_template
+from running_checks import few_bundled
 from safetensors.torch import load_file, save_file
 from short_demo import short_adapter, short_demo
 from transformers import AutoModelForCausalLM
@@ -103,14 +104,13 @@ def test_results_in_a_folder_are_those_of_one_run(folder: Path, report: Any, tmp
 
 
 def test_the_bundled_prompts_are_put_into_the_template(folder: Path, report: Any, tmp_path: Path) -> None:
-    plain, said = report("verify", folder), report("verify", folder, "--chat")
+    with few_bundled(3):
+        plain, said = report("verify", folder), report("verify", folder, "--chat")
+        kept = report("inspect", folder, "--chat", "--null", "uniform", "--out", tmp_path / "kept")
     around = len(tokens(folder)) - len(tokens(folder, "Hello"))
     more = [b["tokens"] - a["tokens"] for a, b in zip(plain["prompts"], said["prompts"], strict=True)]
     assert min(more) >= around - 3  # tokens may join where they meet the template
-    assert (
-        report("inspect", folder, "--chat", "--null", "uniform", "--out", tmp_path / "kept")["prompts"]
-        == said["prompts"]
-    )
+    assert kept["prompts"] == said["prompts"]
 
 
 def test_a_plan_counts_what_the_template_writes(folder: Path, plain: Path, report: Any) -> None:

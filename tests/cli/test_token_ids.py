@@ -14,7 +14,7 @@ from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
 from duat_cli.loading.model.tokenizer import load_tokenizer
 
-TEXTS = ["The cat sat.", "A dog ran!", "No more rain"]
+TEXTS = ["The cat sat.", "A dog ran!"]
 COMMANDS = {
     "inspect": "inspect {model} --prompts {prompts} --heads --per-prompt",
     "verify": "verify {model} --prompts {prompts}",
