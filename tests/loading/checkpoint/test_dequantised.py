@@ -34,9 +34,9 @@ def made(way: str, folder: Path) -> tuple[Path, Path]:
     return quantise(folder / "q", way, folder / "plain"), folder / "plain"
 
 
-@pytest.fixture(params=EVERY)
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
-    return made(request.param, tmp_path)
+@pytest.fixture(params=EVERY, scope="module")
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return made(request.param, tmp_path_factory.mktemp("pair"))
 
 
 def test_a_model_has_the_numbers_of_its_format(pair: tuple[Path, Path]) -> None:

@@ -35,8 +35,10 @@ TYPES = [
 ]
 
 
-@pytest.mark.parametrize("model_type", TYPES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("model_type", "dtype"),
+    [*((name, "float32") for name in TYPES), *((name, "bfloat16") for name in ("t5", "mixtral", "inkling_text"))],
+)
 def test_the_output_and_the_fingerprint_are_the_models(model_type: str, dtype: str, tmp_path: Path) -> None:
     known = whole(saved(model_type, tmp_path), dtype)
     with in_parts(tmp_path, dtype) as loaded:

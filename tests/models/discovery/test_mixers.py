@@ -51,7 +51,7 @@ def rows_of(run: BlockRun) -> Tensor:
 def test_w_is_what_the_frozen_block_does_with_each_unit_vector(
     model_type: str, block: int, width: int, scaled: int | None, affine: bool, once: bool
 ) -> None:
-    """In float64: H, gates and O against the model's own code, one value after the other."""
+    """In float64: H, gates and O against the model's own code, value by value."""
     (model, structure), seen = double(model_type), []
 
     def listen(run: Any, step: Any, known: Any) -> None:
@@ -70,15 +70,16 @@ def test_w_is_what_the_frozen_block_does_with_each_unit_vector(
         passes = known.factors.tap.read(run.replay(ones, nothing, attention=silent))[0]
         passes = passes - known.factors.tap.read(run.replay(zero, nothing, attention=silent))[0]
         place = next((k for k, unit in enumerate(run.units) if unit.module is form.module), None)
-        for column in range(0, tokens * columns, (tokens * columns // 12) | 1):
-            unit = torch.zeros(1, tokens, columns, dtype=torch.float64)
-            unit.view(-1)[column] = 1.0
-            given = list(nothing)
-            if place is not None:
-                given[place] = unit[None]
-            image = known.factors.tap.read(run.replay(zero if place is not None else unit, given))[0] - base
-            if place is None:
-                image = image - passes * unit[0]  # the stream itself passes through, in some scaled
+        shown = range(0, tokens * columns, (tokens * columns // 12) | 1)
+        units = torch.eye(tokens * columns, dtype=torch.float64)[shown].unflatten(-1, (tokens, columns))
+        given = [g.expand(len(units), *g.shape[1:]) for g in nothing]
+        if place is not None:
+            given[place] = units[:, None]
+        items = zero.expand(len(units), -1, -1) if place is not None else units
+        images = known.factors.tap.read(run.replay(items, given)) - base
+        if place is None:
+            images = images - passes * units  # the stream itself passes through, in some scaled
+        for column, image in zip(shown, images, strict=True):
             assert far(image.reshape(-1), W[:, column]) <= 1e-10, column
         assert far(rows_of(run) @ run.attention[0].value[0], run.attention[0].output[0].transpose(0, 1)) <= 1e-10
         assert checked(operator, run, known.factors.tap).error <= 1e-10
