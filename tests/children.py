@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import socket
 from collections.abc import Callable
 
 PATIENCE = 300  # seconds for a child process, however busy the machine: only a hang takes longer
@@ -12,6 +13,12 @@ PATIENCE = 300  # seconds for a child process, however busy the machine: only a 
 def hear_signals() -> None:
     """A shell's background job, which may run these tests, ignores interrupts, and its children would as well."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def free_port() -> int:
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return int(asked.getsockname()[1])
 
 
 def forked(action: Callable[..., object], *given: object) -> int | None:

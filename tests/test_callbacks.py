@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import multiprocessing
 import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ import numpy as np
 import peft
 import pytest
 import torch
-from children import PATIENCE
+from accelerate import PartialState
+from children import PATIENCE, free_port
 from transformers import (
     AutoTokenizer,
     LlamaConfig,
@@ -378,44 +378,33 @@ def test_a_trainer_without_a_tokenizer(tmp_path: Path) -> None:
 
 # -- several processes -------------------------------------------------------------------------------------------
 
-# While the interpreter ends, a thread of gloo aborts about one run in fifty ("terminate called without an active
-# exception", no Python frame), after everything is written. A rank therefore leaves without that end.
-RANK = """
-import logging, os, sys
-from pathlib import Path
-import torch
-from test_callbacks import told, tiny, trainer_of, with_callback
-from transformers import AutoTokenizer
-from duat_cli.loading.checkpoint.source import demo_path
 
-for stop in (True, False):
-    folder = Path(sys.argv[1]) / ("stops" if stop else "goes on")
-    trainer = trainer_of(tiny(), AutoTokenizer.from_pretrained(demo_path()), folder / "run", ddp_backend="gloo")
-    callback = with_callback(trainer, every=2, policy=sys.argv[2], stop=stop)
-    trainer.train()
-    rank = trainer.args.process_index
-    assert trainer.args.world_size == 2
-    looked = callback.report is not None
-    (folder / f"rank{rank}").write_text(f"{trainer.state.global_step} {looked} {sorted(told(trainer))}")
-torch.distributed.destroy_process_group()
-os._exit(0)
-"""
+def rank(number: int, port: int, tokenizer: Any, policy: Path) -> None:
+    """One of two, as torchrun starts them."""
+    PartialState._reset_state()
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(number)}
+    os.environ["LOCAL_RANK"] = str(number)
+    for stop in (True, False):
+        folder = policy.parent / ("stops" if stop else "goes on")
+        trainer = trainer_of(tiny(), tokenizer, folder / "run", ddp_backend="gloo")
+        callback = with_callback(trainer, every=2, policy=policy, stop=stop)
+        trainer.train()
+        assert (trainer.args.process_index, trainer.args.world_size) == (number, 2)
+        looked = callback.report is not None
+        (folder / f"rank{number}").write_text(f"{trainer.state.global_step} {looked} {sorted(told(trainer))}")
 
 
 @pytest.mark.slow
-def test_two_processes_end_together(tmp_path: Path) -> None:
+def test_two_processes_end_together(tokenizer: Any, tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text('extends = "default"\n[rules]\n"behaviour.loss" = { level = "error", max = 0.5 }\n')
-    script = tmp_path / "rank.py"
-    script.write_text(RANK)
-    here = Path(__file__).parent
-    environment = os.environ | {"PYTHONPATH": str(here), "HF_HUB_OFFLINE": "1"}
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    done = subprocess.run(
-        [*words, str(tmp_path), str(policy)], env=environment, capture_output=True, text=True, timeout=PATIENCE,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    fork, port = multiprocessing.get_context("fork"), free_port()
+    ranks = [fork.Process(target=rank, args=(number, port, tokenizer, policy)) for number in range(2)]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join(PATIENCE)
+    assert [one.exitcode for one in ranks] == [0, 0]
     for folder, steps, looks in ((tmp_path / "stops", 2, "[2]"), (tmp_path / "goes on", 4, "[2, 4]")):
         assert (folder / "rank0").read_text() == f"{steps} True {looks}"
         assert (folder / "rank1").read_text() == f"{steps} False []"
