@@ -140,8 +140,9 @@ def test_the_distance_is_the_true_one(tmp_path: Path, duat: Duat) -> None:
     assert max(ratios) < 2.5
 
 
-def test_rounding_to_bfloat16_is_within_its_tolerance(model: Path, tmp_path: Path, duat: Duat) -> None:
+def test_rounding_to_bfloat16_is_within_its_tolerance(short: Path, tmp_path: Path, duat: Duat) -> None:
     """Of a float32 checkpoint, stored as float32 and as bfloat16; float8 is not, and float32 has no such tolerance."""
+    model = short / "demo"
     whole = damaged(model, tmp_path / "float32", widened)
     half = damaged(model, tmp_path / "rounded", widened, rounded(torch.bfloat16))
     stored = damaged(model, tmp_path / "stored", widened, lambda s: s.update({n: t.bfloat16() for n, t in s.items()}))

@@ -22,7 +22,7 @@ from duat_cli.cli.terminal import libraries
 from duat_cli.errors import DuatError
 from duat_cli.text import one_line
 
-FUZZ = settings(suppress_health_check=list(HealthCheck), max_examples=100)
+FUZZ = settings(suppress_health_check=list(HealthCheck), max_examples=60)
 LONGEST = 1.0  # seconds of this process; the machine may be busy with others
 
 odd_texts = st.sampled_from(

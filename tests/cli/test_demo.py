@@ -88,7 +88,7 @@ def test_processes_share_the_prompts(
 
     monkeypatch.setattr(Processes, "_forked", counted)
     monkeypatch.chdir(short)
-    few = [word for k in range(4) for word in ("--prompt", f"def f{k}():")]
+    few = [word for k in range(3) for word in ("--prompt", f"def f{k}():")]
     first = report(*command, *few)[1]
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     for option, *names, file in written:
