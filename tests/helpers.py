@@ -203,6 +203,17 @@ def first_two(model: Any) -> Any:
     return model
 
 
+def two_deep(model: Any) -> Any:
+    """The same with a config of two blocks, to be saved."""
+    config = first_two(model).config
+    depth = config.num_hidden_layers
+    for name, value in list(vars(config).items()):
+        if isinstance(value, list) and len(value) == depth:
+            setattr(config, name, value[:2])
+    config.num_hidden_layers = 2
+    return model
+
+
 def single_model(model_type: str) -> Any:
     """The tiny random model of that type in float32, its multipliers unlike 1."""
     model = tiny.tiny_model(model_type)

@@ -12,7 +12,8 @@ from unittest import mock
 
 import bad_checkpoints
 import torch
-from sharing import model_of
+from helpers import two_deep
+from sharing import SHARING, model_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from duat_cli.analysis.plan import run
@@ -29,6 +30,16 @@ from duat_cli.zoo import tiny
 
 def saved(model_type: str, folder: Path) -> Path:
     model_of(model_type).save_pretrained(folder)
+    return folder
+
+
+WHOLE = {*SHARING, "zamba"}  # blocks that need others by their numbers
+
+
+def two_saved(model_type: str, folder: Path) -> Path:
+    """Of two blocks, or whole."""
+    model = model_of(model_type)
+    (model if model_type in WHOLE else two_deep(model)).save_pretrained(folder)
     return folder
 
 

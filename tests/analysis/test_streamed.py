@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import prompt_of, quiet
-from paging import differing, in_parts, pager_of, saved, whole
+from paging import differing, in_parts, pager_of, two_saved, whole
 from sharing import SHARING
 
 from duat_cli.analysis.inspect.options import InspectOptions
@@ -48,7 +48,7 @@ def reports(loaded: LoadedModel, *, proved: bool = True) -> list[dict[str, Any]]
 @pytest.mark.parametrize("model_type", TYPES)
 def test_inspect_and_verify(model_type: str, tmp_path: Path) -> None:
     expected, refused, proved = None, "", model_type in PROVED
-    known = whole(saved(model_type, tmp_path))
+    known = whole(two_saved(model_type, tmp_path))
     try:
         expected = reports(known, proved=proved)
     except DuatError as fault:
@@ -63,13 +63,13 @@ def test_inspect_and_verify(model_type: str, tmp_path: Path) -> None:
 
 
 def test_another_dtype(tmp_path: Path) -> None:
-    expected = reports(whole(saved("llama", tmp_path), "bfloat16"), proved=False)
+    expected = reports(whole(two_saved("llama", tmp_path), "bfloat16"), proved=False)
     with in_parts(tmp_path, "bfloat16") as loaded:
         assert differing(reports(loaded, proved=False), expected) == []
 
 
 def test_a_block_of_w(tmp_path: Path) -> None:
-    known = whole(saved("llama", tmp_path))
+    known = whole(two_saved("llama", tmp_path))
     prompt = prompts_of(known)[0]
     expected = matrix(known, prompt, 1, str, quiet).model_dump(exclude={"run"})
     with in_parts(tmp_path) as loaded:
@@ -78,7 +78,7 @@ def test_a_block_of_w(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_inspect_reads_the_weights_once_whatever_the_prompts(count: int, tmp_path: Path) -> None:
-    saved("llama", tmp_path)
+    two_saved("llama", tmp_path)
     with in_parts(tmp_path) as loaded:
         inspect(loaded, prompts_of(loaded)[:count], InspectOptions(cache=False), quiet)
         rows = (4 * 11 + 2 * 3 + 5) * 32 * 4  # of the embedding: discovery, the first prompt twice, the second
@@ -87,7 +87,7 @@ def test_inspect_reads_the_weights_once_whatever_the_prompts(count: int, tmp_pat
 
 def test_memory_and_time_are_taken_once_all_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An embedding or a head of which rows were enough is read whole at the end, for the fingerprint."""
-    saved("llama", tmp_path)
+    two_saved("llama", tmp_path)
     read: list[int] = []
     own = Session.run_facts
 
@@ -104,7 +104,7 @@ def test_memory_and_time_are_taken_once_all_weights_are_read(tmp_path: Path, mon
 
 
 def test_prompts_that_do_not_fit_side_by_side_go_in_waves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved("llama", tmp_path)
+    two_saved("llama", tmp_path)
     expected = reports(whole(tmp_path))
     monkeypatch.setattr(waves, "WAVE_BYTES", 1)
     with in_parts(tmp_path) as loaded:
@@ -113,17 +113,17 @@ def test_prompts_that_do_not_fit_side_by_side_go_in_waves(tmp_path: Path, monkey
 
 
 def test_a_block_that_is_not_there_is_refused_before_and_behind_the_sweep(tmp_path: Path) -> None:
-    saved("llama", tmp_path)
+    two_saved("llama", tmp_path)
     with in_parts(tmp_path) as loaded:
-        with pytest.raises(InputError, match="no block 3; the model has blocks 0 to 2"):
-            inspect(loaded, prompts_of(loaded), InspectOptions(cache=False, layers=frozenset({3})), quiet)
+        with pytest.raises(InputError, match="no block 2; the model has blocks 0 to 1"):
+            inspect(loaded, prompts_of(loaded), InspectOptions(cache=False, layers=frozenset({2})), quiet)
         assert pager_of(loaded).bytes_read < loaded.files.total_bytes / 2
-        report = inspect(loaded, prompts_of(loaded), InspectOptions(cache=False, layers=frozenset({2})), quiet)
-    assert [block.index for block in report.blocks] == [2]
+        report = inspect(loaded, prompts_of(loaded), InspectOptions(cache=False, layers=frozenset({1})), quiet)
+    assert [block.index for block in report.blocks] == [1]
 
 
 def test_weights_that_are_no_numbers_are_blamed(tmp_path: Path) -> None:
-    known = whole(saved("llama", tmp_path))
+    known = whole(two_saved("llama", tmp_path))
     with torch.no_grad():
         known.model.model.layers[1].mlp.up_proj.weight[0, 0] = math.nan
     known.model.save_pretrained(tmp_path)
@@ -137,10 +137,10 @@ def test_weights_used_past_their_module_are_a_refusal(tmp_path: Path, monkeypatc
     own = LlamaModel.forward
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.layers[2].mlp.up_proj.weight.sum().item()
+        self.layers[1].mlp.up_proj.weight.sum().item()
         return own(self, *args, **kwargs)
 
-    saved("llama", tmp_path)
+    two_saved("llama", tmp_path)
     monkeypatch.setattr(LlamaModel, "forward", forward)
     with (
         in_parts(tmp_path) as loaded,

@@ -11,8 +11,8 @@ import helpers
 import pytest
 import torch
 from attributing import WORDS, report_of
-from helpers import single_model, token_ids
-from paging import in_parts, saved
+from helpers import single_model, token_ids, two_deep
+from paging import in_parts, two_saved
 from torch import Tensor
 from transformers import Phi3Config, Phi3ForCausalLM
 
@@ -173,8 +173,8 @@ def test_an_empty_continuation_is_refused() -> None:
 
 
 def test_weights_read_block_by_block(tmp_path: Path) -> None:
-    folder = saved("llama", tmp_path)
-    model = single_model("llama")
+    folder = two_saved("llama", tmp_path)
+    model = two_deep(single_model("llama"))
     ids = token_ids(model, tokens=5)
     _, logits = greedy(model, ids, 3)
     with in_parts(folder) as loaded:

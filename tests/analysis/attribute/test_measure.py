@@ -13,7 +13,7 @@ import torch
 from attributing import WORDS, double
 from helpers import single_model, token_ids
 from own_code import PROMPTS, OwnStack, own
-from paging import in_parts, saved, whole
+from paging import in_parts, two_saved, whole
 from removal import OWN, weights_zeroed
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
@@ -135,7 +135,7 @@ def test_in_front_of_a_cap() -> None:
 
 @pytest.mark.parametrize("model_type", ["gpt2", "mixtral", "gemma4 sharing"])
 def test_weights_read_block_by_block_give_the_same(model_type: str, tmp_path: Path) -> None:
-    folder = saved(model_type, tmp_path)
+    folder = two_saved(model_type, tmp_path)
     plain = whole(folder)
     ids = token_ids(plain.model, tokens=8)
     numbers: Callable[[MeasuredParts], list[float]] = lambda found: [  # noqa: E731

@@ -14,7 +14,7 @@ import pytest
 import torch
 from attributing import WORDS, double, report_of, report_on, without
 from helpers import far, minilm, single_model, token_ids
-from paging import in_parts, saved, whole
+from paging import in_parts, two_saved, whole
 from torch import Tensor, nn
 from transformers import AutoModel, BertConfig, BertForSequenceClassification
 
@@ -176,7 +176,7 @@ def numbers_of(one: Attribution) -> list[float]:
 
 @pytest.mark.parametrize("model_type", ["llama", "mixtral", "bert", "jamba", "axk2"])
 def test_weights_read_block_by_block_give_the_same(model_type: str, tmp_path: Path) -> None:
-    folder = saved(model_type, tmp_path)
+    folder = two_saved(model_type, tmp_path)
     prompts = [helpers.prompt_of(token_ids(single_model(model_type), tokens=n, seed=n)) for n in (5, 3)]
     options = AttributeOptions(Asked(target="t77"))
 
@@ -208,7 +208,7 @@ def test_no_weights_of_a_block_are_held_when_the_next_one_is_read(tmp_path: Path
         tensors = [t for t in gc.get_objects() if type(t) in (Tensor, nn.Parameter) and not t.is_meta]
         return len({t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes() in sizes})
 
-    with in_parts(saved("mixtral", tmp_path)) as loaded:
+    with in_parts(two_saved("mixtral", tmp_path)) as loaded:
         most = held()
         loaded.paged.pager.freed = lambda _: left.append(held())
         prompt = helpers.prompt_of(token_ids(model, tokens=5, seed=1))

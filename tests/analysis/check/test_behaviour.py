@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import single_model
-from paging import in_parts, saved, whole
+from paging import in_parts, two_saved, whole
 from transformers import AutoModelForMaskedLM
 
 from duat_cli.analysis.check.behaviour import EVERY, Answer, Asking
@@ -49,7 +49,7 @@ def asked(loaded: LoadedModel, texts: list[Prompt], tokenizer: Any = Tokenizer) 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "opt"])
 def test_the_loss_is_that_of_a_plain_pass(model_type: str, tmp_path: Path) -> None:
-    loaded = whole(saved(model_type, tmp_path / "m"))
+    loaded = whole(two_saved(model_type, tmp_path / "m"))
     texts = prompts(loaded.model.config.vocab_size)
     behaviour, answers = asked(loaded, texts, None)
     losses, entropies, tokens = [], [], []
@@ -71,7 +71,7 @@ def test_the_loss_is_that_of_a_plain_pass(model_type: str, tmp_path: Path) -> No
 
 
 def test_a_masked_model_is_asked_at_every_seventh_token_all_of_them_masked(tmp_path: Path) -> None:
-    loaded = whole(saved("bert", tmp_path / "m"))
+    loaded = whole(two_saved("bert", tmp_path / "m"))
     assert type(loaded.model) in AutoModelForMaskedLM._model_mapping.values()
     texts = prompts(loaded.model.config.vocab_size)
     texts[0].input_ids[0, 8] = SPECIAL[1]
@@ -112,7 +112,7 @@ def test_a_model_without_a_head_is_asked_for_its_embeddings(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("model_type", ["gpt2", "bert", "gemma2"])
 def test_weights_read_block_by_block_give_the_same_numbers(model_type: str, tmp_path: Path) -> None:
-    folder = saved(model_type, tmp_path / "m")
+    folder = two_saved(model_type, tmp_path / "m")
     resident = whole(folder)
     texts = prompts(resident.model.config.vocab_size)
     with in_parts(folder) as loaded:
@@ -128,7 +128,7 @@ def test_answers_that_wait_for_the_last_block_hold_nothing_of_vocabulary_size(mo
             answers.append(answer)
             super().take(answer)
 
-    folder = saved(model_type, tmp_path / "m")
+    folder = two_saved(model_type, tmp_path / "m")
     with in_parts(folder) as loaded:
         inspect(
             loaded,
@@ -145,7 +145,7 @@ def test_answers_that_wait_for_the_last_block_hold_nothing_of_vocabulary_size(mo
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
 @pytest.mark.parametrize("headless", [False, True])
 def test_processes_that_share_the_prompts_give_the_same_numbers(headless: bool, tmp_path: Path) -> None:
-    folder = saved("bert" if headless else "llama", tmp_path / "m")
+    folder = two_saved("bert" if headless else "llama", tmp_path / "m")
     if headless:
         single_model("bert").base_model.save_pretrained(folder)
     loaded = whole(folder)
@@ -154,7 +154,7 @@ def test_processes_that_share_the_prompts_give_the_same_numbers(headless: bool, 
 
 
 def test_weights_are_not_read_once_more_for_the_head(tmp_path: Path) -> None:
-    folder = saved("llama", tmp_path / "m")
+    folder = two_saved("llama", tmp_path / "m")
     texts = prompts(50)
     read = []
     for beside in (None, Asking(None)):
@@ -167,21 +167,21 @@ def test_weights_are_not_read_once_more_for_the_head(tmp_path: Path) -> None:
 
 
 def test_a_baseline_holds_no_more_answers_than_it_says(tmp_path: Path) -> None:
-    loaded = whole(saved("gpt2", tmp_path / "m"))
+    loaded = whole(two_saved("gpt2", tmp_path / "m"))
     texts = prompts(loaded.model.config.vocab_size, (60,) * 40)
     _, answers = asked(loaded, texts, None)
     assert len(answers.tokens) == 800 <= LIMIT < 1200  # every third of 2,400
 
 
 def test_a_masked_model_without_a_mask_token_says_so(tmp_path: Path) -> None:
-    loaded = whole(saved("bert", tmp_path / "m"))
+    loaded = whole(two_saved("bert", tmp_path / "m"))
     behaviour, answers = asked(loaded, prompts(loaded.model.config.vocab_size), object)
     assert (behaviour.predicts, len(answers.embeddings)) == ("embedding", 3)
     assert behaviour.reasons["loss_per_token"].startswith("the tokenizer has no mask token")
 
 
 def test_a_tokenizer_that_does_not_say_which_text_a_token_is(tmp_path: Path) -> None:
-    loaded = whole(saved("gpt2", tmp_path / "m"))
+    loaded = whole(two_saved("gpt2", tmp_path / "m"))
     texts = [Prompt(p.text, p.sha256, p.input_ids, p.line) for p in prompts(loaded.model.config.vocab_size)]
     behaviour, _ = asked(loaded, texts, None)
     assert (behaviour.scored_bytes, behaviour.loss_per_byte) == (None, None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import as_loaded, prompt_of, quiet, single_model, token_ids
-from paging import in_parts, saved, whole
+from paging import in_parts, two_saved, whole
 from softmax_mode import Softmax
 from torch import Tensor, nn
 
@@ -78,7 +78,7 @@ def test_a_wrong_own_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_weights_read_block_by_block_give_the_same_losses(tmp_path: Path) -> None:
-    expected = found_of(whole(saved("llama", tmp_path)))
+    expected = found_of(whole(two_saved("llama", tmp_path)))
     with in_parts(tmp_path) as loaded:
         assert found_of(loaded) == expected
 

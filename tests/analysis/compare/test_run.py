@@ -22,7 +22,7 @@ from helpers import (
     single_model,
     token_ids,
 )
-from paging import in_parts, pager_of, saved, whole
+from paging import in_parts, pager_of, two_saved, whole
 from torch import Tensor, nn
 
 from duat_cli.analysis.compare import states
@@ -402,7 +402,7 @@ def test_chosen_layers() -> None:
 
 @pytest.mark.parametrize("model_type", ["llama", "mixtral", "jamba"])
 def test_weights_read_block_by_block_give_the_same_numbers(model_type: str, tmp_path: Path) -> None:
-    known = whole(saved(model_type, tmp_path))
+    known = whole(two_saved(model_type, tmp_path))
     ids = ids_of(known.model)
     expected = report_of(known, *ids, ids[0]).model_dump(exclude={"run"})
     with in_parts(tmp_path) as loaded:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers import InDouble, as_loaded, double_model, prompt_of, quiet, row_budget_of, single_model
 from image_models import build, picture
-from paging import in_parts, saved, whole
+from paging import in_parts, two_saved, whole
 from torch import Tensor
 
 from duat_cli.analysis.inspect.heads import (
@@ -375,7 +375,7 @@ def test_a_batch_gives_each_prompt_its_own_numbers(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
 def test_read_block_by_block_it_is_the_same(model_type: str, tmp_path: Path) -> None:
-    folder, prompts = saved(model_type, tmp_path), [prompt_of(IDS), prompt_of(IDS[:, 2:])]
+    folder, prompts = two_saved(model_type, tmp_path), [prompt_of(IDS), prompt_of(IDS[:, 2:])]
     resident = told(inspect(whole(folder), prompts, OPTIONS, quiet))
     with in_parts(folder) as loaded:
         streamed = told(inspect(loaded, prompts, OPTIONS, quiet))

@@ -426,7 +426,7 @@ def test_tensors_that_have_no_module_of_their_name_are_compared(model_type: str,
 
 
 def test_what_has_no_meaning_under_prompts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base, adapter = made("llama", tmp_path, layer_replication=[[0, 2], [1, 3]])
+    base, adapter = made("llama", tmp_path, layer_replication=[[0, 2], [1, 2]])
     with pytest.raises(UnsupportedModelError, match="layer_replication"):
         report_of(base, adapter)
     base, adapter = made("llama", tmp_path / "b")

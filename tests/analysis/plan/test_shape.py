@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers import single_model
-from paging import saved, whole
+from helpers import single_model, two_deep
+from paging import two_saved, whole
 
 from duat_cli.analysis.plan.shape import shape_of
 from duat_cli.analysis.session import Session
@@ -18,7 +18,7 @@ from duat_cli.loading.checkpoint.source import demo_path
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "gemma2", "falcon", "bloom", "distilbert", "xglm"])
 def test_width_heads_and_weights(model_type: str, tmp_path: Path) -> None:
-    shape = shape_of(inspect_folder(saved(model_type, tmp_path)), "float32")
+    shape = shape_of(inspect_folder(two_saved(model_type, tmp_path)), "float32")
     loaded = whole(tmp_path)
     structure = Session(loaded, lambda *_: None, cache=False).structure
     factors = structure.block(0).factors
@@ -32,7 +32,7 @@ def test_width_heads_and_weights(model_type: str, tmp_path: Path) -> None:
 
 def test_the_width_of_the_ffn_is_not_that_of_the_stream(tmp_path: Path) -> None:
     """A config of DistilBERT that leaves `dim` to its class still states `hidden_dim`; `hidden_size` is its alias."""
-    folder = saved("distilbert", tmp_path)
+    folder = two_saved("distilbert", tmp_path)
     config = json.loads((folder / "config.json").read_text())
     width, inner = config.pop("dim"), config["hidden_dim"]
     assert width != inner
@@ -48,7 +48,7 @@ def test_the_width_of_the_ffn_is_not_that_of_the_stream(tmp_path: Path) -> None:
 )
 def test_channels_of_a_kernel_are_its_heads(model_type: str, tmp_path: Path) -> None:
     """Of Mamba-2 in Bamba a head has several channels."""
-    shape = shape_of(inspect_folder(saved(model_type, tmp_path)), "float32")
+    shape = shape_of(inspect_folder(two_saved(model_type, tmp_path)), "float32")
     structure = Session(whole(tmp_path), lambda *_: None, cache=False).structure
     factors = [structure.block(call).factors for call in range(len(structure.calls))]
     alone = [one.heads.heads for one in factors if one is not None and one.heads.output.shape[1] == 1]
@@ -67,9 +67,9 @@ def test_a_dtype_that_no_model_runs_in_is_refused() -> None:
 
 
 def test_experts_count_as_far_as_a_token_is_sent_to_them(tmp_path: Path) -> None:
-    config = single_model("mixtral").config
-    shape = shape_of(inspect_folder(saved("mixtral", tmp_path)), "float32")
-    layer = single_model("mixtral").model.layers[0]
+    model = two_deep(single_model("mixtral"))
+    config, layer = model.config, model.model.layers[0]
+    shape = shape_of(inspect_folder(two_saved("mixtral", tmp_path)), "float32")
     routed = sum(p.numel() for n, p in layer.named_parameters() if "experts" in n)
     dense = sum(p.numel() for n, p in layer.named_parameters() if "experts" not in n and p.ndim > 1)
     share = config.num_experts_per_tok / config.num_local_experts

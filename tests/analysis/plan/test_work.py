@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import prompt_of
-from paging import in_parts, pager_of, saved, whole
+from paging import in_parts, pager_of, two_saved, whole
 from torch.utils.flop_counter import FlopCounterMode
 
 from duat_cli.analysis.inspect.options import InspectOptions
@@ -61,7 +61,7 @@ def run(command: Planned, loaded: LoadedModel) -> None:
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "matrix"])
 def test_weight_reads(command: Planned, tmp_path: Path) -> None:
-    files = inspect_folder(saved("llama", tmp_path))
+    files = inspect_folder(two_saved("llama", tmp_path))
     with in_parts(tmp_path, kept=1 << 30) as loaded:
         run(command, loaded)
         read = pager_of(loaded).bytes_read
@@ -74,7 +74,7 @@ def test_weight_reads(command: Planned, tmp_path: Path) -> None:
 @pytest.mark.parametrize("tried", [8, 0])
 def test_weight_reads_of_pruning(tried: int, metric: MetricName, tmp_path: Path) -> None:
     """Three sweeps, one for sets of FFNs, each of which is measured first, and one for a trial; none for Eq. 16."""
-    files = inspect_folder(saved("llama", tmp_path))
+    files = inspect_folder(two_saved("llama", tmp_path))
     options = PruneOptions(kinds=("head", "ffn"), metric=metric, probes=3, measure=2, budget=1e9, exceed=0.5)
     prompts = [prompt_of(torch.arange(first, 9 + first)[None]) for first in range(40, 42)]
     held_out = [prompt_of(torch.arange(first, 9 + first)[None]) for first in range(50, 50 + tried)]
@@ -174,7 +174,7 @@ def test_kernels_of_channels_cost_impulses_and_pairs_of_heads() -> None:
 
 
 def test_every_wave_reads_the_blocks_once(tmp_path: Path) -> None:
-    shape = shape_of(inspect_folder(saved("llama", tmp_path)), "float32")
+    shape = shape_of(inspect_folder(two_saved("llama", tmp_path)), "float32")
     few, many = (weight_reads(shape, Task("inspect", (4096,) * count), "streamed") for count in (1, 9))
     share = sum(block.stored for block in shape.parts.blocks) / inspect_folder(tmp_path).total_bytes
     assert many - few == pytest.approx(share * (len(prompt_waves([4096] * 9, shape.width, shape.element)) - 1))
@@ -182,7 +182,7 @@ def test_every_wave_reads_the_blocks_once(tmp_path: Path) -> None:
 
 
 def test_operations_of_one_pass(tmp_path: Path) -> None:
-    shape = shape_of(inspect_folder(saved("llama", tmp_path)), "float32")
+    shape = shape_of(inspect_folder(two_saved("llama", tmp_path)), "float32")
     model, ids = whole(tmp_path).model, torch.arange(40, 60)[None]
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.base_model(ids)
@@ -193,7 +193,7 @@ def test_operations_of_one_pass(tmp_path: Path) -> None:
 
 
 def test_the_count_is_of_a_model_with_matrices(tmp_path: Path) -> None:
-    shape = shape_of(inspect_folder(saved("llama", tmp_path)), "float32")
+    shape = shape_of(inspect_folder(two_saved("llama", tmp_path)), "float32")
     assert shape.products == sum(p.numel() for n, p in whole(tmp_path).model.named_parameters() if "proj" in n)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import as_loaded, minilm, single_model, token_ids
-from paging import saved
+from paging import two_saved
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from duat_cli.analysis.plan.task import PruneOptions
@@ -127,12 +127,12 @@ def test_a_plan_names_its_set_and_bounds_stand_beside_the_stream(short: Path) ->
 
 def test_every_block_that_lacks_a_kind_is_named_with_its_reason(tmp_path: Path) -> None:
     """Of a mixture of experts: nothing was left out of --granularity."""
-    loaded = load(str(saved("mixtral", tmp_path / "m")))
+    loaded = load(str(two_saved("mixtral", tmp_path / "m")))
     ids = [token_ids(loaded.model, tokens=6, seed=k) for k in range(2)]
     given = [Prompt("", f"{k:064}", one, k) for k, one in enumerate(ids)]
     report = prune_bound(loaded, given, [], PruneOptions(probes=2, measure=1), quiet).report
     [neurons] = [entry.what for entry in report.skipped if entry.what.startswith("neurons of")]
-    assert neurons == "neurons of blocks 0-2"
+    assert neurons == "neurons of blocks 0-1"
     assert {block.reasons["neurons"] for block in report.blocks} == {
         "the block has no neurons that could be told apart"
     }

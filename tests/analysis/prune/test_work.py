@@ -73,7 +73,7 @@ def _close(one: Any, other: Any) -> bool:
 
 
 def saved(model_type: str, folder: Path) -> str:
-    return str(paging.saved(model_type, folder))
+    return str(paging.two_saved(model_type, folder))
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_a_set_that_was_not_likely_to_be_chosen_costs_one_read(
 def test_layers_outside_of_blocks_may_be_read_too(tmp_path: Path) -> None:
     """albert's blocks stand behind a layer that is read: what waits there must not find its block in memory."""
     given = [Prompt("", str(k), torch.arange(40, 46 + k)[None], k) for k in range(2 + HELD_OUT)]
-    with in_parts(paging.saved("albert", tmp_path)) as loaded:
+    with in_parts(paging.two_saved("albert", tmp_path)) as loaded:
         streamed = prune_bound(loaded, given[:2], given[2:], OPTIONS, lambda *_: None)
     resident = prune_bound(whole(tmp_path), given[:2], given[2:], OPTIONS, lambda *_: None)
     assert same(streamed, resident)

@@ -180,7 +180,7 @@ def test_an_ffn_without_a_first_layer_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ["gpt2", "jamba", "albert"])
 def test_weights_read_block_by_block_give_the_same_files(model_type: str, tmp_path: Path) -> None:
-    known = whole(paging.saved(model_type, tmp_path / "model"))
+    known = whole(paging.two_saved(model_type, tmp_path / "model"))
     prompts = [prompt_of(token_ids(known.model, tokens)) for tokens in (4, 3)]
 
     def write(loaded: LoadedModel, folder: Path) -> None:

@@ -212,19 +212,19 @@ def test_modules_to_save_of_a_resized_table_are_read_once(tmp_path: Path) -> Non
 def test_layer_replication_reads_the_repeated_layer(tmp_path: Path) -> None:
     """Against the wrapped layers applied to unit vectors: PEFT's merge would add both copies to their shared weight."""
     base = adapters.base_of("llama", tmp_path / "base")
-    config = lora(layer_replication=[[0, 2], [1, 3]], use_dora=True)
+    config = lora(layer_replication=[[0, 2], [1, 2]], use_dora=True)
     adapter = adapters.make(base, tmp_path / "adapter", config)
     found = adapters.ours(base, adapter)
     tuned = peft.PeftModel.from_pretrained(adapters.load_base(base), adapter).base_model.model
     plain = adapters.load_base(base).state_dict()
     for key, change in found.items():
         number = int(key.split(".")[2])
-        old = plain[key.replace(f"layers.{number}.", f"layers.{[0, 1, 1, 2][number]}.")]
+        old = plain[key.replace(f"layers.{number}.", f"layers.{[0, 1, 1][number]}.")]
         layer = tuned.get_submodule(key.removesuffix(".weight"))
         bias = layer(torch.zeros(1, old.shape[1]))
         new = (layer(torch.eye(old.shape[1])) - bias).T.detach()
         torch.testing.assert_close(change, new.double() - old.double(), rtol=0, atol=2e-6)
-    assert {int(key.split(".")[2]) for key in found} == {0, 1, 2, 3}
+    assert {int(key.split(".")[2]) for key in found} == {0, 1, 2}
 
 
 def test_experts_stored_the_other_way_round(tmp_path: Path) -> None:
