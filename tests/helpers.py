@@ -223,6 +223,14 @@ def single_model(model_type: str) -> Any:
     return model
 
 
+def two_single(model_type: str) -> Any:
+    return two_deep(single_model(model_type))
+
+
+def two_double(model_type: str) -> Any:
+    return two_deep(double_model(model_type))
+
+
 @dataclass(frozen=True)
 class Wiring:
     """Where a model type keeps its blocks, and the module whose output attention adds to the residual stream."""

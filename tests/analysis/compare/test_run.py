@@ -16,11 +16,12 @@ from helpers import (
     as_loaded,
     blocks_of,
     dense_blocks,
-    double_model,
     prompt_of,
     quiet,
     single_model,
     token_ids,
+    two_double,
+    two_single,
 )
 from paging import in_parts, pager_of, two_saved, whole
 from torch import Tensor, nn
@@ -80,7 +81,7 @@ def report_of(loaded: LoadedModel, *ids: Tensor, options: CompareOptions = OPTIO
 
 @functools.cache
 def in_double(model_type: str, by_place: bool = False) -> CompareReport:
-    model = double_model(model_type)
+    model = two_double(model_type)
     a, b = ids_of(model)
     with InDouble():
         options = CompareOptions(cache=False, by_place=by_place)
@@ -89,7 +90,7 @@ def in_double(model_type: str, by_place: bool = False) -> CompareReport:
 
 @functools.cache
 def in_single(model_type: str) -> CompareReport:
-    model = single_model(model_type)
+    model = two_single(model_type)
     return report_of(as_loaded(model), *ids_of(model))
 
 
@@ -115,7 +116,7 @@ def scale_of(norm: nn.Module, x: Tensor) -> Tensor:
 
 
 def seen_of(model_type: str, ids: Tensor) -> list[Seen]:
-    model, named = double_model(model_type), MODELS[model_type]
+    model, named = two_double(model_type), MODELS[model_type]
     blocks = list(model.get_submodule(WIRINGS[model_type].blocks))
     tokens = ids.shape[1]
     kept: dict[tuple[int, str], Tensor] = {}
@@ -189,7 +190,7 @@ def relative(a: Tensor, b: Tensor, places: tuple[list[int], list[int]]) -> float
 @pytest.mark.parametrize("by_place", [False, True])
 @pytest.mark.parametrize("model_type", MODELS)
 def test_every_number_is_that_of_the_model_itself(model_type: str, by_place: bool) -> None:
-    report, model = in_double(model_type, by_place), double_model(model_type)
+    report, model = in_double(model_type, by_place), two_double(model_type)
     ids = ids_of(model)
     assert report.certificate.relative_error < 1e-6
     at = [0, 1, 2, 5, 6], [0, 1, 2, 6, 7]
@@ -247,7 +248,7 @@ def test_float32_agrees_with_float64(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", MODELS)
 def test_identical_prompts_give_zero_everywhere(model_type: str) -> None:
-    model = single_model(model_type)
+    model = two_single(model_type)
     a, _ = ids_of(model)
     report = report_of(as_loaded(model), a, a)
     for block in report.comparison.blocks:
@@ -264,7 +265,7 @@ def test_identical_prompts_give_zero_everywhere(model_type: str) -> None:
 
 def test_rounding_of_a_common_beginning_is_told_as_no_movement() -> None:
     """A causal model's first tokens do not see how the text goes on; passes of other lengths round differently."""
-    model = single_model("llama")
+    model = two_single("llama")
     a, _ = ids_of(model)
     longer = torch.cat([a[:, :2], a[:, :1].expand(1, 60)], dim=1)
     report = report_of(as_loaded(model), a[:, :3], longer)
@@ -283,7 +284,7 @@ def test_rounding_of_a_common_beginning_is_told_as_no_movement() -> None:
 
 def test_heads_are_those_of_the_models_attention_weights() -> None:
     """In the first block the scales of equal tokens are equal: a head moves as its attention weights do."""
-    model = single_model("llama")
+    model = two_single("llama")
     a, b = ids_of(model)
     norm, table = model.model.layers[0].input_layernorm, model.model.embed_tokens
     model.set_attn_implementation("eager")
@@ -311,16 +312,14 @@ def test_which_parameters_moved() -> None:
 
 def test_the_constants_of_a_block_are_its_biases() -> None:
     """Behind gpt2's first block they are the same for every input, as each row of H sums to 1; llama has none."""
-    report = report_of(
-        as_loaded(single_model("gpt2")), *ids_of(single_model("gpt2")), options=replace(OPTIONS, layers={0})
-    )
+    report = report_of(as_loaded(two_single("gpt2")), *ids_of(two_single("gpt2")), options=replace(OPTIONS, layers={0}))
     [constants] = [one for one in report.comparison.parameters if one.name == "b'_{j,3}"]
     assert constants.change == pytest.approx(0.0, abs=1e-6)
     assert all(one.name != "b'_{j,3}" for one in in_single("llama").comparison.parameters)
 
 
 def test_the_divergence_is_that_of_the_models_own_logits() -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     a, b = ids_of(model)
     [pair] = in_single("llama").pairs
     with torch.no_grad():
@@ -336,7 +335,7 @@ def test_a_model_that_predicts_no_next_token_says_so() -> None:
 
 def test_a_pair_that_differs_in_its_last_token() -> None:
     """A causal model moves nothing in front of it, so that the token itself is all there is to compare."""
-    model = single_model("llama")
+    model = two_single("llama")
     a = token_ids(model, 7, 0)
     b = torch.cat([a[:, :6], (a[:, 6:] + 1) % model.config.vocab_size], dim=1)
     still = report_of(as_loaded(model), a, b).comparison
@@ -352,7 +351,7 @@ def test_a_pair_that_differs_in_its_last_token() -> None:
 
 
 def test_several_pairs_are_averaged() -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     a, b = ids_of(model)
     c = torch.cat([a[:, :4], token_ids(model, 3, 9)], dim=1)
     both = report_of(as_loaded(model), a, b, c, options=CompareOptions(cache=False, per_prompt=True))
@@ -369,7 +368,7 @@ def test_several_pairs_are_averaged() -> None:
 
 def test_the_pair_without_a_number_is_named() -> None:
     """The prompt beside itself has no amplification, and leaves the mean without one; in block 0 no pair has any."""
-    model = single_model("llama")
+    model = two_single("llama")
     a, b = ids_of(model)
     report = report_of(as_loaded(model), a, b, a)
     first, *others = (block.reasons["amplification"] for block in report.comparison.blocks)
@@ -379,7 +378,7 @@ def test_the_pair_without_a_number_is_named() -> None:
 
 def test_a_shared_text_is_compared_on_its_own_tokens() -> None:
     """The contexts have a token in common, which is no part of the shared text."""
-    model = single_model("llama")
+    model = two_single("llama")
     shared, first, second = token_ids(model, 4, 0), token_ids(model, 3, 1), token_ids(model, 5, 2)
     second[0, 1] = first[0, 0]
     a, b = torch.cat([first, shared], dim=1), torch.cat([second, shared], dim=1)
@@ -391,13 +390,13 @@ def test_a_shared_text_is_compared_on_its_own_tokens() -> None:
 
 
 def test_chosen_layers() -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     ids = ids_of(model)
     every = in_single("llama").comparison.blocks
-    some = report_of(as_loaded(model), *ids, options=CompareOptions(layers=frozenset({2}), cache=False))
-    assert some.comparison.blocks == every[2:3]
-    with pytest.raises(InputError, match="no block 3"):
-        report_of(as_loaded(model), *ids, options=CompareOptions(layers=frozenset({3}), cache=False))
+    some = report_of(as_loaded(model), *ids, options=CompareOptions(layers=frozenset({1}), cache=False))
+    assert some.comparison.blocks == every[1:]
+    with pytest.raises(InputError, match="no block 2"):
+        report_of(as_loaded(model), *ids, options=CompareOptions(layers=frozenset({2}), cache=False))
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mixtral", "jamba"])
@@ -423,14 +422,14 @@ def test_a_block_without_attention_has_its_reason() -> None:
 
 def test_a_prompt_too_long_to_keep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "KEPT_BYTES", 1 << 10)
-    model = single_model("llama")
+    model = two_single("llama")
     with pytest.raises(InputError, match=r"a prompt of 7 tokens: .* more than 0; use --max-tokens"):
         report_of(as_loaded(model), *ids_of(model))
 
 
 def test_the_null_has_the_models_scales_and_uniform_attention() -> None:
     """Against loops over the dense W', whose blocks are made anew with H = 1 / i."""
-    model = single_model("llama")
+    model = two_single("llama")
     a, b = ids_of(model)
     report = in_single("llama")
     at = [0, 1, 2, 5, 6], [0, 1, 2, 6, 7]
@@ -461,7 +460,7 @@ def seen_single(model: Any, ids: Tensor) -> Tensor:
 
 
 def test_router_weights_are_among_the_parameters_that_the_input_sets() -> None:
-    model = single_model("mixtral")
+    model = two_single("mixtral")
     a = token_ids(model, 6, 1)
     b = a.clone()
     b[0, 0] = a[0].max() + 1  # the others are aligned
