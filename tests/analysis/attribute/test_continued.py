@@ -11,7 +11,7 @@ import helpers
 import pytest
 import torch
 from attributing import WORDS, report_of
-from helpers import single_model, token_ids, two_deep
+from helpers import token_ids, two_single
 from paging import in_parts, two_saved
 from torch import Tensor
 from transformers import Phi3Config, Phi3ForCausalLM
@@ -44,7 +44,7 @@ def greedy(model: Any, ids: Tensor, steps: int) -> tuple[Tensor, list[float]]:
 @pytest.mark.usefixtures("in_double")
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
 def test_greedy_tokens_are_those_of_one_pass_each(model_type: str) -> None:
-    model = single_model(model_type).double()
+    model = two_single(model_type).double()
     ids = token_ids(model, tokens=5)
     longer, logits = greedy(model, ids, 4)
     report = ran(helpers.as_loaded(model), ids, steps=4)
@@ -66,7 +66,7 @@ def test_greedy_tokens_are_those_of_one_pass_each(model_type: str) -> None:
 
 
 def test_a_given_continuation_is_by_its_log_probability() -> None:
-    model = single_model("llama").double()
+    model = two_single("llama").double()
     ids = token_ids(model, tokens=5)
     report = ran(helpers.as_loaded(model), ids, continuation="t50 t60 t70")
     given = torch.cat([ids, torch.tensor([[50, 60, 70]])], dim=1)
@@ -89,13 +89,13 @@ def test_a_given_continuation_is_by_its_log_probability() -> None:
 
 
 def test_what_has_no_next_token_is_refused() -> None:
-    model = single_model("bert")
+    model = two_single("bert")
     with pytest.raises(InputError, match="--steps: BertForMaskedLM is no next-token model"):
         ran(helpers.as_loaded(model), token_ids(model), steps=2)
 
 
 def test_capped_logits_have_greedy_tokens_alone() -> None:
-    model = single_model("gemma2")
+    model = two_single("gemma2")
     ids = token_ids(model, tokens=5)
     assert ran(helpers.as_loaded(model), ids, steps=2).certificate.exact
     with pytest.raises(InputError, match="--continuation: this model caps its logits"):
@@ -103,7 +103,7 @@ def test_capped_logits_have_greedy_tokens_alone() -> None:
 
 
 def test_a_prompt_that_would_be_too_long_is_refused() -> None:
-    model = single_model("gpt2")
+    model = two_single("gpt2")
     room = model.config.max_position_embeddings
     ids = token_ids(model, tokens=room - 1)
     with pytest.raises(InputError, match=f"--steps: prompt 1 would have {room + 2} tokens, the model has {room}"):
@@ -149,7 +149,7 @@ def test_a_text_whose_length_changes_its_first_tokens_is_refused(options: dict[s
 
 def test_what_differs_between_lengths_is_named_by_the_config_and_the_dtype() -> None:
     """A router flips by rounding in a narrow dtype alone; longrope goes before it."""
-    narrow, mixtral, llama = torch.bfloat16, single_model("mixtral").config, single_model("llama").config
+    narrow, mixtral, llama = torch.bfloat16, two_single("mixtral").config, two_single("llama").config
     assert "a router that rounds sends tokens to other experts; use --dtype float32" in why_by_length(mixtral, narrow)
     assert why_by_length(llama, narrow) == "passes of other lengths round otherwise in bfloat16; use --dtype float32"
     for config in (mixtral, llama):
@@ -159,7 +159,7 @@ def test_what_differs_between_lengths_is_named_by_the_config_and_the_dtype() -> 
 
 def test_a_refusal_over_a_narrow_router_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """With no tolerance, what rounding leaves is refused."""
-    model = single_model("mixtral").to(torch.bfloat16)
+    model = two_single("mixtral").to(torch.bfloat16)
     monkeypatch.setattr(targets_module, "tolerance_for", lambda dtype: -1.0)
     loaded = dataclasses.replace(helpers.as_loaded(model), dtype="bfloat16")
     with pytest.raises(InputError, match="a router that rounds sends tokens to other experts"):
@@ -167,14 +167,14 @@ def test_a_refusal_over_a_narrow_router_names_it(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_empty_continuation_is_refused() -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     with pytest.raises(InputError, match="--continuation: the tokenizer makes no tokens of it"):
         ran(helpers.as_loaded(model), token_ids(model), continuation="")
 
 
 def test_weights_read_block_by_block(tmp_path: Path) -> None:
     folder = two_saved("llama", tmp_path)
-    model = two_deep(single_model("llama"))
+    model = two_single("llama")
     ids = token_ids(model, tokens=5)
     _, logits = greedy(model, ids, 3)
     with in_parts(folder) as loaded:

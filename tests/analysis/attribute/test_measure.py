@@ -11,7 +11,7 @@ import helpers
 import pytest
 import torch
 from attributing import WORDS, double
-from helpers import single_model, token_ids
+from helpers import token_ids, two_single
 from own_code import PROMPTS, OwnStack, own
 from paging import in_parts, two_saved, whole
 from removal import OWN, weights_zeroed
@@ -48,7 +48,7 @@ def expected(before: Tensor, after: Tensor) -> list[float]:
 @torch.no_grad()
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert"])
 def test_what_is_lost_is_what_the_changed_model_loses(model_type: str) -> None:
-    model = single_model(model_type).double()
+    model = two_single(model_type).double()
     ids = token_ids(model, tokens=8)
 
     def logits(**inputs: Any) -> Tensor:
@@ -79,7 +79,7 @@ def test_what_is_lost_is_what_the_changed_model_loses(model_type: str) -> None:
 
 @torch.no_grad()
 def test_of_a_norm_the_length_itself_is_lost() -> None:
-    model = single_model("bert").base_model.double()
+    model = two_single("bert").base_model.double()
     ids = token_ids(model, tokens=6)
     found = measured(helpers.as_loaded(model), ids, 3, target="norm", position=None)
     before = model(ids).last_hidden_state[0].mean(0)
@@ -98,7 +98,7 @@ def test_of_a_norm_the_length_itself_is_lost() -> None:
 
 
 def test_they_lead_and_agree_as_said() -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     found = measured(helpers.as_loaded(model), token_ids(model, tokens=8), 6)
     for parts in (found.heads, found.neurons, found.tokens):
         sizes = [abs(one.part) for one in parts]
@@ -115,7 +115,7 @@ def test_they_lead_and_agree_as_said() -> None:
 
 
 def test_few_have_no_rank_correlation() -> None:
-    model = single_model("gpt2")
+    model = two_single("gpt2")
     found = measured(helpers.as_loaded(model), token_ids(model, tokens=8), 2)
     assert all(
         one.rank_correlation is None and "fewer than 4" in one.reasons["rank_correlation"] for one in found.agreement
@@ -123,7 +123,7 @@ def test_few_have_no_rank_correlation() -> None:
 
 
 def test_in_front_of_a_cap() -> None:
-    model = single_model("gemma2")
+    model = two_single("gemma2")
     ids, cap = token_ids(model, tokens=8), model.config.final_logit_softcapping
     token = measured(helpers.as_loaded(model), ids, 1).tokens[0]
     mask = torch.ones_like(ids)
@@ -151,7 +151,7 @@ def test_weights_read_block_by_block_give_the_same(model_type: str, tmp_path: Pa
 def test_attention_to_all_that_a_place_has_cannot_be_cut(tokens: int) -> None:
     """The first token of a causal model attends to itself alone; what the model makes of nothing depends on kernels,
     and on tokens behind it. Those are no part of what is there, so none of them is taken out."""
-    model = single_model("llama")
+    model = two_single("llama")
     found = measured(helpers.as_loaded(model), token_ids(model, tokens=tokens), 6, position=0)
     assert [(one.position, one.cut) for one in found.tokens] == [(0, None)]
     assert "all that its place attends to" in found.tokens[0].reasons["cut"]
@@ -164,11 +164,11 @@ def test_attention_to_all_that_a_place_has_cannot_be_cut(tokens: int) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("model_type", "mixer", "blocks"),
-    [("jamba", "layers.0.mamba", "blocks 0, 2"), ("falcon_h1", "layers.0.mamba", "blocks 0-2")],
+    [("jamba", "layers.0.mamba", "block 0"), ("falcon_h1", "layers.0.mamba", "blocks 0-1")],
 )
 def test_a_mask_cuts_no_attention_where_tokens_are_mixed_without(model_type: str, mixer: str, blocks: str) -> None:
     """A mixer that obeys the mask gives the masked token's own place nothing: more than attention to it is gone."""
-    model = single_model(model_type)
+    model = two_single(model_type)
     ids = token_ids(model, tokens=8)
     given: list[Tensor] = []
     handle = model.get_submodule(f"model.{mixer}").register_forward_hook(lambda _m, _a, out: given.append(out[0, 3]))
@@ -189,16 +189,14 @@ def test_a_mask_cuts_no_attention_where_tokens_are_mixed_without(model_type: str
 
 
 def test_one_output_is_no_distribution() -> None:
-    model = BertForSequenceClassification(
-        BertConfig(**single_model("bert").config.to_dict() | {"num_labels": 1})
-    ).eval()
+    model = BertForSequenceClassification(BertConfig(**two_single("bert").config.to_dict() | {"num_labels": 1})).eval()
     found = measured(helpers.as_loaded(model), token_ids(model, tokens=6), 2, target=None, position=None)
     assert {one.kl for one in found.heads} == {None}
     assert all(one.reasons["kl"].startswith("the output is no distribution") for one in found.heads)
 
 
 def test_one_position_at_a_time() -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     with pytest.raises(InputError, match="--measure: one position at a time"):
         measured(helpers.as_loaded(model), token_ids(model), 2, position="all", target=None)
 
@@ -226,11 +224,11 @@ def test_a_neuron_inside_an_expert_is_taken_out_of_its_weights(model_type: str) 
 
 def test_what_is_not_taken_out_is_said() -> None:
     """gpt-oss cuts its activations off, so that the neurons of its experts are not told apart."""
-    model = single_model("gpt_oss")
+    model = two_single("gpt_oss")
     found = measured(helpers.as_loaded(model), token_ids(model, tokens=8), 3)
     assert found.neurons == []
     (skipped,) = found.skipped
-    assert skipped.what == "neurons of GptOssMLP of blocks 0-2"
+    assert skipped.what == "neurons of GptOssMLP of blocks 0-1"
     assert "is no known activation between two layers" in skipped.why
 
 

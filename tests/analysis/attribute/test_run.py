@@ -13,7 +13,7 @@ import helpers
 import pytest
 import torch
 from attributing import WORDS, double, report_of, report_on, without
-from helpers import far, minilm, single_model, token_ids
+from helpers import far, minilm, single_model, token_ids, two_deep, two_single
 from paging import in_parts, two_saved, whole
 from torch import Tensor, nn
 from transformers import AutoModel, BertConfig, BertForSequenceClassification
@@ -50,7 +50,7 @@ def added(one: Attribution) -> tuple[float, float]:
 @pytest.mark.parametrize("model_type", TYPES)
 def test_the_parts_add_up_to_the_models_own_logit(model_type: str) -> None:
     """In float64; in float32 every type does in test_every_type.py."""
-    model, bar = double(model_type), 1e-6 if model_type in SINGLE else 1e-10
+    model, bar = two_deep(double(model_type)), 1e-6 if model_type in SINGLE else 1e-10
     ids = token_ids(model, tokens=9)
     with torch.no_grad():
         logits = run_stack(model, ids).logits.double()
@@ -140,7 +140,7 @@ def test_a_part_of_each_kind_is_what_the_frozen_network_loses_without_it(model_t
 
 
 def test_every_position_at_once_is_each_alone() -> None:
-    model = single_model("llama").double()
+    model = two_single("llama").double()
     ids = token_ids(model, tokens=4)
     report = report_of(model, ids, position="all")
     following = ids[0, 1:].tolist()
@@ -153,7 +153,7 @@ def test_every_position_at_once_is_each_alone() -> None:
 
 
 def test_many_targets_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = single_model("gpt2").double()
+    model = two_single("gpt2").double()
     ids = token_ids(model, tokens=5)
     together = report_of(model, ids, position="all")
     monkeypatch.setattr("duat_cli.analysis.attribute.work.TARGET_BYTES", 1)
@@ -177,7 +177,7 @@ def numbers_of(one: Attribution) -> list[float]:
 @pytest.mark.parametrize("model_type", ["llama", "mixtral", "bert", "jamba", "axk2"])
 def test_weights_read_block_by_block_give_the_same(model_type: str, tmp_path: Path) -> None:
     folder = two_saved(model_type, tmp_path)
-    prompts = [helpers.prompt_of(token_ids(single_model(model_type), tokens=n, seed=n)) for n in (5, 3)]
+    prompts = [helpers.prompt_of(token_ids(two_single(model_type), tokens=n, seed=n)) for n in (5, 3)]
     options = AttributeOptions(Asked(target="t77"))
 
     def computed(loaded: Any) -> AttributeReport:
@@ -190,7 +190,7 @@ def test_weights_read_block_by_block_give_the_same(model_type: str, tmp_path: Pa
     assert got.certificate.exact
     assert got.model == expected.model
     assert got.skipped == expected.skipped
-    assert got.model.heads == single_model(model_type).config.num_attention_heads  # not those of jamba's mixers
+    assert got.model.heads == two_single(model_type).config.num_attention_heads  # not those of jamba's mixers
     assert len(got.attribution) == 2
     for one, other in zip(got.attribution, expected.attribution, strict=True):
         assert numbers_of(one) == pytest.approx(numbers_of(other), abs=1e-5)
@@ -200,7 +200,7 @@ def test_weights_read_block_by_block_give_the_same(model_type: str, tmp_path: Pa
 
 def test_no_weights_of_a_block_are_held_when_the_next_one_is_read(tmp_path: Path) -> None:
     """The forms of experts are views of their weights."""
-    model, left = single_model("mixtral"), list[int]()
+    model, left = two_single("mixtral"), list[int]()
     sizes = {p.numel() * 4 for p in model.model.layers[0].mlp.experts.parameters()}
 
     def held() -> int:
@@ -265,7 +265,7 @@ def test_a_classifier() -> None:
 
 
 def test_a_model_without_a_head() -> None:
-    model = AutoModel.from_config(single_model("bert").config, attn_implementation="eager").eval()
+    model = AutoModel.from_config(two_single("bert").config, attn_implementation="eager").eval()
     tiny.randomise(model, 1)
     ids = token_ids(model, tokens=7)
     with torch.no_grad():
@@ -282,7 +282,7 @@ def test_a_model_without_a_head() -> None:
 
 def test_a_replay_that_is_wrong_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """The certificate is of the sum against the untouched model: a frozen H that is not the model's shows."""
-    model = single_model("llama")
+    model = two_single("llama")
     structure = discover(model)
     plain = attention.apply_rows
     monkeypatch.setattr("duat_cli.analysis.session.discover", lambda *_, **__: structure)
@@ -293,17 +293,17 @@ def test_a_replay_that_is_wrong_is_not_exact(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_prompt_of_one_token() -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     report = report_of(model, token_ids(model, tokens=1))
     assert report.certificate.exact
     assert len(report.attribution[0].parts.tokens) == 1
 
 
 def test_half_precision_says_its_tolerance() -> None:
-    model = single_model("llama").bfloat16()
+    model = two_single("llama").bfloat16()
     report = report_on(helpers.as_loaded(model), token_ids(model, tokens=7))
     assert report.certificate.tolerance == 5e-2
-    wide = report_of(single_model("llama"), token_ids(model, tokens=7), target=str(
+    wide = report_of(two_single("llama"), token_ids(model, tokens=7), target=str(
         report.attribution[0].target.token and f"t{report.attribution[0].target.token.id}"
     ))  # fmt: skip
     assert far([t.value for t in report.attribution[0].parts.tokens], [
@@ -313,20 +313,20 @@ def test_half_precision_says_its_tolerance() -> None:
 
 def test_what_blocks_share_is_said_to_be_held() -> None:
     """A side channel from the first block to the last."""
-    model = single_model("llama")
+    model = two_single("llama")
     ids = token_ids(model, tokens=7)
     assert report_of(model, ids).skipped == []
     kept: list[Any] = []
     layers = model.model.layers
     layers[0].register_forward_hook(lambda m, a, out: kept.append(out))
-    layers[2].register_forward_pre_hook(lambda m, a, k: (a, {**k, "shared": {"keys": kept[-1]}}), with_kwargs=True)
+    layers[1].register_forward_pre_hook(lambda m, a, k: (a, {**k, "shared": {"keys": kept[-1]}}), with_kwargs=True)
     (entry,) = report_of(model, ids).skipped
-    assert entry.what == "what layers.2 reads beside hidden states"
+    assert entry.what == "what layers.1 reads beside hidden states"
     assert "counts among biases" in entry.why
 
 
 def test_an_output_that_is_not_finite_is_one_line() -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     model.lm_head.weight.data[77] = torch.inf
     with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM: its output is not finite"):
         report_of(model, token_ids(model, tokens=5), target="t77")
@@ -334,7 +334,7 @@ def test_an_output_that_is_not_finite_is_one_line() -> None:
 
 @pytest.mark.parametrize("model_type", ["yoso", "zaya"])  # a kernel without a graph; experts beside their router
 def test_mixers_add_up(model_type: str) -> None:
-    model = single_model(model_type)
+    model = two_single(model_type)
     assert report_of(model, token_ids(model, tokens=5), position=3).certificate.residual <= 1e-5
 
 
@@ -369,12 +369,12 @@ def test_a_real_encoder_without_a_head(dtype: str, bar: float, target: str) -> N
     ids=["last position", "every position", "greedy tokens", "measured"],
 )
 def test_processes_that_share_the_prompts_find_the_same(options: AttributeOptions) -> None:
-    loaded = helpers.as_loaded(single_model("llama"))
+    loaded = helpers.as_loaded(two_single("llama"))
     prompts = [helpers.prompt_of(token_ids(loaded.model, tokens=count)) for count in (5, 3, 4, 2)]
     said: list[tuple[int, int]] = []
     both = [replace(loaded, processes=count) for count in (1, 2)]
     alone, shared = (attribute(one, prompts, WORDS, options, lambda *at: said.append(at[:2])) for one in both)
-    whole = 4 * 3  # prompts, blocks
+    whole = 4 * 2  # prompts, blocks
     assert {(done, of) for done, of in said if of == whole} >= {(done, whole) for done in range(1, whole + 1)}
     assert max(done for done, of in said if of == whole) == whole
     assert shared == alone.model_copy(update={"run": shared.run})
@@ -389,7 +389,7 @@ def test_what_a_prompt_gave_is_in_the_report_before_the_next_one_runs(monkeypatc
         own = getattr(owner, name)
         told = lambda *given, own=own, name=name: (order.append(name), own(*given))[1]  # noqa: E731
         monkeypatch.setattr(owner, name, told)
-    loaded = helpers.as_loaded(single_model("llama"))
+    loaded = helpers.as_loaded(two_single("llama"))
     prompts = [helpers.prompt_of(token_ids(loaded.model, tokens=count)) for count in (4, 5, 6)]
     attribute(loaded, prompts, WORDS, AttributeOptions(), lambda *_: None)
     assert order == ["run", "add"] * 3

@@ -7,7 +7,7 @@ import statistics
 import helpers
 import pytest
 from attributing import WORDS, report_of
-from helpers import single_model, token_ids
+from helpers import token_ids, two_single
 
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
@@ -16,7 +16,7 @@ TARGETS = {4: "t50", 6: "t60", 7: "t70"}  # by the prompt's length
 
 
 def test_means_and_spreads_are_those_of_the_predictions() -> None:
-    model = single_model("gpt2").double()
+    model = two_single("gpt2").double()
     prompts = [token_ids(model, tokens=n, seed=n) for n in TARGETS]
     report = attribute(
         helpers.as_loaded(model),
@@ -55,7 +55,7 @@ def test_means_and_spreads_are_those_of_the_predictions() -> None:
 
 
 def test_one_prediction_has_no_summary() -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     report = report_of(model, token_ids(model))
     assert report.summary is None
     assert report.reasons["summary"] == "there is one prediction"

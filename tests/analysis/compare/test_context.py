@@ -14,8 +14,8 @@ from helpers import (
     dense_blocks,
     double_model,
     prompt_of,
-    single_model,
     token_ids,
+    two_single,
 )
 from torch import Tensor
 
@@ -64,7 +64,7 @@ def context_of(model: Any, *, answer: Tensor | None = None) -> InContext:
 
 
 def test_losses_are_those_of_the_models_own_logits() -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     special, one, two, question, answer = parts_of(model)
     found = context_of(model)
     assert (found.question_tokens, found.answer_tokens) == (QUESTION, ANSWER)
@@ -102,13 +102,13 @@ def test_what_the_question_reads_is_that_of_the_dense_operator(model_type: str) 
 
 
 def test_a_model_without_a_next_token_has_no_loss_and_says_so() -> None:
-    found = context_of(single_model("bert"))
+    found = context_of(two_single("bert"))
     assert all(run.loss is None and "no next-token model" in run.reasons["loss"] for run in found.runs)
     assert found.runs[3].reads[0].share
 
 
 def test_an_answer_without_a_token_is_refused() -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     special = parts_of(model)[0]
     with pytest.raises(InputError, match="--answer: the tokenizer makes no token"):
         context_of(model, answer=special)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import as_loaded, prompt_of, quiet, single_model, token_ids
+from helpers import as_loaded, prompt_of, quiet, token_ids, two_single
 from paging import in_parts, two_saved, whole
 from softmax_mode import Softmax
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ def loss_of(found: FixedParameters, held: str, source: str) -> float:
 
 
 def test_losses_are_those_of_the_model_whose_softmax_is_told_what_to_give() -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     found = found_of(as_loaded(model))
     ids = [token_ids(model, 7, seed) for seed in range(5)]
     model.set_attn_implementation("eager")
@@ -65,7 +65,7 @@ def test_losses_are_those_of_the_model_whose_softmax_is_told_what_to_give() -> N
 
 @pytest.mark.parametrize("model_type", ["gpt2", "gemma2", "mixtral", "bloom", "qwen3"])
 def test_own_values_give_back_the_live_loss(model_type: str) -> None:
-    found = found_of(as_loaded(single_model(model_type)), count=2)
+    found = found_of(as_loaded(two_single(model_type)), count=2)
     assert found.own_error < 1e-5
     assert loss_of(found, "H and norms", "another prompt") != pytest.approx(found.live, rel=1e-4)
     assert all(run.low is None and run.reasons["low"] == "needs 5 prompts" for run in found.runs)
@@ -74,7 +74,7 @@ def test_own_values_give_back_the_live_loss(model_type: str) -> None:
 def test_a_wrong_own_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captured.Captured, "held", lambda self, **_kinds: captured.Held(
         [captured.StoredRows(H.flip(0)) for H in self.attention]))  # fmt: skip
-    assert not found_of(as_loaded(single_model("llama")), count=2).holds
+    assert not found_of(as_loaded(two_single("llama")), count=2).holds
 
 
 def test_weights_read_block_by_block_give_the_same_losses(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_weights_read_block_by_block_give_the_same_losses(tmp_path: Path) -> Non
 
 
 def test_what_cannot_be_held_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = as_loaded(single_model("llama"))
+    loaded = as_loaded(two_single("llama"))
     some = [prompt_of(token_ids(loaded.model, n)) for n in (7, 5)]
     with pytest.raises(InputError, match=r"prompts of 5, 7 tokens; .* use --max-tokens 5"):
         fixed(loaded, some, True, quiet)
@@ -95,9 +95,9 @@ def test_what_cannot_be_held_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(InputError, match="one token has no loss"):
         fixed(loaded, [prompt_of(token_ids(loaded.model, 1))] * 2, True, quiet)
     with pytest.raises(UnsupportedModelError, match="no next-token model"):
-        found_of(as_loaded(single_model("bert")), count=2)
+        found_of(as_loaded(two_single("bert")), count=2)
     with pytest.raises(UnsupportedModelError, match="writes with its decoder"):
-        found_of(as_loaded(single_model("bart")), count=2)
+        found_of(as_loaded(two_single("bart")), count=2)
     monkeypatch.setattr(captured, "KEPT_BYTES", 100)
     with pytest.raises(InputError, match="use fewer prompts or --max-tokens"):
         found_of(loaded)
@@ -111,7 +111,7 @@ def test_mixers_take_the_same_operations_under_a_head(model_type: str) -> None:
 
 def test_router_weights_are_held_in_a_third_step() -> None:
     """The same model, its routers told what to give: the second way patches the router's own module."""
-    model = single_model("mixtral")
+    model = two_single("mixtral")
     found = found_of(as_loaded(model), count=2)
     assert [run.held for run in found.runs[-3:]] == ["H, norms and routers"] * 3
     assert found.holds
@@ -120,4 +120,4 @@ def test_router_weights_are_held_in_a_third_step() -> None:
     assert loss_of(found, "H, norms and routers", "mean") != pytest.approx(
         loss_of(found, "H and norms", "mean"), rel=1e-5
     )
-    assert {run.held for run in found_of(as_loaded(single_model("llama")), count=2).runs} == {"H", "H and norms"}
+    assert {run.held for run in found_of(as_loaded(two_single("llama")), count=2).runs} == {"H", "H and norms"}

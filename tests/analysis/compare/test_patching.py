@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import as_loaded, prompt_of, quiet, single_model, token_ids
-from paging import in_parts, saved, whole
+from paging import in_parts, two_saved, whole
 from softmax_mode import Softmax
 from torch import Tensor
 
@@ -229,7 +229,7 @@ def test_a_wrong_own_part_is_found(monkeypatch: pytest.MonkeyPatch, llama: Any) 
 
 def test_weights_read_block_by_block_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patching, "ABLATION_BYTES", 1 << 14)  # a few passes wait side by side
-    loaded = whole(saved("llama", tmp_path))
+    loaded = whole(two_saved("llama", tmp_path))
     wanted = [found_of(loaded, what) for what in ("blocks", "tokens")]
     with in_parts(tmp_path) as parts:
         assert [found_of(parts, what) for what in ("blocks", "tokens")] == wanted
