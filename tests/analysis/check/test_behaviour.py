@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import single_model
+from helpers import two_single
 from paging import in_parts, two_saved, whole
 from transformers import AutoModelForMaskedLM
 
@@ -91,7 +91,7 @@ def test_a_masked_model_is_asked_at_every_seventh_token_all_of_them_masked(tmp_p
 
 
 def test_a_model_without_a_head_is_asked_for_its_embeddings(tmp_path: Path) -> None:
-    single_model("bert").base_model.save_pretrained(tmp_path / "m")
+    two_single("bert").base_model.save_pretrained(tmp_path / "m")
     loaded = whole(tmp_path / "m")
     texts = prompts(loaded.model.config.vocab_size)
     behaviour, answers = asked(loaded, texts)
@@ -147,7 +147,7 @@ def test_answers_that_wait_for_the_last_block_hold_nothing_of_vocabulary_size(mo
 def test_processes_that_share_the_prompts_give_the_same_numbers(headless: bool, tmp_path: Path) -> None:
     folder = two_saved("bert" if headless else "llama", tmp_path / "m")
     if headless:
-        single_model("bert").base_model.save_pretrained(folder)
+        two_single("bert").base_model.save_pretrained(folder)
     loaded = whole(folder)
     texts = prompts(loaded.model.config.vocab_size, (9, 1, 23, 9, 9, 17))
     assert asked(replace(loaded, processes=3), texts) == asked(loaded, texts)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import InDouble, as_loaded, double_model, prompt_of, quiet, single_model
+from helpers import InDouble, as_loaded, double_model, prompt_of, quiet, two_single
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -60,7 +60,7 @@ def begun(model: Any, prompts: list[Prompt]) -> Session:
 @pytest.fixture(scope="module")
 def session() -> Session:
     """Of a llama, which is only asked."""
-    model = single_model("llama")
+    model = two_single("llama")
     return begun(model, prompts_of(model, 1, 7))
 
 
@@ -94,7 +94,7 @@ def differences(got: list[PromptSweep], expected: list[PromptSweep]) -> dict[str
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_a_batch_gives_each_prompt_its_own_numbers(model_type: str) -> None:
-    model = single_model(model_type)
+    model = two_single(model_type)
     session = begun(model, prompts_of(model, 1, 7))
     for tokens in (1, 7):
         prompts = prompts_of(model, 3, tokens)
@@ -120,7 +120,7 @@ def test_in_float64_it_is_equal_to_its_last_digits(model_type: str) -> None:
 def test_sampled_entries_and_heads_that_do_not_all_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where W' is too large to look at every entry, and where a prompt's zero token leaves blocks of its own empty."""
     monkeypatch.setattr("duat_cli.analysis.inspect.measured.entries.EXACT_ENTRIES", 0)
-    model = single_model("llama")
+    model = two_single("llama")
     with torch.no_grad():
         model.get_input_embeddings().weight[11] = 0.0
     prompts = prompts_of(model, 5, 7)
@@ -135,7 +135,7 @@ def test_sampled_entries_and_heads_that_do_not_all_reach(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("model_type", ONE_BY_ONE)
 def test_a_model_that_takes_prompts_one_by_one_gets_them_so(model_type: str) -> None:
-    model = single_model(model_type)
+    model = two_single(model_type)
     session = begun(model, prompts_of(model, 1, 7))
     assert sizes(session, OPTIONS, 10_000)(7) == 1
     assert sweep_batch(session, prompts_of(model, 3, 7), OPTIONS) is None
@@ -155,7 +155,7 @@ class Averaging(nn.Module):
 
 def test_a_model_whose_prompts_reach_each_other_is_seen() -> None:
     """Its batches are exact sums of what the batch computes, but each prompt alone is another."""
-    model = single_model("llama")
+    model = two_single("llama")
     prompts = prompts_of(model, 3, 7)
     session = begun(model, prompts)
     assert sizes(session, OPTIONS, 10_000)(7) > 1
@@ -180,7 +180,7 @@ def test_few_prompts_run_one_by_one(session: Session) -> None:
 
 
 def test_a_gpu_takes_as_many_as_its_share_of_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     session = begun(model, prompts_of(model, 1, 7))
     few = sizes(session, OPTIONS, 10**6)(70)
     monkeypatch.setattr(module, "_agree", lambda *_: True)  # asked of the device, which is not here
@@ -227,7 +227,7 @@ def lots(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[Prompt]]:
 def test_a_report_in_batches_is_that_of_one_by_one(
     lots: Callable[[Any], list[Prompt]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     prompts = lots(model)
     together: list[int] = []
     own = sweep_module.sweep_batch
@@ -254,7 +254,7 @@ def test_a_report_in_batches_is_that_of_one_by_one(
 def test_a_batch_that_fails_is_run_one_by_one(
     lots: Callable[[Any], list[Prompt]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     prompts = lots(model)
     expected = inspect(as_loaded(model), prompts, OPTIONS, quiet)
     own = sweep_module.measure_each
@@ -279,7 +279,7 @@ def test_a_batch_that_fails_is_run_one_by_one(
 @pytest.mark.parametrize("mapped", [0, 2])
 def test_processes_that_share_the_prompts_find_the_same(lots: Callable[[Any], list[Prompt]], mapped: int) -> None:
     """Batches, prompts alone, maps and both nulls; what runs here is the first prompt, or those that are mapped."""
-    loaded = as_loaded(single_model("llama"))
+    loaded = as_loaded(two_single("llama"))
     prompts = lots(loaded.model)
     options = InspectOptions(cache=False, null="all", per_prompt=True)
 
@@ -303,7 +303,7 @@ def test_processes_that_share_the_prompts_find_the_same(lots: Callable[[Any], li
 def test_what_goes_wrong_in_a_process_is_that_of_the_first_prompt(
     lots: Callable[[Any], list[Prompt]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = replace(as_loaded(single_model("llama")), processes=2)
+    loaded = replace(as_loaded(two_single("llama")), processes=2)
     prompts = lots(loaded.model)
     places, own = {id(prompt): place for place, prompt in enumerate(prompts)}, sweep_module.sweep_prompts
 

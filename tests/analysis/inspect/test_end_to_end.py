@@ -16,8 +16,8 @@ from helpers import (
     far,
     naive_coupling_numbers,
     prompt_of,
-    single_model,
     token_ids,
+    two_single,
 )
 from torch import Tensor, nn
 
@@ -126,7 +126,7 @@ def test_the_null_is_that_of_the_whole_model_with_uniform_attention(model_type: 
 
 def test_uniform_attention_is_its_own_null() -> None:
     """Queries of zero: every H is uniform already. A block without attention has no other H."""
-    model = single_model("llama")
+    model = two_single("llama")
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.q_proj.weight.zero_()
@@ -134,11 +134,11 @@ def test_uniform_attention_is_its_own_null() -> None:
     assert found.null.uniform is not None
     for name in ("effective_context", "entropy_bits", "off_diagonal_share"):
         assert far(getattr(found.null.uniform, name), getattr(found.coupling, name)) < 1e-6
-    assert end_to_end_of(single_model("jamba"), token_ids(single_model("jamba"))).null.uniform is not None
+    assert end_to_end_of(two_single("jamba"), token_ids(two_single("jamba"))).null.uniform is not None
 
 
 def test_it_is_a_mean_over_prompts_and_asked_for() -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     ids = token_ids(model), token_ids(model, 5, 2)
     both, *alone = (end_to_end_of(model, *some) for some in (ids, ids[:1], ids[1:]))
     values = [one.coupling.effective_context or 0.0 for one in alone]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import InDouble, as_loaded, double_model, prompt_of, quiet, row_budget_of, single_model
+from helpers import InDouble, as_loaded, double_model, prompt_of, quiet, row_budget_of, two_single
 from image_models import build, picture
 from paging import in_parts, two_saved, whole
 from torch import Tensor
@@ -133,7 +133,7 @@ def test_numbers_are_those_of_the_attention_that_the_model_returns(model_type: s
 
 @pytest.mark.parametrize("model_type", ["bart", "t5"])
 def test_of_a_decoder_by_its_own_tokens(model_type: str) -> None:
-    model, ids = single_model(model_type), torch.tensor([[0, 45, 56, 45, 56, 45]])
+    model, ids = two_single(model_type), torch.tensor([[0, 45, 56, 45, 56, 45]])
     model.set_attn_implementation("eager")
     with torch.no_grad():
         given = {"input_ids": ids, STATES: model.get_encoder()(input_ids=IDS)[0]}
@@ -169,14 +169,14 @@ def test_of_a_picture_by_its_patches(name: str) -> None:
 
 def test_how_many_rows_have_a_repeated_token() -> None:
     """Rows 3, 4, 6 and 7 have their token in front of them, and see what came behind it."""
-    for heads in heads_of(single_model("llama"), IDS):
+    for heads in heads_of(two_single("llama"), IDS):
         assert (heads.duplicate_rows, heads.induction_rows) == (4, 4)
-    for heads in heads_of(single_model("bert"), IDS):  # what stands behind a later occurrence is seen as well
+    for heads in heads_of(two_single("bert"), IDS):  # what stands behind a later occurrence is seen as well
         assert (heads.duplicate_rows, heads.induction_rows) == (4, 6)
 
 
 def test_attention_that_is_uniform_equals_its_null() -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.q_proj.weight.zero_()
@@ -233,7 +233,7 @@ def test_signs_sizes_and_rows_of_zeros() -> None:
 
 @pytest.mark.parametrize("model_type", ["mamba2", "qwen3_next", "diffllama"])
 def test_of_mixers_and_differences_by_the_size_of_h(model_type: str) -> None:
-    for heads in heads_of(single_model(model_type), IDS):
+    for heads in heads_of(two_single(model_type), IDS):
         if heads.each is None:
             assert heads.reasons["each"]
             continue
@@ -246,7 +246,7 @@ def test_of_mixers_and_differences_by_the_size_of_h(model_type: str) -> None:
 
 
 def test_without_a_repeated_token_and_of_one_token() -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     for heads in heads_of(model, torch.arange(40, 46)[None]):
         assert (heads.duplicate_rows, heads.induction_rows) == (0, 0)
         for one in (*(heads.each or ()), heads.uniform):
@@ -274,7 +274,7 @@ def test_positions_that_are_no_tokens() -> None:
 
 def test_of_other_positions_the_numbers_by_token_are_null(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("duat_cli.analysis.inspect.sweep.tokens_of", lambda prompt: None)
-    for heads in heads_of(single_model("llama"), IDS):
+    for heads in heads_of(two_single("llama"), IDS):
         assert heads.reasons == dict.fromkeys(("duplicate_rows", "induction_rows"), NO_TOKENS)
         for head in heads.each or ():
             assert head.reasons == dict.fromkeys(OF_REPEATED, NO_TOKENS)
@@ -299,7 +299,7 @@ def test_blocks_without_one_h_over_their_tokens_say_why() -> None:
 
 
 def test_a_head_of_zeros_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     original = measured_heads
 
     def silenced(chunks: Any, allowed: Any, tokens: Any) -> Any:
@@ -320,13 +320,13 @@ def test_a_head_of_zeros_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_is_asked_for() -> None:
-    report = inspect(as_loaded(single_model("llama")), [prompt_of(IDS)], replace(OPTIONS, heads=False), quiet)
+    report = inspect(as_loaded(two_single("llama")), [prompt_of(IDS)], replace(OPTIONS, heads=False), quiet)
     assert all(block.heads is None for block in report.blocks)
 
 
 def test_means_over_prompts() -> None:
     """Of each number over the prompts; of repeated tokens over those that have any, whose rows are added up."""
-    model, texts = single_model("llama"), [IDS, torch.arange(40, 46)[None], torch.tensor([[41, 42, 41, 42, 43]])]
+    model, texts = two_single("llama"), [IDS, torch.arange(40, 46)[None], torch.tensor([[41, 42, 41, 42, 43]])]
     alone = [heads_of(model, ids) for ids in texts]
     for number, heads in enumerate(heads_of(model, *texts)):
         mine = [one[number] for one in alone]
@@ -345,7 +345,7 @@ def test_means_over_prompts() -> None:
 
 def test_per_prompt() -> None:
     options = replace(OPTIONS, per_prompt=True)
-    report = inspect(as_loaded(single_model("llama")), [prompt_of(IDS), prompt_of(IDS[:, :5])], options, quiet)
+    report = inspect(as_loaded(two_single("llama")), [prompt_of(IDS), prompt_of(IDS[:, :5])], options, quiet)
     for block in report.blocks:
         assert block.prompts is not None
         assert [row.heads.induction_rows for row in block.prompts if row.heads] == [4, 2]
@@ -353,7 +353,7 @@ def test_per_prompt() -> None:
 
 @pytest.mark.parametrize("model_type", ["llama", "bert", "gemma2", "gpt_oss"])
 def test_a_batch_gives_each_prompt_its_own_numbers(model_type: str) -> None:
-    model = single_model(model_type)
+    model = two_single(model_type)
     rows = model.get_input_embeddings().weight.shape[0]
     ids = torch.randint(10, min(rows, 14), (4, 7), generator=torch.Generator().manual_seed(3))
     prompts = [prompt_of(one[None]) for one in ids]

@@ -16,7 +16,6 @@ from helpers import (
     correlation_of,
     coupling_of,
     dense_blocks,
-    double_model,
     effective_number,
     far,
     kronecker_singular_values,
@@ -24,6 +23,8 @@ from helpers import (
     single_model,
     sweep,
     token_ids,
+    two_double,
+    two_single,
     weighted_coupling_of,
 )
 from torch import Tensor
@@ -58,20 +59,20 @@ def measured(model: Any, ids: Tensor, *, spectrum: bool = True, row_budget: int 
 
 @functools.cache
 def reference(model_type: str) -> tuple[DenseBlock, ...]:
-    model = double_model(model_type)
+    model = two_double(model_type)
     return tuple(dense_blocks(model, token_ids(model), WIRINGS[model_type]))
 
 
 @functools.cache
 def in_double(model_type: str) -> Measured:
-    model = double_model(model_type)
+    model = two_double(model_type)
     with InDouble():
         return measured(model, token_ids(model))
 
 
 @functools.cache
 def in_single(model_type: str) -> Measured:
-    model = single_model(model_type)
+    model = two_single(model_type)
     return measured(model, token_ids(model))
 
 
@@ -118,7 +119,7 @@ def test_the_sampled_density_holds_the_exact_one(model_type: str, monkeypatch: p
     """Every block's 95 % interval; at three blocks a chance of 1 in 7 to miss one, and the seed is fixed."""
     exact = in_single(model_type)
     monkeypatch.setattr(entries_module, "EXACT_ENTRIES", 0)
-    model = single_model(model_type)
+    model = two_single(model_type)
     sampled = measured(model, token_ids(model), spectrum=False)
     inside = 0
     for (got, _), (expected, _) in zip(sampled, exact, strict=True):
@@ -135,9 +136,9 @@ def test_structural_density_of_a_causal_mask_and_a_window() -> None:
     n = 7
     window = sum(min(i + 1, 4) for i in range(n)) / n**2
     for model_type, expected in (
-        ("llama", [(n + 1) / (2 * n)] * 3),
-        ("gemma2", [window, (n + 1) / (2 * n), window]),
-        ("bert", [1.0] * 3),
+        ("llama", [(n + 1) / (2 * n)] * 2),
+        ("gemma2", [window, (n + 1) / (2 * n)]),
+        ("bert", [1.0] * 2),
     ):
         shares = [got.structural for got, _ in in_single(model_type)]
         assert shares == pytest.approx(expected, abs=1e-12)
@@ -147,7 +148,7 @@ def test_structural_density_of_a_causal_mask_and_a_window() -> None:
 def test_rows_in_pieces_give_the_same_numbers(
     model_type: str, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = double_model(model_type)
+    model = two_double(model_type)
     ids = token_ids(model, 13)
     with InDouble():
         whole = measured(model, ids, spectrum=False)
@@ -168,7 +169,7 @@ def test_rows_in_pieces_give_the_same_numbers(
 
 def test_the_sampled_density_does_not_depend_on_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entries_module, "EXACT_ENTRIES", 0)
-    model = double_model("llama")
+    model = two_double("llama")
     ids = token_ids(model, 13)
     with InDouble():
         whole = measured(model, ids, spectrum=False)
@@ -178,7 +179,7 @@ def test_the_sampled_density_does_not_depend_on_the_pieces(monkeypatch: pytest.M
 
 
 def test_one_token() -> None:
-    model = double_model("llama")
+    model = two_double("llama")
     ids = token_ids(model, 1)
     dense = dense_blocks(model, ids, WIRINGS["llama"])
     with InDouble():
@@ -194,7 +195,7 @@ def test_one_token() -> None:
 
 @pytest.mark.parametrize("model_type", ["bloom", "falcon", "mpt", "deberta-v2", "gpt_neo"])
 def test_one_token_where_attention_is_found_by_its_softmax(model_type: str) -> None:
-    model = single_model(model_type)
+    model = two_single(model_type)
     found = measured(model, token_ids(model, 1))
     assert len(found) == len(discover(model).blocks)
     for numbers, _ in found:
@@ -236,7 +237,7 @@ def test_of_mixers_and_their_uniform_nulls_it_is_that_of_the_dense_operator(
     model_type: str, index: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the mixers most have heads of one channel each, of which there are more than tokens: kept together, or not."""
-    model, seen = double_model(model_type), []
+    model, seen = two_double(model_type), []
 
     def listen(run: Any, step: Any, block: Any) -> None:
         if run.index != index:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import UNLIKE, WIRINGS, InDouble, as_loaded, double_model, far, prompt_of, single_model, sweep, token_ids
+from helpers import UNLIKE, WIRINGS, InDouble, as_loaded, double_model, far, prompt_of, sweep, token_ids, two_single
 from torch import Tensor, nn
 
 from duat_cli.analysis.inspect.options import InspectOptions
@@ -137,7 +137,7 @@ def test_what_scores_are_explained_by(model_type: str) -> None:
 @pytest.mark.parametrize("budget", [None, 1])
 @pytest.mark.parametrize("model_type", ["gemma2", "bert", "gpt_oss", "qwen3"])
 def test_h_is_rebuilt_from_queries_and_keys(model_type: str, budget: int | None) -> None:
-    model = single_model(model_type)
+    model = two_single(model_type)
     found: list[Routing] = []
     sweep(model, token_ids(model), lambda run, _step, _block: found.append(routing(run)), budget)
     assert found
@@ -148,7 +148,7 @@ def test_h_is_rebuilt_from_queries_and_keys(model_type: str, budget: int | None)
 @pytest.mark.parametrize("model_type", sorted(set(UNLIKE) - {"gemma2", "bert", "gpt_oss"}))
 def test_every_type_has_h_rebuilt_or_a_reason(model_type: str) -> None:
     """Of a type whose attention goes through the interface it is rebuilt, whatever its layers and positions are."""
-    model = single_model(model_type)
+    model = two_single(model_type)
     found: list[Routing] = []
     structure = sweep(model, token_ids(model), lambda run, _step, _block: found.append(routing(run)))
     assert found
@@ -169,7 +169,7 @@ def alibi_falcon() -> Any:
     return model
 
 
-@pytest.mark.parametrize("model", [lambda: single_model("mpt"), alibi_falcon], ids=["mpt", "falcon"])
+@pytest.mark.parametrize("model", [lambda: two_single("mpt"), alibi_falcon], ids=["mpt", "falcon"])
 def test_scores_with_alibi_are_not_seen_and_the_reason_stands(model: Callable[[], Any]) -> None:
     """ALiBi adds a slope times the distance to the scores; the types that have it (bloom too) pass by the interface."""
     made = model()
@@ -181,7 +181,7 @@ def test_scores_with_alibi_are_not_seen_and_the_reason_stands(model: Callable[[]
 
 
 def test_queries_and_keys_are_made_again_from_their_layers() -> None:
-    model = single_model("qwen3")  # norms on queries and keys, grouped heads
+    model = two_single("qwen3")  # norms on queries and keys, grouped heads
 
     def listen(run: Any, _step: Any, _block: Any) -> None:
         query, key = score_layers(run)
@@ -194,23 +194,23 @@ def test_queries_and_keys_are_made_again_from_their_layers() -> None:
 
 
 def test_where_there_is_nothing_to_see_the_reason_stands() -> None:
-    model = single_model("bloom")
+    model = two_single("bloom")
     for one in routing_of(model, token_ids(model)):
         assert one.rebuilt_error is one.heads is one.stable_rank is None
         assert "intercepted" in one.reasons["rebuilt_error"]
-    model = single_model("deepseek_v3")
+    model = two_single("deepseek_v3")
     latent = routing_of(model, token_ids(model))[0]
     assert latent.rebuilt_error is not None
     assert latent.heads is None
     assert "2 linear layers" in latent.reasons["heads"]
-    biased = single_model("t5")
+    biased = two_single("t5")
     one = routing_of(biased, token_ids(biased))[0]
     assert one.rebuilt_error is None
     assert "position_bias" in one.reasons["rebuilt_error"]
 
 
 def test_it_is_a_mean_over_prompts_and_asked_for() -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     ids = token_ids(model), token_ids(model, 3, 2)
     both, *alone = (routing_of(model, *some)[0] for some in (ids, ids[:1], ids[1:]))
     assert both.r2_plain == pytest.approx(sum(one.r2_plain or 0.0 for one in alone) / 2, rel=1e-12)

@@ -22,8 +22,8 @@ from helpers import (
     minilm,
     prompt_of,
     quiet,
-    single_model,
     token_ids,
+    two_single,
 )
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -115,7 +115,7 @@ def test_its_numbers_are_those_of_the_dense_operator(checkpoint: Path, loaded: L
 
 
 def test_where_w_reads_a_mixer_s_own_values_it_has_their_width() -> None:
-    model = single_model("mamba")
+    model = two_single("mamba")
     assert model.config.intermediate_size != model.config.hidden_size
     report = inspect(as_loaded(model), [prompt_of(token_ids(model, 4))], InspectOptions(null="uniform"), quiet)
     for block in report.blocks:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import as_loaded, single_model, token_ids
+from helpers import as_loaded, token_ids, two_single
 from removal import OWN, weights_zeroed
 from sharing import model_of
 
@@ -67,7 +67,7 @@ def test_measured_is_the_change_at_the_last_block_with_the_weights_at_zero(model
 
 
 def test_what_was_not_ablated_has_a_bound_and_a_reason() -> None:
-    rows = report_of(single_model("llama"), replace(OPTIONS, measure=0)).eq16
+    rows = report_of(two_single("llama"), replace(OPTIONS, measure=0)).eq16
     parts = [row for row in rows if row.what == "part"]
     assert parts
     assert all(row.measured is None and row.exceeded is None and row.bound > 0 for row in parts)
@@ -76,7 +76,7 @@ def test_what_was_not_ablated_has_a_bound_and_a_reason() -> None:
 
 
 def test_in_the_last_block_what_nothing_reads_is_bounded_with_equality() -> None:
-    rows = {row.name: row for row in report_of(single_model("llama")).eq16}
+    rows = {row.name: row for row in report_of(two_single("llama")).eq16}
     last = max(row.block for row in rows.values() if row.block is not None)
     row = rows[f"block.{last}.ffn.0"]
     assert row.measured == pytest.approx(row.bound, rel=1e-5)
@@ -84,7 +84,7 @@ def test_in_the_last_block_what_nothing_reads_is_bounded_with_equality() -> None
 
 
 def test_only_the_first_prompts_that_fit_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     quick = replace(OPTIONS, effort="quick")
     assert {row.prompts for row in report_of(model, quick).eq16} == {quick.spent.printed}
     monkeypatch.setattr(budgets, "PRINTED_BYTES", 1)
@@ -95,7 +95,7 @@ def test_only_the_first_prompts_that_fit_are_run(monkeypatch: pytest.MonkeyPatch
 
 def test_without_sets_or_parts_there_is_nothing_to_say() -> None:
     """One prompt, and no set within the budget."""
-    report = report_of(single_model("llama"), replace(OPTIONS, kinds=("head",), budget=1e-9), prompts=1)
+    report = report_of(two_single("llama"), replace(OPTIONS, kinds=("head",), budget=1e-9), prompts=1)
     assert report.eq16 == []
     assert report.certificate.relative_error > 0
     assert all(plan.removed == 0 for plan in report.plans)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from decoders import OWN, given_to, through
-from helpers import as_loaded, prompt_of, single_model
+from helpers import as_loaded, prompt_of, two_single
 from torch import Tensor
 
 from duat_cli.analysis import geometry as geometry_module
@@ -37,7 +37,7 @@ def measured(model_type: str) -> list[tuple[CrossOperator, Tensor, Tensor]]:
         blocks = torch.einsum("hnk,hwm->nkmw", operator.matrix().left, operator.factors.maps())
         found.append((measure_cross(operator, lambda: bare(operator.factors)), blocks, run.recording.cross.states[0]))
 
-    through(single_model(model_type).double(), listen)
+    through(two_single(model_type).double(), listen)
     return found
 
 
@@ -91,11 +91,11 @@ def test_a_block_without_cross_attention_has_none() -> None:
         assert told.reasons["stats"] == "why not"
         assert told.rows == run.input.numel()
 
-    through(single_model("bart"), listen)
+    through(two_single("bart"), listen)
 
 
 def test_the_gram_matrix_is_computed_once_for_several_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, asked = single_model("bart"), list[HeadFactors]()
+    model, asked = two_single("bart"), list[HeadFactors]()
 
     def counted(factors: HeadFactors) -> Tensor:
         asked.append(factors)

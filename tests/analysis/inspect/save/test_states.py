@@ -10,7 +10,7 @@ from typing import Any
 import paging
 import pytest
 import torch
-from helpers import WIRINGS, Detached, as_loaded, far, prompt_of, quiet, single_model, token_ids, written_tensors
+from helpers import WIRINGS, Detached, as_loaded, far, prompt_of, quiet, token_ids, two_single, written_tensors
 from paging import in_parts, whole
 from torch import Tensor, nn
 
@@ -100,7 +100,7 @@ def seen_of(
 
 @pytest.mark.parametrize("model_type", FIRST)
 def test_everything_is_what_hooks_on_the_model_see(model_type: str, tmp_path: Path) -> None:
-    model = single_model(model_type)
+    model = two_single(model_type)
     ids = token_ids(model, 5), token_ids(model, 3, 2)
     saved(model, tmp_path / "states", *ids)
     model.set_attn_implementation("eager")
@@ -128,7 +128,7 @@ def test_everything_is_what_hooks_on_the_model_see(model_type: str, tmp_path: Pa
 
 def test_the_static_part_is_what_the_frozen_network_makes_of_zero(tmp_path: Path) -> None:
     """gpt2, whose FFNs are constants: b'_{j,3} is x_j less J x_0 less every UAT term, which J of each FFN carries."""
-    model = single_model("gpt2")
+    model = two_single("gpt2")
     ids = token_ids(model, 4)
     saved(model, tmp_path / "states", ids)
     tensors, _ = written_tensors(tmp_path / "states" / "prompt-0.safetensors")
@@ -161,7 +161,7 @@ def test_the_static_part_is_what_the_frozen_network_makes_of_zero(tmp_path: Path
 
 
 def test_only_what_was_asked_for_is_there(tmp_path: Path) -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     saved(model, tmp_path / "states", token_ids(model, 4), kinds=frozenset("S"), layers=frozenset({1}))
     tensors, metadata = written_tensors(tmp_path / "states" / "prompt-0.safetensors")
     assert {name.split(".")[2] for name in tensors if name != "input_ids"} == {"S", "gain"}
@@ -170,7 +170,7 @@ def test_only_what_was_asked_for_is_there(tmp_path: Path) -> None:
 
 
 def test_an_ffn_without_a_first_layer_says_why(tmp_path: Path) -> None:
-    model = single_model("mixtral")
+    model = two_single("mixtral")
     saved(model, tmp_path / "states", token_ids(model, 4))
     tensors, metadata = written_tensors(tmp_path / "states" / "prompt-0.safetensors")
     assert "block.0.b2" not in tensors
@@ -198,14 +198,14 @@ def test_weights_read_block_by_block_give_the_same_files(model_type: str, tmp_pa
 
 
 def test_a_run_that_fails_or_is_stopped_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     ids = token_ids(model, 4), token_ids(model, 3)
     own, calls = StateFiles.block, list[int]()
 
     def stopped(self: StateFiles, number: int, *rest: Any) -> None:
         own(self, number, *rest)
         calls.append(number)
-        if len(calls) == 5:  # in the second prompt, the first is written
+        if len(calls) == 3:  # in the second prompt, the first is written
             raise Stopped("interrupted", 130)
 
     monkeypatch.setattr(StateFiles, "block", stopped)
@@ -256,7 +256,7 @@ def test_what_cannot_be_written_is_one_line(
         assert words in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full"]
     assert kinds_of("bias, H") == {"H", "bias"}
-    model = single_model("llama")
+    model = two_single("llama")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10}))
     with pytest.raises(InputError, match=r"the files take at least 0.0 GiB, .* has 0.0 GiB left"):
         saved(model, tmp_path / "x", token_ids(model, 4))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import prompt_of, single_model, token_ids
+from helpers import prompt_of, token_ids, two_single
 from pruning import applied
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
@@ -22,7 +22,7 @@ from duat_cli.models.discovery.structure import discover
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.prune.written import Written
 
-TERMS = [TermId("neuron", block, n) for block in range(3) for n in range(12)]
+TERMS = [TermId("neuron", block, n) for block in range(2) for n in range(12)]
 
 
 def prompts(model: Any, *lengths: int) -> list[Prompt]:
@@ -30,7 +30,7 @@ def prompts(model: Any, *lengths: int) -> list[Prompt]:
 
 
 def written(model_type: str, folder: Path, lengths: tuple[int, ...], **more: Any) -> tuple[LoadedModel, Written]:
-    single_model(model_type).save_pretrained(folder / "source")
+    two_single(model_type).save_pretrained(folder / "source")
     loaded = load(str(folder / "source"))
     structure = discover(loaded.model)
     terms = [TermId("head", 0, 1)] if model_type == "bert" else TERMS

