@@ -19,14 +19,14 @@ from helpers import (
     correlation_of,
     coupling_of,
     dense_blocks,
-    double_model,
     far,
     kron_sum,
     naive_coupling_numbers,
     prompt_of,
-    single_model,
     sweep,
     token_ids,
+    two_double,
+    two_single,
 )
 from torch import Tensor, nn
 
@@ -101,13 +101,13 @@ IN_SINGLE = ["llama", "gpt2", "bert", "gemma2", "falcon", "deepseek_v3"]
 def test_every_number_is_that_of_the_dense_operator_with_uniform_attention(model_type: str, tolerance: float) -> None:
     """In float64, and of some types in float32."""
     if tolerance == 1e-10:
-        model = double_model(model_type)
+        model = two_double(model_type)
         with InDouble():
             found = cases(model, token_ids(model))
     else:
-        model = single_model(model_type)
+        model = two_single(model_type)
         found = cases(model, token_ids(model))
-    assert len(found) == 3
+    assert len(found) == 2
     for case in found:
         W = case.dense()
         assert W.shape[0] <= 4096
@@ -132,7 +132,7 @@ def test_in_the_first_block_it_is_what_the_models_own_code_gives(
     """There no scale of a norm depends on attention, so that a model with uniform attention has the null's W'."""
     import helpers
 
-    model = double_model(model_type)
+    model = two_double(model_type)
     ids = token_ids(model)
     with InDouble():
         null = cases(model, ids)[0].null
@@ -146,22 +146,22 @@ def test_in_the_first_block_it_is_what_the_models_own_code_gives(
 
 def test_windows_and_masks_are_those_of_the_rows() -> None:
     """gemma2 alternates a window of 4 with all that came before; bert sees everything."""
-    for model_type, windows in (("gemma2", [4, 7, 4]), ("llama", [7, 7, 7])):
-        model = double_model(model_type)
+    for model_type, windows in (("gemma2", [4, 7]), ("llama", [7, 7])):
+        model = two_double(model_type)
         with InDouble():
             found = cases(model, token_ids(model))
         for case, window in zip(found, windows, strict=True):
             rows = [min(i + 1, window) for i in range(7)]
             assert (case.left[0] != 0).sum(dim=1).tolist() == rows
             assert case.null.structural == pytest.approx(sum(rows) / 49, abs=1e-12)
-    model = double_model("bert")
+    model = two_double("bert")
     with InDouble():
         assert all(case.null.structural == pytest.approx(1.0) for case in cases(model, token_ids(model)))
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2"])
 def test_rows_in_pieces_give_the_same_numbers(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = double_model(model_type)
+    model = two_double(model_type)
     ids = token_ids(model, 13)
     with InDouble():
         whole = cases(model, ids)
@@ -181,7 +181,7 @@ def test_rows_in_pieces_give_the_same_numbers(model_type: str, monkeypatch: pyte
 
 def test_heads_that_miss_positions_and_tokens_that_are_scaled_away() -> None:
     """A position counts if some head reaches it; a row that no head uses has no block, and is in no mean."""
-    model = double_model("llama")
+    model = two_double("llama")
     ids = token_ids(model)
 
     def edit(operator: AttentionOperator) -> AttentionOperator:
@@ -210,7 +210,7 @@ def test_heads_that_miss_positions_and_tokens_that_are_scaled_away() -> None:
 @pytest.mark.parametrize("row_budget", [None, 4 * 4 * 7 * 8])
 def test_a_softmax_that_underflows_leaves_the_positions_of_the_mask(row_budget: int | None) -> None:
     """The null follows the mask, not what a sharp head happens to leave above zero."""
-    plain, sharp = single_model("llama"), single_model("llama")
+    plain, sharp = two_single("llama"), two_single("llama")
     with torch.no_grad():
         for layer in sharp.model.layers:
             layer.self_attn.q_proj.weight *= 1e5
@@ -221,12 +221,12 @@ def test_a_softmax_that_underflows_leaves_the_positions_of_the_mask(row_budget: 
     assert found[0].null.coupling.effective_context == pytest.approx(numbers["effective_context"], rel=1e-4)
     options = InspectOptions(cache=False)
     report = inspect(as_loaded(sharp), [prompt_of(ids)], options, lambda *_: None)
-    assert [block.density.structural for block in report.blocks] == pytest.approx([28 / 49] * 3)
+    assert [block.density.structural for block in report.blocks] == pytest.approx([28 / 49] * 2)
     assert min(block.coupling.effective_context or 9 for block in report.blocks) < 2.5  # each head reads one token
 
 
 def test_the_sampled_density_holds_the_counted_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = single_model("gpt2")
+    model = two_single("gpt2")
     counted = cases(model, token_ids(model))
     monkeypatch.setattr(entries_module, "EXACT_ENTRIES", 0)
     inside = 0
@@ -241,7 +241,7 @@ def test_the_sampled_density_holds_the_counted_one(monkeypatch: pytest.MonkeyPat
 
 
 def test_one_token() -> None:
-    model = double_model("llama")
+    model = two_double("llama")
     with InDouble():
         for case in cases(model, token_ids(model, 1)):
             assert case.null.block_correlation == pytest.approx(1.0)
@@ -250,8 +250,8 @@ def test_one_token() -> None:
 
 
 def test_a_wrong_null_would_show() -> None:
-    model = double_model("llama")
+    model = two_double("llama")
     with InDouble():
-        first, second, _ = cases(model, token_ids(model))
+        first, second = cases(model, token_ids(model))
     with pytest.raises(AssertionError):
         assert_described(first.null, second.dense(), second.x, 1e-10, THRESHOLD)
