@@ -50,7 +50,7 @@ MISSING = {
     "ffn": "it has no FFN",
     "together": "it has neither attention weights, nor norms, nor an FFN",
 }
-NO_THIRD = "needs a second pair, whose second prompt is put there instead"
+NO_THIRD = "needs another pair, whose second prompt is a third text, to be put there instead"
 ALL = slice(None)
 UNSOUND = "with it the model's output is not finite"
 UNMOVED = "the distributions of the next token are alike, or infinitely far from each other"
@@ -110,6 +110,7 @@ class Patcher:
         self._layers = chosen(layers, len(self._structure.calls))
         ids = [prompt.input_ids.to(session.loaded.device) for prompt in prompts]
         self._forwards = [functools.partial(_last_logits, model, one) for one in ids]
+        self._thirds = third_texts(ids, pairs)
         head = HeadTest(model, self._structure.stack, session.loaded.device)
         session.together(head.passes)
         why_not = head.why_no_next_token()
@@ -122,7 +123,11 @@ class Patcher:
     def report(self, said: Callable[[int], str], texts: Sequence[str]) -> Patching:
         """said: what a token id says. texts: the tokens of the first pair's first prompt."""
         known = [self._known(*pair) for pair in self._pairs]
-        trials = {place: (self._trial(place), self._third(place)) for place in self._places()}
+        seconds, thirds = [b for _, b in self._pairs], self._thirds
+        trials = {
+            place: (self._trial(place, seconds), None if thirds is None else self._trial(place, thirds))
+            for place in self._places()
+        }
         passes = [one for both in trials.values() for trial in both for one in trial or () if one is not None]
         self._total = len(passes)
         self._session.together(known)
@@ -179,18 +184,14 @@ class Patcher:
             )
         return error
 
-    def _trial(self, place: Place, shift: int = 0) -> Trial:
-        """shift: of how many pairs on the second prompt is put there."""
+    def _trial(self, place: Place, sources: Sequence[int]) -> Trial:
+        """sources: of every pair, the prompt whose part is put there."""
         found = []
-        for number, (a, _) in enumerate(self._pairs):
-            patch = self._patch(place, a, self._pairs[(number + shift) % len(self._pairs)][1])
+        for number, ((a, _), source) in enumerate(zip(self._pairs, sources, strict=True)):
+            patch = self._patch(place, a, source)
             measured = functools.partial(self._measured, number)
             found.append(None if patch is None else self._pass(a, patch, measured))
         return found
-
-    def _third(self, place: Place) -> Trial | None:
-        """With the next pair's second prompt; None where there is no other."""
-        return self._trial(place, 1) if len(self._pairs) > 1 else None
 
     def _blocks_of(self, place: Place) -> list[int]:
         return self._layers if place.block is None else [place.block]
@@ -246,6 +247,21 @@ class Patcher:
         shares = moved, 1 - now[:, 1].sum() / begin[:, 1].sum()
         effect, divergence = (float(share) if bool(share.isfinite()) else None for share in shares)
         return effect, divergence
+
+
+def third_texts(ids: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> list[int] | None:
+    """Of every pair, the second prompt of the next pair that is neither of its two texts; None where a pair has none.
+
+    ids: of every prompt. Texts may be given twice, and with one of its own two a null would say nothing.
+    """
+    found = []
+    for number, pair in enumerate(pairs):
+        others = (b for _, b in [*pairs[number + 1 :], *pairs[:number]])
+        third = next((b for b in others if not any(torch.equal(ids[b], ids[own]) for own in pair)), None)
+        if third is None:
+            return None
+        found.append(third)
+    return found
 
 
 def _last_logits(model: Any, ids: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ WHAT = {
 _LEGEND = (
     "Effect: share of the difference in logits, from a's prediction (0) to b's (100 %); what follows the part runs for "
     "real. Effects need not add up.",
-    "null: the same with the part of a third prompt, the second of the next pair.",
+    "null: the same with the part of a third prompt, the second of another pair.",
 )
 _BLOCK = Labels(("block",), lambda row: "all" if row.index is None else row.index)
 
@@ -72,10 +72,12 @@ def predictions(found: Patching) -> list[str]:
 
 def _prediction(pair: PatchedPair) -> str:
     """The two tokens whose probability differs most behind two prompts, and by how much their logits differ."""
+    prompts = f"a, prompt {pair.a}, to b, prompt {pair.b}"
+    if pair.before == pair.after == 0.0:  # of one token with itself
+        return f"{prompts}: the distributions of the next token are alike"
     return (
-        f"a, prompt {pair.a}, to b, prompt {pair.b}: '{pair.token_b}' gains most probability, '{pair.token_a}' loses "
-        f"most; the logit of the first less that of the second is {numbers.SIGNED(pair.before)} behind a, "
-        f"{numbers.SIGNED(pair.after)} behind b"
+        f"{prompts}: '{pair.token_b}' gains most probability, '{pair.token_a}' loses most; the logit of the first less "
+        f"that of the second is {numbers.SIGNED(pair.before)} behind a, {numbers.SIGNED(pair.after)} behind b"
     )
 
 

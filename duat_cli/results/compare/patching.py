@@ -23,8 +23,16 @@ class PatchEffect(WithReasons):
         Finite | None, Meaning("share", "measured", formula=_EFFECT, source="activation patching", signed=True)
     ] = Field(description="share of the difference in logits that it makes: 0 nothing moves, 1 the prediction is b's")
     null: Annotated[
-        Finite | None, Meaning("share", "measured", formula="the same with the next pair's second prompt", signed=True)
-    ] = Field(description="the same with the part of a third prompt: what any other text would move")
+        Finite | None,
+        Meaning(
+            "share",
+            "measured",
+            formula="the same with a third text, b of the next pair in which it is neither",
+            signed=True,
+        ),
+    ] = Field(
+        description="the same with the part of a third text: what any other would move; null where a pair has none"
+    )
     kl: Annotated[
         Finite | None,
         Meaning(

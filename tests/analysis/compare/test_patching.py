@@ -16,11 +16,12 @@ from softmax_mode import Softmax
 from torch import Tensor
 
 from duat_cli.analysis.compare import captured, patching
-from duat_cli.analysis.compare.patching import Patcher, Target
+from duat_cli.analysis.compare.patching import NO_THIRD, Patcher, Target, third_texts
 from duat_cli.analysis.session import Session
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
+from duat_cli.report.tables.patching import predictions
 from duat_cli.results.compare.patching import Patched, PatchEffect, Patching
 from duat_cli.statistics.divergence import kl
 from duat_cli.zoo import tiny
@@ -84,7 +85,7 @@ def expected(model: Any, run: Callable[[int, int], Tensor], pairs: Sequence[tupl
         def apart(logits: Tensor, up: int = up, down: int = down) -> float:
             return float(logits[up].double() - logits[down].double())
 
-        third = pairs[(number + 1) % len(pairs)][1]
+        third = pairs[(number + 1) % len(pairs)][1]  # where no text is given twice
         size += apart(plain[b]) - apart(plain[a])
         moved += apart(run(a, b)) - apart(plain[a])
         null += apart(run(a, third)) - apart(plain[a])
@@ -209,7 +210,7 @@ def test_own_parts_give_back_the_own_logits(model_type: str) -> None:
         assert [block.index for block in found.blocks] == [1]
     last = found.blocks[0].tokens[-1]
     assert 0.1 < (last.effect or 0.0) < 1.5
-    assert last.reasons == {"null": "needs a second pair, whose second prompt is put there instead"}
+    assert last.reasons == {"null": NO_THIRD}
 
 
 def test_a_block_without_attention_weights_says_so() -> None:
@@ -246,10 +247,22 @@ def test_tokens_that_are_alike_move_nothing_and_prompts_that_are_alike_have_no_s
     assert found.blocks[0].tokens[3].effect == pytest.approx(1.0)  # all that differs in front of the first block
     same = found_of(loaded, "blocks", [(0, 1)], prompts[:1] * 2)
     assert same.holds
+    assert predictions(same) == ["a, prompt 0, to b, prompt 1: the distributions of the next token are alike"]
     why = "the distributions of the next token are alike, or infinitely far from each other"
     for effect in (block.H for block in same.blocks):
         assert numbers(effect) == [None] * 3
         assert (effect and effect.reasons["effect"], effect and effect.reasons["kl"]) == (why, why)
+
+
+def test_a_third_text_is_neither_of_the_two(llama: Any) -> None:
+    a, b, c = (ids_of(llama, seed) for seed in range(3))
+    assert third_texts([a, b, c], [(0, 1), (0, 2)]) == [2, 1]
+    assert third_texts([a, b], [(0, 1)]) is None
+    assert third_texts([a, b, b.clone()], [(0, 1), (0, 2)]) is None  # b given twice would give the effect again
+    assert third_texts([a, b, a.clone(), c], [(0, 1), (2, 0), (2, 3)]) == [3, 3, 1]  # and a's own part nothing
+    found = found_of(as_loaded(llama), "tokens", prompts=[*map(prompt_of, (a, b, b))])
+    last = found.blocks[1].tokens[-1]
+    assert (last.null, last.reasons) == (None, {"null": NO_THIRD})
 
 
 def test_what_cannot_be_patched_is_refused() -> None:
