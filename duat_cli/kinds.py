@@ -1,4 +1,5 @@
-"""The kinds of terms that a model can lose, the measures of the damage, and the commands that are planned."""
+"""The kinds of terms that a model can lose, the measures of the damage, the commands that are planned, and what
+is patched."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 WHOLE: frozenset[Kind] = frozenset(("ffn", "attention", "block"))  # few, and of much effect each
 Effort = Literal["quick", "default", "thorough"]
 Planned = Literal["inspect", "verify", "matrix", "prune-bound", "lora-diff", "check", "attribute", "compare"]
+Patched = Literal["blocks", "heads", "tokens"]  # what `compare --patch` puts into another prompt's pass
 NAMES: dict[str, str] = {
     "neuron": "neurons",
     "head": "heads",

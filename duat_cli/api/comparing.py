@@ -11,6 +11,7 @@ from duat_cli.api.asking import Asked, File, Loading, Model, Texts, computing
 from duat_cli.api.ground import heard
 from duat_cli.api.results import CompareResult
 from duat_cli.api.settings import beside_shared, blocks_of, texts_only
+from duat_cli.kinds import Patched
 
 if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress
@@ -30,7 +31,7 @@ def compare(
     chat: bool = False,
     layers: int | str | Iterable[int] | None = None,
     align: Literal["text", "position"] = "text",
-    patch: Literal["blocks", "heads", "tokens"] | None = None,
+    patch: Patched | None = None,
     per_prompt: bool = False,
     cache: bool = True,
     progress: Progress | None = None,

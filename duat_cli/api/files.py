@@ -24,7 +24,7 @@ from duat_cli.api.results import CheckResult, LoraResult, PlanResult
 from duat_cli.api.settings import one_of, whole_numbers
 from duat_cli.api.target import FileTarget, refuse_overwriting
 from duat_cli.errors import InputError
-from duat_cli.kinds import Planned
+from duat_cli.kinds import Patched, Planned
 
 if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress
@@ -161,6 +161,7 @@ def plan(
     position: Literal["all"] | None = None,
     steps: int = 0,
     fixed: bool = False,
+    patch: Patched | None = None,
     time: bool = False,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
@@ -168,7 +169,7 @@ def plan(
     """`duat plan`: what a command takes on the CPU, from config.json and headers alone. Of a folder or hub id.
 
     tokens: numbers of tokens in place of texts; pruning: options of `prune_bound`; position, steps: of `attribute`;
-    fixed: of `compare`.
+    fixed, patch: of `compare`.
     """
     with undisturbed():
         from duat_cli.analysis.clock import Clock
@@ -177,6 +178,7 @@ def plan(
         one_of("command", command, get_args(Planned))
         one_of("null", null, ("all", "uniform"))
         one_of("position", position, (None, "all"))
+        one_of("patch", patch, (None, *get_args(Patched)))
         whole_numbers(0, steps=steps)
         if tokens is not None and not isinstance(tokens, Iterable):
             raise InputError(f"tokens: expected numbers of tokens, such as [512], got {type(tokens).__name__}")
@@ -191,6 +193,7 @@ def plan(
             every_position=position == "all",
             steps=steps,
             fixed=fixed,
+            patch=patch is not None,
         )
         request = PlanRequest(
             model=wanted,

@@ -171,6 +171,7 @@ def task_of(given: Task, policy: str | None, select: list[str], dtype: str) -> T
         every_position=given.every_position and command == "attribute",
         steps=given.steps if command == "attribute" else 0,
         fixed=given.fixed and command == "compare",
+        patch=given.patch and command == "compare",
     )
 
 

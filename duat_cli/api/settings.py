@@ -6,10 +6,10 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, SupportsFloat, SupportsIndex, cast
+from typing import TYPE_CHECKING, SupportsFloat, SupportsIndex, cast, get_args
 
 from duat_cli.errors import InputError
-from duat_cli.kinds import KINDS, Kind
+from duat_cli.kinds import KINDS, Kind, Patched
 from duat_cli.loading.inputs.request import READS, InputFiles
 from duat_cli.text import PAPER_PROMPT, clean, one_line
 
@@ -150,7 +150,7 @@ def one_prompt(read: list[PromptText]) -> list[PromptText]:
 def beside_shared(max_tokens: int | None, align: str, shared: str | None, patch: str | None) -> None:
     """Of `compare`: what does not stand beside --shared."""
     one_of("--align", align, ("text", "position"))
-    one_of("--patch", patch, (None, "blocks", "heads", "tokens"))
+    one_of("--patch", patch, (None, *get_args(Patched)))
     if patch is not None and shared is not None:
         raise InputError("--patch: what is b's stands in its place in a; give both texts whole, with --prompt")
     if max_tokens is not None and shared is not None:

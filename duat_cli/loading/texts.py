@@ -254,7 +254,9 @@ def _either(value: dict[str, Any], name: str, where: str, number: int) -> Prompt
     if isinstance(held, list):
         return conversation(held, f"{where}, {name}", number)
     if not isinstance(held, str):
-        raise InputError(f'{where}: expected an object with a "{name}" that is a string')
+        raise InputError(
+            f'{where}: expected an object with a "{name}" that is a string, or a list of token ids or messages'
+        )
     return checked(held, f"{where}, {name}", number)
 
 

@@ -129,6 +129,7 @@ def test_a_large_file_takes_no_more_memory(tmp_path: Path, name: str) -> None:
     [
         ('{"a": "x"}\n', 'line 1: expected an object with a "b" that is a string'),
         ('{"a": 1, "b": "y"}\n', 'line 1: expected an object with a "a"'),
+        ('{"a": {"input_ids": [5]}, "b": "y"}\n', "a string, or a list of token ids or messages"),
         ("[1]\n", 'expected an object with a "a"'),
         ('{"a": "x", "b": " "}\n', "line 1, b: empty prompt"),
         ('{"a": "x", "b"\n', "line 1: not JSON"),

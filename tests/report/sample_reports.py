@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from duat_cli.kinds import Patched
 from duat_cli.results.attribute import (
     Agreement,
     AttributeReport,
@@ -47,7 +48,6 @@ from duat_cli.results.check import (
 from duat_cli.results.compare.patching import (
     BlockPatch,
     HeadPatch,
-    Patched,
     PatchedPair,
     PatchEffect,
     Patching,

@@ -17,6 +17,7 @@ from duat_cli.analysis.inspect.run import chosen
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.kinds import Patched
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.budgets import ABLATION_BYTES, PATCH_VECTORS, waiting_bytes
@@ -29,7 +30,6 @@ from duat_cli.models.sweep.patches import Patch, PatchedPass
 from duat_cli.results.compare.patching import (
     BlockPatch,
     HeadPatch,
-    Patched,
     PatchedPair,
     PatchEffect,
     Patching,

@@ -21,13 +21,13 @@ from duat_cli.analysis.inspect.run import chosen
 from duat_cli.analysis.progress import Progress, ticker
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.errors import InputError
+from duat_cli.kinds import Patched
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import rounding_for
 from duat_cli.models.discovery.causality import HeadTest, LogitsPass
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routers
-from duat_cli.results.compare.patching import Patched
 from duat_cli.results.compare.report import (
     AlignedRun,
     BlockComparison,

@@ -9,6 +9,7 @@ from duat_cli.cli.shared.grouped import Options, grouped
 from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
 from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
+from duat_cli.kinds import Patched
 
 
 class Asked(Options):
@@ -64,7 +65,7 @@ class Asked(Options):
         help="Instead: what dynamic parameters buy. The loss with attention weights, then norm scales too, held at the "
         "prompt's own values, another prompt's, and the mean; prompts of equal length, or the bundled set.",
     )
-    patch: Literal["blocks", "heads", "tokens"] | None = options.compute_option(
+    patch: Patched | None = options.compute_option(
         None,
         "--patch",
         metavar="WHAT",

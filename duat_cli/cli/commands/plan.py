@@ -14,7 +14,7 @@ from duat_cli.cli.shared.presentation import Presentation, announce, talk_of
 from duat_cli.cli.shared.pruning import Pruning, require_repair
 from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, InputError
-from duat_cli.kinds import Effort, MetricName, Planned
+from duat_cli.kinds import Effort, MetricName, Patched, Planned
 
 TOKENS_LIMIT = 1_000_000  # prompts; more would only fill the memory
 
@@ -57,6 +57,9 @@ class Asked(Options):
     )
     steps: int = options.compute_option(0, "--steps", metavar="N", min=0, help="For attribute: as of duat attribute.")
     fixed: bool = options.compute_option(False, "--fixed", help="For compare: as of duat compare.")
+    patch: Patched | None = options.compute_option(
+        None, "--patch", metavar="WHAT", help="For compare: as of duat compare."
+    )
     time: bool = options.compute_option(
         False, "--time", help="Also about how long it takes, from one matrix product and one read that are timed here."
     )
@@ -74,7 +77,7 @@ class Loading(options.Loading):
 
 OPTIONS_OF = {  # command -> options that are about it alone
     "inspect": ["null"],
-    "compare": ["fixed"],
+    "compare": ["fixed", "patch"],
     "attribute": ["position", "steps"],
     "check": ["policy", "select"],
     "lora-diff": ["tuned", "default_prompts"],
@@ -135,6 +138,7 @@ def plan(
         every_position=asked.position is not None,
         steps=asked.steps,
         fixed=asked.fixed,
+        patch=asked.patch is not None,
     )
     request = PlanRequest(
         model=replace(wanted, device="cpu"),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
+from duat_cli.kinds import Patched
 from duat_cli.results.base import Finite, Result, WithReasons
 from duat_cli.results.meaning import Meaning
-
-Patched = Literal["blocks", "heads", "tokens"]
 
 _D = "D = logit of the token that gains most probability from a to b - logit of the one that loses most"
 _EFFECT = f"sum over pairs of D(a with b's) - D(a), over that of D(b) - D(a); {_D}"

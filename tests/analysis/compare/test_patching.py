@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from helpers import as_loaded, prompt_of, quiet, single_model, token_ids
 from paging import in_parts, two_saved, whole
+from rich.console import Console
 from softmax_mode import Softmax
 from torch import Tensor
 
@@ -19,10 +21,12 @@ from duat_cli.analysis.compare import captured, patching
 from duat_cli.analysis.compare.patching import NO_THIRD, Patcher, Target, third_texts
 from duat_cli.analysis.session import Session
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.kinds import Patched
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
-from duat_cli.report.tables.patching import predictions
-from duat_cli.results.compare.patching import Patched, PatchEffect, Patching
+from duat_cli.report.tables.page import Page
+from duat_cli.report.tables.patching import patches, predictions
+from duat_cli.results.compare.patching import PatchEffect, Patching
 from duat_cli.statistics.divergence import kl
 from duat_cli.zoo import tiny
 
@@ -252,6 +256,13 @@ def test_tokens_that_are_alike_move_nothing_and_prompts_that_are_alike_have_no_s
     for effect in (block.H for block in same.blocks):
         assert numbers(effect) == [None] * 3
         assert (effect and effect.reasons["effect"], effect and effect.reasons["kl"]) == (why, why)
+
+
+def test_the_line_below_the_largest_names_an_option_of_compare(llama: Any) -> None:
+    found = found_of(as_loaded(llama), "tokens", [(0, 1)])
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(*patches(found, Page(width=200)))
+    assert "smaller ones, see --json" in shown.getvalue()  # it has no --all
 
 
 def test_a_third_text_is_neither_of_the_two(llama: Any) -> None:

@@ -197,6 +197,18 @@ def test_without_prompts_the_command_s_own_are_planned(
     assert "one of 2 prompts; a matrix belongs to one" in capsys.readouterr().err
 
 
+def test_what_a_patch_keeps_is_planned(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, texts = str(three / "demo"), ["--prompt", "a b c", "--prompt", "a b d"]
+    question = ["--for", "compare", *texts]
+    [plain, patched] = [
+        planned(capsys, *question, *more, model=model)["ways"][0]["peak_memory_bytes"]
+        for more in ([], ["--patch", "blocks"])
+    ]
+    assert plain < patched
+    assert run(["compare", model, *texts, "--patch", "blocks", "--json", "-q", "--device", "cpu"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"]["planned_memory_bytes"] == patched
+
+
 def test_without_prompts_weights_are_compared_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
     for tuned in (str(demo_adapter_path()), MODEL):
         report = planned(capsys, "--for", "lora-diff", "--tuned", tuned)
@@ -231,6 +243,7 @@ def test_time_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "said"),
     [
         (["--fixed"], "--fixed: is of --for compare, not of inspect"),
+        (["--patch", "heads"], "--patch: is of --for compare, not of inspect"),
         (["--for", "verify", "--steps", "3"], "--steps: is of --for attribute, not of verify"),
         (["--tuned", "nowhere"], "--tuned: is of --for lora-diff, not of inspect"),
         (["--for", "prune-bound", "--null", "uniform"], "--null: is of --for inspect, not of prune-bound"),

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import sample_reports as sample
 
 from duat_cli.api.words import page_of
+from duat_cli.kinds import Patched
 from duat_cli.results.attribute import AttributeReport
 from duat_cli.results.base import Result
-from duat_cli.results.compare.patching import Patched
 from duat_cli.results.compare.report import CompareReport
 from duat_cli.results.inspect import BlockMap, CouplingMap, InspectReport
 
