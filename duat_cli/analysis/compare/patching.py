@@ -207,7 +207,11 @@ class Patcher:
             assert place.block is not None
             own, other_block = self._captured[a][place.block], self._captured[source][place.block]
             return Patch({place.block: functools.partial(_with_head, own, other_block, place.number)})
-        return self._held(source, self._blocks_of(place), place.part)
+        return None if self._missing(place) else self._held(source, self._blocks_of(place), place.part)
+
+    def _missing(self, place: Place) -> bool:
+        """Whether no block has that part; all prompts have the same."""
+        return not any(self._captured[0][block].has(*PARTS[place.part]) for block in self._blocks_of(place))
 
     def _held(self, source: int, blocks: Sequence[int], part: str) -> Patch:
         kinds = dict.fromkeys(PARTS[part], True)
@@ -229,7 +233,7 @@ class Patcher:
             kind, known = HeadPatch, {"head": place.number}
         elif place.part == "tokens":
             kind, known = TokenPatch, {"token": place.number, "text": texts[place.number]}
-        elif not any(self._captured[0][block].has(*PARTS[place.part]) for block in self._blocks_of(place)):
+        elif self._missing(place):
             return PatchEffect.absent(MISSING[place.part])
         moved, divergence = self._shares(own)
         null = None if third is None else self._shares(third)[0]

@@ -26,7 +26,7 @@ class PatchEffect(WithReasons):
         Meaning(
             "share",
             "measured",
-            formula="the same with a third text, b of the next pair in which it is neither",
+            formula="the same with b of the next pair that is neither text",
             signed=True,
         ),
     ] = Field(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sample_reports as sample
 import torch
 from helpers import as_loaded, prompt_of, quiet, single_model, token_ids
 from paging import in_parts, two_saved, whole
@@ -24,6 +25,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.kinds import Patched
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
+from duat_cli.report.html.compare.patching import patches as picture_of
 from duat_cli.report.tables.page import Page
 from duat_cli.report.tables.patching import patches, predictions
 from duat_cli.results.compare.patching import PatchEffect, Patching
@@ -218,7 +220,15 @@ def test_own_parts_give_back_the_own_logits(model_type: str) -> None:
 
 
 def test_a_block_without_attention_weights_says_so() -> None:
-    found = found_of(as_loaded(tiny.tiny_model("mamba")), "blocks", PAIRS[:1], layers=frozenset([1]))
+    model, totals = tiny.tiny_model("mamba"), set[int]()
+    session = Session(as_loaded(model), quiet, cache=False)
+    prompts = [prompt_of(ids_of(model, seed)) for seed in range(2)]
+
+    def progress(_done: int, total: int, what: str) -> None:
+        totals.update([total] if what == "patches" else [])
+
+    found = Patcher(session, prompts, PAIRS[:1], "blocks", frozenset([1]), progress).report(str, [])
+    assert totals == {2 * 3}  # the block's and all blocks': no pass for an FFN that is not there
     [block] = found.blocks
     assert block.ffn is not None
     assert set(block.ffn.reasons.values()) == {"it has no FFN"}
@@ -263,6 +273,14 @@ def test_the_line_below_the_largest_names_an_option_of_compare(llama: Any) -> No
     shown = io.StringIO()
     Console(file=shown, width=200).print(*patches(found, Page(width=200)))
     assert "smaller ones, see --json" in shown.getvalue()  # it has no --all
+
+
+def test_the_legend_of_a_picture_names_what_is_drawn(llama: Any) -> None:
+    for pairs, lines in ((PAIRS[:1], 4), (PAIRS, 8)):
+        found = found_of(as_loaded(llama), "blocks", pairs)
+        figure = picture_of(sample.patched_report().model_copy(update={"patched": found}))
+        assert figure is not None
+        assert len(figure.legend) == lines
 
 
 def test_a_third_text_is_neither_of_the_two(llama: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from duat_cli.report.html.drawing.blocks import (
+    Parts,
     across,
     lines,
     map_of_heads,
@@ -46,7 +47,7 @@ def patches(report: CompareReport) -> Figure | None:
         picture=picture,
         tables=table,
         terms=[*(f"{path}.{name}" for name in names), "patched.pairs[].before", "patched.own_error"],
-        legend=meanings("line", _PARTS) if found.what == "blocks" else [],
+        legend=meanings("line", _drawn(found)) if found.what == "blocks" else [],
         notes=[
             *(f"{text}." for text in predictions(found)),
             f"Holds: {said}." if found.holds else f"DOES NOT HOLD: {said}.",
@@ -55,7 +56,8 @@ def patches(report: CompareReport) -> Figure | None:
 
 
 def _blocks(found: Patching) -> tuple[Markup, list[Table]]:
-    every = [value for block in found.blocks for path, _, _ in _PARTS if (value := value_at(block, path)) is not None]
+    parts = _drawn(found)
+    every = [value for block in found.blocks for path, _, _ in parts if (value := value_at(block, path)) is not None]
     plot = Plot(across(found.blocks), Axis("share of the difference in logits (%)", Linear.over(every, percent=True)))
     about = "Lines over blocks: attention weights, norms, FFN, all three, and the null of each."
     tables = [table_of_blocks(found.blocks, _COLUMNS, "patched.blocks[]")]
@@ -63,7 +65,12 @@ def _blocks(found: Patching) -> tuple[Markup, list[Table]]:
         tables.append(
             table_of([found.whole], Head("blocks", number=False), lambda _: "all at once", _COLUMNS, "patched.whole")
         )
-    return plot.svg(lines(plot, found.blocks, _PARTS, numbers.share), about), tables
+    return plot.svg(lines(plot, found.blocks, parts, numbers.share), about), tables
+
+
+def _drawn(found: Patching) -> Parts:
+    """Parts with a number in any block: of one pair there are no nulls."""
+    return [part for part in _PARTS if any(value_at(block, part[0]) is not None for block in found.blocks)]
 
 
 def _map(found: Patching) -> tuple[Markup, list[Table]]:
