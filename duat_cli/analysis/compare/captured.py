@@ -90,7 +90,7 @@ def require_equal(option: str, prompts: Sequence[Prompt]) -> None:
     if len(counts) > 1:
         raise InputError(
             f"{option}: prompts of {', '.join(map(str, counts[:4]))}{', ...' if len(counts) > 4 else ''} tokens; one "
-            "is given the attention weights of another, so they must be of equal length: give others, or use "
+            "is given what is another's, token by token, so they must be of equal length: give others, or use "
             f"--max-tokens {counts[0]}"
         )
 

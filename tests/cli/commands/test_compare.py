@@ -153,7 +153,7 @@ def test_memory_reads_block_by_block_with_the_same_numbers(
         (("--prompts", "pairs.txt"), "JSON lines"),
         (("--fixed", "--prompt", "a boat", "--prompt", "no"), "must be of equal length: give others, or use"),
         (("--fixed", *TWO, "--patch", "blocks"), "--fixed: takes --prompt or --prompts"),
-        (("--prompt", "a boat", "--prompt", "no", "--patch", "heads"), "--patch: prompts of"),
+        (("--prompt", "a boat", "--prompt", "no", "--patch", "tokens"), "one is given what is another's"),
         (("--shared", "S", "--prefix", "P", "--patch", "tokens"), "--patch: what is b's stands in its place"),
         (("--fixed", "--prompt", "a boat"), "--fixed: one prompt has no other"),
         (("--fixed", "--shared", "S", "--prefix", "P"), "--fixed: takes --prompt or --prompts"),
