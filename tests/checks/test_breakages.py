@@ -74,7 +74,7 @@ def look(settled: CheckPlan, model: Path, adapter: Path | None) -> tuple[CheckRe
 
 @pytest.fixture(scope="module")
 def few() -> Iterator[None]:
-    """Two of the bundled prompts, on which every breakage shows what it does on all of them."""
+    """Two of the bundled prompts, on which every breakage is told as on the first four; on more, more is found."""
     with few_bundled(2, first=6):
         yield
 

@@ -130,10 +130,9 @@ class Patcher:
         }
         passes = [one for both in trials.values() for trial in both for one in trial or () if one is not None]
         self._total = len(passes)
-        self._session.together(known)
+        self._run(known)
         error = self._error([one.output for one in known])
-        for wave in self._waves(sorted(passes, key=lambda one: one.start)):
-            self._session.together(wave)
+        self._run(sorted(passes, key=lambda one: one.start))
         tolerance = tolerance_for(self._session.loaded.model.dtype)
         found = {place: self._effect(place, texts, *both) for place, both in trials.items()}
         return Patching(
@@ -146,13 +145,12 @@ class Patcher:
             holds=error <= tolerance,
         )
 
-    def _waves(self, passes: Sequence[PatchedPass]) -> Iterator[Sequence[PatchedPass]]:
-        """Those that wait for blocks to be read side by side, as many as fit; all where the weights are in memory."""
+    def _run(self, passes: Sequence[PatchedPass]) -> None:
+        """Ordered by where they start. As many as fit wait for blocks to be read side by side."""
         tokens, width = self._records[0].calls[0].before.shape[1:]
         size = max(1, ABLATION_BYTES // waiting_bytes(tokens, width))
-        if self._session.weights is None:
-            size = max(1, len(passes))
-        return (passes[first : first + size] for first in range(0, len(passes), size))
+        for first in range(0, len(passes), size):
+            self._session.together(passes[first : first + size])
 
     def _places(self) -> Iterator[Place]:
         """All that is to be b's, one after the other."""

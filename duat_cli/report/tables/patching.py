@@ -97,9 +97,9 @@ def _largest(found: Patching, title: str, page: Page) -> list[RenderableType]:
     kept = every if page.every else [one for one in leading if one[1].effect != 0] or leading[:1]
     rows = [(_named(*one), one[1]) for one in kept]
     left = len(every) - len(kept)
-    more = [line(f"and {plural(left, 'smaller one')}, see --json", "dim")] if left else []
+    more = [f"and {plural(left, 'smaller one')}, see --json."] if left else []
     head = {"heads": "head", "tokens": "token"}[found.what]
-    return [*titled_named(title, rows, EFFECT_COLUMNS, page, *_LEGEND, head=head), *more, *_reasons(kept)]
+    return [*titled_named(title, rows, EFFECT_COLUMNS, page, *more, *_LEGEND, head=head), *_reasons(kept)]
 
 
 def _reasons(kept: Sequence[tuple[BlockPatch, HeadPatch | TokenPatch]]) -> list[RenderableType]:
