@@ -74,15 +74,17 @@ def align(
     return _aligned(pairs, a, b)
 
 
-def align_places(a: Sequence[int], b: Sequence[int], names: tuple[str, str]) -> Aligned:
+def align_places(a: Sequence[int], b: Sequence[int], names: tuple[str, str], *, patched: bool = False) -> Aligned:
     """Every token beside the one at its place. InputError where the prompts have not as many tokens.
 
-    names: of the two prompts, for the message.
+    names: of the two prompts, for the message. patched: whether parts of one are put into the pass of the other.
     """
     if len(a) != len(b):
+        option, way = "--align position", "--align text compares the tokens that both have"
+        if patched:
+            option, way = "--patch", "what is b's stands in its place in a: exchange words for others of as many tokens"
         raise InputError(
-            f"--align position: {names[0]} has {len(a)} tokens and {names[1]} {len(b)}, expected as many in both; "
-            "--align text compares the tokens that both have"
+            f"{option}: {names[0]} has {len(a)} tokens and {names[1]} {len(b)}, expected as many in both; {way}"
         )
     return _aligned([(k, k) for k in range(len(a))], a, b)
 

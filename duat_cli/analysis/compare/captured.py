@@ -96,16 +96,16 @@ def require_equal(option: str, prompts: Sequence[Prompt]) -> None:
 
 
 def require_room(option: str, session: Session, prompts: Sequence[Prompt], vectors: int = 0) -> None:
-    """InputError where attention matrices of all prompts, of as many tokens each, and their mean do not fit, with so
-    many vectors of the hidden size a token and block."""
-    tokens = prompts[0].input_ids.shape[1]
+    """InputError where attention matrices of all prompts and their mean do not fit, with so many vectors of the hidden
+    size a token and block."""
+    tokens = max(prompt.input_ids.shape[1] for prompt in prompts)
     config = session.loaded.model.config
     heads, width = (stated(config, name) or 1 for name in ("num_attention_heads", "hidden_size"))
     size = (len(prompts) + 1) * session.depth * tokens * (heads * tokens + vectors * width) * 4
     if size > KEPT_BYTES:
         raise InputError(
-            f"{option}: attention matrices of {len(prompts)} prompts of {tokens} tokens take {size >> 20} MiB, more "
-            f"than {KEPT_BYTES >> 20}; use fewer prompts or --max-tokens"
+            f"{option}: attention matrices of {len(prompts)} prompts of up to {tokens} tokens take {size >> 20} MiB, "
+            f"more than {KEPT_BYTES >> 20}; use fewer prompts or --max-tokens"
         )
 
 

@@ -50,7 +50,7 @@ MISSING = {
     "ffn": "it has no FFN",
     "together": "it has neither attention weights, nor norms, nor an FFN",
 }
-NO_THIRD = "needs another pair, whose second prompt is a third text, to be put there instead"
+NO_THIRD = "needs another pair, whose second prompt is a third text of as many tokens, to be put there instead"
 ALL = slice(None)
 UNSOUND = "with it the model's output is not finite"
 UNMOVED = "the distributions of the next token are alike, or infinitely far from each other"
@@ -88,7 +88,7 @@ class Target:
 
 
 class Patcher:
-    """Prompts of as many tokens, in pairs, whose passes are on record."""
+    """Prompts in pairs of as many tokens, whose passes are on record."""
 
     def __init__(
         self,
@@ -252,14 +252,16 @@ class Patcher:
 
 
 def third_texts(ids: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> list[int] | None:
-    """Of every pair, the second prompt of the next pair that is neither of its two texts; None where a pair has none.
+    """Of every pair, the second prompt of the next pair that is neither of its two texts and has as many tokens; None
+    where a pair has none.
 
     ids: of every prompt. Texts may be given twice, and with one of its own two a null would say nothing.
     """
     found = []
     for number, pair in enumerate(pairs):
         others = (b for _, b in [*pairs[number + 1 :], *pairs[:number]])
-        third = next((b for b in others if not any(torch.equal(ids[b], ids[own]) for own in pair)), None)
+        fitting = (b for b in others if ids[b].shape == ids[pair[0]].shape)
+        third = next((b for b in fitting if not any(torch.equal(ids[b], ids[own]) for own in pair)), None)
         if third is None:
             return None
         found.append(third)

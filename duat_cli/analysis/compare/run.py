@@ -92,9 +92,9 @@ def compare(
 ) -> CompareReport:
     """The report. prompts: all of `texts` as token ids."""
     runs = prompts[: texts.runs]
-    if options.patch is not None:
-        require_equal("--patch", runs)
-    pairs = pairs_of(texts, prompts, words.special, options.by_place or options.patch is not None)
+    pairs = pairs_of(texts, prompts, words.special, options)
+    if options.patch == "tokens":
+        require_equal("--patch tokens", runs)
     session = Session(loaded, progress, cache=options.cache)
     chosen(options.layers, session.depth)
     for prompt in runs:
@@ -142,12 +142,13 @@ def compare(
     )
 
 
-def pairs_of(texts: Texts, prompts: Sequence[Prompt], special: frozenset[int], by_place: bool = False) -> list[Pair]:
+def pairs_of(texts: Texts, prompts: Sequence[Prompt], special: frozenset[int], options: CompareOptions) -> list[Pair]:
     """Which tokens of each pair are compared. InputError where there are none."""
     ids: list[list[int]] = [prompt.input_ids[0].tolist() for prompt in prompts]
     names = [text.where for text in texts.texts]
-    if texts.alone is None and by_place:
-        return [Pair(a, b, align_places(ids[a], ids[b], (names[a], names[b]))) for a, b in texts.pairs]
+    patched = options.patch is not None
+    if texts.alone is None and (options.by_place or patched):
+        return [Pair(a, b, align_places(ids[a], ids[b], (names[a], names[b]), patched=patched)) for a, b in texts.pairs]
     if texts.alone is None:
         return [Pair(a, b, align(ids[a], ids[b], (names[a], names[b]), special)) for a, b in texts.pairs]
     count = common_end([ids[texts.alone], *ids[: texts.runs]])

@@ -71,7 +71,7 @@ class Asked(Options):
         metavar="WHAT",
         help="Also what moves the prediction: parts of the second prompt in the pass of the first, one at a time, "
         "block by block: attention weights, norm scales and FFN (blocks), each head's weights (heads), or each "
-        "token's stream (tokens); prompts of equal length.",
+        "token's stream (tokens); for two prompts of as many tokens.",
     )
     per_prompt: bool = options.compute_option(False, "--per-prompt", help="Also the values of each pair.")
     no_cache: bool = options.compute_option(

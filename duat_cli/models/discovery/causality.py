@@ -60,6 +60,8 @@ class HeadTest:
             return f"{self._name} writes with its decoder, and what is read here is its encoder"
         if not self.exists:
             return f"{self._name} is no next-token model: it has no LM head"
+        if not all(bool(one.found.isfinite().all()) for one in self.passes if one.found is not None):
+            return f"{self._name} gives logits that are not finite"
         if not self.causal:
             return f"{self._name} is no next-token model: its outputs move with later tokens"
         return None

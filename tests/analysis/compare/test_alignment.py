@@ -89,6 +89,8 @@ def test_place_by_place() -> None:
     assert [rest.tolist() for rest in found.left_out()] == [[], []]
     with pytest.raises(InputError, match="one has 2 tokens and two 1"):
         align_places([1, 2], [1], ("one", "two"))
+    with pytest.raises(InputError, match=r"^--patch: one has 2 tokens and two 1, .* what is b's"):
+        align_places([1, 2], [1], ("one", "two"), patched=True)
 
 
 def test_ends() -> None:

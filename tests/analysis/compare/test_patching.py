@@ -283,6 +283,22 @@ def test_the_legend_of_a_picture_names_what_is_drawn(llama: Any) -> None:
         assert len(figure.legend) == lines
 
 
+def test_pairs_of_several_lengths(llama: Any) -> None:
+    """Each as by itself, their differences summed; a text of another length is no null."""
+    texts = [token_ids(llama, tokens, seed) for seed, tokens in enumerate((7, 7, 5, 5))]
+    pairs = [(0, 1), (2, 3)]
+    assert third_texts(texts, pairs) is None
+    prompts = [prompt_of(text) for text in texts]
+    both = found_of(as_loaded(llama), "heads", pairs, prompts)
+    assert both.holds
+    alone = [found_of(as_loaded(llama), "heads", [pair], prompts) for pair in pairs]
+    sizes = [(one.pairs[0].after or 0.0) - (one.pairs[0].before or 0.0) for one in alone]
+    for head in range(4):
+        effects = [one.blocks[0].heads[head].effect or 0.0 for one in alone]
+        whole = sum(size * effect for size, effect in zip(sizes, effects, strict=True)) / sum(sizes)
+        assert both.blocks[0].heads[head].effect == pytest.approx(whole)
+
+
 def test_a_third_text_is_neither_of_the_two(llama: Any) -> None:
     a, b, c = (ids_of(llama, seed) for seed in range(3))
     assert third_texts([a, b, c], [(0, 1), (0, 2)]) == [2, 1]

@@ -65,6 +65,18 @@ def test_what_moves_the_prediction(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a's own parts give back a's logits" in capsys.readouterr().out
 
 
+def test_pairs_of_several_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Heads move each pair's prediction; tokens stand in one place only where all texts have as many."""
+    pairs = [{"a": "items in the list", "b": "items in the file"}, {"a": "the list", "b": "the file"}]
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("\n".join(map(json.dumps, pairs)), encoding="utf-8")
+    found = report_of(capsys, "--prompts", str(file), "--patch", "heads").patched
+    assert found is not None
+    assert len(found.pairs) == 2
+    assert run(["compare", "demo", "--prompts", str(file), "--patch", "tokens", "-q"]) == 2
+    assert "--patch tokens: prompts of 3, 5 tokens; one is given what is another's" in capsys.readouterr().err
+
+
 def test_a_shared_text_alone_and_behind_contexts(capsys: pytest.CaptureFixture[str]) -> None:
     shared = ("--shared", "The keeper saw a light.")
     alone = report_of(capsys, *shared, "--prefix", "It was night.")
@@ -153,7 +165,10 @@ def test_memory_reads_block_by_block_with_the_same_numbers(
         (("--prompts", "pairs.txt"), "JSON lines"),
         (("--fixed", "--prompt", "a boat", "--prompt", "no"), "must be of equal length: give others, or use"),
         (("--fixed", *TWO, "--patch", "blocks"), "--fixed: takes --prompt or --prompts"),
-        (("--prompt", "a boat", "--prompt", "no", "--patch", "tokens"), "one is given what is another's"),
+        (
+            ("--prompt", "a boat", "--prompt", "no", "--patch", "heads"),
+            "--patch: --prompt 1 has 5 tokens and --prompt 2 2",
+        ),
         (("--shared", "S", "--prefix", "P", "--patch", "tokens"), "--patch: what is b's stands in its place"),
         (("--fixed", "--prompt", "a boat"), "--fixed: one prompt has no other"),
         (("--fixed", "--shared", "S", "--prefix", "P"), "--fixed: takes --prompt or --prompts"),

@@ -68,3 +68,10 @@ def test_large_logits_come_in_pieces(model: Any, monkeypatch: pytest.MonkeyPatch
     pieces = list(head_logits(model, stack, output, ids))
     assert [(start, len(found)) for start, found in pieces] == [(0, 4), (4, 4), (8, 1)]
     torch.testing.assert_close(torch.cat([found for _, found in pieces]), model(input_ids=ids).logits[0])
+
+
+def test_logits_that_are_not_finite_are_no_sign_of_later_tokens() -> None:
+    model = single_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = float("nan")
+    assert head_of(model, model.model).why_no_next_token() == "LlamaForCausalLM gives logits that are not finite"
