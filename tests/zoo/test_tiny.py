@@ -76,14 +76,18 @@ def test_no_saved_tensor_is_constant(swept: dict[str, tiny.TinyModel | tiny.NotB
 def test_a_second_build_is_the_same_and_logits_are_of_order_one(
     swept: dict[str, tiny.TinyModel | tiny.NotBuilt],
 ) -> None:
-    for first in runnable(swept):
+    for place, first in enumerate(runnable(swept)):
+        with torch.no_grad():
+            ours = first.model(**first.inputs)
+        if (logits := ours.get("logits")) is not None:
+            assert 0.01 < logits.std() < 50, (first.model_type, logits.std())
+        if place % 4:  # one generator fills all types in one way
+            continue
         second = tiny.tiny_model(first.model_type)
         assert all(map(torch.equal, saved(first.model).values(), saved(second).values())), first.model_type
         with torch.no_grad():
-            ours, theirs = first.model(**first.inputs), second(**first.inputs)
+            theirs = second(**first.inputs)
         assert all(map(torch.equal, tiny._floats(ours), tiny._floats(theirs))), first.model_type
-        if (logits := ours.get("logits")) is not None:
-            assert 0.01 < logits.std() < 50, (first.model_type, logits.std())
 
 
 def test_another_seed_gives_another_model() -> None:
