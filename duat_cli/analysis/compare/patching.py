@@ -50,7 +50,7 @@ MISSING = {
     "ffn": "it has no FFN",
     "together": "it has neither attention weights, nor norms, nor an FFN",
 }
-NO_THIRD = "needs another pair, whose second prompt is a third text of as many tokens, to be put there instead"
+NO_THIRD = "each pair needs another whose second prompt is a third text of as many tokens, to be put there instead"
 ALL = slice(None)
 UNSOUND = "with it the model's output is not finite"
 UNMOVED = "the distributions of the next token are alike, or infinitely far from each other"
