@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from duat_cli.analysis.compare.states import block_bytes
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.progress import Progress, ticker
 from duat_cli.analysis.session import Listener, Session
-from duat_cli.compat.transformers import stated
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.block.norms import FrozenNorm
@@ -50,9 +50,15 @@ class Captured:
 
 
 def capture(
-    session: Session, prompts: Sequence[Prompt], errors: list[float], progress: Progress, *, units: bool = False
+    session: Session,
+    prompts: Sequence[Prompt],
+    progress: Progress,
+    *,
+    errors: list[float] | None = None,
+    units: bool = False,
 ) -> list[dict[int, Captured]]:
-    """By prompt and block call. errors: takes those of the certificate. units: whether what FFNs gave is kept."""
+    """By prompt and block call. errors: takes those of the certificate, which needs replays; None: it is not asked for.
+    units: whether what FFNs gave is kept."""
     found: list[dict[int, Captured]] = [{} for _ in prompts]
     tick = ticker(progress, session.depth, len(prompts))
     routers = Routers()
@@ -62,7 +68,8 @@ def capture(
 
         def listen(run: BlockRun) -> None:
             routed = routers.inside(run.parts.module)  # before replays
-            errors.append(decomposition.advance(run).terms.error)
+            if errors is not None:
+                errors.append(decomposition.advance(run).terms.error)
             rows = [whole_rows(call.rows) for call in run.attention]
             given = ffns(run) if units else {}
             found[number][run.index] = Captured(rows, dict(run.recording.norms), routed, given)
@@ -99,9 +106,7 @@ def require_room(option: str, session: Session, prompts: Sequence[Prompt], vecto
     """InputError where attention matrices of all prompts and their mean do not fit, with so many vectors of the hidden
     size a token and block."""
     tokens = max(prompt.input_ids.shape[1] for prompt in prompts)
-    config = session.loaded.model.config
-    heads, width = (stated(config, name) or 1 for name in ("num_attention_heads", "hidden_size"))
-    size = (len(prompts) + 1) * session.depth * tokens * (heads * tokens + vectors * width) * 4
+    size = (len(prompts) + 1) * session.depth * block_bytes(session, tokens, vectors)
     if size > KEPT_BYTES:
         raise InputError(
             f"{option}: attention matrices of {len(prompts)} prompts of up to {tokens} tokens take {size >> 20} MiB, "

@@ -54,7 +54,7 @@ def fixed(loaded: LoadedModel, prompts: Sequence[Prompt], own: bool, progress: P
     session = Session(loaded, progress, cache=False)
     require_room("--fixed", session, prompts)
     errors: list[float] = []
-    captured = capture(session, prompts, errors, progress)
+    captured = capture(session, prompts, progress, errors=errors)
     progress(0, 0, "the model with its dynamic parameters held")
     found = _losses(session, prompts, captured)
     return CompareReport(

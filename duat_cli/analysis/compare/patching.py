@@ -105,8 +105,9 @@ class Patcher:
         self._done = self._total = 0
         self._captured: list[dict[int, Captured]] = []
         if what != "tokens":
-            self._captured = capture(session, prompts, [], progress, units=True)
+            self._captured = capture(session, prompts, progress, units=True)
         model, self._structure = session.loaded.model, session.structure
+        self._tolerance = tolerance_for(model.dtype)
         self._layers = chosen(layers, len(self._structure.calls))
         ids = [prompt.input_ids.to(session.loaded.device) for prompt in prompts]
         self._forwards = [functools.partial(_last_logits, model, one) for one in ids]
@@ -133,7 +134,6 @@ class Patcher:
         self._run(known)
         error = self._error([one.output for one in known])
         self._run(sorted(passes, key=lambda one: one.start))
-        tolerance = tolerance_for(self._session.loaded.model.dtype)
         found = {place: self._effect(place, texts, *both) for place, both in trials.items()}
         return Patching(
             what=self._what,
@@ -141,8 +141,8 @@ class Patcher:
             blocks=[_block(number, found) for number in self._layers],
             whole=_block(None, found) if self._what == "blocks" else None,
             own_error=error,
-            tolerance=tolerance,
-            holds=error <= tolerance,
+            tolerance=self._tolerance,
+            holds=error <= self._tolerance,
         )
 
     def _run(self, passes: Sequence[PatchedPass]) -> None:
@@ -175,7 +175,7 @@ class Patcher:
         all that is b's."""
         ends = [self._records[pair[self._what == "tokens"]].output for pair in self._pairs]
         error = max(map(relative_error, logits, ends))
-        if self._what == "tokens" and not error <= tolerance_for(self._session.loaded.model.dtype):
+        if self._what == "tokens" and not error <= self._tolerance:
             raise UnsupportedModelError(
                 f"--patch tokens: with every token of b in front of block {self._layers[0]} the logits are not b's "
                 f"(relative error {error:.1e}): blocks read more of the input than the stream; use --patch blocks"

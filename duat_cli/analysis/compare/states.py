@@ -137,15 +137,20 @@ def _gates(run: BlockRun, tokens: int) -> Tensor | None:
     return torch.cat([wide(gate).reshape(tokens, -1) for gate in held], dim=1) if held else None
 
 
+def block_bytes(session: Session, tokens: int, vectors: int) -> int:
+    """Of one block under one prompt: its attention matrices, and so many vectors of the hidden size a token."""
+    config = session.loaded.model.config
+    heads, width = (stated(config, name) or 1 for name in ("num_attention_heads", "hidden_size"))
+    return 4 * tokens * (heads * tokens + vectors * width)
+
+
 def require_room(session: Session, prompt: Prompt, blocks: int) -> None:
     """InputError where what is kept of one prompt would not fit.
 
     blocks: how many are kept at once: all of them where prompts run one after the other, else one.
     """
     tokens = prompt.input_ids.shape[1]
-    config = session.loaded.model.config
-    heads, width = (stated(config, name) or 1 for name in ("num_attention_heads", "hidden_size"))
-    size = blocks * 4 * tokens * (heads * tokens + VECTORS * width)
+    size = blocks * block_bytes(session, tokens, VECTORS)
     if size > KEPT_BYTES:
         raise InputError(
             f"a prompt of {tokens} tokens: what its blocks did takes {size >> 20} MiB beside that of the other prompt, "

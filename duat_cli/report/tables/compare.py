@@ -102,7 +102,7 @@ def _fixed(report: CompareReport, page: Page) -> list[RenderableType]:
     legend = "less live: mean over the prompts, with a 95 % interval over them (low, high). sigma stays live."
     return [
         *facts.whole(title, found.runs, _HELD, HELD_COLUMNS, page, legend),
-        line(check, "green") if found.holds else line(f"DOES NOT HOLD: {check}", "bold red"),
+        facts.held(check, found.holds),
     ]
 
 

@@ -93,6 +93,11 @@ def verdict(certificate: Certificate) -> Text:
     return line(f"NOT EXACT: {text}; do not rely on the numbers above", "bold red")
 
 
+def held(check: str, holds: bool) -> Text:
+    """A check beside the certificate, and whether it holds."""
+    return line(check, "green") if holds else line(f"DOES NOT HOLD: {check}", "bold red")
+
+
 def remarks(skipped: list[Skipped], warnings: list[str]) -> list[RenderableType]:
     """What was skipped, with the reason, and the warnings."""
     return [*section("skipped", left_out(skipped)), *section("warnings", warnings, "yellow")]

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import BLOCK, Column, Labels, titled, titled_named
-from duat_cli.report.tables.page import Page, line
+from duat_cli.report.tables.page import Page
 from duat_cli.results.compare.patching import BlockPatch, HeadPatch, PatchedPair, Patching, TokenPatch
 from duat_cli.text import plural
 
@@ -41,6 +41,7 @@ WHAT = {
     "heads": "the attention weights of one head are b's",
     "tokens": "the stream of one token in front of a block is b's",
 }
+WORDS = {"heads": "head", "tokens": "token"}
 _LEGEND = (
     "Effect: share of the difference in logits, from a's prediction (0) to b's (100 %); what follows the part runs for "
     "real. Effects need not add up.",
@@ -58,7 +59,11 @@ def patches(found: Patching, page: Page) -> list[RenderableType]:
         table += facts.without_value(found.blocks, BLOCK, PATCH_COLUMNS)
     else:
         table = _largest(found, title, page)
-    return [*table, *facts.section("the difference in logits", predictions(found)), _check(found)]
+    return [
+        *table,
+        *facts.section("the difference in logits", predictions(found)),
+        facts.held(check(found), found.holds),
+    ]
 
 
 def predictions(found: Patching) -> list[str]:
@@ -98,8 +103,8 @@ def _largest(found: Patching, title: str, page: Page) -> list[RenderableType]:
     rows = [(_named(*one), one[1]) for one in kept]
     left = len(every) - len(kept)
     more = [f"and {plural(left, 'smaller one')}, see --json."] if left else []
-    head = {"heads": "head", "tokens": "token"}[found.what]
-    return [*titled_named(title, rows, EFFECT_COLUMNS, page, *more, *_LEGEND, head=head), *_reasons(kept)]
+    table = titled_named(title, rows, EFFECT_COLUMNS, page, *more, *_LEGEND, head=WORDS[found.what])
+    return [*table, *_reasons(kept)]
 
 
 def _reasons(kept: Sequence[tuple[BlockPatch, HeadPatch | TokenPatch]]) -> list[RenderableType]:
@@ -112,8 +117,3 @@ def check(found: Patching) -> str:
     """What is known of a patch, and how far it is from it."""
     what = "all tokens of b give b's logits" if found.what == "tokens" else "a's own parts give back a's logits"
     return f"{what}: relative error {numbers.error(found.own_error)}, tolerance {found.tolerance:.0e}"
-
-
-def _check(found: Patching) -> RenderableType:
-    said = check(found)
-    return line(said, "green") if found.holds else line(f"DOES NOT HOLD: {said}", "bold red")

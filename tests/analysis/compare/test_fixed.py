@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from function_modes import SOFTMAX, Kept
 from helpers import as_loaded, prompt_of, quiet, token_ids, two_single
 from paging import in_parts, two_saved, whole
-from softmax_mode import Softmax
 from torch import Tensor, nn
 
 from duat_cli.analysis.compare import captured
@@ -39,7 +39,7 @@ def test_losses_are_those_of_the_model_whose_softmax_is_told_what_to_give() -> N
     model.set_attn_implementation("eager")
 
     def loss(k: int, given: list[Tensor] | None) -> tuple[float, list[Tensor]]:
-        with torch.no_grad(), Softmax(given) as mode:
+        with torch.no_grad(), Kept(SOFTMAX, given) as mode:
             logits = model(input_ids=ids[k]).logits[0, :-1].double()
         return float(nn.functional.cross_entropy(logits, ids[k][0, 1:])), mode.values
 

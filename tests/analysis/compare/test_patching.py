@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import sample_reports as sample
 import torch
+from function_modes import SOFTMAX, Kept
 from helpers import as_loaded, prompt_of, quiet, single_model, token_ids
 from paging import in_parts, two_saved, whole
 from rich.console import Console
-from softmax_mode import Softmax
 from torch import Tensor
 
 from duat_cli.analysis.compare import captured, patching
@@ -143,23 +143,15 @@ def with_softmax(model: Any, block: int, head: int | None, a: int, source: int) 
     """a's logits where the softmax of one block, or one head of it, gives what it gives under another prompt."""
     weights = []
     for seed in (a, source):
-        with torch.no_grad(), Softmax() as mode:
+        with torch.no_grad(), Kept(SOFTMAX) as mode:
             model(input_ids=ids_of(model, seed))
         weights.append(mode.values)
 
-    given = [w.clone() for w in weights[0]]
+    given = weights[0][: block + 1]  # behind it the model's own softmax runs
     chosen = slice(None) if head is None else slice(head, head + 1)
+    given[block] = given[block].clone()
     given[block][:, chosen] = weights[1][block][:, chosen]
-
-    class Told(Softmax):
-        """What comes in front of the block is a's in any case; behind it the model's own softmax runs."""
-
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            before = len(self.values)
-            out = super().__torch_function__(func, types, args, kwargs)
-            return given[block] if len(self.values) > before and before == block else out
-
-    with torch.no_grad(), Told():
+    with torch.no_grad(), Kept(SOFTMAX, given):
         found: Tensor = model(input_ids=ids_of(model, a)).logits[0, -1]
     return found
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
+from function_modes import SOFTMAX, Kept
 from helpers import single_model, token_ids
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
 from duat_cli.models.arrays import relative_error
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
@@ -16,7 +14,6 @@ from duat_cli.models.instrument.attention import StoredRows
 from duat_cli.models.instrument.held import Held, HeldRig
 from duat_cli.models.instrument.rig import BlockRun
 
-SOFTMAX = (torch.softmax, nn.functional.softmax, Tensor.softmax)
 RSQRT = (torch.rsqrt, Tensor.rsqrt)
 
 
@@ -38,22 +35,6 @@ def output(structure: ModelStructure, ids: Tensor, held: list[Held]) -> Tensor:
     with torch.no_grad(), HeldRig(structure.stack, parts, interface=interface, held=held.__getitem__).active():
         found: Tensor = run_stack(structure.stack, ids)[0]
     return found
-
-
-class Kept(TorchFunctionMode):
-    """Keeps what these functions give, in order; or gives back what was kept."""
-
-    def __init__(self, functions: Any, values: list[Tensor] | None = None) -> None:
-        super().__init__()
-        self._functions, self._given = functions, None if values is None else iter(values)
-        self.values: list[Tensor] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func not in self._functions:
-            return out
-        self.values.append(out)
-        return out if self._given is None else next(self._given, out)
 
 
 @pytest.mark.parametrize("norms", [True, False])

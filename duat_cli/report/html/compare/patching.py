@@ -19,7 +19,7 @@ from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import on_page, value_at
-from duat_cli.report.tables.patching import EFFECT_COLUMNS, PATCH_COLUMNS, WHAT, check, predictions
+from duat_cli.report.tables.patching import EFFECT_COLUMNS, PATCH_COLUMNS, WHAT, WORDS, check, predictions
 from duat_cli.results.compare.patching import Patching
 from duat_cli.results.compare.report import CompareReport
 
@@ -75,7 +75,7 @@ def _drawn(found: Patching) -> Parts:
 
 def _map(found: Patching) -> tuple[Markup, list[Table]]:
     """Heads or tokens across, blocks upwards."""
-    word = {"heads": "head", "tokens": "token"}[found.what]
+    word = WORDS[found.what]
     known = [(place, block, block.heads or block.tokens) for place, block in enumerate(found.blocks)]
     known = [one for one in known if one[2]]
     largest = max((abs(v) for _, _, row in known for one in row if (v := one.effect) is not None), default=0.0)
