@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import sys
@@ -26,5 +27,13 @@ def uncollected() -> Iterator[None]:
         yield
     finally:
         gc.freeze()
+        atexit.register(_collect_at_the_end)
         if enabled:
             gc.enable()
+
+
+def _collect_at_the_end() -> None:
+    """Triton 3.9 and newer prints on standard error which of its objects outlive the process, and what is frozen does.
+    Without triton (builds of torch for the CPU) nothing asks, and the process ends sooner."""
+    if "triton" in sys.modules:
+        gc.unfreeze()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 from contextlib import suppress
 
@@ -52,3 +53,25 @@ def test_a_process_that_has_imported_them_freezes_nothing(monkeypatch: pytest.Mo
     with uncollected():
         assert gc.isenabled()
     assert gc.get_freeze_count() == before
+
+
+ENDS = """
+import sys
+from duat_cli.loading.importing import uncollected
+
+class Held:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        print("collected")
+
+with uncollected():
+    Held()
+    sys.modules[sys.argv[1]] = sys
+"""
+
+
+@pytest.mark.parametrize(("name", "said"), [("triton", "collected\n"), ("another", "")])
+def test_what_triton_made_is_collected_at_the_end_of_the_process(name: str, said: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDS, name], capture_output=True, text=True, timeout=300, check=True)
+    assert ended.stdout == said
