@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
-from duat_cli.analysis.attribute.targets import Asked, Words
+from duat_cli.analysis.attribute.targets import Asked
 from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.words import Words
 from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.ending import Ending, find_ending

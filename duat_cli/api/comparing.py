@@ -32,6 +32,10 @@ def compare(
     layers: int | str | Iterable[int] | None = None,
     align: Literal["text", "position"] = "text",
     patch: Patched | None = None,
+    target: str | None = None,
+    against: str | None = None,
+    target_field: str | None = None,
+    against_field: str | None = None,
     per_prompt: bool = False,
     cache: bool = True,
     progress: Progress | None = None,
@@ -41,23 +45,27 @@ def compare(
 
     prompts: two or more, the first compared with each other one; or a `shared` text behind each of `prefixes`, and an
     `answer` to it. align: whether the tokens that both prompts have are compared, or those at one place. patch:
-    what of the second prompt is put into the pass of the first, one at a time. What `duat compare --fixed` asks is
-    `compare_fixed`.
+    what of the second prompt is put into the pass of the first, one at a time. target, against: the tokens whose logits
+    it follows; target_field, against_field: the names under which every pair of `prompts_file` has its own. What `duat
+    compare --fixed` asks is `compare_fixed`.
     """
+    from duat_cli.analysis.compare.answers import Asked as Answers
     from duat_cli.analysis.compare.request import texts_of
-    from duat_cli.analysis.compare.run import CompareOptions, Vocabulary
+    from duat_cli.analysis.compare.run import CompareOptions
     from duat_cli.analysis.compare.run import compare as compute
+    from duat_cli.loading.words import Words
 
     given = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, chat=chat)
     beside_shared(max_tokens, align, shared, patch)
-    texts_only(shared=shared, answer=answer)
+    texts_only(shared=shared, answer=answer, target=target, against=against)
+    texts_only(target_field=target_field, against_field=against_field)
     blocks, own = blocks_of(layers), given.texts
     texts = texts_of(own.prompts, own.file, shared, prefixes, answer, chat=chat)
+    answers = Answers(target, against, target_field, against_field).of(texts, own.file, patched=patch is not None)
     asked = replace(given, prompts=[text.ids or text.text for text in texts.texts], file=None)
     opened = asked.open(Task("compare", patch=patch is not None), heard(progress), texts.texts)
-    words = Vocabulary(opened.texts, frozenset(getattr(opened.tokenizer, "all_special_ids", ())))
-    options = CompareOptions(blocks, per_prompt, cache, by_place=align == "position", patch=patch)
-    report = compute(opened.loaded, texts, opened.prompts, options, words, heard(progress))
+    options = CompareOptions(blocks, per_prompt, cache, by_place=align == "position", patch=patch, answers=answers)
+    report = compute(opened.loaded, texts, opened.prompts, options, Words(opened.tokenizer), heard(progress))
     return CompareResult.of(report)
 
 

@@ -241,8 +241,9 @@ def attribute(
     from duat_cli.analysis.attribute.run import AttributeOptions
     from duat_cli.analysis.attribute.run import attribute as compute
     from duat_cli.analysis.attribute.targets import Asked as Target
-    from duat_cli.analysis.attribute.targets import FieldTargets, Words
+    from duat_cli.analysis.attribute.targets import FieldTargets
     from duat_cli.loading.texts import field_of
+    from duat_cli.loading.words import Words
     from duat_cli.models.discovery.modality import require_token_ids
 
     one_question(target, against, position, steps, continuation, target_field)

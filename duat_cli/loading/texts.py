@@ -299,20 +299,21 @@ def conversation(messages: Any, where: str, line: int, tools: Any = None) -> Pro
     return replace(checked(text, where, line), conversation=True)
 
 
-def field_of(name: str, field: str) -> dict[int, str]:
-    """By its line, the string that every object of a file of JSON lines has under a name beside its "text"."""
+def field_of(name: str, field: str, option: str = "--target-field") -> dict[int, str]:
+    """By its line, the string that every object of a file of JSON lines has under a name beside what runs.
+
+    option: what named the field, for messages.
+    """
     shown = clean(name)
     if not name.lower().removesuffix(GZIP).endswith(JSON_LINES):
-        raise InputError(f"--target-field: {shown} holds no JSON lines; expected a name that ends in {JSON_LINES}")
+        raise InputError(f"{option}: {shown} holds no JSON lines; expected a name that ends in {JSON_LINES}")
     found: dict[int, str] = {}
     with _opened(name, shown) as file:
         for number, line in _numbered(file, shown):
             if line.strip():
                 value = json.loads(line)  # read before, for its text
                 if not isinstance(value, dict) or not isinstance(value.get(field), str):
-                    raise InputError(
-                        f"{shown} line {number}: no string under '{clean(field)}', which --target-field names"
-                    )
+                    raise InputError(f"{shown} line {number}: no string under '{clean(field)}', which {option} names")
                 _require_utf8(value[field], f"{shown} line {number}, '{clean(field)}'")
                 found[number] = value[field]
     return found

@@ -11,17 +11,18 @@ CHANGED = 4  # every fourth token of the second prompt is another one
 
 def compare(runs: int) -> list[Row]:
     from duat_cli.analysis.compare.request import Texts
-    from duat_cli.analysis.compare.run import CompareOptions, Vocabulary
+    from duat_cli.analysis.compare.run import CompareOptions
     from duat_cli.analysis.compare.run import compare as compute
     from duat_cli.analysis.inspect.options import InspectOptions
     from duat_cli.analysis.inspect.run import inspect
     from duat_cli.loading.texts import PromptText
+    from duat_cli.loading.words import Words
 
     loaded, first = loaded_model(llama_shape()), random_prompt(49152, 128)
     ids = first.input_ids.clone()
     ids[:, ::CHANGED] += 1
     texts = Texts([PromptText("a", "a", 1), PromptText("b", "b", 2)], 2, [(0, 1)])
-    prompts, words = [first, replace(first, input_ids=ids)], Vocabulary(str)
+    prompts, words = [first, replace(first, input_ids=ids)], Words(None)
 
     def one() -> None:
         inspect(loaded, prompts[:1], InspectOptions(cache=False), lambda *_: None)

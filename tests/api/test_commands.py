@@ -74,8 +74,8 @@ CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
     ),
     "compare": (["compare", "--layers", "1"], lambda: duat.compare(layers=[1])),
     "compare --patch": (
-        ["compare", DEMO, "--patch", "heads", *PROMPTS, "--max-tokens", "4"],
-        lambda: duat.compare(DEMO, prompts=TEXTS, max_tokens=4, patch="heads"),
+        ["compare", DEMO, "--patch", "heads", *PROMPTS, "--max-tokens", "4", "--target", " is", "--against", " and"],
+        lambda: duat.compare(DEMO, prompts=TEXTS, max_tokens=4, patch="heads", target=" is", against=" and"),
     ),
     "compare --shared": (
         ["compare", DEMO, "--shared", "def f(x):", "--prefix", "class A:", "--answer", "return x"],

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from duat_cli.analysis.attribute.targets import Words
 from duat_cli.analysis.attribute.work import Prediction
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt, limits
+from duat_cli.loading.words import Words
 from duat_cli.models.discovery.causality import head_of
 from duat_cli.models.sweep.lockstep import forwards
 from duat_cli.results.attribute import Attribution, Continuation, Source, TokenName

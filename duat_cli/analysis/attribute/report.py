@@ -10,10 +10,11 @@ from duat_cli.analysis.attribute.leading import Leading
 from duat_cli.analysis.attribute.measure import Measurer
 from duat_cli.analysis.attribute.odds import Odds
 from duat_cli.analysis.attribute.parts import PromptParts
-from duat_cli.analysis.attribute.targets import Chooser, Target, Words
+from duat_cli.analysis.attribute.targets import Chooser, Target
 from duat_cli.analysis.attribute.work import Found
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
+from duat_cli.loading.words import Words
 from duat_cli.results.attribute import (
     Attribution,
     Direct,

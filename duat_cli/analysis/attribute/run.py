@@ -11,7 +11,7 @@ import torch
 from duat_cli.analysis.attribute.continued import Continued, continued, summed
 from duat_cli.analysis.attribute.measure import Measurer
 from duat_cli.analysis.attribute.report import attributions
-from duat_cli.analysis.attribute.targets import Asked, Chooser, FieldTargets, Words, why_by_length
+from duat_cli.analysis.attribute.targets import Asked, Chooser, FieldTargets, why_by_length
 from duat_cli.analysis.attribute.total import Attributed, AttributeHead, AttributeTotal
 from duat_cli.analysis.attribute.work import Found, Work
 from duat_cli.analysis.progress import Progress
@@ -20,6 +20,7 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
+from duat_cli.loading.words import Words
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.causality import head_of
 from duat_cli.models.discovery.modality import is_pair, stack_of, writes

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -15,15 +13,13 @@ from torch import Tensor
 
 from duat_cli.compat.transformers import stated
 from duat_cli.errors import InputError, UnsupportedModelError
-from duat_cli.loading.pieces import pieces_that_say
-from duat_cli.loading.prompts import Prompt, said
-from duat_cli.loading.quiet import calling_tokenizer
+from duat_cli.loading.prompts import Prompt
+from duat_cli.loading.words import Words
 from duat_cli.models.arrays import relative_error, tolerance_for, wide
-from duat_cli.text import clean, shown
+from duat_cli.text import clean
 
 MEAN = "mean"
 NORM = "norm"
-_SHOWN = 6  # tokens in a message
 Kind = Literal["token", "class", "component", "norm", "log-probability"]
 
 
@@ -80,113 +76,6 @@ class FieldTargets:
     def __str__(self) -> str:
         """The field, and a hash of its values."""
         return f"{self.field} ({hashlib.sha256(repr(sorted(self.by_line.items())).encode()).hexdigest()[:16]})"
-
-
-class Words:
-    """A tokenizer, for targets."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    @property
-    def mask(self) -> int | None:
-        """The token that a masked LM fills in."""
-        found = getattr(self._tokenizer, "mask_token_id", None)
-        return found if isinstance(found, int) else None
-
-    def text(self, token: int) -> str:
-        """What a token says; it may be part of a character."""
-        return clean(said(self._tokenizer, [token]))
-
-    def tokens(self, option: str, text: str) -> list[int]:
-        """Those of a text, without special ones."""
-        if self._tokenizer is None:
-            if not re.fullmatch(r"#\d{1,9}( #\d{1,9})*", text, re.ASCII):
-                raise InputError(
-                    f"{option}: a text, but there is no tokenizer; expected #5, or the model's own tokenizer"
-                )
-            return [int(i) for i in text.replace("#", "").split()]
-        with calling_tokenizer(f"{option}: the tokenizer fails", InputError):
-            return self._read(text, special=False)
-
-    def token(self, option: str, text: str, *, first: bool) -> int:
-        """The one token that a text is, or that is written so in the vocabulary, or whose id '#5' is; InputError if it
-        is none or several."""
-        ids = self.tokens(option, text)
-        if len(ids) == 1 and self._tokenizer is None:
-            return ids[0]
-        asked = f"{option} {shown(text)}"
-        unknown = getattr(self._tokenizer, "unk_token_id", None)
-        if unknown is not None and ids[:1] == [unknown] and text.strip() != self._tokenizer.unk_token:
-            ids = []
-        pieces = self._pieces(option, text)
-        if len(ids) == 1 and (not pieces or ids == pieces):
-            return ids[0]
-        if len(ids) != 1 and len(pieces) == 1:
-            return pieces[0]
-        if pieces:  # such as a word of sentencepiece, which stands with a space in front of it as well
-            raise InputError(
-                f"{asked}: may be {self._listed([*dict.fromkeys([*ids[:1], *pieces])])}; give one by its id"
-            )
-        if (number := re.fullmatch(r"#(\d{1,9})", text, re.ASCII)) is not None:
-            return int(number[1])
-        if not ids:
-            raise InputError(f"{asked}: not in the vocabulary of this model's tokenizer; expected one of its tokens")
-        if len(ids) > 1 and not first:
-            raise InputError(
-                f"{asked}: {len(ids)} tokens, {self._listed(ids)}; expected one: give one by its id, or --first-token "
-                "to take the first"
-            )
-        return ids[0]
-
-    def _pieces(self, option: str, text: str) -> list[int]:
-        if self._tokenizer is None:
-            return []
-        with calling_tokenizer(f"{option}: the tokenizer fails", InputError):
-            return pieces_that_say(self._tokenizer, self._vocabulary, text)
-
-    @functools.cached_property
-    def _vocabulary(self) -> dict[str, int]:
-        found: dict[str, int] = self._tokenizer.get_vocab()
-        return found
-
-    def _listed(self, ids: Sequence[int]) -> str:
-        several = ", ".join(f"{shown(self.text(token))} (#{token})" for token in ids[:_SHOWN])
-        return several if len(ids) <= _SHOWN else f"{several}, ..."
-
-    def behind(self, prompt: Prompt, where: str, text: str) -> tuple[list[int], list[int]]:
-        """A prompt's tokens, and those of a text behind it. Both are read together, since a text alone may begin with
-        other tokens than behind another one; what the tokenizer puts behind every text is left out. Of token ids, and
-        of a prompt that was cut within a word, the text is read alone. InputError where it joins the prompt's end."""
-        own: list[int] = prompt.input_ids[0].tolist()
-        option = "--continuation"
-        if self._tokenizer is None:
-            return own, self.tokens(option, text)
-        whole = prompt.messages is None  # else the template has written the special tokens
-        front = prompt.text
-        with calling_tokenizer(f"{option}: the tokenizer fails", InputError):
-            read = self._read(front, special=whole)
-            if read != own and prompt.spans is not None:  # it was cut
-                front = front[: max(end for _, end in prompt.spans)]
-                read = self._read(front, special=whole)
-            if read != own:
-                return own, self.tokens(option, text)
-            both = self._read(front + text, special=whole)
-        special = set(self._tokenizer.all_special_ids)
-        for ending in range(len(own) + 1):  # how many tokens the tokenizer puts behind a text
-            kept, end = own[: len(own) - ending], own[len(own) - ending :]
-            if both[: len(kept)] == kept and both[len(both) - ending :] == end and len(both) > len(own):
-                return kept, both[len(kept) : len(both) - ending]
-            if ending == len(own) or own[-1 - ending] not in special:
-                break
-        first = next((k for k, (a, b) in enumerate(zip(own, both, strict=False)) if a != b), len(both) - 1)
-        raise InputError(
-            f"{option} {shown(text)}: behind {where} it is no token of its own: where they meet they are read as "
-            f"{shown(self.text(both[first]))}; begin it where a token begins"
-        )
-
-    def _read(self, text: str, *, special: bool) -> list[int]:
-        return [int(i) for i in self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]]
 
 
 @dataclass(frozen=True)

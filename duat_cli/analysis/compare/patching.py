@@ -16,10 +16,10 @@ from duat_cli.analysis.compare.captured import Captured, capture, require_room
 from duat_cli.analysis.inspect.run import chosen
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.kinds import Patched
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.arrays import relative_error, tolerance_for
+from duat_cli.models.arrays import relative_error, rounding_for, tolerance_for
 from duat_cli.models.budgets import ABLATION_BYTES, PATCH_VECTORS, waiting_bytes
 from duat_cli.models.discovery.causality import HeadTest
 from duat_cli.models.discovery.structure import run_stack
@@ -50,6 +50,7 @@ MISSING = {
     "ffn": "it has no FFN",
     "together": "it has neither attention weights, nor norms, nor an FFN",
 }
+SAME = "the difference in logits is the same behind a and behind b, but for rounding"
 NO_THIRD = "each pair needs another whose second prompt is a third text of as many tokens, to be put there instead"
 ALL = slice(None)
 UNSOUND = "with it the model's output is not finite"
@@ -72,16 +73,19 @@ Trial = Sequence[PatchedPass | None]
 class Target:
     """What two prompts predict, and how far some logits are on the way from a's to b's."""
 
-    def __init__(self, before: Tensor, after: Tensor) -> None:
-        """Logits behind a and b, (vocabulary,)."""
-        self._after = after
+    def __init__(self, before: Tensor, after: Tensor, tokens: tuple[int, int] | None = None) -> None:
+        """Logits behind a and b, (vocabulary,). tokens: the one whose logit is subtracted, and the one whose logit is
+        followed; None: those whose probability falls and rises most from a to b."""
+        self._after, self.given = after, tokens is not None
+        if tokens is not None and max(tokens) >= len(after):
+            raise InputError(f"--patch: token {max(tokens)} is none of the {len(after)} that the model puts out")
         gained = after.double().softmax(dim=0) - before.double().softmax(dim=0)
-        self.tokens = int(gained.argmin()), int(gained.argmax())
+        self.tokens = (int(gained.argmin()), int(gained.argmax())) if tokens is None else tokens
         self.ends = self.of(before), self.of(after)
+        self.rounding = rounding_for(after.dtype) * float(torch.stack([before, after]).double().abs().max())
 
     def of(self, logits: Tensor) -> Tensor:
-        """(2,), float64: the logit of the token whose probability rises most from a to b less that of the one whose
-        falls most, and KL(b || logits) in nats."""
+        """(2,), float64: the difference in logits of its two tokens, and KL(b || logits) in nats."""
         first, second = self.tokens
         wide = logits.double()
         return torch.stack([wide[second] - wide[first], kl(self._after[None], logits[None])[0]]).cpu()
@@ -98,8 +102,10 @@ class Patcher:
         what: Patched,
         layers: frozenset[int] | None,
         progress: Progress,
+        answers: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        """UnsupportedModelError for a model that predicts no next token."""
+        """UnsupportedModelError for a model that predicts no next token. answers: of every pair the tokens of its
+        `Target`."""
         require_room("--patch", session, prompts, PATCH_VECTORS)
         self._session, self._pairs, self._what, self._progress = session, pairs, what, progress
         self._done = self._total = 0
@@ -119,7 +125,10 @@ class Patcher:
             raise UnsupportedModelError(f"--patch: {why_not}, so there is no prediction to move")
         self._records = [RecordingPass(self._structure, forward) for forward in self._forwards]
         session.together(self._records)
-        self._targets = [Target(*(self._records[number].output for number in pair)) for pair in pairs]
+        self._targets = [
+            Target(self._records[a].output, self._records[b].output, None if answers is None else answers[number])
+            for number, (a, b) in enumerate(pairs)
+        ]
 
     def report(self, said: Callable[[int], str], texts: Sequence[str]) -> Patching:
         """said: what a token id says. texts: the tokens of the first pair's first prompt."""
@@ -237,15 +246,22 @@ class Patcher:
         null = None if third is None else self._shares(third)[0]
         apart = sum(float(target.ends[0][1]) for target in self._targets)
         why = UNSOUND if 0 < apart < math.inf else UNMOVED
-        others = {"null": NO_THIRD if third is None else why}
+        unmoved = SAME if why == UNSOUND and not self._rises() else why
+        others = {"effect": unmoved, "null": NO_THIRD if third is None else unmoved}
         return kind.explained(why, others, effect=moved, null=null, kl=divergence, **known)
+
+    def _rises(self) -> bool:
+        """Whether the difference in logits of the pairs together changes from a to b by more than rounding."""
+        rise = sum(float(target.ends[1][0] - target.ends[0][0]) for target in self._targets)
+        return abs(rise) > sum(target.rounding for target in self._targets)
 
     def _shares(self, trial: Trial) -> tuple[float | None, float | None]:
         """Of the difference in logits, and of the divergence."""
         ends = [target.ends for target in self._targets]
         begin, end = (torch.stack(found) for found in zip(*ends, strict=True))
         now = torch.stack([first if one is None else one.output for (first, _), one in zip(ends, trial, strict=True)])
-        moved = (now - begin)[:, 0].sum() / (end - begin)[:, 0].sum()  # NaN of nothing over nothing
+        rise = (end - begin)[:, 0].sum() if self._rises() else math.nan
+        moved = (now - begin)[:, 0].sum() / rise
         shares = moved, 1 - now[:, 1].sum() / begin[:, 1].sum()
         effect, divergence = (float(share) if bool(share.isfinite()) else None for share in shares)
         return effect, divergence
@@ -292,7 +308,8 @@ def _pair(a: int, b: int, target: Target, said: Callable[[int], str]) -> Patched
     known = {"before": before, "after": after, "kl": divergence}
     finite = {name: value if math.isfinite(value) else None for name, value in known.items()}
     first, second = map(said, target.tokens)
-    return PatchedPair.explained("it is not finite", a=a, b=b, token_a=first, token_b=second, **finite)
+    known_tokens = {"token_a": first, "token_b": second, "given": target.given}
+    return PatchedPair.explained("it is not finite", a=a, b=b, **known_tokens, **finite)
 
 
 def _block(number: int | None, found: dict[Place, PatchEffect]) -> BlockPatch:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from duat_cli.analysis.compare.alignment import Aligned, Stretch, align, align_ends, align_places, common_end
+from duat_cli.analysis.compare.answers import Named, tokens_of
 from duat_cli.analysis.compare.blocks import compare_block, mean_of
 from duat_cli.analysis.compare.captured import require_equal
 from duat_cli.analysis.compare.context import Context
@@ -24,6 +25,7 @@ from duat_cli.errors import InputError
 from duat_cli.kinds import Patched
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
+from duat_cli.loading.words import Words
 from duat_cli.models.arrays import rounding_for
 from duat_cli.models.discovery.causality import HeadTest, LogitsPass
 from duat_cli.models.instrument.rig import BlockRun
@@ -47,16 +49,6 @@ BY_PLACE = "; --align position compares also the tokens that differ, each with t
 INFINITE = "infinite: behind the second prompt a token has probability 0 that has not behind the first"
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """What of a tokenizer a report needs."""
-
-    decode: Callable[[list[int]], str]
-    """What tokens that follow each other say."""
-    special: frozenset[int] = frozenset()
-    """Ids that stand in every prompt."""
-
-
 Row = dict[int, BlockComparison]  # by block
 
 
@@ -71,6 +63,8 @@ class CompareOptions:
     """Whether a token is laid beside the one at its place, not beside the same one."""
     patch: Patched | None = None
     """What of b is put into a's pass, one part at a time; tokens are then laid beside each other by their place."""
+    answers: Sequence[tuple[Named, Named]] | None = None
+    """With `patch`, of every pair the token whose logit is followed, and the one whose logit is subtracted."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +81,7 @@ def compare(
     texts: Texts,
     prompts: Sequence[Prompt],
     options: CompareOptions,
-    words: Vocabulary,
+    words: Words,
     progress: Progress,
 ) -> CompareReport:
     """The report. prompts: all of `texts` as token ids."""
@@ -95,13 +89,14 @@ def compare(
     pairs = pairs_of(texts, prompts, words.special, options)
     if options.patch == "tokens":
         require_equal("--patch tokens", runs)
+    followed = None if options.answers is None else tokens_of(options.answers, words)
     session = Session(loaded, progress, cache=options.cache)
     chosen(options.layers, session.depth)
     for prompt in runs:
         require_room(session, prompt, session.depth if loaded.paged is None else 1)
     patched = None
     if options.patch is not None:
-        patcher = Patcher(session, runs, texts.pairs, options.patch, options.layers, progress)
+        patcher = Patcher(session, runs, texts.pairs, options.patch, options.layers, progress, followed)
         patched = patcher.report(*_said(runs[texts.pairs[0][0]], words))
         del patcher  # what it keeps of the prompts is not needed any more
     context = None
@@ -237,7 +232,7 @@ def _pair_facts(
     pair: Pair,
     prompts: Sequence[Prompt],
     logits: list[Tensor] | str,
-    words: Vocabulary,
+    words: Words,
     blocks: list[BlockComparison] | None,
 ) -> PairFacts:
     divergence, why_not = _divergence(pair, logits)
@@ -252,10 +247,10 @@ def _pair_facts(
     )
 
 
-def _run(stretch: Stretch, a: Prompt, b: Prompt, words: Vocabulary) -> AlignedRun:
+def _run(stretch: Stretch, a: Prompt, b: Prompt, words: Words) -> AlignedRun:
     def says(prompt: Prompt, first: int) -> str:
         ids: list[int] = prompt.input_ids[0, first : first + stretch.tokens].tolist()
-        return _shown(words.decode(ids))
+        return _shown(words.says(ids, "--prompt: "))
 
     return AlignedRun(
         a=stretch.a,
@@ -275,11 +270,11 @@ def _divergence(pair: Pair, logits: list[Tensor] | str) -> tuple[float | None, s
     return (None, INFINITE) if math.isinf(found) else (found, None)
 
 
-def _said(prompt: Prompt, words: Vocabulary) -> tuple[Callable[[int], str], list[str]]:
+def _said(prompt: Prompt, words: Words) -> tuple[Callable[[int], str], list[str]]:
     """What a token says, and all of a prompt."""
 
     def said(token: int) -> str:
-        return _shown(words.decode([token]))
+        return _shown(words.says([token], "--prompt: "))
 
     return said, [said(token) for token in prompt.input_ids[0].tolist()]
 

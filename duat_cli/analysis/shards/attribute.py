@@ -9,7 +9,6 @@ from typing import Literal, cast
 import torch
 
 from duat_cli.analysis.attribute.run import AttributeOptions, Attributor
-from duat_cli.analysis.attribute.targets import Words
 from duat_cli.analysis.attribute.total import Attributed, AttributeHead, AttributeTotal, Moments, PromptSums
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
@@ -20,6 +19,7 @@ from duat_cli.analysis.shards.run import Worker, anywhere, share
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompt_set import PromptSet
 from duat_cli.loading.prompts import Prompt
+from duat_cli.loading.words import Words
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
 from duat_cli.results.base import Run
 

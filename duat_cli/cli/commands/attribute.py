@@ -15,9 +15,9 @@ from duat_cli.text import clean, expanded
 
 if TYPE_CHECKING:
     from duat_cli.analysis.attribute.run import AttributeOptions
-    from duat_cli.analysis.attribute.targets import Words
     from duat_cli.analysis.shards.ranks import Ranks
     from duat_cli.loading.model.load import LoadedModel
+    from duat_cli.loading.words import Words
     from duat_cli.results.attribute import AttributeReport
 
 
@@ -127,9 +127,10 @@ def attribute(
     def settings(loaded: LoadedModel) -> tuple[Words, AttributeOptions]:
         from duat_cli.analysis.attribute.run import AttributeOptions
         from duat_cli.analysis.attribute.targets import Asked as Target
-        from duat_cli.analysis.attribute.targets import FieldTargets, Words
+        from duat_cli.analysis.attribute.targets import FieldTargets
         from duat_cli.loading.model.tokenizer import tokenizer_if_any
         from duat_cli.loading.texts import field_of
+        from duat_cli.loading.words import Words
         from duat_cli.models.discovery.modality import require_token_ids
 
         require_token_ids(loaded.model)

@@ -73,6 +73,28 @@ class Asked(Options):
         "block by block: attention weights, norm scales and FFN (blocks), each head's weights (heads), or each "
         "token's stream (tokens); for two prompts of as many tokens.",
     )
+    target: str | None = options.compute_option(
+        None,
+        "--target",
+        metavar="TEXT",
+        help="With --patch: the token whose logit is followed, as --target of duat attribute. Without it: the one "
+        "whose probability rises most from the first prompt to the second.",
+    )
+    against: str | None = options.compute_option(
+        None,
+        "--against",
+        metavar="TEXT",
+        help="Beside --target: the token whose logit is subtracted. Without both: that whose probability falls most.",
+    )
+    target_field: str | None = options.compute_option(
+        None,
+        "--target-field",
+        metavar="NAME",
+        help="The --target of each pair is what its line of --prompts has under this name.",
+    )
+    against_field: str | None = options.compute_option(
+        None, "--against-field", metavar="NAME", help="The same of --against."
+    )
     per_prompt: bool = options.compute_option(False, "--per-prompt", help="Also the values of each pair.")
     no_cache: bool = options.compute_option(
         False, "--no-cache", help="Neither read nor write the cache of Gram matrices."
@@ -95,6 +117,7 @@ def compare(
 
     Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell.
     """
+    from duat_cli.analysis.compare.answers import Asked as Answers
     from duat_cli.analysis.compare.request import texts_of
     from duat_cli.analysis.opening import PromptRequest, open_session, open_texts
     from duat_cli.analysis.plan.task import Task
@@ -107,9 +130,12 @@ def compare(
     prompt, prompts, shared, prefix, answer = asked.prompt, asked.prompts, asked.shared, asked.prefix, asked.answer
     beside_shared(asked.max_tokens, asked.align, shared, asked.patch)
     together = shared is not None or prefix or answer is not None
-    if asked.fixed and (together or chosen is not None or asked.per_prompt or asked.align != "text" or asked.patch):
+    followed = Answers(asked.target, asked.against, asked.target_field, asked.against_field)
+    compared = chosen is not None or asked.per_prompt or asked.align != "text" or asked.patch or followed != Answers()
+    if asked.fixed and (together or compared):
         raise InputError("--fixed: takes --prompt or --prompts, and no option of a comparison")
     texts = None if asked.fixed else texts_of(prompt, prompts, shared, prefix, answer, chat=asked.chat)
+    answers = None if texts is None else followed.of(texts, prompts, patched=asked.patch is not None)
     if not asked.fixed and not prompt and prompts is None and shared is None:
         talk.note("no prompts given: using the paper's own two")
 
@@ -124,20 +150,19 @@ def compare(
         else:
             read = PromptRequest([text.text for text in texts.texts], None, asked.max_tokens)
             reading = open_texts(wanted, read, texts.texts, progress)
-            tokenizer = reading.tokenizer
-            from duat_cli.analysis.compare.run import CompareOptions, Vocabulary
+            from duat_cli.analysis.compare.run import CompareOptions
             from duat_cli.analysis.compare.run import compare as compute
-            from duat_cli.loading.prompts import said
+            from duat_cli.loading.words import Words
 
-            special = frozenset(getattr(tokenizer, "all_special_ids", ()))
-            words = Vocabulary(lambda ids: said(tokenizer, ids, "--prompt: "), special)
             settings = CompareOptions(
                 layers=chosen,
                 per_prompt=asked.per_prompt,
                 cache=not asked.no_cache,
                 by_place=asked.align == "position",
                 patch=asked.patch,
+                answers=answers,
             )
+            words = Words(reading.tokenizer)
             report = compute(reading.loaded, texts, reading.inputs, settings, words, progress)
 
     presentation.emit(report, talk)

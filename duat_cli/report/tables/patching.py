@@ -67,22 +67,30 @@ def patches(found: Patching, page: Page) -> list[RenderableType]:
 
 
 def predictions(found: Patching) -> list[str]:
-    """What the first pairs predict, and how many others there are."""
+    """What the first pairs predict, how many others there are, and of tokens that were asked for where it does not
+    become b's."""
+    lines = list(map(_prediction, found.pairs[:_SHOWN_PAIRS]))
     more = len(found.pairs) - _SHOWN_PAIRS
-    return [
-        *map(_prediction, found.pairs[:_SHOWN_PAIRS]),
-        *([f"and {plural(more, 'more pair')}, see --json"] if more > 0 else []),
-    ]
+    if more > 0:
+        lines.append(f"and {plural(more, 'more pair')}, see --json")
+    falling = sum(pair.given and (pair.after or 0.0) < (pair.before or 0.0) for pair in found.pairs)
+    if falling:
+        lines.append(f"the difference falls from a to b in {falling} of {plural(len(found.pairs), 'pair')}")
+    return lines
 
 
 def _prediction(pair: PatchedPair) -> str:
-    """The two tokens whose probability differs most behind two prompts, and by how much their logits differ."""
+    """The two tokens whose probability differs most behind two prompts, or those asked for, and by how much their
+    logits differ."""
     prompts = f"a, prompt {pair.a}, to b, prompt {pair.b}"
+    ends = f"{numbers.SIGNED(pair.before)} behind a, {numbers.SIGNED(pair.after)} behind b"
+    if pair.given:
+        return f"{prompts}: the logit of '{pair.token_b}' less that of '{pair.token_a}' is {ends}"
     if pair.before == pair.after == 0.0:  # of one token with itself
         return f"{prompts}: the distributions of the next token are alike"
     return (
         f"{prompts}: '{pair.token_b}' gains most probability, '{pair.token_a}' loses most; the logit of the first less "
-        f"that of the second is {numbers.SIGNED(pair.before)} behind a, {numbers.SIGNED(pair.after)} behind b"
+        f"that of the second is {ends}"
     )
 
 

@@ -10,7 +10,7 @@ from duat_cli.kinds import Patched
 from duat_cli.results.base import Finite, Result, WithReasons
 from duat_cli.results.meaning import Meaning
 
-_D = "D = logit of the token that gains most probability from a to b - logit of the one that loses most"
+_D = "D = logit of token_b - logit of token_a"
 _EFFECT = f"sum over pairs of D(a with b's) - D(a), over that of D(b) - D(a); {_D}"
 _LOGITS = Meaning("logits", "measured", formula=_D, signed=True)
 
@@ -73,8 +73,13 @@ class PatchedPair(WithReasons):
 
     a: int = Field(description="number of the first prompt, from 0")
     b: int = Field(description="number of the second prompt")
-    token_a: str = Field(description="the next token whose probability falls most from a to b")
-    token_b: str = Field(description="the next token whose probability rises most from a to b")
+    token_a: str = Field(
+        description="the next token whose probability falls most from a to b, or the one asked for by --against"
+    )
+    token_b: str = Field(
+        description="the next token whose probability rises most from a to b, or the one asked for by --target"
+    )
+    given: bool = Field(default=False, description="the two tokens were asked for")
     before: Annotated[Finite | None, _LOGITS] = Field(description="D of a")
     after: Annotated[Finite | None, _LOGITS] = Field(description="D of b")
     kl: Annotated[Finite | None, Meaning("nats", "exact", formula="KL(b || a) of the next token")] = Field(

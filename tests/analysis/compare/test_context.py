@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from attributing import Letters
 from helpers import (
     WIRINGS,
     InDouble,
@@ -20,9 +21,10 @@ from helpers import (
 from torch import Tensor
 
 from duat_cli.analysis.compare.request import Texts
-from duat_cli.analysis.compare.run import CompareOptions, Vocabulary, compare
+from duat_cli.analysis.compare.run import CompareOptions, compare
 from duat_cli.errors import InputError
 from duat_cli.loading.texts import PromptText
+from duat_cli.loading.words import Words
 from duat_cli.results.compare.report import InContext
 
 FIRST, BETWEEN, SECOND, QUESTION, ANSWER = 3, 1, 2, 2, 2  # tokens
@@ -55,10 +57,10 @@ def context_of(model: Any, *, answer: Tensor | None = None) -> InContext:
         [4, 5, 6, 7],
         {1: [(None, 8)], 2: [(None, 9)], 3: [(None, 10), (11, 12)]},
     )
-    words = Vocabulary(str, frozenset(special[0].tolist()))
-    report = compare(
-        as_loaded(model), asked, [prompt_of(i) for i in ids], CompareOptions(cache=False), words, lambda *_: None
-    )
+    tokenizer = Letters()
+    tokenizer.all_special_ids = tuple(special[0].tolist())
+    options, words = CompareOptions(cache=False), Words(tokenizer)
+    report = compare(as_loaded(model), asked, [prompt_of(i) for i in ids], options, words, lambda *_: None)
     assert report.context is not None
     return report.context
 

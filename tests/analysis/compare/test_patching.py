@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 from collections.abc import Callable, Iterator, Sequence
@@ -21,14 +22,14 @@ from torch import Tensor
 from duat_cli.analysis.compare import captured, patching
 from duat_cli.analysis.compare.patching import NO_THIRD, Patcher, Target, third_texts
 from duat_cli.analysis.session import Session
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.kinds import Patched
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.report.html.compare.patching import patches as picture_of
 from duat_cli.report.tables.page import Page
 from duat_cli.report.tables.patching import patches, predictions
-from duat_cli.results.compare.patching import PatchEffect, Patching
+from duat_cli.results.compare.patching import PatchedPair, PatchEffect, Patching
 from duat_cli.statistics.divergence import kl
 from duat_cli.zoo import tiny
 
@@ -42,10 +43,11 @@ def found_of(
     pairs: Sequence[tuple[int, int]] = PAIRS,
     prompts: Sequence[Prompt] | None = None,
     layers: frozenset[int] | None = None,
+    answers: Sequence[tuple[int, int]] | None = None,
 ) -> Patching:
     session = Session(loaded, quiet, cache=False)
     given = [prompt_of(ids_of(loaded.model, seed)) for seed in range(3)] if prompts is None else prompts
-    return Patcher(session, given, pairs, what, layers, quiet).report(str, [str(n) for n in range(TOKENS)])
+    return Patcher(session, given, pairs, what, layers, quiet, answers).report(str, [str(n) for n in range(TOKENS)])
 
 
 def ids_of(model: Any, seed: int) -> Tensor:
@@ -80,13 +82,18 @@ def logits_of(model: Any, ids: Tensor, given: Sequence[tuple[str, str, Hook]] = 
     return found
 
 
-def expected(model: Any, run: Callable[[int, int], Tensor], pairs: Sequence[tuple[int, int]] = PAIRS) -> list[float]:
+def expected(
+    model: Any,
+    run: Callable[[int, int], Tensor],
+    pairs: Sequence[tuple[int, int]] = PAIRS,
+    answers: Sequence[tuple[int, int]] | None = None,
+) -> list[float]:
     """effect, null and kl from the logits `run(a, source)` of a's pass with a part of the source's."""
     plain = [logits_of(model, ids_of(model, seed)).double() for seed in range(3)]
     size, moved, null, before, after = 0.0, 0.0, 0.0, 0.0, 0.0
     for number, (a, b) in enumerate(pairs):
         rise = plain[b].softmax(0) - plain[a].softmax(0)
-        up, down = int(rise.argmax()), int(rise.argmin())
+        down, up = (int(rise.argmin()), int(rise.argmax())) if answers is None else answers[number]
 
         def apart(logits: Tensor, up: int = up, down: int = down) -> float:
             return float(logits[up].double() - logits[down].double())
@@ -137,6 +144,38 @@ def test_a_tokens_stream_is_put_in_front_of_a_block(llama: Any) -> None:
     for token in (0, TOKENS - 1):
         wanted = expected(llama, functools.partial(run, token))
         assert numbers(found.blocks[1].tokens[token]) == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+
+
+def test_tokens_that_are_asked_for_are_followed(llama: Any) -> None:
+    answers = [(3, 9), (9, 4)]
+    found = found_of(as_loaded(llama), "heads", answers=answers)
+    assert [(pair.token_a, pair.token_b, pair.given) for pair in found.pairs] == [("3", "9", True), ("9", "4", True)]
+    one_head = expected(llama, functools.partial(with_softmax, llama, 1, 2), answers=answers)
+    assert numbers(found.blocks[1].heads[2]) == pytest.approx(one_head, rel=1e-4, abs=1e-6)
+    assert predictions(found)[0].startswith("a, prompt 0, to b, prompt 1: the logit of '9' less that of '3' is ")
+    assert found_of(as_loaded(llama), "heads").blocks[1].heads[2].kl == found.blocks[1].heads[2].kl
+    falling = [pair for pair in found.pairs if (pair.after or 0.0) < (pair.before or 0.0)]
+    both = found.model_copy(update={"pairs": [*falling, *(back(pair) for pair in falling)]})
+    assert predictions(both)[-1] == f"the difference falls from a to b in {len(falling)} of {2 * len(falling)} pairs"
+    with pytest.raises(InputError, match="token 5000 is none of the"):
+        found_of(as_loaded(llama), "heads", answers=[(3, 5000)] * 2)
+
+
+def back(pair: PatchedPair) -> PatchedPair:
+    """The same from b to a."""
+    return pair.model_copy(update={"before": pair.after, "after": pair.before})
+
+
+def test_a_difference_that_only_rounding_moves_has_no_share(llama: Any) -> None:
+    """Prompts whose logits differ, and two tokens whose logits differ as much behind one as behind the other."""
+    model = copy.deepcopy(llama)
+    with torch.no_grad():
+        model.lm_head.weight[9] = model.lm_head.weight[3]
+    found = found_of(as_loaded(model), "heads", answers=[(3, 9)] * 2)
+    head = found.blocks[1].heads[2]
+    assert (head.effect, head.null) == (None, None)
+    assert head.kl is not None
+    assert head.reasons == {"effect": patching.SAME, "null": patching.SAME}
 
 
 def with_softmax(model: Any, block: int, head: int | None, a: int, source: int) -> Tensor:

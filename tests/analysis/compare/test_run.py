@@ -30,10 +30,11 @@ from duat_cli.analysis.compare import states
 from duat_cli.analysis.compare.alignment import Aligned
 from duat_cli.analysis.compare.parameters import change_of_scales
 from duat_cli.analysis.compare.request import Texts
-from duat_cli.analysis.compare.run import CompareOptions, Vocabulary, compare
+from duat_cli.analysis.compare.run import CompareOptions, compare
 from duat_cli.errors import InputError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.texts import PromptText
+from duat_cli.loading.words import Words
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.operators.input_change import Routed
 from duat_cli.results.compare.report import CompareReport
@@ -76,7 +77,7 @@ def texts_of(count: int, pairs: list[tuple[int, int]] | None = None, **more: Any
 
 def report_of(loaded: LoadedModel, *ids: Tensor, options: CompareOptions = OPTIONS, **more: Any) -> CompareReport:
     prompts = [prompt_of(one) for one in ids]
-    return compare(loaded, texts_of(len(ids), **more), prompts, options, Vocabulary(str), quiet)
+    return compare(loaded, texts_of(len(ids), **more), prompts, options, Words(None), quiet)
 
 
 @functools.cache

@@ -67,12 +67,16 @@ def test_what_moves_the_prediction(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_pairs_of_several_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Heads move each pair's prediction; tokens stand in one place only where all texts have as many."""
-    pairs = [{"a": "items in the list", "b": "items in the file"}, {"a": "the list", "b": "the file"}]
+    pairs = [
+        {"a": "items in the list", "b": "items in the file", "right": ".", "wrong": " is"},
+        {"a": "the list", "b": "the file", "right": " is", "wrong": " and"},
+    ]
     file = tmp_path / "pairs.jsonl"
     file.write_text("\n".join(map(json.dumps, pairs)), encoding="utf-8")
-    found = report_of(capsys, "--prompts", str(file), "--patch", "heads").patched
+    followed = ["--target-field", "right", "--against-field", "wrong"]
+    found = report_of(capsys, "--prompts", str(file), "--patch", "heads", *followed).patched
     assert found is not None
-    assert len(found.pairs) == 2
+    assert [(pair.token_b, pair.token_a) for pair in found.pairs] == [(".", " is"), (" is", " and")]
     assert run(["compare", "demo", "--prompts", str(file), "--patch", "tokens", "-q"]) == 2
     assert "--patch tokens: prompts of 3, 5 tokens; one is given what is another's" in capsys.readouterr().err
 
@@ -165,6 +169,8 @@ def test_memory_reads_block_by_block_with_the_same_numbers(
         (("--prompts", "pairs.txt"), "JSON lines"),
         (("--fixed", "--prompt", "a boat", "--prompt", "no"), "must be of equal length: give others, or use"),
         (("--fixed", *TWO, "--patch", "blocks"), "--fixed: takes --prompt or --prompts"),
+        (("--fixed", *TWO, "--target", "a"), "--fixed: takes --prompt or --prompts"),
+        ((*TWO, "--target", "a", "--against", "b"), "give --patch, or leave it out"),
         (
             ("--prompt", "a boat", "--prompt", "no", "--patch", "heads"),
             "--patch: --prompt 1 has 5 tokens and --prompt 2 2",
