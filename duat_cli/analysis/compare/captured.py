@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -100,6 +100,12 @@ def require_equal(option: str, prompts: Sequence[Prompt]) -> None:
             "is given what is another's, token by token, so they must be of equal length: give others, or use "
             f"--max-tokens {counts[0]}"
         )
+
+
+def as_many_tokens(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Each cut to the length of the shortest."""
+    shortest = min(prompt.input_ids.shape[1] for prompt in prompts)
+    return [replace(prompt, input_ids=prompt.input_ids[:, :shortest]) for prompt in prompts]
 
 
 def require_room(option: str, session: Session, prompts: Sequence[Prompt], vectors: int = 0) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from duat_cli.analysis.compare.captured import Captured, capture, mean_of, require_equal, require_room
+from duat_cli.analysis.compare.captured import Captured, as_many_tokens, capture, mean_of, require_equal, require_room
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.errors import InputError, UnsupportedModelError
@@ -77,7 +76,7 @@ def _of_equal_length(prompts: Sequence[Prompt], own: bool) -> list[Prompt]:
         raise InputError("--fixed: a prompt of one token has no loss; give longer ones")
     if own:
         require_equal("--fixed", prompts)
-    return [replace(prompt, input_ids=prompt.input_ids[:, : counts[0]]) for prompt in prompts]
+    return as_many_tokens(prompts)
 
 
 def _losses(session: Session, prompts: Sequence[Prompt], captured: list[dict[int, Captured]]) -> FixedParameters:

@@ -31,6 +31,8 @@ class Texts:
     demonstrations: dict[int, list[tuple[int | None, int]]] = field(default_factory=dict)
     """By run and context, the first, second, ...: the texts that end where it begins (None: nothing is in front of it),
     and where it ends."""
+    made_up: bool = False
+    """Whether they are the paper's, and not the user's."""
 
 
 def texts_of(
@@ -67,7 +69,8 @@ def texts_of(
         raise InputError("--prompt: one prompt has nothing to be compared with; give a second --prompt")
     else:
         texts = read_prompts(prompts, None, sys.stdin)
-    return Texts(all_asked(texts, chat), len(texts), [(0, k) for k in range(1, len(texts))])
+    first_with_each = [(0, k) for k in range(1, len(texts))]
+    return Texts(all_asked(texts, chat), len(texts), first_with_each, made_up=not prompts)
 
 
 def _contexts(shared: str, prefixes: list[str], answer: str | None) -> Texts:

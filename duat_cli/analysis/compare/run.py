@@ -11,7 +11,7 @@ from torch import Tensor
 from duat_cli.analysis.compare.alignment import Aligned, Stretch, align, align_ends, align_places, common_end
 from duat_cli.analysis.compare.answers import Named, tokens_of
 from duat_cli.analysis.compare.blocks import compare_block, mean_of
-from duat_cli.analysis.compare.captured import require_equal
+from duat_cli.analysis.compare.captured import as_many_tokens, require_equal
 from duat_cli.analysis.compare.context import Context
 from duat_cli.analysis.compare.parameters import Moves
 from duat_cli.analysis.compare.patching import Patcher
@@ -85,6 +85,8 @@ def compare(
     progress: Progress,
 ) -> CompareReport:
     """The report. prompts: all of `texts` as token ids."""
+    if texts.made_up and (options.by_place or options.patch is not None):
+        prompts = as_many_tokens(prompts)
     runs = prompts[: texts.runs]
     pairs = pairs_of(texts, prompts, words.special, options)
     if options.patch == "tokens":

@@ -137,7 +137,8 @@ def compare(
     texts = None if asked.fixed else texts_of(prompt, prompts, shared, prefix, answer, chat=asked.chat)
     answers = None if texts is None else followed.of(texts, prompts, patched=asked.patch is not None)
     if not asked.fixed and not prompt and prompts is None and shared is None:
-        talk.note("no prompts given: using the paper's own two")
+        cut = ", cut to as many tokens" if asked.patch is not None or asked.align == "position" else ""
+        talk.note(f"no prompts given: using the paper's own two{cut}")
 
     announce(model, talk)
     with Progress(talk) as progress:

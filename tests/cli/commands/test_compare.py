@@ -81,6 +81,17 @@ def test_pairs_of_several_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "--patch tokens: prompts of 3, 5 tokens; one is given what is another's" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", [("--align", "position"), ("--patch", "tokens")])
+def test_without_prompts_the_paper_s_two_are_cut_where_tokens_need_partners(
+    option: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["compare", "demo", *option, "--layers", "1", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "using the paper's own two, cut to as many tokens" in err
+    report = CompareReport.model_validate_json(out)
+    assert {prompt.tokens for prompt in report.prompts} == {report.pairs[0].aligned} == {17}
+
+
 def test_a_shared_text_alone_and_behind_contexts(capsys: pytest.CaptureFixture[str]) -> None:
     shared = ("--shared", "The keeper saw a light.")
     alone = report_of(capsys, *shared, "--prefix", "It was night.")
