@@ -1,4 +1,4 @@
-"""torch: known to work with 2.13."""
+"""torch: known to work with 2.13 to 2.15."""
 
 from __future__ import annotations
 
@@ -184,8 +184,10 @@ def uncheckpointed() -> Iterator[None]:
             return function(*args)
 
     held: dict[str, Any] = vars(checkpoint)
-    kept = {name: held[name] for name in ("CheckpointFunction", "_checkpoint_without_reentrant_generator")}
-    held.update(zip(kept, (Plain, around), strict=True))
+    generator = "_checkpoint_without_reentrant_generator"
+    plain = {"CheckpointFunction": Plain, generator: around, f"{generator}_impl": around}  # the last from 2.15 on
+    kept = {name: held[name] for name in plain if name in held}
+    held.update((name, plain[name]) for name in kept)
     try:
         yield
     finally:
