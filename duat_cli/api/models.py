@@ -223,6 +223,7 @@ def attribute(
     target: str | None = None,
     target_field: str | None = None,
     against: str | None = None,
+    against_field: str | None = None,
     position: int | Literal["all"] | None = None,
     first_token: bool = False,
     top: int = 10,
@@ -235,20 +236,19 @@ def attribute(
     """`duat attribute`: what a prediction is made of, in exact parts that add up. Also of a model in memory.
 
     image, audio, inputs: as of `inspect`, within a text or for a decoder; stack: 'decoder' of an encoder-decoder, which
-    reads `decoder_prompt`, or what the model writes. target_field: the name under which every object of `prompts_file`,
-    JSON lines, has its own target.
+    reads `decoder_prompt`, or what the model writes. target_field, against_field: the names under which every object
+    of `prompts_file`, JSON lines, has its own `target` and `against`.
     """
     from duat_cli.analysis.attribute.run import AttributeOptions
     from duat_cli.analysis.attribute.run import attribute as compute
     from duat_cli.analysis.attribute.targets import Asked as Target
-    from duat_cli.analysis.attribute.targets import FieldTargets
-    from duat_cli.loading.texts import field_of
+    from duat_cli.loading.texts import fields_of
     from duat_cli.loading.words import Words
     from duat_cli.models.discovery.modality import require_token_ids
 
-    one_question(target, against, position, steps, continuation, target_field)
-    if target_field is not None and (prompts is not None or prompts_file is None or target is not None):
-        raise InputError("target_field: is of a file of JSON lines: give prompts_file, no prompts and no target")
+    one_question(target, against, position, steps, continuation, target_field, against_field)
+    file = None if prompts_file is None or prompts is not None else os.fspath(prompts_file)
+    each = fields_of(file, target_field, against_field)
     whole_numbers(1, top=top)
     whole_numbers(0, steps=steps, measure=measure)
     wished = Target(target, against, "all" if position == "all" else whole(position), first_token)
@@ -259,9 +259,6 @@ def attribute(
     task = Task("attribute", every_position=position == "all", steps=steps or int(continuation is not None), top=top)
     opened = asked.open(task, heard(progress))
     require_token_ids(opened.loaded.model)
-    each = None
-    if target_field is not None and prompts_file is not None:
-        each = FieldTargets(target_field, field_of(os.fspath(prompts_file), target_field))
     options = AttributeOptions(wished, top, steps, continuation, each, measure)
     report = compute(opened.loaded, opened.prompts, Words(opened.tokenizer), options, heard(progress))
     return AttributeResult.of(report)

@@ -166,11 +166,16 @@ def one_question(
     steps: int,
     continuation: str | None,
     target_field: str | None = None,
+    against_field: str | None = None,
 ) -> None:
     """Of `attribute`: what is attributed is said once."""
-    texts_only(target=target, against=against, continuation=continuation, target_field=target_field)
+    texts_only(target=target, against=against, continuation=continuation)
+    texts_only(target_field=target_field, against_field=against_field)
     if position not in (None, "all") and whole(position) is None:
         raise InputError(f"position: {position!r}: expected one whole number, such as -1, or 'all'")
+    for name, both in {"target": (target, target_field), "against": (against, against_field)}.items():
+        if None not in both:
+            raise InputError(f"--{name} and --{name}-field: give one of them")
     if target is not None and not target:
         raise InputError("--target: an empty text is no token")
     asks = {
@@ -180,6 +185,7 @@ def one_question(
         "--target-field": target_field,
         "--position": position,
         "--against": against,
+        "--against-field": against_field,
     }
     first, *others = [name for name, given in asks.items() if given is not None] or [""]
     if others and first in ("--steps", "--continuation"):

@@ -299,11 +299,35 @@ def conversation(messages: Any, where: str, line: int, tools: Any = None) -> Pro
     return replace(checked(text, where, line), conversation=True)
 
 
-def field_of(name: str, field: str, option: str = "--target-field") -> dict[int, str]:
-    """By its line, the string that every object of a file of JSON lines has under a name beside what runs.
+@dataclass(frozen=True)
+class Field:
+    """The strings that the objects of a file of JSON lines have under a name beside what runs."""
 
-    option: what named the field, for messages.
-    """
+    option: str
+    """What names it, for messages."""
+    name: str
+    by_line: Mapping[int, str]
+
+    def of(self, line: int) -> tuple[str, str]:
+        """What errors call the string of a line, and the string."""
+        return f"{self.option} {clean(self.name)}, line {line}:", self.by_line[line]
+
+    def __str__(self) -> str:
+        """The name, and a hash of all strings."""
+        return f"{self.name} ({hashlib.sha256(repr(sorted(self.by_line.items())).encode()).hexdigest()[:16]})"
+
+
+def fields_of(name: str | None, target: str | None, against: str | None) -> tuple[Field | None, Field | None]:
+    """Of --target-field and --against-field. name: of the one file that the prompts stand in, if there is one."""
+    options = ("--target-field", target), ("--against-field", against)
+    first, second = (None if field is None else field_of(name, field, option) for option, field in options)
+    return first, second
+
+
+def field_of(name: str | None, field: str, option: str) -> Field:
+    """InputError without a file of JSON lines, and where a line has no such string."""
+    if name is None:
+        raise InputError(f"{option}: is of a file of JSON lines; give --prompts FILE, and no --prompt")
     shown = clean(name)
     if not name.lower().removesuffix(GZIP).endswith(JSON_LINES):
         raise InputError(f"{option}: {shown} holds no JSON lines; expected a name that ends in {JSON_LINES}")
@@ -311,12 +335,12 @@ def field_of(name: str, field: str, option: str = "--target-field") -> dict[int,
     with _opened(name, shown) as file:
         for number, line in _numbered(file, shown):
             if line.strip():
-                value = json.loads(line)  # read before, for its text
-                if not isinstance(value, dict) or not isinstance(value.get(field), str):
+                value = _object(decode(line, f"{shown} line {number}", 0), f"{shown} line {number}", field)
+                if not isinstance(value.get(field), str):
                     raise InputError(f"{shown} line {number}: no string under '{clean(field)}', which {option} names")
                 _require_utf8(value[field], f"{shown} line {number}, '{clean(field)}'")
                 found[number] = value[field]
-    return found
+    return Field(option, field, found)
 
 
 def checked(text: str, where: str, line: int) -> PromptText:

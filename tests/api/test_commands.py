@@ -174,11 +174,14 @@ def test_a_baseline_is_the_command_s(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_target_for_every_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "t.jsonl"
-    file.write_text("".join(json.dumps({"text": t, "next": " a"}) + "\n" for t in TEXTS))
-    ours = duat.attribute(DEMO, prompts_file=file, target_field="next", top=2)
-    theirs = of_command(["attribute", DEMO, "--prompts", str(file), "--target-field", "next", "--top", "2"], capsys)
+    file.write_text("".join(json.dumps({"text": t, "next": " a", "other": " is"}) + "\n" for t in TEXTS))
+    ours = duat.attribute(DEMO, prompts_file=file, target_field="next", against_field="other", top=2)
+    fields = ["--target-field", "next", "--against-field", "other"]
+    theirs = of_command(["attribute", DEMO, "--prompts", str(file), *fields, "--top", "2"], capsys)
     assert without_run(json.loads(ours.to_json())) == without_run(theirs)
-    with pytest.raises(duat.InputError, match="give prompts_file"):
+    named = [(one.target.token, one.target.against) for one in ours.attribution]
+    assert [tuple(token and token.text for token in both) for both in named] == [(" a", " is")] * len(TEXTS)
+    with pytest.raises(duat.InputError, match="give --prompts FILE, and no --prompt"):
         duat.attribute(DEMO, prompts=TEXTS, target_field="next")
 
 

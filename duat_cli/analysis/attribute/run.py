@@ -11,7 +11,7 @@ import torch
 from duat_cli.analysis.attribute.continued import Continued, continued, summed
 from duat_cli.analysis.attribute.measure import Measurer
 from duat_cli.analysis.attribute.report import attributions
-from duat_cli.analysis.attribute.targets import Asked, Chooser, FieldTargets, why_by_length
+from duat_cli.analysis.attribute.targets import Asked, Chooser, why_by_length
 from duat_cli.analysis.attribute.total import Attributed, AttributeHead, AttributeTotal
 from duat_cli.analysis.attribute.work import Found, Work
 from duat_cli.analysis.progress import Progress
@@ -20,6 +20,7 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
+from duat_cli.loading.texts import Field
 from duat_cli.loading.words import Words
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.causality import head_of
@@ -45,8 +46,8 @@ class AttributeOptions:
     """How many greedy tokens behind each prompt are attributed."""
     continuation: str | None = None
     """Given tokens behind each prompt, by their log-probability."""
-    each: FieldTargets | None = None
-    """The target of every prompt."""
+    each: tuple[Field | None, Field | None] = (None, None)
+    """The target of every prompt, and what it is less."""
     measure: int = 0
     """How many leading heads, neurons and tokens are taken out for real."""
 
@@ -88,8 +89,8 @@ class Attributor:
         if self._runs_on:
             texts = continued(session, prompts, options.steps, self._behind, self._progress)
         for (number, prompt), whole in zip(prompts, texts, strict=True):
-            each = None if options.each is None else options.each(prompt)
-            self._chooser.expect(number, target=each, continued=whole.count, alone=whole.alone)
+            target, against = (None if field is None else field.of(prompt.line) for field in options.each)
+            self._chooser.expect(number, target=target, against=against, continued=whole.count, alone=whole.alone)
         numbered = {number: whole.prompt for (number, _), whole in zip(prompts, texts, strict=True)}
         with model_code(type(session.loaded.model).__name__):
             if options.asked.position == "all" and options.asked.target is None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,13 +12,14 @@ from torch import Tensor
 
 from duat_cli.compat.transformers import stated
 from duat_cli.errors import InputError, UnsupportedModelError
-from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.words import Words
 from duat_cli.models.arrays import relative_error, tolerance_for, wide
 from duat_cli.text import clean
 
 MEAN = "mean"
 NORM = "norm"
+Named = tuple[str, str]
+"""What errors call a text, and the text."""
 Kind = Literal["token", "class", "component", "norm", "log-probability"]
 
 
@@ -60,22 +60,6 @@ class Target:
             return None
         row = self.row(output)
         return 1 + int((row > row[self.token]).sum())
-
-
-@dataclass(frozen=True)
-class FieldTargets:
-    """Targets of a file of JSON lines."""
-
-    field: str
-    by_line: Mapping[int, str]
-
-    def __call__(self, prompt: Prompt) -> tuple[str, str]:
-        """A prompt's target, and what errors call it."""
-        return self.by_line[prompt.line], f"--target-field {clean(self.field)}, line {prompt.line}:"
-
-    def __str__(self) -> str:
-        """The field, and a hash of its values."""
-        return f"{self.field} ({hashlib.sha256(repr(sorted(self.by_line.items())).encode()).hexdigest()[:16]})"
 
 
 @dataclass(frozen=True)
@@ -127,8 +111,8 @@ class Chooser:
         log-probability. by_length: why passes over other numbers of tokens may differ, for errors."""
         self._by_length = by_length
         self._asked, self._words, self._labels, self.likelihood = asked, words, labels, likelihood
-        self._each: dict[int, tuple[str, str]] = {}
-        self._option = "--target"
+        self._each: dict[int, tuple[Named | None, Named | None]] = {}
+        self._target_option, self._against_option = "--target", "--against"
         self.masked = False  # whether the output at a place is about the token there, and not about the next one
         self.continued: dict[int, int] = {}
         self._alone: dict[int, Tensor | None] = {}
@@ -137,14 +121,14 @@ class Chooser:
         self,
         number: int,
         *,
-        target: tuple[str, str] | None = None,
+        target: Named | None = None,
+        against: Named | None = None,
         continued: int = 0,
         alone: Tensor | None = None,
     ) -> None:
-        """What the prompt of that number has for itself: a target, with what errors call it, or how many of its last
-        tokens are the targets, and the logits of passes that end where the first of them follow."""
-        if target is not None:
-            self._each[number] = target
+        """What the prompt of that number has for itself: a target, what it is less, or how many of its last tokens are
+        the targets, and the logits of passes that end where the first of them follow."""
+        self._each[number] = target, against
         if continued:
             self.continued[number], self._alone[number] = continued, alone
 
@@ -158,9 +142,13 @@ class Chooser:
             if (alone := self._alone.pop(number)) is not None:
                 self._require_as_alone(alone, output[0], first - 1, where)
             return [self._following(place, output, ids[place + 1]) for place in range(first - 1, len(ids) - 1)]
-        if number in self._each:
-            target, self._option = self._each[number]
-            self._asked = replace(self._asked, target=target)
+        target, against = self._each.get(number, (None, None))
+        if target is not None:
+            self._target_option, text = target
+            self._asked = replace(self._asked, target=text)
+        if against is not None:
+            self._against_option, text = against
+            self._asked = replace(self._asked, against=text)
         if output.ndim == 2:
             self._require_none("--position", self._asked.position is not None)
             return [self._component(output) if headless else self._target("class", None, output, None, where)]
@@ -235,7 +223,7 @@ class Chooser:
         row = output[0] if position is None else output[0, position]
         asked = self._asked
         if asked.target is not None:
-            token = self._entry(self._option, asked.target, position, len(row))
+            token = self._entry(self._target_option, asked.target, position, len(row))
         else:
             token = int(torch.argmax(row)) if following is None else following
         mean = asked.against == MEAN
@@ -243,12 +231,12 @@ class Chooser:
             raise InputError("--against mean: this model has one output, which is its own mean")
         other = None
         if asked.against is not None and not mean:
-            other = self._entry("--against", asked.against, position, len(row))
+            other = self._entry(self._against_option, asked.against, position, len(row))
             if other == token:
                 own = "which the model chose" if following is None else "which the text has"
                 here = where if position is None else f"{where}, position {position}"
                 own = "" if asked.target is not None else f", {own} in {here}; name another with --target"
-                raise InputError(f"--against '{clean(asked.against)}': that is the target itself{own}")
+                raise InputError(f"{self._against_option} '{clean(asked.against)}': that is the target itself{own}")
         given = asked.target is not None or following is not None
         return Target(kind, position, token, given, other, mean)
 

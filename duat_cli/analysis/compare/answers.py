@@ -9,7 +9,7 @@ from duat_cli.analysis.compare.request import Texts
 from duat_cli.errors import InputError
 from duat_cli.loading.texts import field_of
 from duat_cli.loading.words import Words
-from duat_cli.text import clean, shown
+from duat_cli.text import shown
 
 Named = tuple[str, str]
 """What errors call a text, and the text."""
@@ -48,11 +48,8 @@ def _named(name: str, text: str | None, field: str | None, texts: Texts, file: s
         return [(f"--{name}", text)] * len(texts.pairs)
     if field is None:
         return None
-    if file is None:
-        raise InputError(f"{option}: is of a file of JSON lines; give --prompts FILE")
-    by_line = field_of(file, field, option)
-    lines = [texts.texts[a].line for a, _ in texts.pairs]
-    return [(f"{option} {clean(field)}, line {line}:", by_line[line]) for line in lines]
+    found = field_of(file, field, option)
+    return [found.of(texts.texts[a].line) for a, _ in texts.pairs]
 
 
 def tokens_of(answers: Sequence[tuple[Named, Named]], words: Words) -> list[tuple[int, int]]:

@@ -97,12 +97,14 @@ class _Worker(Worker):
 
     def __init__(self, each: Attributor, options: AttributeOptions, max_tokens: int | None) -> None:
         self._each, asked = each, options.asked
+        targets, againsts = options.each
         self.settings = {
             "target": asked.target,
             "against": asked.against,
             "position": asked.position,
             "first_token": asked.first_token,
-            "target_field": None if options.each is None else str(options.each),  # its name, a hash of the targets
+            "target_field": None if targets is None else str(targets),  # its name, a hash of the targets
+            "against_field": None if againsts is None else str(againsts),
             "steps": options.steps,
             "continuation": options.continuation,
             "measure": options.measure,

@@ -70,6 +70,9 @@ class Asked(Options):
         metavar="NAME",
         help="The target of each prompt is what its line of a .jsonl file has under this name.",
     )
+    against_field: str | None = options.compute_option(
+        None, "--against-field", metavar="NAME", help="The same of --against."
+    )
     steps: int = options.compute_option(
         0, "--steps", metavar="N", min=0, help="Attribute each of the next N tokens, the model's own first choices."
     )
@@ -108,15 +111,19 @@ def attribute(
     from duat_cli.analysis.opening import open_session, open_set
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import one_question
+    from duat_cli.loading.texts import fields_of
 
     wanted, place = loading.request(model), _position(asked.position)
-    one_question(asked.target, asked.against, place, asked.steps, asked.continuation, asked.target_field)
+    fields = asked.target_field, asked.against_field
+    one_question(asked.target, asked.against, place, asked.steps, asked.continuation, *fields)
+    each = fields_of(None if texts.prompt else texts.prompts, *fields)
     options.require_hub(model, loading.token)
     shared = 1 if asked.out is not None else processes()
     steps = asked.steps or int(asked.continuation is not None)
     task = Task("attribute", every_position=place == "all", steps=steps, top=asked.top, processes=shared)
     wanted = replace(wanted, task=task)
-    _require_targets(asked, texts)
+    if asked.first_token and not any((asked.target, asked.against, *fields)):
+        raise InputError("--first-token: there is no text whose first token it could take; give --target or --against")
     given = files.given()
     if given.stack not in (None, "text", "decoder"):
         raise InputError(f"--stack {given.stack}: duat attribute reads text, with pictures or without, and a decoder")
@@ -127,16 +134,11 @@ def attribute(
     def settings(loaded: LoadedModel) -> tuple[Words, AttributeOptions]:
         from duat_cli.analysis.attribute.run import AttributeOptions
         from duat_cli.analysis.attribute.targets import Asked as Target
-        from duat_cli.analysis.attribute.targets import FieldTargets
         from duat_cli.loading.model.tokenizer import tokenizer_if_any
-        from duat_cli.loading.texts import field_of
         from duat_cli.loading.words import Words
         from duat_cli.models.discovery.modality import require_token_ids
 
         require_token_ids(loaded.model)
-        each = None
-        if asked.target_field is not None and texts.prompts is not None:
-            each = FieldTargets(asked.target_field, field_of(texts.prompts, asked.target_field))
         words = Words(tokenizer_if_any(loaded.files.path, trust_remote_code=loading.trust_remote_code))
         target = Target(asked.target, asked.against, place, asked.first_token)
         return words, AttributeOptions(target, asked.top, asked.steps, asked.continuation, each, asked.measure)
@@ -166,15 +168,6 @@ def attribute(
 
     presentation.emit(report, talk)
     return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
-
-
-def _require_targets(asked: Asked, texts: options.Texts) -> None:
-    if asked.target_field is not None and (asked.target is not None or texts.prompt or texts.prompts is None):
-        raise InputError(
-            "--target-field: the targets stand in a file; give --prompts FILE, no --prompt and no --target"
-        )
-    if asked.first_token and asked.target is None and asked.against is None and asked.target_field is None:
-        raise InputError("--first-token: there is no text whose first token it could take; give --target or --against")
 
 
 def _position(text: str | None) -> int | Literal["all"] | None:

@@ -60,7 +60,11 @@ def test_a_line_that_names_no_two_tokens(target: str, against: str, said: str, t
     ("asked", "patched", "said"),
     [
         ({"target": "t50"}, True, "--against: not given; --patch follows the logit of one token less that of another"),
-        ({"against_field": "wrong"}, True, "--against-field: is of a file of JSON lines; give --prompts FILE"),
+        (
+            {"against_field": "wrong"},
+            True,
+            "--against-field: is of a file of JSON lines; give --prompts FILE, and no --prompt",
+        ),
         ({"target": "t50", "against": "t60"}, False, "--target: the token whose logit --patch follows; give --patch"),
         ({"target": "t50", "target_field": "right"}, True, "--target and --target-field: give one of them"),
     ],

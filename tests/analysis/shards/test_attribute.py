@@ -79,7 +79,10 @@ def test_other_options_are_refused(said: Any, tmp_path: Path) -> None:
 def test_other_targets_in_the_same_field_are_refused(said: Any, few: Path, tmp_path: Path) -> None:
     out, options = str(tmp_path / "out"), ["--target-field", "answer", "--first-token"]
     said(*options, "--out", out)
-    lines = [json.loads(line) for line in few.read_text().splitlines()]
+    lines = [json.loads(line) | {"less": "#7"} for line in few.read_text().splitlines()]
+    few.write_text("\n".join(map(json.dumps, lines)))
+    less = said(*options, "--against-field", "less", "--out", out, code=2)
+    assert "holds results of another --against-field, not given there, less (" in less
     lines[3]["answer"] = "h" if lines[3]["answer"] != "h" else "a"
     few.write_text("\n".join(map(json.dumps, lines)))
     assert "holds results of another --target-field, answer (" in said(*options, "--out", out, code=2)

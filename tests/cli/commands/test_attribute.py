@@ -160,7 +160,8 @@ def test_a_long_token_is_cut_where_it_is_named(short: Path, tmp_path: Path, caps
         (["--steps", "2", "--position", "1"], "--steps: says by itself what is attributed; leave out --position"),
         (["--continuation", " a", "--target", " a", "--against", " b"], "leave out --target and --against"),
         (["--steps", "2", "--measure", "2"], "--measure: one position at a time; leave out --measure, or --steps"),
-        (["--target-field", "x"], "--target-field: the targets stand in a file; give --prompts FILE, no --prompt"),
+        (["--target-field", "x"], "--target-field: is of a file of JSON lines; give --prompts FILE, and no --prompt"),
+        (["--against", "a", "--against-field", "x"], "--against and --against-field: give one of them"),
         (["--measure", "2", "--position", "all"], "--measure: one position at a time"),
     ],
 )
