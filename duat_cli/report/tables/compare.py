@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from duat_cli.report.tables import facts, numbers, patching
 from duat_cli.report.tables.grid import BLOCK, Column, Labels, missing, titled
 from duat_cli.report.tables.numbers import SIGNED
-from duat_cli.report.tables.page import BLANK, Page, cut, item, line
+from duat_cli.report.tables.page import BLANK, Page, cut, heading, item, note
 from duat_cli.results.compare.report import AlignedRun, CompareReport, InContext, InputComparison, PairFacts
 from duat_cli.text import plural
 
@@ -110,10 +110,10 @@ def _pairs(report: CompareReport) -> list[RenderableType]:
     """Which tokens were compared, and how far the next tokens are from each other."""
     parts: list[RenderableType] = []
     for pair in report.pairs[:_SHOWN_PAIRS]:
-        parts += [BLANK, line(_pair(pair, report), "bold"), *_runs(pair)]
-        parts += [line(f"no KL: {pair.reasons['kl']}", "dim")] if pair.kl is None else []
+        parts += [BLANK, heading(_pair(pair, report)), *_runs(pair)]
+        parts += [note(f"no KL: {pair.reasons['kl']}")] if pair.kl is None else []
     more = len(report.pairs) - _SHOWN_PAIRS
-    return [*parts, *([line(f"and {plural(more, 'more pair')}", "dim")] if more > 0 else [])]
+    return [*parts, *([note(f"and {plural(more, 'more pair')}")] if more > 0 else [])]
 
 
 def _pair(pair: PairFacts, report: CompareReport) -> str:

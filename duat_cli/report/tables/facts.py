@@ -9,7 +9,7 @@ from rich.text import Text
 
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, Labels, missing, titled
-from duat_cli.report.tables.page import Page, item, line
+from duat_cli.report.tables.page import Page, heading, item, line
 from duat_cli.results.base import Certificate, Environment, ModelFacts, Result, Skipped
 from duat_cli.results.check import CheckedModel
 from duat_cli.results.matrix import MatrixReport
@@ -19,7 +19,7 @@ from duat_cli.text import in_one, indices, plural
 
 def loaded(model: ModelFacts, prompts: Prompts, environment: Environment) -> list[RenderableType]:
     """What was loaded and what ran through it."""
-    return [line(named(model), "bold"), line(shape(model, "kv")), line(ran(prompts, environment))]
+    return [heading(named(model)), line(shape(model, "kv")), line(ran(prompts, environment))]
 
 
 def named(model: ModelFacts | CheckedModel) -> str:
@@ -148,4 +148,4 @@ def _joined(found: Iterable[tuple[str, str, list[int]]]) -> list[tuple[str, str,
 
 def section(title: str, texts: list[str], style: str = "") -> list[RenderableType]:
     """A titled list, or nothing."""
-    return [line(title, "bold"), *(item(text, style) for text in texts)] if texts else []
+    return [heading(title), *(item(text, style) for text in texts)] if texts else []

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from duat_cli.grouping import by_key
 from duat_cli.report.tables.numbers import Form
-from duat_cli.report.tables.page import BLANK, Page, line
+from duat_cli.report.tables.page import BLANK, Page, heading, line, note
 from duat_cli.results.base import Result, WithReasons
 from duat_cli.results.prune.terms import Estimated
 from duat_cli.text import clean
@@ -135,8 +135,8 @@ def titled(
     title: str, rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page, *legend: str
 ) -> list[RenderableType]:
     """The same under a title, and below it what its headers mean, a paragraph each."""
-    below = [BLANK, *(line(text, "dim") for text in legend)] if legend else []
-    return [BLANK, line(title, "bold"), *spaced(rows, labels, columns, page), *below]
+    below = [BLANK, *(note(text) for text in legend)] if legend else []
+    return [BLANK, heading(title), *spaced(rows, labels, columns, page), *below]
 
 
 def titled_named(
@@ -164,7 +164,7 @@ def unshown(rows: Sequence[Result], columns: Sequence[Column], shown: Sequence[C
     names = [column.name for column in filled(rows, columns) if column.path not in paths]
     if not names:
         return []
-    return [line(f"no room for: {', '.join(names)}; --wide shows all columns, --json every value.", "dim")]
+    return [note(f"no room for: {', '.join(names)}; --wide shows all columns, --json every value.")]
 
 
 def _width(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], gap: int = GAP) -> int:

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import BLOCK, Column, on_page, titled_named, value_at
-from duat_cli.report.tables.page import BLANK, Page, line
+from duat_cli.report.tables.page import BLANK, Page, heading, note
 from duat_cli.results.base import Result
 from duat_cli.results.heads import Attended, HeadAttended, Heads
 from duat_cli.results.inspect import Block, InspectReport
@@ -59,7 +59,7 @@ def head_tables(report: InspectReport, page: Page) -> list[RenderableType]:
         [block for block, _ in blocks], BLOCK, [Column(c.title, f"heads.uniform.{c.path}", c.form) for c in COLUMNS]
     )
     if not every:
-        return [BLANK, line("What each head reads", "bold"), *absent]
+        return [BLANK, heading("What each head reads"), *absent]
     shown, nulls = _shown(every), _nulls(blocks)
     numbered = ["null"] if len(nulls) == 1 else [f"null {number}" for number in range(1, len(nulls) + 1)]
     rows: list[tuple[str, Result]] = [(head.name, head.row) for head in shown]
@@ -71,9 +71,9 @@ def head_tables(report: InspectReport, page: Page) -> list[RenderableType]:
     return [
         *titled_named(title, rows, COLUMNS, page, head="head"),
         BLANK,
-        *([line(f"{leading}; the others are in the JSON.", "dim")] if len(shown) < len(every) else []),
-        line(_legend([found for _, found in blocks]), "dim"),
-        *([line(f"{'; '.join(where)}. What rows may see differs between them.", "dim")] if len(nulls) > 1 else []),
+        *([note(f"{leading}; the others are in the JSON.")] if len(shown) < len(every) else []),
+        note(_legend([found for _, found in blocks])),
+        *([note(f"{'; '.join(where)}. What rows may see differs between them.")] if len(nulls) > 1 else []),
         *facts.section("far above uniform attention", _far(every) if report.certificate.exact else []),
         *absent,
         *facts.section("heads without numbers", zero),

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from duat_cli.report.tables import columns, facts, heads, nulls, numbers
 from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, missing, spaced, titled, titled_named, unshown
 from duat_cli.report.tables.nulls import null_tables
-from duat_cli.report.tables.page import BLANK, Page, line
+from duat_cli.report.tables.page import BLANK, Page, heading, note
 from duat_cli.results.base import Result
 from duat_cli.results.inspect import Block, InspectReport
 from duat_cli.results.operator import OperatorStats
@@ -124,7 +124,7 @@ def _legend(report: InspectReport) -> list[RenderableType]:
         f"linear, static, {encoder}dyn.: of all up to here, shares of the block's output: {path}, biases (carried by "
         f"T, which the input sets), {states}UAT terms; sum 100. own: this block's own UAT term.",
     ]
-    return [line(text, "dim") for text in texts]
+    return [note(text) for text in texts]
 
 
 def _operators(report: InspectReport) -> list[OperatorStats]:
@@ -210,4 +210,4 @@ def _prompts_of(block: Block, report: InspectReport, page: Page) -> list[Rendera
     if not block.prompts:
         return []
     tables, absent = _statistics(block.prompts, PROMPT, report, page)
-    return [BLANK, line(f"Block {block.index} by prompt", "bold"), *tables, *absent]
+    return [BLANK, heading(f"Block {block.index} by prompt"), *tables, *absent]

@@ -12,7 +12,7 @@ from rich.text import Text
 from duat_cli.grouping import by_key
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, filled, fits, spaced, unshown
-from duat_cli.report.tables.page import BLANK, Page, cut, item, line
+from duat_cli.report.tables.page import BLANK, Page, cut, heading, item, line, note
 from duat_cli.results.base import Result
 from duat_cli.results.lora import Eq18, LoraReport, TokenChange
 from duat_cli.results.prompts import all_prompts
@@ -144,7 +144,7 @@ def render_lora(report: LoraReport, page: Page) -> str:
 
 def _head(report: LoraReport) -> list[RenderableType]:
     second = f" and {report.comparison.other}" if report.comparison else ""
-    parts: list[RenderableType] = [line(f"{report.base} and {report.tuned}{second}", "bold")]
+    parts: list[RenderableType] = [heading(f"{report.base} and {report.tuned}{second}")]
     if report.level == "lint":
         return [*parts, line(f"{method(report)} adapter, checked only")]
     summary = report.summary
@@ -194,16 +194,16 @@ def _modules(report: LoraReport, page: Page) -> list[RenderableType]:
     for title, modules, kinds in sides:
         if not modules:
             continue
-        parts += [BLANK, line(title, "bold")] if report.other_modules else []
+        parts += [BLANK, heading(title)] if report.other_modules else []
         if kinds and _sum_up(modules, kinds, page):
             table, columns = _fitting(kinds, _KIND, _KIND_COLUMNS, _MORE_KIND_COLUMNS, page)
-            parts += [*table, line(_for_each(modules, kinds), "dim")]
+            parts += [*table, note(_for_each(modules, kinds))]
         else:
             table, columns = _fitting(modules, _MODULE, _MODULE_COLUMNS, _MORE_COLUMNS, page)
             parts += table
         shown += [column.path for column in columns]
     if parts:
-        parts += [BLANK, *(line(text, "dim") for text in _legend(shown))]
+        parts += [BLANK, *(note(text) for text in _legend(shown))]
     return parts
 
 
@@ -262,7 +262,7 @@ def _comparison(report: LoraReport, page: Page) -> list[RenderableType]:
     if found is None:
         return []
     title = "The two changes, whatever the gauge of their factors"
-    shared: list[RenderableType] = [BLANK, line(title, "bold"), line("no parameter is changed by both")]
+    shared: list[RenderableType] = [BLANK, heading(title), line("no parameter is changed by both")]
     if _sum_up(found.modules, found.kinds, page):
         said = _for_each(found.modules, found.kinds)
         shared = facts.whole(title, found.kinds, _KIND, COMPARED_KIND_COLUMNS, page, said, _DISTANCE)
@@ -330,8 +330,8 @@ def _eq18(found: Eq18) -> list[RenderableType]:
         parts.append(line(f"{found.statement}: {state}; {plural(layers, 'layer')}, {errors}, {limits}", style))
     if found.through_attention:
         many = plural(len(found.through_attention), "attention parameter")
-        parts.append(line(f"dW of {many} acts through H (queries, keys) and A (values, outputs) instead, see routing "
-                          "and weights", "dim"))  # fmt: skip
+        parts.append(note(f"dW of {many} acts through H (queries, keys) and A (values, outputs) instead, see routing "
+                          "and weights"))  # fmt: skip
     by_reason = by_key((entry.why, entry.what) for entry in found.not_covered)
     return [*parts, *facts.section("Eq. 18 not tested", [f"{_some(names)}: {why}" for why, names in by_reason.items()])]
 
@@ -365,7 +365,7 @@ def _lint(report: LoraReport) -> list[RenderableType]:
     """A few findings of every rule; a fault of one module is mostly one of all."""
     if not report.lint:
         return [line("lint: nothing found", "green")] if report.level == "lint" else []
-    parts: list[RenderableType] = [line("lint", "bold")]
+    parts: list[RenderableType] = [heading("lint")]
     for entries in by_key((entry.rule, entry) for entry in report.lint).values():
         style = _STYLES[entries[0].level]
         several = report.mode == "two adapters"

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import GAP, Column, Labels, missing, packs, titled
-from duat_cli.report.tables.page import BLANK, Page, cut, item, line
+from duat_cli.report.tables.page import BLANK, Page, cut, heading, item, line, note
 from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport, NetworkLayer, NetworkReport
 from duat_cli.text import plural
 
@@ -61,7 +61,7 @@ def origin(report: MatrixReport) -> str:
 
 def _forms(forms: list[MatrixForm], page: Page) -> list[RenderableType]:
     built = "built entry by entry" if all(f.built for f in forms[:-1]) else "too large to build: in factors"
-    title = line(f"The paper's matrices, {built}", "bold")
+    title = heading(f"The paper's matrices, {built}")
     if page.narrow:
         return [title, *(item(_form(form)) for form in forms)]
     table = page.table()
@@ -78,7 +78,7 @@ def _forms(forms: list[MatrixForm], page: Page) -> list[RenderableType]:
 
 def _papers(forms: list[MatrixForm]) -> list[RenderableType]:
     """What is expected, and what the papers state, which is not the same."""
-    legend = [line(text, "dim") for text in ("expected: what the form and the mask leave if no weight is zero.", NORMS)]
+    legend = [note(text) for text in ("expected: what the form and the mask leave if no weight is zero.", NORMS)]
     return [BLANK, *legend, *facts.section("What the papers say", quoted(forms))]
 
 
@@ -102,12 +102,12 @@ def _shape(form: MatrixForm) -> str:
 def _corner(report: MatrixReport, page: Page) -> list[RenderableType]:
     side = len(report.corner)
     title = f"W'_HVO, its top-left corner: {side} x {side} of block B_00, from token 0 to token 0"
-    return [line(title, "bold"), *_grids("", [str(i) for i in range(side)], report.corner, page)]
+    return [heading(title), *_grids("", [str(i) for i in range(side)], report.corner, page)]
 
 
 def _coupling(report: MatrixReport, page: Page) -> list[RenderableType]:
     title = f"C_ij = |B_ij|_F between {mapped(report)}: into token i (row) from token j (column)"
-    return [line(title, "bold"), *_grids("i", token_labels(report), report.coupling, page)]
+    return [heading(title), *_grids("i", token_labels(report), report.coupling, page)]
 
 
 def mapped(report: MatrixReport) -> str:
@@ -123,7 +123,7 @@ def _convolution(report: MatrixReport, page: Page) -> list[RenderableType]:
         f"An output token is made of {numbers.plain(beside.attention_tokens_read)} tokens by attention, of "
         f"{numbers.plain(beside.tokens_read)} by the convolution, mean over tokens."
     )
-    return [line(title, "bold"), *_grids("i", token_labels(report), beside.coupling, page), line(read, "dim")]
+    return [heading(title), *_grids("i", token_labels(report), beside.coupling, page), note(read)]
 
 
 def token_labels(report: MatrixReport) -> list[str]:
@@ -153,13 +153,13 @@ def _grid(
 
 
 def _checks(checks: list[MatrixCheck], page: Page) -> list[RenderableType]:
-    title = line("Checks, |left - right| / |right|", "bold")
+    title = heading("Checks, |left - right| / |right|")
     reasons = dict.fromkeys(reason for check in checks for reason in check.reasons.values())
     legend = [
         "The model's: the H V of its own forward pass and what that moves in its own block, biases left out.",
         "c: as many of the M columns as can be built. <> is the diamond product, W <> x = W^T x.",
     ]
-    return [title, *_check_rows(checks, page), *(line(text, "dim") for text in legend), *map(item, reasons)]
+    return [title, *_check_rows(checks, page), *(note(text) for text in legend), *map(item, reasons)]
 
 
 def _check_rows(checks: list[MatrixCheck], page: Page) -> list[RenderableType]:

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.columns import COLUMNS, scaled
 from duat_cli.report.tables.grid import BLOCK, NO_REASON, Column, missing, reason_at, titled, together, value_at
-from duat_cli.report.tables.page import BLANK, Page, line
+from duat_cli.report.tables.page import BLANK, Page, note
 from duat_cli.results.base import Result
 from duat_cli.results.inspect import Block
 
@@ -69,7 +69,7 @@ def null_tables(blocks: Sequence[Block], heads: str, page: Page) -> list[Rendera
     return [
         *titled(f"Null: {_NAMES[kind]}; diff.: value less null", rows, BLOCK, columns, page),
         BLANK,
-        *([line(_means(blocks, other, heads), "dim")] if other else []),
+        *([note(_means(blocks, other, heads))] if other else []),
         *facts.absences([*missing(rows, columns, [row.index for row in rows]), *absent], "block"),
     ]
 

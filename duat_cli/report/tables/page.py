@@ -67,6 +67,16 @@ def line(text: str, style: str = "") -> Text:
     return Text(clean(text), style=style, overflow="fold")
 
 
+def heading(text: str) -> Text:
+    """The title of what stands below it."""
+    return line(text, "bold")
+
+
+def note(text: str) -> Text:
+    """What is to be known of a table beside its numbers."""
+    return line(text, "dim")
+
+
 def cut(text: str, cells: int = TOKEN) -> str:
     """The text, of at most so many cells."""
     return text if cell_len(text) <= cells else set_cell_size(text, cells - 2) + ".."

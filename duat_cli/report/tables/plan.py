@@ -7,16 +7,16 @@ from rich.table import Table
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.page import BLANK, Page, line
+from duat_cli.report.tables.page import BLANK, Page, heading, line
 from duat_cli.results.plan import PlanReport, Way
 from duat_cli.text import about, plural
 
 
 def render_plan(report: PlanReport, page: Page) -> str:
     """What the weights are, what each way takes at its peak, and which one is taken."""
-    parts: list[RenderableType] = [line(report.name, "bold"), line(_weights(report)), line(_work(report)), BLANK]
+    parts: list[RenderableType] = [heading(report.name), line(_weights(report)), line(_work(report)), BLANK]
     for way in report.ways:
-        parts += [line(_title(way, report), "bold"), _terms(way), BLANK]
+        parts += [heading(_title(way, report)), _terms(way), BLANK]
     return page.render(*parts, _verdict(report), *facts.section("warnings", report.warnings, "yellow"))
 
 

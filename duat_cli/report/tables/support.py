@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.page import BLANK, Page, item, line
+from duat_cli.report.tables.page import BLANK, Page, heading, item, line
 from duat_cli.results.support import SupportEntry, SupportReport
 
 _STYLES = {"exact": "green", "partly": "yellow", "refused": "red"}
@@ -20,7 +20,7 @@ def render_support(report: SupportReport, page: Page) -> str:
     """A row a model type, and the counts."""
     entries = report.entries
     rows: list[RenderableType] = [_entry(entry) for entry in entries] if page.narrow else [_table(entries, page)]
-    return page.render(*rows, BLANK, line(_total(report), "bold"))
+    return page.render(*rows, BLANK, heading(_total(report)))
 
 
 def _table(entries: list[SupportEntry], page: Page) -> Table:

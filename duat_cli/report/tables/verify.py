@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from duat_cli.grouping import by_key
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import BLOCK, NO_REASON, Column, spaced
-from duat_cli.report.tables.page import BLANK, Page, line
+from duat_cli.report.tables.page import BLANK, Page, note
 from duat_cli.results.inspect import BlockCertificate, VerifyReport
 
 _COLUMNS = [
@@ -26,14 +26,13 @@ def render_verify(report: VerifyReport, page: Page) -> str:
         *facts.loaded(report.model, report.prompts, report.environment),
         *(spaced(report.blocks, BLOCK, columns, page) if report.blocks else []),
         BLANK,
-        line(
+        note(
             "block output: |x - rebuilt| / |x|; operator W': residual of its factors."
             + (
                 " W'_c: of cross-attention's, over the encoder's states, or of a mixer's beside attention."
                 if crossing
                 else ""
-            ),
-            "dim",
+            )
         ),
         *_notes(report.blocks),
         BLANK,

@@ -13,7 +13,7 @@ from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.attribute import columns, words
 from duat_cli.report.tables.grid import Column, Labels, grids
 from duat_cli.report.tables.numbers import SIGNED
-from duat_cli.report.tables.page import BLANK, TARGET, Page, cut, line
+from duat_cli.report.tables.page import BLANK, TARGET, Page, cut, heading, line, note
 from duat_cli.results.attribute import (
     AttributeReport,
     Attribution,
@@ -53,15 +53,15 @@ def render_attribute(report: AttributeReport, page: Page) -> str:
         *parts,
         *facts.section("held fixed between the last block and the logits", report.held),
         _verdict(report.certificate),
-        line(words.NOT_CAUSAL, "dim"),
-        *([line(words.BARE, "dim")] if any(words.is_bare(one) for one in report.attribution) else []),
+        note(words.NOT_CAUSAL),
+        *([note(words.BARE)] if any(words.is_bare(one) for one in report.attribution) else []),
         *facts.remarks(report.skipped, report.warnings),
     )
 
 
 def _prediction(one: Attribution, page: Page, prompts: int) -> list[RenderableType]:
     return [
-        line(_title(one, prompts), "bold"),
+        heading(_title(one, prompts)),
         *map(line, _sums(one)),
         BLANK,
         *_tokens(one, page),
@@ -120,7 +120,7 @@ def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
     if picture is not None:
         own, at_it = SIGNED(picture.value), SIGNED(picture.computed)
         more.append(line(f"All {picture.positions} positions of pictures: own parts {own}, UAT terms at them {at_it}."))
-    return [line("By token: its embedding, and the UAT terms computed at it", "bold"), table, *more]
+    return [heading("By token: its embedding, and the UAT terms computed at it"), table, *more]
 
 
 def _encoder(one: Attribution, page: Page) -> list[RenderableType]:
@@ -130,7 +130,7 @@ def _encoder(one: Attribution, page: Page) -> list[RenderableType]:
     tokens = one.parts.encoder.tokens
     shown = sorted(sorted(tokens, key=lambda t: -max(abs(t.value), abs(t.direct)))[:_TOKENS], key=lambda t: t.position)
     more = _left_out(len(tokens) - len(shown), "states")
-    title = line("By token of the encoder: what its state brings through cross-attention", "bold")
+    title = heading("By token of the encoder: what its state brings through cross-attention")
     return [title, *_table("token", shown, _token, columns.STATES, page), *more, BLANK]
 
 
@@ -146,15 +146,15 @@ def _map(one: Attribution, page: Page) -> list[RenderableType]:
     shown = sorted(sorted(range(count), key=lambda t: -weight[t])[:room])
     cells = {name: "".join(f"{_digit(row[t], largest):>{cell}}" for t in shown) for name, row in rows.items()}
     return [
-        line("Where it is formed: parts by block (row) and token (column), 9 is the largest", "bold"),
-        line(" " * side + "".join(f"{t:>{cell}}" for t in shown), "dim"),
+        heading("Where it is formed: parts by block (row) and token (column), 9 is the largest"),
+        note(" " * side + "".join(f"{t:>{cell}}" for t in shown)),
         *(line(f"{name:>{side}}{text}") for name, text in cells.items()),
         *_left_out(count - len(shown), "tokens"),
     ]
 
 
 def _left_out(count: int, what: str) -> list[RenderableType]:
-    return [line(f"{count} {what} with smaller parts: --json has them.", "dim")] if count else []
+    return [note(f"{count} {what} with smaller parts: --json has them.")] if count else []
 
 
 def _digit(value: float, largest: float) -> str:
@@ -182,7 +182,7 @@ def _blocks(one: Attribution, page: Page) -> list[RenderableType]:
         table.add_column(header, justify="right", overflow="fold")
     for b in sorted(leading):
         table.add_row(str(b), *map(SIGNED, rows[b]))
-    return [line("Leading blocks", "bold"), table]
+    return [heading("Leading blocks"), table]
 
 
 def _heads(one: Attribution, page: Page) -> list[RenderableType]:
@@ -190,7 +190,7 @@ def _heads(one: Attribution, page: Page) -> list[RenderableType]:
     if not heads:
         return []
     return [
-        line("Leading heads: written straight to the logit, and moved towards it through later blocks", "bold"),
+        heading("Leading heads: written straight to the logit, and moved towards it through later blocks"),
         *_table("head", heads, lambda head: f"{head.block}.{head.head}", columns.HEADS, page),
     ]
 
@@ -199,7 +199,7 @@ def _inner(kind: str, parts: Sequence[InnerPart], page: Page) -> list[Renderable
     if not parts:
         return []
     rows = _table(kind.removesuffix("s"), parts, place_of, columns.INNER, page)
-    return [BLANK, line(f"Leading {kind}", "bold"), *rows]
+    return [BLANK, heading(f"Leading {kind}"), *rows]
 
 
 def place_of(part: InnerPart | RemovedPart | Spread) -> str:
@@ -218,7 +218,7 @@ def _flows(flows: Sequence[Flow], one: Attribution) -> list[RenderableType]:
     def name(position: int) -> str:
         return f"{position} '{texts[position]}'" if position < len(texts) else str(position)
 
-    found: list[RenderableType] = [BLANK, line("What the leading heads moved, from token to token", "bold")]
+    found: list[RenderableType] = [BLANK, heading("What the leading heads moved, from token to token")]
     for flow in flows[:5]:
         for move in flow.moves[:2]:
             what = f"attention {numbers.plain(move.attention)}, value {SIGNED(move.carried)}"
@@ -231,7 +231,7 @@ def _measured(one: Attribution, page: Page) -> list[RenderableType]:
     found = one.measured
     if found is None:
         return []
-    tables: list[RenderableType] = [BLANK, line("Taken out for real, one at a time", "bold")]
+    tables: list[RenderableType] = [BLANK, heading("Taken out for real, one at a time")]
     if found.heads:
         tables += [*_table("head", found.heads, place_of, columns.REMOVED_HEADS, page), BLANK]
     if found.neurons:
@@ -241,9 +241,9 @@ def _measured(one: Attribution, page: Page) -> list[RenderableType]:
     agreement = [f"{a.what} {a.rank_correlation:.2f}" for a in found.agreement if a.rank_correlation is not None]
     said = f"lost: {words.lost(one)}; cut: attention to the token; replaced: its embedding by the mean one."
     order = f" Rank correlation with the parts: {'; '.join(agreement)}." if agreement else ""
-    skipped = [line(f"Not taken out: {one.what}: {one.why}.", "dim") for one in found.skipped]
-    through = [line(words.THROUGH_SCORES, "dim")] if found.heads else []
-    return [*tables, line(said + order, "dim"), *through, *skipped]
+    skipped = [note(f"Not taken out: {one.what}: {one.why}.") for one in found.skipped]
+    through = [note(words.THROUGH_SCORES)] if found.heads else []
+    return [*tables, note(said + order), *through, *skipped]
 
 
 def _continuation(found: Continuation, page: Page) -> list[RenderableType]:
@@ -264,8 +264,8 @@ def _continuation(found: Continuation, page: Page) -> list[RenderableType]:
             "logits"
         )
     return [
-        line(f"prompt {found.prompt}, continued by '{cut(tokens, TARGET)}': {said}", "bold"),
-        line("[ ] marks the tokens with the largest parts, their own and the UAT terms at them:", "dim"),
+        heading(f"prompt {found.prompt}, continued by '{cut(tokens, TARGET)}': {said}"),
+        note("[ ] marks the tokens with the largest parts, their own and the UAT terms at them:"),
         text,
         *_table("token", [sources[t] for t in leading], _token, columns.SOURCES, page),
     ]
@@ -277,7 +277,7 @@ def _summary(found: Summary, of: str, page: Page) -> list[RenderableType]:
         f"mean {of} {numbers.plain(found.logit)}: tokens {SIGNED(found.tokens)}, biases {SIGNED(found.static)}, "
         f"UAT terms {SIGNED(sum(found.units))}, output bias {SIGNED(found.head_bias)}"
     ) + ("" if found.encoder is None else f", encoder {SIGNED(found.encoder)}")
-    parts: list[RenderableType] = [line(f"Over all {found.predictions} predictions", "bold"), line(means)]
+    parts: list[RenderableType] = [heading(f"Over all {found.predictions} predictions"), line(means)]
     for kind, spreads in (("head", found.heads), ("neuron", found.neurons)):
         parts += [BLANK, *_table(kind, spreads, place_of, columns.SPREAD, page)] if spreads else []
     return parts
@@ -309,7 +309,7 @@ def _overview(report: AttributeReport, page: Page) -> list[RenderableType]:
         table.add_column(header, justify="left" if text else "right", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
-    return [line(title, "bold"), table]
+    return [heading(title), table]
 
 
 def missed(certificate: AttributionCertificate) -> str:

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import BLOCK, Column, Labels, filled, spaced
-from duat_cli.report.tables.page import BLANK, Page, line
+from duat_cli.report.tables.page import BLANK, Page, heading, line, note
 from duat_cli.results.base import Result
 from duat_cli.results.prune.eq16 import Eq16
 from duat_cli.results.prune.report import PruneReport
@@ -35,9 +35,9 @@ def eq16(report: PruneReport, page: Page) -> list[RenderableType]:
     if not page.wide and page.width < ROOMY:
         return [
             BLANK,
-            line(title, "bold"),
+            heading(title),
             *_verdict(report.eq16),
-            line("The bound of each set and part: --wide, or a page of 120 columns.", "dim"),
+            note("The bound of each set and part: --wide, or a page of 120 columns."),
         ]
     sets = [row for row in report.eq16 if row.what == "set"]
     parts = _by_block([row for row in report.eq16 if row.what == "part"])
@@ -45,14 +45,13 @@ def eq16(report: PruneReport, page: Page) -> list[RenderableType]:
     reacting = "; measured: with everything reacting" if any(row.measured is not None for row in report.eq16) else ""
     return [
         BLANK,
-        line(title, "bold"),
+        heading(title),
         *(spaced(sets, _SET, filled(sets, _SET_COLUMNS), page) if sets else []),
         *(spaced(parts, BLOCK, filled(parts, _PART_COLUMNS), page) if parts else []),
         BLANK,
-        line(
+        note(
             "bound: norm of the sum of the removed terms, each carried there through the frozen blocks; held: change "
-            f"with all dynamic parameters held{reacting}. Means over {prompts}.",
-            "dim",
+            f"with all dynamic parameters held{reacting}. Means over {prompts}."
         ),
         *_verdict(report.eq16),
     ]

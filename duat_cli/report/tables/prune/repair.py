@@ -7,7 +7,7 @@ from rich.console import RenderableType
 
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, titled_named
-from duat_cli.report.tables.page import BLANK, Page, item, line
+from duat_cli.report.tables.page import BLANK, Page, heading, item, note
 from duat_cli.results.prune.repair import RepairedSet, SetRepair
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import Plan
@@ -26,11 +26,10 @@ def repair(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
             f"Repair: damage without it and with it, {report.protocol.unit}", rows, repair_columns(unit), page
         ),
         *(item(f"{plan.granularity}: {_refitted(found)}{left_out(plan, found)}") for plan, found in plans),
-        line(
+        note(
             "in-sample: the prompts that chose the set; without --calibration layers are fitted to them as well. "
             "held out: prompts that took no part. 9 of 10: have at most that damage. over: share of prompts over the "
-            "budget.",
-            "dim",
+            "budget."
         ),
     ]
 
@@ -88,7 +87,7 @@ def written(report: PruneReport) -> list[RenderableType]:
     parts = [_size(found), _damage(found, report.protocol.unit, report.plans[0].budget), _perplexity(found)]
     if found.parameters_after < found.parameters_before:  # else the same work was timed twice
         parts.append(_time(found))
-    return [BLANK, line(title + (", repaired" if found.repaired else ""), "bold"), *map(item, parts)]
+    return [BLANK, heading(title + (", repaired" if found.repaired else "")), *map(item, parts)]
 
 
 def _size(found: Written) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 from duat_cli.grouping import by_key
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import BLOCK, KIND, NO_REASON, Column, filled, fits, titled, unshown
-from duat_cli.report.tables.page import BLANK, Page, line
+from duat_cli.report.tables.page import BLANK, Page, heading, line, note
 from duat_cli.report.tables.prune import repair, sets
 from duat_cli.report.tables.prune.eq16 import TABLES as EQ16_TABLES
 from duat_cli.report.tables.prune.eq16 import eq16
@@ -27,7 +27,7 @@ def render_prune(report: PruneReport, page: Page) -> str:
     stand_in = "set to zero" if report.protocol.ablate == "zero" else "set to its mean over the prompts"
     return page.render(
         *facts.loaded(report.model, report.prompts, report.environment),
-        line(f"damage: {report.protocol.meaning}; a removed term is {stand_in}", "dim"),
+        note(f"damage: {report.protocol.meaning}; a removed term is {stand_in}"),
         *_own_loss(report),
         *_parts(report, page),
         *_heads_and_neurons(report, page),
@@ -49,7 +49,7 @@ def _own_loss(report: PruneReport) -> list[RenderableType]:
         return []
     text = f"loss of the model as it is: {numbers.plain(own)} nats/token (all tokens alike: {numbers.plain(uniform)})"
     if own < uniform:
-        return [line(text, "dim")]
+        return [note(text)]
     return [line(f"{text}; it has nothing to lose, so small damages say nothing of what is removed", "yellow")]
 
 
@@ -123,13 +123,13 @@ def _certified(report: PruneReport, shown: list[Column]) -> list[RenderableType]
         "Certified: the most that the removal changes the stream at one token where the part meets it, for any input, "
         "as a multiple of the stream's norm there over these prompts"
     )
-    return [line(f"{text} ({'; '.join(places)}).", "dim")]
+    return [note(f"{text} ({'; '.join(places)}).")]
 
 
 def _heads_and_neurons(report: PruneReport, page: Page) -> list[RenderableType]:
     rows = report.blocks
     shown = filled(rows, _head_columns(sets.UNITS[report.protocol.metric]))
-    precision = [line(_precision(report), "dim"), *_shared_heads(report)]
+    precision = [note(_precision(report)), *_shared_heads(report)]
     if not shown:
         return [BLANK, *precision]
     return [
@@ -162,7 +162,7 @@ def _shared_heads(report: PruneReport) -> list[RenderableType]:
         return []
     group = heads.count // heads.kv_heads
     text = f"Heads 0-{group - 1}, and so on by {group}, share a key and value head, which stays while one of them does."
-    return [line(text, "dim")]
+    return [note(text)]
 
 
 def _precision(report: PruneReport) -> str:
@@ -210,7 +210,7 @@ def _predictions(report: PruneReport, page: Page) -> list[RenderableType]:
     names = list(dict.fromkeys(name for p in ranked for name in p.criteria))
     title = "How well the prediction orders the measured damage"
     return [
-        *(titled(title, ranked, KIND, _PREDICTION_COLUMNS, page) if ranked else [BLANK, line(title, "bold")]),
+        *(titled(title, ranked, KIND, _PREDICTION_COLUMNS, page) if ranked else [BLANK, heading(title)]),
         *_unranked([p for p in rows if p not in ranked]),
         *facts.section(f"no value ({numbers.ABSENT})", _absent(ranked)),
         *_valid(report, rows),
@@ -227,7 +227,7 @@ def _unranked(rows: list[Prediction]) -> list[RenderableType]:
         worst = known or row.reasons.get("worst_ratio", NO_REASON)
         mean = "" if row.mean_measured else ", and no mean over all is estimated from them"
         found.append(f"{row.granularity}: {row.reasons.get('spearman', NO_REASON)}{mean}; worst factor: {worst}")
-    return [line(f"Not ranked: {'; '.join(found)}.", "dim")] if found else []
+    return [note(f"Not ranked: {'; '.join(found)}.")] if found else []
 
 
 def _valid(report: PruneReport, rows: list[Prediction]) -> list[RenderableType]:
@@ -236,7 +236,7 @@ def _valid(report: PruneReport, rows: list[Prediction]) -> list[RenderableType]:
     if not found:
         return []
     text = "Every prediction up to here is within a factor of 2 of its ablation, of the terms that were ablated: "
-    return [line(f"{text}{', '.join(found)} {report.protocol.unit}.", "dim")]
+    return [note(f"{text}{', '.join(found)} {report.protocol.unit}.")]
 
 
 def _absent(rows: list[Prediction]) -> list[str]:
@@ -280,7 +280,7 @@ def _criteria(rows: list[Prediction], names: list[str]) -> list[RenderableType]:
         lines.append(f"{name:<18}" + "".join(f"{_correlation(v.value if v else None):>11}" for v in values))
     return [
         BLANK,
-        line("Spearman's rank correlation with the measured damage, by criterion", "bold"),
+        heading("Spearman's rank correlation with the measured damage, by criterion"),
         *map(Text, lines),
     ]
 

@@ -10,7 +10,7 @@ from duat_cli.grouping import by_key
 from duat_cli.kinds import names_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, titled_named
-from duat_cli.report.tables.page import Page, line
+from duat_cli.report.tables.page import Page, note
 from duat_cli.report.tables.prune.eq16 import ROOMY
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.rivals import CriterionSet
@@ -30,7 +30,7 @@ def rivals(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
             legend = said(rows, report.protocol.confidence)
             found += titled_named(title, named, rival_columns(unit), page, *legend, head="chosen by")
         if not roomy and len(beside) > 1:
-            found.append(line(f"Beside the set of {beside[0][0]}: --wide, or a page of 120 columns.", "dim"))
+            found.append(note(f"Beside the set of {beside[0][0]}: --wide, or a page of 120 columns."))
     return found
 
 

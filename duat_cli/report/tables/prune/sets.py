@@ -8,7 +8,7 @@ from rich.text import Text
 from duat_cli.kinds import names_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import KIND, Column, filled, fits, titled, titled_named
-from duat_cli.report.tables.page import BLANK, Page, item, line
+from duat_cli.report.tables.page import BLANK, Page, heading, item, note
 from duat_cli.report.tables.prune.notable import WHOSE, saving
 from duat_cli.report.tables.prune.repair import repair
 from duat_cli.report.tables.prune.rivals import rivals
@@ -49,7 +49,7 @@ def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
         *_pooled(report, page),
         *repair(report, page, unit),
         BLANK,
-        line("Guarantee", "bold"),
+        heading("Guarantee"),
         *(item(text) for plan in report.plans for text in guarantees(plan)),
     ]
 
@@ -59,19 +59,18 @@ def _unsized(plans: list[Plan]) -> list[RenderableType]:
     zeroed = dict.fromkeys(p.saves.reasons["parameters_zeroed"] for p in plans if p.saves and p.saves.reasons)
     gone = dict.fromkeys(p.reasons["saves"] for p in plans if p.removed and p.saves is None)
     return [
-        *(line(f"Parameters zeroed: not counted; {why}", "dim") for why in zeroed),
-        *(line(f"Parameters removed and zeroed: not counted; {why}", "dim") for why in gone),
+        *(note(f"Parameters zeroed: not counted; {why}") for why in zeroed),
+        *(note(f"Parameters removed and zeroed: not counted; {why}") for why in gone),
     ]
 
 
 def _held(plans: list[Plan]) -> list[RenderableType]:
     """What the terms of a set hold, where sets are of several kinds or of a wanted size."""
     return [
-        line(
+        note(
             f"{plan.granularity}: the {plan.removed} terms hold {numbers.plain(plan.parameters / 1e6)} M parameters, "
             f"{numbers.percent(plan.parameters_share)} % of {WHOSE[plan.parameters_of]}"
-            + (", ordered by predicted damage a parameter." if "," in plan.granularity else "."),
-            "dim",
+            + (", ordered by predicted damage a parameter." if "," in plan.granularity else ".")
         )
         for plan in plans
         if plan.removed and (plan.remove is not None or "," in plan.granularity)
@@ -87,7 +86,7 @@ def _stored(plans: list[Plan]) -> list[RenderableType]:
         "Saved and zeroed can come to less than the terms hold: a term that does not leave the file is zeroed in its "
         "last layer alone, and what it reads with is stored as it was."
     )
-    return [line(text, "dim")]
+    return [note(text)]
 
 
 def _rounds(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
@@ -252,10 +251,9 @@ def _pictures(report: PruneReport, page: Page) -> list[RenderableType]:
     head = f"{'removed':>8} {'predicted':>9} {'measured':>9}"
     return [
         BLANK,
-        line(
+        heading(
             f"Damage, {report.protocol.unit}, against the share of {names_of(plan.granularity)} removed, "
-            f"least damaging first (bars: measured{', without repair' if plan.repair else ''})",
-            "bold",
+            f"least damaging first (bars: measured{', without repair' if plan.repair else ''})"
         ),
         Text(head),
         *(Text(row.rstrip()) for row in rows),
