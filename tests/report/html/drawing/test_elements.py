@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from duat_cli.report.html.drawing.elements import joined, short, tag
+from duat_cli.report.html.drawing.elements import short, tag
 from duat_cli.text import clean
 
 
@@ -40,12 +40,12 @@ def test_any_text_comes_back_as_text(inner: str, attribute: str) -> None:
 
 
 def test_names_and_numbers() -> None:
-    assert tag("path", d="M0 0", class_="a", stroke_width=1.26, hidden=True, x=None) == (
-        '<path d="M0 0" class="a" stroke-width="1.3" hidden/>'
+    assert tag("path", d="M0 0", class_="a", stroke_width=1.26, x=0.0) == (
+        '<path d="M0 0" class="a" stroke-width="1.3"/>'
     )
     assert tag("svg", viewBox="0 0 1 1") == '<svg viewBox="0 0 1 1"></svg>'
     assert [short(n) for n in (0.04, -0.04, 12, -3.25, 1e3)] == ["0", "0", "12", "-3.2", "1000"]
 
 
 def test_markup_stays_markup() -> None:
-    assert joined(["<", Markup("<b>"), "&"]) == "&lt;<b>&amp;"
+    assert tag("p", "<", Markup("<b>"), "&") == "<p>&lt;<b>&amp;</p>"
