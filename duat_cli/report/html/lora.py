@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import meanings, stacked, table_of_blocks
@@ -12,7 +12,7 @@ from duat_cli.report.html.drawing.plot import Axis, Plot, dotted
 from duat_cli.report.html.drawing.scales import Linear, Log
 from duat_cli.report.html.drawing.table import Head, Table, table_by, table_of
 from duat_cli.report.tables import lora, numbers
-from duat_cli.report.tables.grid import Column, on_page
+from duat_cli.report.tables.grid import Column, on_page, value_at
 from duat_cli.report.tables.lora import (
     BLOCK_COLUMNS,
     COMPARED_KIND_COLUMNS,
@@ -69,23 +69,19 @@ _LINES = 80  # modules of a plot; those with the largest relative change
 
 
 def lora_sheet(report: LoraReport, beside: Sequence[LoraReport]) -> Sheet:
-    two = report.other_modules is not None
+    both = report.comparison
+    first, second = ("", "") if both is None else (f": {report.tuned}", f": {both.other}")
     figures = [
-        _kinds(report.kinds, "kinds", f": {report.tuned}" if two else ""),
+        _kinds(report.kinds, "kinds", first),
         _operator(report, beside),
         _prompts(report, beside),
         _eq18(report),
-        *(
-            picture(report.modules, "modules", f": {report.tuned}" if two else "")
-            for picture in (_norms, _spectra, _intruders)
-        ),
+        *_changes(report.modules, "modules", first),
         _compared(report),
+        _kinds(report.other_kinds or [], "other_kinds", second),
+        *_changes(report.other_modules or [], "other_modules", second),
+        _lint(report),
     ]
-    if report.other_modules is not None:
-        other = f": {report.comparison.other}" if report.comparison else ": the second adapter"
-        figures.append(_kinds(report.other_kinds or [], "other_kinds", other))
-        figures += [picture(report.other_modules, "other_modules", other) for picture in (_norms, _spectra, _intruders)]
-    figures.append(_lint(report))
     return Sheet(
         command=report.command,
         name=f"{report.base} and {report.tuned}",
@@ -190,8 +186,13 @@ def _eq18(report: LoraReport) -> Figure | None:
     )
 
 
+def _changes(modules: Sequence[ModuleChange], place: str, whose: str) -> list[Figure | None]:
+    """place: where the modules stand in the report; whose: of which adapter, '' for the only."""
+    return [figure(modules, place, whose) for figure in (_norms, _spectra, _intruders)]
+
+
 def _kinds(kinds: Sequence[KindChange], place: str, whose: str) -> Figure | None:
-    """place, whose: as of `_norms`."""
+    """place, whose: as of `_changes`."""
     if not kinds:
         return None
     return Figure(
@@ -204,8 +205,8 @@ def _kinds(kinds: Sequence[KindChange], place: str, whose: str) -> Figure | None
 
 
 def _norms(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | None:
-    """A map of |dW| / |W|. place: where the modules stand in the report; whose: of which adapter, '' for the only."""
-    values = {place_of(m.whole_name): m.relative_frobenius for m in modules if m.relative_frobenius is not None}
+    """A map of |dW| / |W|."""
+    values = _by_place(modules, "relative_frobenius")
     if not values:
         return None
     picture, left_out = layer_map({key: 100 * value for key, value in values.items()}, "change of the weight in %")
@@ -221,14 +222,14 @@ def _norms(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | 
 
 
 def _spectra(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | None:
-    known = [i for i, m in enumerate(modules) if m.singular_values and m.singular_values[0] > 0]
-    if not known:
+    values = {i: m.singular_values for i, m in enumerate(modules) if m.singular_values and m.singular_values[0] > 0}
+    if not values:
         return None
-    known.sort(key=lambda i: -(modules[i].relative_frobenius or 0.0))
-    kept = known[:_LINES]
-    kinds = list(dict.fromkeys(place_of(modules[i].whole_name)[0] for i in kept))
+    kept = sorted(values, key=lambda i: -(modules[i].relative_frobenius or 0.0))[:_LINES]
+    kind_of = {i: place_of(modules[i].whole_name)[0] for i in kept}
+    kinds = list(dict.fromkeys(kind_of.values()))
     series = {kind: marks.SERIES[min(n, len(marks.SERIES) - 1)] for n, kind in enumerate(kinds)}
-    ratios = {i: _ratios(modules[i]) for i in kept}
+    ratios = {i: [value / values[i][0] for value in values[i] if value > 0] for i in kept}
     longest = max(map(len, ratios.values()))
     plot = Plot(
         Axis("number of the singular value", Linear(1, max(longest, 2), count=min(8, max(1, longest - 1)))),
@@ -237,54 +238,42 @@ def _spectra(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure 
     )
     drawn = []
     for i in reversed(kept):
-        kind = place_of(modules[i].whole_name)[0]
         said = f"{modules[i].whole_name}, value"
         points = [(k, v, f"{said} {k}: {v:.3g} of the largest") for k, v in enumerate(ratios[i], 1)]
-        drawn += dotted(plot, points, series[kind], size=2.5)
+        drawn += dotted(plot, points, series[kind_of[i]], size=2.5)
     named = [("line", series[kind], kind) for kind in kinds[: len(marks.SERIES) - 1]]
     if len(kinds) >= len(marks.SERIES):
         named.append(("line", marks.SERIES[-1], f"{len(kinds) - len(named)} further kinds"))
-    left = len(known) - len(kept)
+    left = len(values) - len(kept)
     return Figure(
         key=f"spectra{place}",
         title=f"How fast the singular values of each change fall{whose}",
         says="Each over the largest of its module: a line that falls at once is a change of one direction.",
         picture=plot.svg(drawn, "Falling lines of singular values, one for each module."),
-        tables=[_table(modules, _RANKS, place), _values(modules, kept, place)],
+        tables=[_table(modules, _RANKS, place), _values({i: values[i] for i in kept}, modules, place)],
         terms=[f"{place}[].singular_values", f"{place}[].stable_rank", f"{place}[].numerical_rank"],
         legend=named,
         notes=[f"{left} modules that change less are in the tables."] if left else [],
     )
 
 
-def _ratios(module: ModuleChange) -> list[float]:
-    values = module.singular_values or []
-    return [value / values[0] for value in values if value > 0]
-
-
-def _values(modules: Sequence[ModuleChange], kept: Sequence[int], place: str) -> Table:
-    longest = max(len(modules[i].singular_values or []) for i in kept)
+def _values(values: Mapping[int, Sequence[float]], modules: Sequence[ModuleChange], place: str) -> Table:
+    """values: those of a module, by its number."""
+    longest = max(map(len, values.values()))
+    heads = [Head(f"value {k + 1}", "of dW", f"singular_values.{k}") for k in range(longest)]
     return Table(
-        heads=[
-            Head("parameter", number=False),
-            *(Head(f"value {k + 1}", "of dW", f"singular_values.{k}") for k in range(longest)),
-        ],
+        heads=[Head("parameter", number=False), *heads],
         rows=[
-            [modules[i].whole_name, *(numbers.plain(v) for v in modules[i].singular_values or []),
-             *([""] * (longest - len(modules[i].singular_values or [])))]
-            for i in kept
+            [modules[i].whole_name, *map(numbers.plain, found), *[""] * (longest - len(found))]
+            for i, found in values.items()
         ],
         place=f"{place}[].",
-        at=[f"{place}.{i}" for i in kept],
-    )  # fmt: skip
+        at=[f"{place}.{i}" for i in values],
+    )
 
 
 def _intruders(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | None:
-    values = {
-        place_of(m.whole_name): float(m.intruders.output)
-        for m in modules
-        if m.intruders is not None and m.intruders.output is not None
-    }
+    values = _by_place(modules, "intruders.output")
     if not values:
         return None
     picture, _ = layer_map(values, "intruders on the output side", form=numbers.whole)
@@ -298,6 +287,11 @@ def _intruders(modules: Sequence[ModuleChange], place: str, whose: str) -> Figur
         tables=[_table(modules, _INTRUDERS, place)],
         terms=[f"{place}[].intruders.output", f"{place}[].alignment.output", f"{place}[].alignment"],
     )
+
+
+def _by_place(rows: Sequence[ModuleChange | ModuleComparison], path: str) -> dict[tuple[str, int | None], float]:
+    """A number of each parameter that has it, by kind and layer."""
+    return {place_of(row.whole_name): value for row in rows if (value := value_at(row, path)) is not None}
 
 
 def _table(
@@ -316,8 +310,7 @@ def _compared(report: LoraReport) -> Figure | None:
     if report.comparison is None:
         return None
     rows, kinds = report.comparison.modules, report.comparison.kinds
-    values = {place_of(m.whole_name): m.cosine for m in rows if m.cosine is not None}
-    picture, _ = layer_map(values, "cosine", signed=True)
+    picture, _ = layer_map(_by_place(rows, "cosine"), "cosine", signed=True)
     only = [
         f"Only the {word} changes: {', '.join(names)}."
         for word, names in (("first", report.comparison.only_first), ("second", report.comparison.only_second))
