@@ -32,11 +32,15 @@ def expanded(name: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(name))
 
 
+def some(texts: Sequence[str], most: int, between: str = ", ", last: str = " and ") -> str:
+    """At most so many texts, and how many more there are: 'a, b and 3 more'. last: what stands in front of that."""
+    more = len(texts) - most
+    return between.join(texts[:most]) + (f"{last}{more} more" if more > 0 else "")
+
+
 def listed(names: list[str]) -> str:
     """The first few names, sorted, and how many more there are."""
-    first = ", ".join(shown(n) for n in sorted(names)[:_NAMES_SHOWN])
-    more = len(names) - _NAMES_SHOWN
-    return f"{first} and {more} more" if more > 0 else first
+    return some([shown(name) for name in sorted(names)], _NAMES_SHOWN)
 
 
 def one_line(text: str, limit: int = 400) -> str:

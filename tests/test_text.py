@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from duat_cli.text import about, apart, clean, expanded, in_one, indices, natural, one_line, plural, spans
+from duat_cli.text import about, apart, clean, expanded, in_one, indices, natural, one_line, plural, some, spans
 
 
 def test_clean_escapes_what_steers_or_hides() -> None:
@@ -75,6 +75,13 @@ def test_about(seconds: float, said: str) -> None:
 
 def test_one_is_no_plural() -> None:
     assert [plural(count, "token") for count in (0, 1, 2)] == ["0 tokens", "1 token", "2 tokens"]
+
+
+def test_of_many_some_and_a_count() -> None:
+    assert some(["a", "b"], 2) == "a, b"
+    assert some(["a", "b", "c", "d"], 2) == "a, b and 2 more"
+    assert some(["a", "b", "c"], 1, "; ", "; and ") == "a; and 2 more"
+    assert some([], 2) == ""
 
 
 def test_names_sort_by_number() -> None:

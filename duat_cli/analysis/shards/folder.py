@@ -32,7 +32,7 @@ from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.files import plain_mode
 from duat_cli.loading.prompt_set import digest_of, key_of
 from duat_cli.results.base import PromptFacts
-from duat_cli.text import clean, one_line, plural
+from duat_cli.text import clean, one_line, plural, some
 
 _NAME = re.compile(r"shard-(\d+)-of-(\d+)\.jsonl")
 _NOWHERE = -1
@@ -177,9 +177,8 @@ class Folder:
             for rank in range(world)
             if done[rank] < own[rank]
         ]
-        more = f", and {len(parts) - _NAMED} more" if len(parts) > _NAMED else ""
         count = plural(len(self.keys) - index.found, "prompt")
-        return f"{self.path}: {'; '.join(parts[:_NAMED])}{more}; missing {count}: run the same command again"
+        return f"{self.path}: {some(parts, _NAMED, '; ', ', and ')}; missing {count}: run the same command again"
 
     def last_world(self) -> int:
         """How many processes the last run had."""

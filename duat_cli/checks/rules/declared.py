@@ -21,7 +21,7 @@ from duat_cli.loading.declared.facts import (
     below,
 )
 from duat_cli.loading.declared.tokenizer import CALLS, DIGITS, LATER, TokenizerFacts, range_length
-from duat_cli.text import clean, plural, shown
+from duat_cli.text import clean, plural, shown, some
 
 _SHORT_TYPES = "modules.json.modules"
 _SHOWN = 4  # fields, ranges or tokens that are named
@@ -197,9 +197,7 @@ def generation_changes(old: Mapping[str, Any], new: Declared) -> Iterator[Change
 
 def told(changes: list[Change]) -> str:
     """'rope_theta 10000 → 1000000', for the first few of them."""
-    texts = [f"{clean(name)} {_value(old, new)}" for name, old, new in changes[:_SHOWN]]
-    more = len(changes) - _SHOWN
-    return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")
+    return some([f"{clean(name)} {_value(old, new)}" for name, old, new in changes], _SHOWN, "; ", "; and ")
 
 
 def _value(old: Any, new: Any) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from duat_cli.checks.places import Heads, block_number, block_of, heads_of, is_attention, leaf_of, outputs_beside
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.checks.weights import Indices, TensorFacts, distance
-from duat_cli.text import clean, plural, shown, spans
+from duat_cli.text import clean, plural, shown, some, spans
 
 _HEAD = ("lm_head.weight", "embed_out.weight", "predictions.decoder.weight", "generator_lm_head.weight")
 _TABLE = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "shared.weight")
@@ -91,8 +91,7 @@ def _constant_heads(evidence: Evidence, settings: Settings) -> Iterable[Measurem
                 which = f"as wide as the queries, keys or values of a head{more}"
             named = found if heads.numbered else found[:1]
             at = spans(first + k for first in (run * step for run in named) for k in range(width))
-            more = f" and {len(at) - 8} more" if len(at) > 8 else ""
-            text = f"zero in {shown(name)}: {side} {', '.join(at[:8])}{more}, {which}"
+            text = f"zero in {shown(name)}: {side} {some(at, 8)}, {which}"
             yield Measurement(len(found), text, block_number(name), name)
 
 

@@ -16,7 +16,7 @@ from duat_cli.checks.baseline import metric_of
 from duat_cli.checks.drift import Deviation
 from duat_cli.checks.verdict.moved import Depths, moved_tensors
 from duat_cli.results.check import Cause, Outcome
-from duat_cli.text import indices, plural, shown
+from duat_cli.text import indices, plural, shown, some
 
 Origin = Literal["files", "config", "tokenizer", "weights", "adapter", "forward", "policy"]
 _ORDER: tuple[Origin, ...] = ("files", "config", "tokenizer", "weights", "adapter", "forward", "policy")
@@ -82,9 +82,8 @@ class _Draft:
 def _listed(messages: list[str]) -> str:
     """'config.json: head_dim 32 → 64; num_attention_heads 6 → 3': what stands before the colon, once."""
     first, colon, _ = messages[0].partition(": ")
-    named = [messages[0], *(m.removeprefix(first + colon) for m in messages[1:_FIELDS])]
-    more = f", and {len(messages) - _FIELDS} more" if len(messages) > _FIELDS else ""
-    return "; ".join(named) + more
+    named = [messages[0], *(m.removeprefix(first + colon) for m in messages[1:])]
+    return some(named, _FIELDS, "; ", ", and ")
 
 
 class _Grouping:

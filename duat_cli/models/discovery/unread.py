@@ -16,6 +16,7 @@ from duat_cli.models.discovery.chains import in_pieces
 from duat_cli.models.discovery.modality import is_pair, writes
 from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.tracing import Event
+from duat_cli.text import some
 
 _NAMED = re.compile(r"attention|attn", re.IGNORECASE)  # what transformers itself goes by in classes
 _FUSED = re.compile(r"(?i)^(w_?)?(qkv|query_key_value|c_attn|in_proj)(_proj)?$")
@@ -43,7 +44,7 @@ def unread_attention(model: Any, ran: Collection[nn.Module]) -> list[str]:
     outermost = _outermost(model, "", awake)
     found = by_key(((re.sub(r"\d+", "*", name), type(module).__name__), name) for name, module in outermost)
     return [
-        f"{_listed(names)} ({kind}) holds attention and was not read: it does not run on token ids alone"
+        f"{some(names, _SHOWN)} ({kind}) holds attention and was not read: it does not run on token ids alone"
         for (_, kind), names in found.items()
     ]
 
@@ -161,8 +162,3 @@ def _is_attention(module: nn.Module) -> bool:
     """By its class's name or by the query layers it has: what does not run shows no more."""
     inside = any(_FUSED.match(name) or _QUERY.match(name) for name, _ in module.named_children())
     return inside or bool(_NAMED.search(type(module).__name__))
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from duat_cli.grouping import by_key
 from duat_cli.report.check.words import advice, effects, limit, own, sentence
 from duat_cli.results.check import Cause, CheckReport, Location, Outcome, RuleFacts, UndecidedReport
-from duat_cli.text import clean
+from duat_cli.text import clean, plural, some
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _MOST = 5000  # results of a run that GitHub shows; what comes last is least
@@ -85,8 +85,7 @@ def _results(cause: Cause, report: CheckReport) -> Iterator[dict[str, Any]]:
     for block in sorted(behind, key=lambda b: (b is None, b or 0)):
         found = behind[block]
         where = f"block {block}" if block is not None else "the whole model"
-        noun = "finding" if len(found) == 1 else "findings"
-        text = f"{len(found)} {noun} of {where} behind {cause.id}: {_named(found)}"
+        text = f"{plural(len(found), 'finding')} of {where} behind {cause.id}: {_named(found)}"
         yield _result(found[0], "note", text, f"behind\0{block}")
 
 
@@ -97,8 +96,7 @@ def _together(found: list[Outcome]) -> str:
 
 
 def _named(found: list[Outcome]) -> str:
-    named = "; ".join(f"{outcome.message} {limit(outcome)}" for outcome in found[:_NAMED])
-    return named + (f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
+    return some([f"{outcome.message} {limit(outcome)}" for outcome in found], _NAMED, "; ", "; and ")
 
 
 def _result(first: Outcome, level: str, text: str, identity: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from duat_cli.report.tables.page import BLANK, Page, cut, heading, item, line, n
 from duat_cli.results.base import Result
 from duat_cli.results.lora import Eq18, LoraReport, TokenChange
 from duat_cli.results.prompts import all_prompts
-from duat_cli.text import plural
+from duat_cli.text import plural, some
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 _METHODS = {
@@ -27,7 +27,7 @@ _METHODS = {
     "TRAINABLE_TOKENS": "trainable tokens",
 }
 _FEW = 8  # changed parameters that are listed one by one
-_UNCHANGED_SHOWN = 4
+_NAMED = 4  # parameters of a list
 _LINT_SHOWN = 3
 
 
@@ -269,7 +269,7 @@ def _comparison(report: LoraReport, page: Page) -> list[RenderableType]:
     elif found.modules:
         shared = facts.whole(title, found.modules, _MODULE, _COMPARED_COLUMNS, page, _DISTANCE)
     sides = ((report.tuned, found.only_first), (found.other, found.only_second))
-    return [*shared, *facts.section("only one", [f"only {name}: {_some(only)}" for name, only in sides if only])]
+    return [*shared, *facts.section("only one", [f"only {name}: {some(only, _NAMED)}" for name, only in sides if only])]
 
 
 def _blocks(report: LoraReport, page: Page) -> list[RenderableType]:
@@ -326,14 +326,16 @@ def _eq18(found: Eq18) -> list[RenderableType]:
         layers = len({name.rpartition(".")[0] for name in (*found.on_second, *found.on_third)})
         errors = f"error {numbers.error(found.relative_error)} of the sum, {numbers.error(found.change_error)} of dW x"
         limits = f"tolerances {found.tolerance:.0e} and {found.change_tolerance:.0e}"
-        state, style = ("holds", "green") if found.holds else (f"DOES NOT HOLD in {_some(found.failed)}", "bold red")
-        parts.append(line(f"{found.statement}: {state}; {plural(layers, 'layer')}, {errors}, {limits}", style))
+        state = "holds" if found.holds else f"DOES NOT HOLD in {some(found.failed, _NAMED)}"
+        text = f"{found.statement}: {state}; {plural(layers, 'layer')}, {errors}, {limits}"
+        parts.append(line(text, "green" if found.holds else "bold red"))
     if found.through_attention:
         many = plural(len(found.through_attention), "attention parameter")
         parts.append(note(f"dW of {many} acts through H (queries, keys) and A (values, outputs) instead, see routing "
                           "and weights"))  # fmt: skip
     by_reason = by_key((entry.why, entry.what) for entry in found.not_covered)
-    return [*parts, *facts.section("Eq. 18 not tested", [f"{_some(names)}: {why}" for why, names in by_reason.items()])]
+    untested = [f"{some(names, _NAMED)}: {why}" for why, names in by_reason.items()]
+    return [*parts, *facts.section("Eq. 18 not tested", untested)]
 
 
 def _next(report: LoraReport) -> list[str]:
@@ -352,13 +354,8 @@ def _lists(report: LoraReport) -> list[RenderableType]:
         part
         for title, names in named
         if names
-        for part in facts.section(f"{title}: {plural(len(names), 'parameter')}", [_some(names)])
+        for part in facts.section(f"{title}: {plural(len(names), 'parameter')}", [some(names, _NAMED)])
     ]
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _UNCHANGED_SHOWN
-    return ", ".join(names[:_UNCHANGED_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _lint(report: LoraReport) -> list[RenderableType]:
