@@ -8,7 +8,7 @@ from duat_cli.report.html.compare.blocks import by_pair, figures_of_blocks, name
 from duat_cli.report.html.compare.patching import patches
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import across, lines, meanings, table_of_blocks
-from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, sheet_of
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, sheet_of, tiles_of
 from duat_cli.report.html.drawing.plot import Axis, Plot, level
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.table import Head, table_by, table_of
@@ -16,8 +16,13 @@ from duat_cli.report.tables import numbers
 from duat_cli.report.tables.compare import HELD_COLUMNS, READ_COLUMNS, RUN_COLUMNS
 from duat_cli.report.tables.grid import Column, on_page
 from duat_cli.results.compare.report import CompareReport, FixedLoss, PairFacts
-from duat_cli.text import plural
+from duat_cli.text import plural, some
 
+_TILES = (
+    Column(("certificate", "relative"), "certificate.relative_error", numbers.error),
+    Column(("live loss", "nats a token"), "fixed.live", numbers.plain),
+    Column(("pairs", ""), "comparison.pairs", numbers.whole),
+)
 _RUNS = 6  # aligned stretches of a pair that the page shows
 _FIXED, _CONTEXT, _READ = on_page(HELD_COLUMNS), on_page(RUN_COLUMNS), on_page(READ_COLUMNS)
 _SOURCES = {"own": "the prompt's own", "another prompt": "another prompt's", "mean": "the mean over the prompts"}
@@ -33,12 +38,7 @@ def compare_sheet(report: CompareReport, beside: Sequence[CompareReport]) -> She
 
 
 def _tiles(report: CompareReport) -> list[Tile]:
-    found = [Tile("certificate", numbers.error(report.certificate.relative_error), "relative",
-                  "certificate.relative_error")]  # fmt: skip
-    if report.fixed is not None:
-        found.append(Tile("live loss", numbers.plain(report.fixed.live), "nats a token", "fixed.live"))
-    if report.comparison is not None:
-        found.append(Tile("pairs", str(report.comparison.pairs), "", "comparison.pairs"))
+    found = tiles_of(report, _TILES)
     if len(report.pairs) == 1:
         pair = report.pairs[0]
         found.append(Tile("aligned", str(pair.aligned), "tokens", "pairs.0.aligned"))
@@ -178,9 +178,8 @@ def _pairs(report: CompareReport) -> Figure | None:
 
 
 def _aligned(pair: PairFacts) -> str:
-    left = len(pair.runs) - _RUNS
-    texts = [run.text if run.text_b is None else f"{run.text} | {run.text_b}" for run in pair.runs[:_RUNS]]
-    return " / ".join(texts) + (f" / and {left} more" if left > 0 else "")
+    texts = [run.text if run.text_b is None else f"{run.text} | {run.text_b}" for run in pair.runs]
+    return some(texts, _RUNS, " / ", " / and ")
 
 
 def _parameters(report: CompareReport) -> Figure | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from duat_cli.grouping import by_key
 from duat_cli.kinds import KINDS, NAMES
 from duat_cli.report.html.drawing import marks
-from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, sheet_of
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, sheet_of, tiles_of
 from duat_cli.report.html.drawing.plot import Axis, Plot, dotted, level
 from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.table import Head, Table, table_of
@@ -24,6 +24,10 @@ from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import CurvePoint, Plan
 from duat_cli.text import plural
 
+_TILES = (
+    Column(("loss as it is", "nats a token"), "protocol.loss", numbers.plain),
+    Column(("null: uniform", "nats a token"), "protocol.uniform_loss", numbers.plain),
+)
 _MANY = {**NAMES, "attention": "attention layers"}
 _SERIES = (("held_out", "s1", "held-out prompts"), ("chosen_on", "s2", "prompts that chose the sets"))
 
@@ -53,28 +57,19 @@ def _protocol(report: PruneReport) -> str:
 
 
 def _tiles(report: PruneReport) -> list[Tile]:
-    p = report.protocol
-    found = [Tile("budget", numbers.plain(report.plans[0].budget), p.unit, "plans.0.budget")] if report.plans else []
-    found += [
-        Tile("loss as it is", numbers.plain(p.loss), "nats a token", "protocol.loss"),
-        Tile("null: uniform", numbers.plain(p.uniform_loss), "nats a token", "protocol.uniform_loss"),
+    unit, budgets = report.protocol.unit, [plan.budget for plan in report.plans[:1]]
+    return [
+        *(Tile("budget", numbers.plain(budget), unit, "plans.0.budget") for budget in budgets),
+        *tiles_of(report, _TILES),
     ]
-    return [tile for tile in found if tile.value != numbers.ABSENT]
 
 
 def _curve(report: PruneReport, number: int, beside: Sequence[PruneReport]) -> Figure:
     plan, unit = report.plans[number], report.protocol.unit
     many = _many(plan.granularity)
     alike = [p for other in beside for p in other.plans if p.granularity == plan.granularity]
-    plot = Plot(
-        Axis(
-            f"share of {many} removed (%)",
-            Linear.over((c.share for p in alike for c in p.curve), percent=True),
-        ),
-        Axis(f"damage ({unit})", Linear.over(v for p in alike for v in _damages(p))),
-        width=500,
-        height=270,
-    )
+    shares, damages = (c.share for p in alike for c in p.curve), (v for p in alike for v in _damages(p))
+    plot = _by_share(plan, shares, f"damage ({unit})", damages)
     drawn = [level(plot, plan.budget, "the budget")]
     for series, word, points in (
         ("s2", "predicted", [(c.share, c.predicted) for c in plan.curve]),
@@ -102,6 +97,12 @@ def _curve(report: PruneReport, number: int, beside: Sequence[PruneReport]) -> F
         terms=["plans[].curve[].predicted", "plans[].curve[].measured", "plans[].guarantee", "plans[].held_out[].mean"],
         legend=samples,
     )
+
+
+def _by_share(plan: Plan, shares: Iterable[float], title: str, damages: Iterable[float | None]) -> Plot:
+    """title: of the upright axis."""
+    across = Axis(f"share of {_many(plan.granularity)} removed (%)", Linear.over(shares, percent=True))
+    return Plot(across, Axis(title, Linear.over(damages)), width=500, height=270)
 
 
 def _rivals(report: PruneReport, number: int) -> Figure:
@@ -152,12 +153,8 @@ def _table(name: str, rows: Sequence[Result], path: str, columns: Sequence[Colum
 def _repair(report: PruneReport, number: int, repair: SetRepair) -> Figure:
     plan, unit = report.plans[number], report.protocol.unit
     every = [one for field, _, _ in _SERIES for one in getattr(repair, field)]
-    plot = Plot(
-        Axis(f"share of {_many(plan.granularity)} removed (%)", Linear.over((o.share for o in every), percent=True)),
-        Axis(f"mean damage ({unit})", Linear.over([plan.budget, *(v for o in every for v in _means(o))])),
-        width=500,
-        height=270,
-    )
+    damages = [plan.budget, *(v for one in every for v in _means(one))]
+    plot = _by_share(plan, (one.share for one in every), f"mean damage ({unit})", damages)
     drawn = [level(plot, plan.budget, "the budget")]
     for field, series, who in _SERIES:
         for one in getattr(repair, field):

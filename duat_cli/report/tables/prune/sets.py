@@ -7,7 +7,7 @@ from rich.text import Text
 
 from duat_cli.kinds import names_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import KIND, Column, filled, fits, titled, titled_named
+from duat_cli.report.tables.grid import KIND, NO_REASON, Column, filled, fits, titled, titled_named
 from duat_cli.report.tables.page import BLANK, Page, heading, item, note
 from duat_cli.report.tables.prune.notable import WHOSE, saving
 from duat_cli.report.tables.prune.repair import repair
@@ -211,7 +211,7 @@ def _guarantee(plan: Plan) -> str:
     """The statement about single prompts, or why there is none."""
     given = plan.guarantee
     if given is None:
-        return f"{plan.granularity}: none; {plan.reasons.get('guarantee', 'no reason was given')}"
+        return f"{plan.granularity}: none; {plan.reasons.get('guarantee', NO_REASON)}"
     if not given.removed:
         which = f"the first set tested, {given.tested[0]} of the {plan.removed}"
         which = which if len(given.tested) > 1 else f"the one set tested, of {given.tested[0]}"
