@@ -14,8 +14,7 @@ from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.table import Head, Table, table_by, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute import columns
-from duat_cli.report.tables.attribute.report import place_of
-from duat_cli.report.tables.attribute.words import THROUGH_SCORES, called, lost, title, token
+from duat_cli.report.tables.attribute.words import THROUGH_SCORES, called, leading_heads, lost, place_of, title, token
 from duat_cli.report.tables.grid import on_page
 from duat_cli.report.tables.numbers import SIGNED
 from duat_cli.results.attribute import AttributeReport, Attribution, Flow, MeasuredParts, Move, RemovedPart
@@ -33,7 +32,7 @@ _SERIES = (
 def heads(report: AttributeReport, number: int) -> Figure | None:
     one = report.attribution[number]
     every = one.direct.heads
-    places = sorted(range(len(every)), key=lambda i: -max(abs(every[i].value), abs(every[i].moved)))[:_HEADS]
+    places = leading_heads(one, _HEADS)
     if not places:
         return None
     found = [every[i] for i in places]

@@ -11,8 +11,7 @@ from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict, sh
 from duat_cli.report.html.drawing.table import Head, table_by, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute import columns
-from duat_cli.report.tables.attribute.report import missed, place_of
-from duat_cli.report.tables.attribute.words import NOT_CAUSAL, called, computed, title, token
+from duat_cli.report.tables.attribute.words import NOT_CAUSAL, added, called, leading, missed, place_of, title, token
 from duat_cli.report.tables.grid import Column, on_page
 from duat_cli.report.tables.numbers import SIGNED
 from duat_cli.results.attribute import AttributeReport, Attribution, AttributionCertificate
@@ -111,9 +110,9 @@ def _predictions(report: AttributeReport, drawn: int, texts: int) -> Figure | No
 
 def _token(one: Attribution) -> tuple[str, str]:
     """The one that adds most, and what it adds."""
-    added = [t.value + here for t, here in zip(one.parts.tokens, computed(one), strict=True)]
-    most = max(range(len(added)), key=lambda t: abs(added[t]), default=None)
-    return (numbers.ABSENT, numbers.ABSENT) if most is None else (token(one, most), SIGNED(added[most]))
+    every = added(one)
+    most = leading(every, 1)
+    return (token(one, most[0]), SIGNED(every[most[0]])) if most else (numbers.ABSENT, numbers.ABSENT)
 
 
 def _head(one: Attribution) -> tuple[str, str]:

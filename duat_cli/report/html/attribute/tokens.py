@@ -11,12 +11,14 @@ from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute.columns import SOURCES, STATES
 from duat_cli.report.tables.attribute.words import (
     BARE,
+    added,
     by_block,
     by_token,
     called,
     choice,
     computed,
     is_bare,
+    leading,
     title,
     token,
 )
@@ -35,10 +37,9 @@ _SERIES = (("UAT terms, through later blocks", "s1"), ("biases, through later bl
 def coloured(report: AttributeReport, number: int, *, whole: bool = True) -> Figure:
     """number: of the prediction among the report's. whole: with a table of the sums."""
     one = report.attribution[number]
-    here = computed(one)
     tokens = [
-        (t.text, t.value + h, f"token {t.position}: {SIGNED(t.value + h)}")
-        for t, h in zip(one.parts.tokens, here, strict=True)
+        (t.text, value, f"token {t.position}: {SIGNED(value)}")
+        for t, value in zip(one.parts.tokens, added(one), strict=True)
     ]
     largest = max((abs(value) for _, value, _ in tokens), default=0.0)
     kept = [i for i, (_, value, _) in enumerate(tokens) if depth(value, largest) != "z"]
@@ -50,7 +51,7 @@ def coloured(report: AttributeReport, number: int, *, whole: bool = True) -> Fig
         says="Each token with what it adds: its embedding, and the UAT terms computed at it. + raises the "
         f"{called(one)}, \N{MINUS SIGN} lowers it; unmarked tokens add little.{f' {BARE}' if is_bare(one) else ''}",
         picture=words(tokens),
-        tables=[_tokens(one, number, here, kept), *_encoder(one, number), *([_sums(one)] if whole else [])],
+        tables=[_tokens(one, number, kept), *_encoder(one, number), *([_sums(one)] if whole else [])],
         terms=[
             "attribution[].parts.tokens[].value",
             "attribution[].parts.units[].tokens",
@@ -61,7 +62,8 @@ def coloured(report: AttributeReport, number: int, *, whole: bool = True) -> Fig
     )
 
 
-def _tokens(one: Attribution, number: int, here: list[float], kept: list[int]) -> Table:
+def _tokens(one: Attribution, number: int, kept: list[int]) -> Table:
+    here = computed(one)
     return table_by(
         f"attribution.{number}.parts.tokens[]",
         kept,
@@ -78,7 +80,7 @@ def _encoder(one: Attribution, number: int) -> list[Table]:
     if one.parts.encoder is None:
         return []
     tokens = one.parts.encoder.tokens
-    kept = sorted(sorted(range(len(tokens)), key=lambda k: -abs(tokens[k].value))[:_STATES])
+    kept = sorted(leading((token.value for token in tokens), _STATES))
     return [
         table_by(
             f"attribution.{number}.parts.encoder.tokens[]",
@@ -138,8 +140,8 @@ def continued(found: Continuation, number: int) -> Figure:
 def token_by_layer(report: AttributeReport, number: int) -> Figure:
     one = report.attribution[number]
     rows = by_token(one)
-    weight = [sum(abs(row[t]) for row in rows) for t in range(len(one.parts.tokens))]
-    kept = sorted(sorted(range(len(weight)), key=lambda t: -weight[t])[:_TOKENS])
+    count = len(one.parts.tokens)
+    kept = sorted(leading((sum(abs(row[t]) for row in rows) for t in range(count)), _TOKENS))
     names = ["x_0", *(str(block) for block in range(len(rows) - 1))]
     values = [[row[t] for t in kept] for row in rows]
     plot = Plot(
@@ -155,7 +157,7 @@ def token_by_layer(report: AttributeReport, number: int) -> Figure:
         heads=[Head("token", number=False), *(Head(name, "logits") for name in names)],
         rows=[[token(one, t), *(SIGNED(row[t]) for row in rows)] for t in kept],
     )
-    left = len(weight) - len(kept)
+    left = count - len(kept)
     return Figure(
         key=f"layers-{number}",
         title=f"Where it is formed: parts by block and token, {title(one, len(report.prompts))}",

@@ -21,10 +21,8 @@ from duat_cli.results.attribute import (
     Continuation,
     Flow,
     InnerPart,
-    RemovedPart,
     RemovedToken,
     Source,
-    Spread,
     Summary,
     TokenPart,
 )
@@ -100,8 +98,9 @@ def _sums(one: Attribution) -> list[str]:
 
 def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
     """One row a token: what it adds, what was computed at it, and a bar of both."""
-    tokens, here = one.parts.tokens, words.computed(one)
-    shown = sorted(sorted(range(len(tokens)), key=lambda t: -abs(tokens[t].value) - abs(here[t]))[:_TOKENS])
+    tokens, here, both = one.parts.tokens, words.computed(one), words.added(one)
+    sizes = (abs(token.value) + abs(at_it) for token, at_it in zip(tokens, here, strict=True))
+    shown = sorted(words.leading(sizes, _TOKENS))
     table = page.table()
     bars = page.width >= _ROOM_FOR_BARS
     table.add_column("token", overflow="fold", vertical="bottom")
@@ -109,7 +108,6 @@ def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
         table.add_column(header, justify="right", overflow="fold", vertical="bottom")
     if bars:
         table.add_column("both", no_wrap=True, overflow="crop", vertical="bottom")
-    both = [tokens[t].value + here[t] for t in range(len(tokens))]
     largest = max((abs(both[t]) for t in shown), default=0.0)
     width = max(4, min(_BAR, (page.width - 48) // 2))
     for t in shown:
@@ -128,10 +126,10 @@ def _encoder(one: Attribution, page: Page) -> list[RenderableType]:
     if one.parts.encoder is None:
         return []
     tokens = one.parts.encoder.tokens
-    shown = sorted(sorted(tokens, key=lambda t: -max(abs(t.value), abs(t.direct)))[:_TOKENS], key=lambda t: t.position)
+    shown = sorted(words.leading((max(abs(t.value), abs(t.direct)) for t in tokens), _TOKENS))
     more = _left_out(len(tokens) - len(shown), "states")
     title = heading("By token of the encoder: what its state brings through cross-attention")
-    return [title, *_table("token", shown, _token, columns.STATES, page), *more, BLANK]
+    return [title, *_table("token", [tokens[t] for t in shown], _token, columns.STATES, page), *more, BLANK]
 
 
 def _map(one: Attribution, page: Page) -> list[RenderableType]:
@@ -142,8 +140,7 @@ def _map(one: Attribution, page: Page) -> list[RenderableType]:
     side, count = max(map(len, rows)), len(one.parts.tokens)
     cell = 1 + max(2, len(str(count - 1)))
     room = max(1, (page.width - side) // cell)
-    weight = [sum(abs(row[t]) for row in rows.values()) for t in range(count)]
-    shown = sorted(sorted(range(count), key=lambda t: -weight[t])[:room])
+    shown = sorted(words.leading((sum(abs(row[t]) for row in rows.values()) for t in range(count)), room))
     cells = {name: "".join(f"{_digit(row[t], largest):>{cell}}" for t in shown) for name, row in rows.items()}
     return [
         heading("Where it is formed: parts by block (row) and token (column), 9 is the largest"),
@@ -175,18 +172,17 @@ def _bar(value: float, largest: float, width: int, page: Page) -> Text:
 def _blocks(one: Attribution, page: Page) -> list[RenderableType]:
     """The leading blocks: their UAT terms and biases, total; heads and units, direct."""
     rows = list(zip(*words.by_block(one), strict=True))
-    leading = sorted(range(len(rows)), key=lambda b: -max(map(abs, rows[b])))[:10]
     table = page.table()
     table.add_column("block", justify="right", overflow="fold")
     for header in ("UAT terms\ntotal", "biases\ntotal", "heads\ndirect", "UAT terms\ndirect"):
         table.add_column(header, justify="right", overflow="fold")
-    for b in sorted(leading):
+    for b in sorted(words.leading((max(map(abs, row)) for row in rows), 10)):
         table.add_row(str(b), *map(SIGNED, rows[b]))
     return [heading("Leading blocks"), table]
 
 
 def _heads(one: Attribution, page: Page) -> list[RenderableType]:
-    heads = sorted(one.direct.heads, key=lambda head: -max(abs(head.value), abs(head.moved)))[:10]
+    heads = [one.direct.heads[place] for place in words.leading_heads(one, 10)]
     if not heads:
         return []
     return [
@@ -198,15 +194,8 @@ def _heads(one: Attribution, page: Page) -> list[RenderableType]:
 def _inner(kind: str, parts: Sequence[InnerPart], page: Page) -> list[RenderableType]:
     if not parts:
         return []
-    rows = _table(kind.removesuffix("s"), parts, place_of, columns.INNER, page)
+    rows = _table(kind.removesuffix("s"), parts, words.place_of, columns.INNER, page)
     return [BLANK, heading(f"Leading {kind}"), *rows]
-
-
-def place_of(part: InnerPart | RemovedPart | Spread) -> str:
-    """Block, unit unless it is the block's first, expert and number: 3.17, 3.u1.17, 3.e2.17."""
-    unit = f".u{part.unit}" if part.unit else ""
-    expert = "" if part.expert is None else f".e{part.expert}"
-    return f"{part.block}{unit}{expert}.{part.index}"
 
 
 def _flows(flows: Sequence[Flow], one: Attribution) -> list[RenderableType]:
@@ -233,9 +222,9 @@ def _measured(one: Attribution, page: Page) -> list[RenderableType]:
         return []
     tables: list[RenderableType] = [BLANK, heading("Taken out for real, one at a time")]
     if found.heads:
-        tables += [*_table("head", found.heads, place_of, columns.REMOVED_HEADS, page), BLANK]
+        tables += [*_table("head", found.heads, words.place_of, columns.REMOVED_HEADS, page), BLANK]
     if found.neurons:
-        tables += [*_table("neuron", found.neurons, place_of, columns.REMOVED, page), BLANK]
+        tables += [*_table("neuron", found.neurons, words.place_of, columns.REMOVED, page), BLANK]
     if found.tokens:
         tables += _table("token", found.tokens, _token, columns.REMOVED_TOKENS, page)
     agreement = [f"{a.what} {a.rank_correlation:.2f}" for a in found.agreement if a.rank_correlation is not None]
@@ -249,7 +238,7 @@ def _measured(one: Attribution, page: Page) -> list[RenderableType]:
 def _continuation(found: Continuation, page: Page) -> list[RenderableType]:
     """The text, its leading tokens marked, and what each of these did for all of the continuation."""
     sources = found.sources
-    leading = sorted(range(len(sources)), key=lambda t: -abs(sources[t].value))[:10]
+    leading = words.leading((source.value for source in sources), 10)
     marked = set(leading[: max(1, len(sources) // 4)])
     text = Text(overflow="fold")
     for source in sources:
@@ -279,7 +268,7 @@ def _summary(found: Summary, of: str, page: Page) -> list[RenderableType]:
     ) + ("" if found.encoder is None else f", encoder {SIGNED(found.encoder)}")
     parts: list[RenderableType] = [heading(f"Over all {found.predictions} predictions"), line(means)]
     for kind, spreads in (("head", found.heads), ("neuron", found.neurons)):
-        parts += [BLANK, *_table(kind, spreads, place_of, columns.SPREAD, page)] if spreads else []
+        parts += [BLANK, *_table(kind, spreads, words.place_of, columns.SPREAD, page)] if spreads else []
     return parts
 
 
@@ -288,17 +277,16 @@ def _overview(report: AttributeReport, page: Page) -> list[RenderableType]:
     several = len(report.prompts) > 1
     rows = []
     for one in report.attribution:
-        here = words.computed(one)
-        lead = max(range(len(here)), key=lambda t: abs(one.parts.tokens[t].value + here[t]))
+        added = words.added(one)
+        (lead,) = words.leading(added, 1)
         unit = max(one.parts.units, key=lambda u: abs(u.value), default=None)
-        token = one.parts.tokens[lead]
         rows.append(
             (
                 (f"{one.prompt}:" if several else "") + ("-" if one.position is None else str(one.position)),
                 cut(words.named(one)),
                 SIGNED(one.logit),
                 numbers.ABSENT if one.rank is None else str(one.rank),
-                f"{lead} '{cut(token.text)}' {SIGNED(token.value + here[lead])}",
+                f"{_token(one.parts.tokens[lead])} {SIGNED(added[lead])}",
                 numbers.ABSENT if unit is None else f"{unit.block} {SIGNED(unit.value)}",
             )
         )
@@ -312,15 +300,10 @@ def _overview(report: AttributeReport, page: Page) -> list[RenderableType]:
     return [heading(title), table]
 
 
-def missed(certificate: AttributionCertificate) -> str:
-    by = f"{numbers.error(certificate.residual)} of the largest partial sum, tolerance {certificate.tolerance:.0e}"
-    return f"the parts miss the untouched model's own logit by {by}"
-
-
 def _verdict(certificate: AttributionCertificate) -> Text:
     if certificate.exact:
-        return line(f"exact: {missed(certificate)}", "green")
-    return line(f"NOT EXACT: {missed(certificate)}; do not rely on the numbers above", "bold red")
+        return line(f"exact: {words.missed(certificate)}", "green")
+    return line(f"NOT EXACT: {words.missed(certificate)}; do not rely on the numbers above", "bold red")
 
 
 def _token(one: TokenPart | RemovedToken | Source) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.page import TARGET, cut
-from duat_cli.results.attribute import Attribution
+from duat_cli.results.attribute import Attribution, AttributionCertificate, InnerPart, RemovedPart, Spread
 
 NOT_CAUSAL = (
     "Parts are exact shares of this output with attention, norms and gates held as they are. They do not say what "
@@ -58,6 +60,19 @@ def token(one: Attribution, position: int) -> str:
     return f"{position} '{texts[position].text}'" if position < len(texts) else str(position)
 
 
+def place_of(part: InnerPart | RemovedPart | Spread) -> str:
+    """Block, unit unless it is the block's first, expert and number: 3.17, 3.u1.17, 3.e2.17."""
+    unit = f".u{part.unit}" if part.unit else ""
+    expert = "" if part.expert is None else f".e{part.expert}"
+    return f"{part.block}{unit}{expert}.{part.index}"
+
+
+def missed(certificate: AttributionCertificate) -> str:
+    """How far the parts are from the model's own logit."""
+    by = f"{numbers.error(certificate.residual)} of the largest partial sum, tolerance {certificate.tolerance:.0e}"
+    return f"the parts miss the untouched model's own logit by {by}"
+
+
 def called(one: Attribution) -> str:
     """What its number is called."""
     return _WORDS.get(one.target.kind, "logit")
@@ -77,6 +92,22 @@ def computed(one: Attribution) -> list[float]:
         for t, value in enumerate(unit.tokens or ()):
             found[t] += value
     return found
+
+
+def added(one: Attribution) -> list[float]:
+    """What each token adds: its own part, and the UAT terms computed at it."""
+    return [token.value + here for token, here in zip(one.parts.tokens, computed(one), strict=True)]
+
+
+def leading(sizes: Iterable[float], most: int) -> list[int]:
+    """The places of the largest numbers, whatever their sign, the largest first."""
+    found = [abs(size) for size in sizes]
+    return sorted(range(len(found)), key=lambda place: -found[place])[:most]
+
+
+def leading_heads(one: Attribution, most: int) -> list[int]:
+    """By what they write or by what they moved, whichever is more."""
+    return leading((max(abs(head.value), abs(head.moved)) for head in one.direct.heads), most)
 
 
 def by_token(one: Attribution) -> list[list[float]]:
