@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
@@ -102,12 +101,12 @@ def _shape(form: MatrixForm) -> str:
 def _corner(report: MatrixReport, page: Page) -> list[RenderableType]:
     side = len(report.corner)
     title = f"W'_HVO, its top-left corner: {side} x {side} of block B_00, from token 0 to token 0"
-    return [heading(title), *_grids("", [str(i) for i in range(side)], report.corner, page)]
+    return _square(title, "", [str(i) for i in range(side)], report.corner, page)
 
 
 def _coupling(report: MatrixReport, page: Page) -> list[RenderableType]:
     title = f"C_ij = |B_ij|_F between {mapped(report)}: into token i (row) from token j (column)"
-    return [heading(title), *_grids("i", token_labels(report), report.coupling, page)]
+    return _square(title, "i", token_labels(report), report.coupling, page)
 
 
 def mapped(report: MatrixReport) -> str:
@@ -123,7 +122,7 @@ def _convolution(report: MatrixReport, page: Page) -> list[RenderableType]:
         f"An output token is made of {numbers.plain(beside.attention_tokens_read)} tokens by attention, of "
         f"{numbers.plain(beside.tokens_read)} by the convolution, mean over tokens."
     )
-    return [heading(title), *_grids("i", token_labels(report), beside.coupling, page), note(read)]
+    return [*_square(title, "i", token_labels(report), beside.coupling, page), note(read)]
 
 
 def token_labels(report: MatrixReport) -> list[str]:
@@ -132,24 +131,23 @@ def token_labels(report: MatrixReport) -> list[str]:
     return [f"{i} '{text}'" for i, text in enumerate(texts)] or [str(i) for i in range(len(report.coupling))]
 
 
-def _grids(corner: str, labels: Sequence[str], rows: Sequence[Sequence[float]], page: Page) -> list[RenderableType]:
+def _square(
+    title: str, corner: str, labels: Sequence[str], rows: Sequence[Sequence[float]], page: Page
+) -> list[RenderableType]:
     """A square matrix of numbers; as several tables, a range of columns each, where the page is narrow."""
     cells, heads = [[numbers.plain(value) for value in row] for row in rows], [str(k) for k in range(len(rows))]
     widths = [max(len(row[k]) for row in [heads, *cells]) + GAP for k in range(len(heads))]
     room = page.width - max(cell_len(label) for label in [corner, *labels])
-    return [_grid(corner, labels, heads, cells, part, page) for part in packs(widths, room)]
-
-
-def _grid(
-    corner: str, labels: Sequence[str], heads: Sequence[str], cells: list[list[str]], shown: slice, page: Page
-) -> Table:
-    table = page.table()
-    table.add_column(corner, overflow="fold")
-    for head in heads[shown]:
-        table.add_column(head, justify="right", no_wrap=True)
-    for label, row in zip(labels, cells, strict=True):
-        table.add_row(Text(label), *(Text(text) for text in row[shown]))
-    return table
+    found: list[RenderableType] = [heading(title)]
+    for part in packs(widths, room):
+        table = page.table()
+        table.add_column(corner, overflow="fold")
+        for head in heads[part]:
+            table.add_column(head, justify="right", no_wrap=True)
+        for label, row in zip(labels, cells, strict=True):
+            table.add_row(Text(label), *map(Text, row[part]))
+        found.append(table)
+    return found
 
 
 def _checks(checks: list[MatrixCheck], page: Page) -> list[RenderableType]:
