@@ -8,11 +8,10 @@ from pydantic import Field
 
 from duat_cli.results.base import Finite, WithReasons
 from duat_cli.results.meaning import Meaning
+from duat_cli.results.prune.terms import ABLATED, COUNT
 
 Allocation = Literal["one order", "same share of layers", "uniform"]
 
-_ABLATED = Meaning("the metric's", "measured", signed=True)
-_COUNT = Meaning("terms", "exact")
 _RATIO = Meaning(
     "factor",
     "measured",
@@ -31,7 +30,7 @@ _RATIO_END = Meaning(
 class CriterionSet(WithReasons):
     """What removing a set that a criterion chose does to prompts that played no part in choosing it."""
 
-    beside: Annotated[int, _COUNT] = Field(
+    beside: Annotated[int, COUNT] = Field(
         description="size of duat's own set that it stands beside: the plan's, or the middle one of those tested"
     )
     criterion: Annotated[
@@ -46,17 +45,17 @@ class CriterionSet(WithReasons):
         "share of every layer, as of a criterion that compares terms of one layer; or as --uniform takes them"
     )
     sets: Annotated[int, Meaning("sets", "exact")] = Field(description="1; of random ones how many were drawn")
-    removed: Annotated[int, _COUNT] = Field(description="how many terms the set has; of random sets their mean")
+    removed: Annotated[int, COUNT] = Field(description="how many terms the set has; of random sets their mean")
     parameters: Annotated[
         int, Meaning("parameters", "exact", how="as near to those of duat's set as whole terms allow")
     ] = Field(description="parameters that its terms hold, counted as in the plan; of random sets their mean")
     prompts: Annotated[int, Meaning("prompts", "exact")] = Field(description="held-out prompts, all of them")
-    mean: Annotated[Finite, _ABLATED] = Field(description="mean damage over these prompts; of random sets over all")
-    percentile_90: Annotated[Finite, _ABLATED] = Field(
+    mean: Annotated[Finite, ABLATED] = Field(description="mean damage over these prompts; of random sets over all")
+    percentile_90: Annotated[Finite, ABLATED] = Field(
         description="a tenth of these prompts have a larger damage; of random sets, of all sets under all prompts"
     )
-    lowest: Annotated[Finite | None, _ABLATED] = Field(description="the least mean damage of one of several sets")
-    highest: Annotated[Finite | None, _ABLATED] = Field(description="the largest mean damage of one of several sets")
+    lowest: Annotated[Finite | None, ABLATED] = Field(description="the least mean damage of one of several sets")
+    highest: Annotated[Finite | None, ABLATED] = Field(description="the largest mean damage of one of several sets")
     ratio: Annotated[Finite | None, _RATIO] = Field(description="its mean damage over that of duat's set")
     ratio_low: Annotated[Finite | None, _RATIO_END] = Field(description="lower end of the ratio's interval")
     ratio_high: Annotated[Finite | None, _RATIO_END] = Field(description="upper end of the ratio's interval")

@@ -10,15 +10,13 @@ from duat_cli.results.base import Finite, Result, WithReasons
 from duat_cli.results.meaning import Meaning
 from duat_cli.results.prune.repair import SetRepair, ShareOfKind
 from duat_cli.results.prune.rivals import CriterionSet
+from duat_cli.results.prune.terms import ABLATED, CONFIDENCE, COUNT
 from duat_cli.text import exactly
 
 _OF_SET = Meaning(
     "the metric's", "estimate", how="linearised, the set's responses added before they are squared", signed=True
 )
-_ABLATED = Meaning("the metric's", "measured", signed=True)
-_COUNT = Meaning("terms", "exact")
 _BUDGET = Meaning("the metric's", "given", formula="--budget")
-_CONFIDENCE = Meaning("probability", "given", formula="--confidence")
 
 
 class CurvePoint(Result):
@@ -27,7 +25,7 @@ class CurvePoint(Result):
     removed: int = Field(description="how many terms are removed")
     share: ShareOfKind
     predicted: Annotated[Finite, _OF_SET] = Field(description="predicted damage of removing the set")
-    measured: Annotated[Finite | None, _ABLATED] = Field(
+    measured: Annotated[Finite | None, ABLATED] = Field(
         description="damage of really removing the set, mean over the prompts"
     )
 
@@ -35,7 +33,7 @@ class CurvePoint(Result):
 class SetSize(WithReasons):
     """What a checkpoint without a set of terms no longer holds."""
 
-    terms_removed: Annotated[int, _COUNT] = Field(
+    terms_removed: Annotated[int, COUNT] = Field(
         description="terms that can leave the file, where the config can state what is left, which --apply proves: "
         "whole blocks, and of every FFN and attention as many neurons, and key and value heads with their heads, as "
         "all of them lose, though never all; the others are zeroed and still stored"
@@ -54,24 +52,24 @@ class SetSize(WithReasons):
 class SketchRound(Result):
     """What sketching the model again brought: the set of the rounds so far beside one of a single round."""
 
-    removed: Annotated[int, _COUNT] = Field(description="how many terms are removed at the end of this round")
-    measured: Annotated[Finite, _ABLATED] = Field(description="damage of really removing them, mean over the prompts")
-    single_removed: Annotated[int, _COUNT] = Field(
+    removed: Annotated[int, COUNT] = Field(description="how many terms are removed at the end of this round")
+    measured: Annotated[Finite, ABLATED] = Field(description="damage of really removing them, mean over the prompts")
+    single_removed: Annotated[int, COUNT] = Field(
         description="terms of the set of a single round that holds as many parameters"
     )
-    single_measured: Annotated[Finite, _ABLATED] = Field(description="damage of really removing that set")
+    single_measured: Annotated[Finite, ABLATED] = Field(description="damage of really removing that set")
 
 
 class HeldOut(Result):
     """What removing a set does to prompts that played no part in choosing it."""
 
-    removed: Annotated[int, _COUNT] = Field(description="how many terms are removed")
+    removed: Annotated[int, COUNT] = Field(description="how many terms are removed")
     share: ShareOfKind
     prompts: Annotated[int, Meaning("prompts", "exact")] = Field(
         description="held-out prompts that it was run on: not all where it had failed before, or a smaller one had"
     )
-    mean: Annotated[Finite, _ABLATED] = Field(description="mean damage over these prompts")
-    percentile_90: Annotated[Finite, _ABLATED] = Field(description="a tenth of these prompts have a larger damage")
+    mean: Annotated[Finite, ABLATED] = Field(description="mean damage over these prompts")
+    percentile_90: Annotated[Finite, ABLATED] = Field(description="a tenth of these prompts have a larger damage")
     exceeded: int = Field(description="how many of these prompts have a damage above the budget")
     share_exceeded: Annotated[Finite, Meaning("share of prompts", "measured")] = Field(
         description="share of these prompts that have a damage above the budget"
@@ -96,7 +94,7 @@ class Guarantee(WithReasons):
     """A statement about prompts that played no part in choosing the set."""
 
     budget: Annotated[Finite, _BUDGET] = Field(description="the largest damage allowed")
-    confidence: Annotated[Finite, _CONFIDENCE] = Field(description="with which probability the guarantee holds")
+    confidence: Annotated[Finite, CONFIDENCE] = Field(description="with which probability the guarantee holds")
     share_above_limit: Annotated[
         Finite,
         Meaning(
@@ -135,13 +133,13 @@ class MeanGuarantee(WithReasons):
     """A statement about the mean damage, from prompts that played no part in choosing the set."""
 
     budget: Annotated[Finite, _BUDGET] = Field(description="the largest mean damage allowed")
-    confidence: Annotated[Finite, _CONFIDENCE] = Field(description="with which probability the guarantee holds")
+    confidence: Annotated[Finite, CONFIDENCE] = Field(description="with which probability the guarantee holds")
     most: Annotated[Finite, Meaning("the metric's", "given", formula="5 budget")] = Field(
         description="what one prompt's damage counts for in the mean, at most: a mean of damages without a bound could "
         "not be bounded from any number of prompts"
     )
     counted_for_less: int = Field(description="held-out prompts whose damage is larger than that")
-    mean: Annotated[Finite | None, _ABLATED] = Field(
+    mean: Annotated[Finite | None, ABLATED] = Field(
         description="mean damage of this set on the held-out prompts, each counted in full"
     )
     holdout_prompts: int = Field(description="how many prompts were held out")
@@ -165,7 +163,7 @@ class PooledCosine(WithReasons):
     """How far a set turns the pooled output of an embedder: of a model without an LM head."""
 
     granularity: str = Field(description="the kinds of terms, as of the plan")
-    removed: Annotated[int, _COUNT] = Field(description="how many terms the set has: the plan's, or the guaranteed one")
+    removed: Annotated[int, COUNT] = Field(description="how many terms the set has: the plan's, or the guaranteed one")
     pooling: str = Field(
         description="what is made of the final hidden states: as 1_Pooling/config.json states it, else their mean"
     )
@@ -187,8 +185,8 @@ class Plan(WithReasons):
         description="share of the parameters that the set was to hold, whatever the damage; null: as much as the "
         "budget allows"
     )
-    removed: Annotated[int, _COUNT] = Field(description="how many terms are removed")
-    of: Annotated[int, _COUNT] = Field(description="how many terms of this kind there are")
+    removed: Annotated[int, COUNT] = Field(description="how many terms are removed")
+    of: Annotated[int, COUNT] = Field(description="how many terms of this kind there are")
     share: Annotated[Finite, Meaning("share, 0 to 1", "exact", formula="removed / of")] = Field(
         description="share of the terms of this kind"
     )
@@ -208,7 +206,7 @@ class Plan(WithReasons):
         description="which parameters the share is of: those of the blocks, or all of the model"
     )
     predicted: Annotated[Finite | None, _OF_SET] = Field(description="predicted damage of removing the set")
-    measured: Annotated[Finite | None, _ABLATED] = Field(
+    measured: Annotated[Finite | None, ABLATED] = Field(
         description="mean over the prompts that chose the set, with --repair of the repaired model; at most the "
         "budget, by that choice, without --remove"
     )

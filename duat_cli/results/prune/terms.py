@@ -23,14 +23,14 @@ _BOOTSTRAP = (
 )
 _LINEARISED = Meaning("the metric's", "estimate", how="linearised", signed=True)  # with nll, whose damage may be a gain
 _LINEARISED_END = Meaning("the metric's", "estimate", how="end of an interval", signed=True)
-_ABLATED = Meaning("the metric's", "measured", signed=True)
+ABLATED = Meaning("the metric's", "measured", signed=True)
 _CERTIFIED = Meaning("euclidean norm at one token", "bound", how="proved")
 _CERTIFIED_RELATIVE = Meaning("times the stream's norm", "bound", how="divided by a measurement")
 _INTERVAL_END = Meaning("the statistic's", "estimate", how="end of an interval", signed=True)
 _RANKED = Meaning("-1 to 1", "estimate", how=_BOOTSTRAP, signed=True)
 _RATIO = Meaning("factor", "estimate", how=_BOOTSTRAP)
-_COUNT = Meaning("terms", "exact")
-_CONFIDENCE = Meaning("probability", "given", formula="--confidence")
+COUNT = Meaning("terms", "exact")
+CONFIDENCE = Meaning("probability", "given", formula="--confidence")
 
 
 NEGLIGIBLE = 0.01  # of the budget: what a neuron may do that can go
@@ -47,7 +47,7 @@ class Protocol(WithReasons):
     )
     ablate: Literal["zero", "mean"] = Field(description="what stands in for a removed term")
     probes: int = Field(description="K: random directions of the output carried back, for every prompt")
-    confidence: Annotated[Finite, _CONFIDENCE] = Field(description="with which probability an interval holds")
+    confidence: Annotated[Finite, CONFIDENCE] = Field(description="with which probability an interval holds")
     tokens: int = Field(description="of all prompts together")
     seed: int = Field(description="seed of the random directions")
     loss: Annotated[Finite | None, Meaning("nats a token", "measured")] = Field(
@@ -190,13 +190,13 @@ class PruneBlock(WithReasons):
         description="predicted damage of removing the block's attention"
     )
     ffn: Annotated[Finite | None, _LINEARISED] = Field(description="the most damaging, where a block has several")
-    block_measured: Annotated[Finite | None, _ABLATED] = Field(
+    block_measured: Annotated[Finite | None, ABLATED] = Field(
         description="damage of the real ablation; null if it is not in the sample"
     )
-    attention_measured: Annotated[Finite | None, _ABLATED] = Field(
+    attention_measured: Annotated[Finite | None, ABLATED] = Field(
         description="damage of really removing the block's attention; null if it is not in the sample"
     )
-    ffn_measured: Annotated[Finite | None, _ABLATED] = Field(
+    ffn_measured: Annotated[Finite | None, ABLATED] = Field(
         description="damage of really removing the block's FFN; null if it is not in the sample"
     )
     heads: HeadSummary | None
@@ -228,8 +228,8 @@ class Prediction(WithReasons):
 
     granularity: Kind = Field(description="the kind of terms: neuron, head, expert, ffn, attention or block")
     metric: Metric
-    n: Annotated[int, _COUNT] = Field(description="terms ablated for real")
-    of: Annotated[int, _COUNT] = Field(description="terms of this kind in the model")
+    n: Annotated[int, COUNT] = Field(description="terms ablated for real")
+    of: Annotated[int, COUNT] = Field(description="terms of this kind in the model")
     mean_predicted: Annotated[Finite, _LINEARISED] = Field(
         description="predicted damage of removing one term, mean over all terms of this kind"
     )
