@@ -38,6 +38,12 @@ def some(texts: Sequence[str], most: int, between: str = ", ", last: str = " and
     return between.join(texts[:most]) + (f"{last}{more} more" if more > 0 else "")
 
 
+def first_of(texts: Sequence[str], most: int, rest: str = "more") -> list[str]:
+    """At most so many texts, and behind them how many more there are: 'and 3 more'."""
+    more = len(texts) - most
+    return [*texts[:most], *([f"and {more} {rest}"] if more > 0 else [])]
+
+
 def listed(names: list[str]) -> str:
     """The first few names, sorted, and how many more there are."""
     return some([shown(name) for name in sorted(names)], _NAMES_SHOWN)

@@ -6,7 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from duat_cli.text import about, apart, clean, expanded, in_one, indices, natural, one_line, plural, some, spans
+from duat_cli.text import (
+    about,
+    apart,
+    clean,
+    expanded,
+    first_of,
+    in_one,
+    indices,
+    natural,
+    one_line,
+    plural,
+    some,
+    spans,
+)
 
 
 def test_clean_escapes_what_steers_or_hides() -> None:
@@ -82,6 +95,8 @@ def test_of_many_some_and_a_count() -> None:
     assert some(["a", "b", "c", "d"], 2) == "a, b and 2 more"
     assert some(["a", "b", "c"], 1, "; ", "; and ") == "a; and 2 more"
     assert some([], 2) == ""
+    assert first_of(["a", "b"], 2) == ["a", "b"]
+    assert first_of(["a", "b", "c", "d"], 2, "more, see --json") == ["a", "b", "and 2 more, see --json"]
 
 
 def test_names_sort_by_number() -> None:

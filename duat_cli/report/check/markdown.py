@@ -4,20 +4,9 @@ from __future__ import annotations
 
 import re
 
-from duat_cli.report.check.words import (
-    advice,
-    effects,
-    limit,
-    own,
-    policies,
-    summary,
-    unmeasured,
-    verdict,
-    where,
-    without_findings,
-)
+from duat_cli.report.check import words
 from duat_cli.results.check import Cause, CheckReport, UndecidedReport
-from duat_cli.text import clean
+from duat_cli.text import clean, first_of
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "://": "&#58;//", "www.": "www&#46;"}
 _SHOWN = 50  # GitHub cuts a summary at 1 MB
@@ -26,10 +15,9 @@ _SHOWN = 50  # GitHub cuts a summary at 1 MB
 def render_markdown(report: CheckReport, every: bool) -> str:
     """A table of the causes, and the rest folded away. every: no list is cut."""
     model = report.model
-    about = (
-        f"{escaped(model.model_type or 'unknown type')}, {model.tensors} tensors; policy: {escaped(policies(report))}"
-    )
-    lines = [f"## duat check: {escaped(model.name)}", "", f"**{escaped(verdict(report))}**", "", about, ""]
+    kind, policy = escaped(model.model_type or "unknown type"), escaped(words.policies(report))
+    about = f"{kind}, {model.tensors} tensors; policy: {policy}"
+    lines = [f"## duat check: {escaped(model.name)}", "", f"**{escaped(words.verdict(report))}**", "", about, ""]
     if report.causes:
         lines += ["| | rule | where | found | behind it | what to do |", "|---|---|---|---|---|---|"]
         lines += [_row(cause, report) for cause in report.causes[: None if every else _SHOWN]]
@@ -41,8 +29,10 @@ def render_markdown(report: CheckReport, every: bool) -> str:
         lines += _details(cause, report, every)
     rest = [o for o in report.outcomes if o.status in ("passed", "skipped")]
     lines += [f"<details><summary>{len(rest)} without findings</summary>", ""]
-    lines += [f"- {o.rule}: passed, {escaped(without_findings(o))}" for o in rest if o.status == "passed"]
-    lines += [f"- {escaped(', '.join(rules))}: skipped, {escaped(why)}" for why, rules in unmeasured(report).items()]
+    lines += [f"- {o.rule}: passed, {escaped(words.without_findings(o))}" for o in rest if o.status == "passed"]
+    lines += [
+        f"- {escaped(', '.join(rules))}: skipped, {escaped(why)}" for why, rules in words.unmeasured(report).items()
+    ]
     return "\n".join([*lines, "", "</details>"]) + "\n"
 
 
@@ -53,29 +43,29 @@ def undecided_markdown(report: UndecidedReport) -> str:
 
 
 def _row(cause: Cause, report: CheckReport) -> str:
-    found = own(report, cause)
+    found = words.own(report, cause)
     cells = (
         cause.status,
         ", ".join(cause.rules),
-        escaped(where(cause) or ""),
-        escaped(summary(cause.model_copy(update={"folded": None}), found)),
+        escaped(words.where(cause) or ""),
+        escaped(words.summary(cause.model_copy(update={"folded": None}), found)),
         escaped((cause.folded or "").removeprefix("behind it: ")),
-        escaped(" ".join(advice(found))),
+        escaped(" ".join(words.advice(found))),
     )
     return f"| {' | '.join(cells)} |"
 
 
 def _details(cause: Cause, report: CheckReport, every: bool) -> list[str]:
     """The findings of a cause that the table gives in one sentence, then its effects."""
-    listed = own(report, cause) if len(cause.findings) > 1 else []
-    listed += effects(report, cause)
+    listed = words.own(report, cause) if len(cause.findings) > 1 else []
+    listed += words.effects(report, cause)
     if not listed:
         return []
-    shown = listed if every else listed[:_SHOWN]
-    lines = [f"<details><summary>{', '.join(cause.rules)}: {len(listed)} findings in full</summary>", ""]
-    lines += [f"- {o.rule}{' (behind it)' if o.behind else ''}: {escaped(f'{o.message} {limit(o)}')}" for o in shown]
-    more = [f"- and {len(listed) - len(shown)} more"] if len(listed) > len(shown) else []
-    return [*lines, *more, "", "</details>", ""]
+    title = f"<details><summary>{', '.join(cause.rules)}: {len(listed)} findings in full</summary>"
+    texts = [
+        f"{o.rule}{' (behind it)' if o.behind else ''}: {escaped(f'{o.message} {words.limit(o)}')}" for o in listed
+    ]
+    return [title, "", *(f"- {text}" for text in (texts if every else first_of(texts, _SHOWN))), "", "</details>", ""]
 
 
 def escaped(text: str) -> str:

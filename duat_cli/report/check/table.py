@@ -9,7 +9,7 @@ from duat_cli.report.check import words
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.check import CheckReport, Outcome, UndecidedReport
-from duat_cli.text import clean, indices, plural
+from duat_cli.text import clean, first_of, indices, plural
 
 _STYLES = {"failed": "bold red", "warned": "yellow", "passed": "green", "skipped": "dim"}
 _SHOWN = 6  # findings of one cause; --all and the JSON have all
@@ -132,8 +132,6 @@ def _baseline(report: CheckReport, every: bool) -> list[RenderableType]:
     if found is None:
         return []
     changes = [f"{c.key}: {c.old or 'absent'} -> {c.new or 'gone'}" for c in found.changes]
-    shown = changes if every else changes[:_CHANGES]
-    if len(shown) < len(changes):
-        shown.append(f"and {len(changes) - _CHANGES} more; --all lists them")
+    shown = changes if every else first_of(changes, _CHANGES, "more; --all lists them")
     why = "; a check failed" if found.status == "not written" else ""
-    return [BLANK, line(words.against(found) + why), *(item(text) for text in shown)]
+    return [BLANK, line(words.against(found) + why), *map(item, shown)]

@@ -14,7 +14,7 @@ from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.check import CheckReport, UndecidedReport
 from duat_cli.results.inspect import InspectReport, InspectStacks
 from duat_cli.results.prompts import Prompts, all_prompts, set_of
-from duat_cli.text import clean, plural
+from duat_cli.text import clean, first_of, plural
 
 COMMANDS = ("check", "inspect")
 """Whose reports have a section."""
@@ -63,11 +63,9 @@ def _checked(report: CheckReport) -> str:
     found = [cause for cause in report.causes if cause.findings]
     if found:
         lines += ["Findings, what came first in front:", ""]
-        for cause in found[:_SHOWN]:
-            first = own(report, cause)[0]
-            lines += [f"- {cause.status}: {_code(first.rule)}: {escaped(f'{cause.message} {limit(first)}')}"]
-        lines += [f"- and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-        lines += [""]
+        firsts = [(cause, own(report, cause)[0]) for cause in found]
+        texts = [f"{c.status}: {_code(one.rule)}: {escaped(f'{c.message} {limit(one)}')}" for c, one in firsts]
+        lines += [*(f"- {text}" for text in first_of(texts, _SHOWN)), ""]
     words = ["duat", "check", model.name, *_policy(report.policy), *_option("--revision", model.revision)]
     if report.baseline is not None:
         words += ["--base" if report.baseline.base else "--baseline", report.baseline.file]

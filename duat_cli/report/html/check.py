@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from duat_cli.report.check.words import advice, against, heading, looked_at, number, reading, verdict
+from duat_cli.report.check.words import advice, against, heading, looked_at, number, own, reading, verdict
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.cells import layer_map, place_of
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Verdict, tiles_of
@@ -71,13 +71,12 @@ def _causes(report: CheckReport) -> list[Figure]:
     """A figure a cause, in the report's order: what failed first stands first; then what follows from all of them."""
     found = []
     for k, cause in enumerate(report.causes[:_SHOWN]):
-        own = [report.outcomes[i] for i in cause.findings]
         behind = f" {cause.folded[:1].upper()}{cause.folded[1:]}." if cause.folded else ""
         found.append(
             Figure(
                 key=f"cause-{k}",
                 title=f"{'What was found first: ' if k == 0 else ''}{heading(cause)}",
-                says=f"{cause.message}.{behind} {' '.join(advice(own))}".strip(),
+                says=f"{cause.message}.{behind} {' '.join(advice(own(report, cause)))}".strip(),
                 tables=[_outcomes(report, cause.findings)],
                 terms=["causes[].origin", "outcomes[].measured", "outcomes[].source"],
                 notes=[f"{len(report.causes) - _SHOWN} further causes are in the list of all checks."]

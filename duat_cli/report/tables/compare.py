@@ -9,7 +9,7 @@ from duat_cli.report.tables.grid import BLOCK, Column, Labels, missing, titled
 from duat_cli.report.tables.numbers import SIGNED
 from duat_cli.report.tables.page import BLANK, Page, cut, heading, item, note
 from duat_cli.results.compare.report import AlignedRun, CompareReport, InContext, InputComparison, PairFacts
-from duat_cli.text import plural
+from duat_cli.text import first_of, plural
 
 _SHOWN_PAIRS = 8
 _SHOWN_RUNS = 6
@@ -126,9 +126,8 @@ def _pair(pair: PairFacts, report: CompareReport) -> str:
 
 
 def _runs(pair: PairFacts) -> list[RenderableType]:
-    shown = [item(f"a {_places(run.a, run.tokens)} {_beside(run)}") for run in pair.runs[:_SHOWN_RUNS]]
-    more = len(pair.runs) - _SHOWN_RUNS
-    return [*shown, *([item(f"and {more} more, see --json")] if more > 0 else [])]
+    runs = [f"a {_places(run.a, run.tokens)} {_beside(run)}" for run in pair.runs]
+    return [item(text) for text in first_of(runs, _SHOWN_RUNS, "more, see --json")]
 
 
 def _beside(run: AlignedRun) -> str:

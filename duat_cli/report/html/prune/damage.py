@@ -15,7 +15,8 @@ from duat_cli.report.html.drawing.plot import Axis, Plot, dotted
 from duat_cli.report.html.drawing.scales import Band, Log
 from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column, value_at
+from duat_cli.report.tables.grid import Column, on_page, value_at
+from duat_cli.report.tables.prune.report import part_columns
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.terms import PruneTerm
 from duat_cli.text import plural
@@ -42,11 +43,6 @@ def parts(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | None:
                 drawn += [marks.dot(plot.x(i), plot.y(v), series, said, hollow=True) for i, v, said in points]
             else:
                 drawn += dotted(plot, points, series)
-    columns = [
-        Column((f"{part}, {word}", unit), path, numbers.plain)
-        for part, _ in _PARTS
-        for word, path in (("predicted", part), ("measured", f"{part}_measured"))
-    ]
     samples = [("line", series, f"{part}, predicted") for part, series in shown]
     samples += [("hollow dot", series, f"{part}, measured") for part, series in shown]
     return Figure(
@@ -55,7 +51,7 @@ def parts(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | None:
         title="Damage of removing whole parts: a block, its attention, its FFN",
         says="One at a time. Hollow marks are real ablations, of the parts that were in the sample.",
         picture=plot.svg(drawn, "Points over blocks, on a logarithmic axis."),
-        tables=[table_of_blocks(report.blocks, columns)],
+        tables=[table_of_blocks(report.blocks, on_page(part_columns(unit)))],
         terms=["blocks[].block", "blocks[].attention", "blocks[].ffn", "blocks[].ffn_measured"],
         legend=samples,
         notes=[f"{left} numbers that are 0 or a gain have no place on this axis."] if left else [],

@@ -58,7 +58,7 @@ def _own_loss(report: PruneReport) -> list[RenderableType]:
 
 def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
     """Whole blocks, attentions and FFNs: what is measured beside what was predicted."""
-    columns, optional = _part_columns(sets.UNITS[report.protocol.metric]), _CERTIFIED
+    columns, optional = part_columns(sets.UNITS[report.protocol.metric]), _CERTIFIED
     rows = report.blocks
     shown = filled(rows, columns)
     if not shown:
@@ -77,11 +77,11 @@ def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
     ]
 
 
-def _part_columns(unit: str) -> list[Column]:
+def part_columns(unit: str) -> list[Column]:
     return [
-        Column((name, kind, unit), field + suffix, numbers.plain)
+        Column((name, kind, unit), field + suffix, numbers.plain, (f"{field}, {word}", unit))
         for name, field in _PARTS
-        for kind, suffix in (("pred.", ""), ("meas.", "_measured"))
+        for kind, word, suffix in (("pred.", "predicted", ""), ("meas.", "measured", "_measured"))
     ]
 
 
@@ -296,7 +296,7 @@ _PREDICTION_COLUMNS = [
     Column(("worst", "factor"), "worst_ratio", numbers.plain),
 ]
 TABLES = {
-    "blocks[].": [*_part_columns(""), *_CERTIFIED, *_head_columns("")],
+    "blocks[].": [*part_columns(""), *_CERTIFIED, *_head_columns("")],
     **sets.TABLES,
     **RIVAL_TABLES,
     **repair.TABLES,
