@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from duat_cli.report.check.words import advice, against, heading, looked_at, number, own, reading, verdict
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.cells import layer_map, place_of
-from duat_cli.report.html.drawing.figure import Figure, Sheet, Verdict, tiles_of
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Verdict, noted, tiles_of
 from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Log
 from duat_cli.report.html.drawing.table import Head, Table, table_by
@@ -69,7 +69,7 @@ def check_sheet(report: CheckReport | UndecidedReport, beside: Sequence[CheckRep
 
 def _causes(report: CheckReport) -> list[Figure]:
     """A figure a cause, in the report's order: what failed first stands first; then what follows from all of them."""
-    found = []
+    found, more = [], len(report.causes) - _SHOWN
     for k, cause in enumerate(report.causes[:_SHOWN]):
         behind = f" {cause.folded[:1].upper()}{cause.folded[1:]}." if cause.folded else ""
         found.append(
@@ -79,9 +79,7 @@ def _causes(report: CheckReport) -> list[Figure]:
                 says=f"{cause.message}.{behind} {' '.join(advice(own(report, cause)))}".strip(),
                 tables=[_outcomes(report, cause.findings)],
                 terms=["causes[].origin", "outcomes[].measured", "outcomes[].source"],
-                notes=[f"{len(report.causes) - _SHOWN} further causes are in the list of all checks."]
-                if k == _SHOWN - 1 and len(report.causes) > _SHOWN
-                else [],
+                notes=noted(more, "further causes are in the list of all checks.") if k == _SHOWN - 1 else [],
             )
         )
     return found
@@ -106,7 +104,7 @@ def _drift(report: CheckReport) -> Figure | None:
         picture=picture,
         tables=[_outcomes(report, places)],
         terms=["outcomes[].measured", "outcomes[].source"],
-        notes=[f"{left_out} kinds that moved less are in the table."] if left_out else [],
+        notes=noted(left_out, "kinds that moved less are in the table."),
     )
 
 

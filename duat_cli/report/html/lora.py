@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import meanings, stacked, table_of_blocks
 from duat_cli.report.html.drawing.cells import layer_map, place_of
-from duat_cli.report.html.drawing.figure import Figure, Sheet, Verdict, loaded, skipped, tiles_of
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Verdict, loaded, noted, skipped, tiles_of
 from duat_cli.report.html.drawing.plot import Axis, Plot, dotted
 from duat_cli.report.html.drawing.scales import Linear, Log
 from duat_cli.report.html.drawing.table import Head, Table, table_by, table_of
@@ -199,7 +199,7 @@ def _kinds(kinds: Sequence[KindChange], place: str, whose: str) -> Figure | None
         key=f"by{place}",
         title=f"How much each kind of weight changes{whose}",
         says="All parameters of one kind together, and of single ones the least and the most.",
-        tables=[_table(kinds, on_page(KIND_COLUMNS), place, "kind")],
+        tables=[_table_of_kinds(kinds, KIND_COLUMNS, place)],
         terms=[f"{place}[].share", f"{place}[].relative", f"{place}[].rank_limit"],
     )
 
@@ -217,7 +217,7 @@ def _norms(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | 
         picture=picture,
         tables=[_table(modules, _NORMS, place)],
         terms=[f"{place}[].relative_frobenius", f"{place}[].frobenius_norm", f"{place}[].sup_local"],
-        notes=[f"{left_out} kinds that change less are in the table."] if left_out else [],
+        notes=noted(left_out, "kinds that change less are in the table."),
     )
 
 
@@ -244,7 +244,6 @@ def _spectra(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure 
     named = [("line", series[kind], kind) for kind in kinds[: len(marks.SERIES) - 1]]
     if len(kinds) >= len(marks.SERIES):
         named.append(("line", marks.SERIES[-1], f"{len(kinds) - len(named)} further kinds"))
-    left = len(values) - len(kept)
     return Figure(
         key=f"spectra{place}",
         title=f"How fast the singular values of each change fall{whose}",
@@ -253,7 +252,7 @@ def _spectra(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure 
         tables=[_table(modules, _RANKS, place), _values({i: values[i] for i in kept}, modules, place)],
         terms=[f"{place}[].singular_values", f"{place}[].stable_rank", f"{place}[].numerical_rank"],
         legend=named,
-        notes=[f"{left} modules that change less are in the tables."] if left else [],
+        notes=noted(len(values) - len(kept), "modules that change less are in the tables."),
     )
 
 
@@ -294,16 +293,12 @@ def _by_place(rows: Sequence[ModuleChange | ModuleComparison], path: str) -> dic
     return {place_of(row.whole_name): value for row in rows if (value := value_at(row, path)) is not None}
 
 
-def _table(
-    rows: Sequence[ModuleChange | ModuleComparison | KindChange | KindComparison],
-    columns: Sequence[Column],
-    place: str,
-    head: str = "parameter",
-) -> Table:
-    def name(one: ModuleChange | ModuleComparison | KindChange | KindComparison) -> str:
-        return one.name if isinstance(one, (KindChange, KindComparison)) else one.whole_name
+def _table(rows: Sequence[ModuleChange | ModuleComparison], columns: Sequence[Column], place: str) -> Table:
+    return table_of(rows, Head("parameter", number=False), lambda one: one.whole_name, columns, f"{place}[]")
 
-    return table_of(rows, Head(head, number=False), name, columns, f"{place}[]")
+
+def _table_of_kinds(kinds: Sequence[KindChange | KindComparison], columns: Sequence[Column], place: str) -> Table:
+    return table_of(kinds, Head("kind", number=False), lambda one: one.name, on_page(columns), f"{place}[]")
 
 
 def _compared(report: LoraReport) -> Figure | None:
@@ -323,7 +318,7 @@ def _compared(report: LoraReport) -> Figure | None:
         f"{report.comparison.other}; all together {numbers.plain(report.comparison.cosine)}. A dash: opposed.",
         picture=picture,
         tables=[
-            *([_table(kinds, on_page(COMPARED_KIND_COLUMNS), "comparison.kinds", "kind")] if kinds else []),
+            *([_table_of_kinds(kinds, COMPARED_KIND_COLUMNS, "comparison.kinds")] if kinds else []),
             _table(rows, _COMPARISON, "comparison.modules"),
         ],
         terms=["comparison.modules[].cosine", "comparison.modules[].distance", "comparison.cosine"],

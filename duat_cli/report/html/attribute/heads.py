@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.elements import short, tag
-from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.figure import Figure, noted
 from duat_cli.report.html.drawing.plot import Axis, Plot, level
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.table import Head, Table, table_by, table_of
@@ -66,7 +66,7 @@ def heads(report: AttributeReport, number: int) -> Figure | None:
         ],
         terms=["attribution[].direct.heads[].value", "attribution[].direct.heads[].moved"],
         legend=[("dot", "s1", "moved"), ("dot", "s3", "written to the logit")],
-        notes=[f"{len(every) - len(found)} further heads are in the JSON."] if len(every) > len(found) else [],
+        notes=noted(len(every) - len(found), "further heads are in the JSON."),
     )
 
 
@@ -105,7 +105,7 @@ def flows(report: AttributeReport, number: int) -> Figure | None:
             )
         ],
         terms=["attribution[].flows[].moves[].value", "attribution[].flows[].moves[].attention"],
-        notes=[f"{len(places) - len(kept)} smaller moves are in the JSON."] if len(places) > len(kept) else [],
+        notes=noted(len(places) - len(kept), "smaller moves are in the JSON."),
     )  # fmt: skip
 
 

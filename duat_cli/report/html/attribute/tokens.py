@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from duat_cli.report.html.drawing.cells import cell_map, depth, words
-from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.figure import Figure, noted
 from duat_cli.report.html.drawing.plot import Axis, Plot, curve, level
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.table import Head, Table, table_by
@@ -157,7 +157,6 @@ def token_by_layer(report: AttributeReport, number: int) -> Figure:
         heads=[Head("token", number=False), *(Head(name, "logits") for name in names)],
         rows=[[token(one, t), *(SIGNED(row[t]) for row in rows)] for t in kept],
     )
-    left = count - len(kept)
     return Figure(
         key=f"layers-{number}",
         title=f"Where it is formed: parts by block and token, {title(one, len(report.prompts))}",
@@ -166,7 +165,7 @@ def token_by_layer(report: AttributeReport, number: int) -> Figure:
         picture=cell_map(plot, values, said, "Map of parts, a row a block, a column a token."),
         tables=[table],
         terms=["attribution[].parts.units[].tokens", "attribution[].parts.tokens[].value"],
-        notes=[f"{left} tokens with smaller parts are left out."] if left else [],
+        notes=noted(count - len(kept), "tokens with smaller parts are left out."),
     )
 
 

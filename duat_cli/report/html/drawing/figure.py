@@ -132,6 +132,11 @@ def loaded(model: ModelFacts, environment: Environment, prompts: Prompts) -> lis
     return [facts.shape(model, "key/value"), facts.ran(prompts, environment)]
 
 
+def noted(count: int, what: str) -> list[str]:
+    """A note on so many that are not there; nothing where there are none."""
+    return [f"{count} {what}"] if count > 0 else []
+
+
 def verdict_of(certificate: Certificate) -> Verdict:
     word, _, text = facts.verdict(certificate).plain.partition(": ")
     return Verdict("good" if certificate.exact else "bad", word, text)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from duat_cli.grouping import by_key
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import across, table_of_blocks
-from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.figure import Figure, noted
 from duat_cli.report.html.drawing.marks import Mark
 from duat_cli.report.html.drawing.plot import Axis, Plot, dotted
 from duat_cli.report.html.drawing.scales import Band, Log
@@ -54,7 +54,7 @@ def parts(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | None:
         tables=[table_of_blocks(report.blocks, on_page(part_columns(unit)))],
         terms=["blocks[].block", "blocks[].attention", "blocks[].ffn", "blocks[].ffn_measured"],
         legend=samples,
-        notes=[f"{left} numbers that are 0 or a gain have no place on this axis."] if left else [],
+        notes=noted(left, "numbers that are 0 or a gain have no place on this axis."),
     )
 
 
@@ -141,7 +141,6 @@ def scatter(report: PruneReport) -> Figure | None:
     for term, x, y in drawable:
         said = f"{name(term)}: predicted {numbers.plain(x)}, measured {numbers.plain(y)}"
         drawn.append(marks.dot(plot.x(x), plot.y(y), series[term.kind], said))
-    left = len(known) - len(drawable)
     return Figure(
         key="scatter",
         half=True,
@@ -157,7 +156,7 @@ def scatter(report: PruneReport) -> Figure | None:
         ],
         terms=["terms[].linearised", "terms[].measured", "prediction[].spearman", "prediction[].criteria"],
         legend=[("dot", series[kind], kind) for kind in kinds],
-        notes=[f"{left} terms whose damage is 0 or a gain are in the table alone."] if left else [],
+        notes=noted(len(known) - len(drawable), "terms whose damage is 0 or a gain are in the table alone."),
     )
 
 
