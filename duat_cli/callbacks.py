@@ -21,7 +21,7 @@ from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.plan.task import Task
 from duat_cli.api.asking import Asked, File, Texts
 from duat_cli.api.ground import heard, undisturbed
-from duat_cli.api.settings import at_least, whole_numbers
+from duat_cli.api.settings import not_negative, whole_numbers
 from duat_cli.checks.nearest import suggestion
 from duat_cli.checks.paths import asks_for, flatten, is_known, known_paths, matches
 from duat_cli.checks.verdict.conclude import plan
@@ -85,7 +85,7 @@ class DuatCallback(TrainerCallback):
         whole_numbers(1, every=every)
         if every is None and not at_save:
             raise InputError("every missing: without at_save there is no step to look at")
-        at_least("share", share, 0)
+        not_negative("share", share)
         for name, given, one in (("metrics", metrics, "summary.*"), ("select", select, "integrity.*")):
             if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(o, str) for o in given):
                 raise InputError(f"{name} {one_line(repr(given), 60)}: expected a list of texts, such as ['{one}']")

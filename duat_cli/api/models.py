@@ -33,10 +33,10 @@ from duat_cli.api.results import (
     VerifyResult,
 )
 from duat_cli.api.settings import (
-    at_least,
     blocks_of,
     kinds_of,
     no_decoder,
+    not_negative,
     numbers,
     one_input,
     one_of,
@@ -105,7 +105,7 @@ def inspect(
     from duat_cli.analysis.inspect.save.states import saving
 
     one_of("null", null, ("all", "uniform"))
-    at_least("--threshold", threshold, 0)
+    not_negative("--threshold", threshold)
     whole_numbers(1, conv_width=conv_width)
     whole_numbers(0, maps=maps)
     blocks, saved = blocks_of(layers), saved_of(save, save_to)

@@ -26,10 +26,10 @@ def one_of(name: str, value: object, choices: Sequence[object]) -> None:
         raise InputError(f"{name} {value!r}: expected {', '.join(map(str, choices))}")
 
 
-def at_least(name: str, value: object, low: float) -> None:
+def not_negative(name: str, value: object) -> None:
     """InputError for a smaller number, and for what is none."""
-    if not low <= _number(value) < math.inf:
-        raise InputError(f"{name} {_given(value)}: expected a number of at least {low:g}")
+    if not 0 <= _number(value) < math.inf:
+        raise InputError(f"{name} {_given(value)}: expected a number of at least 0")
 
 
 def numbers(**given: object) -> None:

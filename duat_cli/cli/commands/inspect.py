@@ -103,10 +103,10 @@ class Asked(Options):
     def settings(self) -> InspectOptions:
         """InputError for --layers and --threshold that cannot be meant."""
         from duat_cli.analysis.inspect.options import InspectOptions
-        from duat_cli.api.settings import at_least, blocks_of
+        from duat_cli.api.settings import blocks_of, not_negative
 
         layers = blocks_of(self.layers)
-        at_least("--threshold", self.threshold, 0)
+        not_negative("--threshold", self.threshold)
         alike = {field.name for field in dataclasses.fields(InspectOptions)} - {"layers", "cache"}
         given = {name: getattr(self, name) for name in alike}
         return InspectOptions(layers=layers, cache=not self.no_cache, **given)
