@@ -8,7 +8,7 @@ from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import meanings, stacked, table_of_blocks
 from duat_cli.report.html.drawing.cells import layer_map, place_of
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Verdict, loaded, noted, skipped, tiles_of
-from duat_cli.report.html.drawing.plot import Axis, Plot, dotted
+from duat_cli.report.html.drawing.plot import Axis, Plot, diagonal, dotted
 from duat_cli.report.html.drawing.scales import Linear, Log
 from duat_cli.report.html.drawing.table import Head, Table, table_by, table_of
 from duat_cli.report.tables import lora, numbers
@@ -147,7 +147,7 @@ def _prompts(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
     losses = [v for other in beside for p in other.by_prompt or [] for v in (p.loss_base, p.loss_tuned)]
     scale = Linear.over(losses, zero=False)
     plot = Plot(Axis("loss of the base (nats a token)", scale), Axis("loss, tuned (nats a token)", scale), 500, 330)
-    drawn = [marks.rule(plot.left, plot.bottom, plot.right, plot.top, "the same loss")]
+    drawn = [diagonal(plot, "the same loss")]
     for row in rows:
         if row.loss_base is not None and row.loss_tuned is not None:
             said = f"prompt {row.prompt}: {numbers.plain(row.loss_base)}, tuned {numbers.plain(row.loss_tuned)}"

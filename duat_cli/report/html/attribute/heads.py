@@ -9,7 +9,7 @@ from markupsafe import Markup
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.elements import short, tag
 from duat_cli.report.html.drawing.figure import Figure, noted
-from duat_cli.report.html.drawing.plot import Axis, Plot, level
+from duat_cli.report.html.drawing.plot import Axis, Plot, diagonal, level
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.table import Head, Table, table_by, table_of
 from duat_cli.report.tables import numbers
@@ -156,9 +156,7 @@ def measured(report: AttributeReport, number: int) -> Figure | None:
         width=500,
         height=330,
     )
-    drawn = [
-        marks.rule(plot.x(scale.low), plot.y(scale.low), plot.x(scale.high), plot.y(scale.high), "as much as the part")
-    ]
+    drawn = [diagonal(plot, "as much as the part")]
     for (word, name), points in zip(_SERIES, series, strict=True):
         drawn += [
             marks.dot(plot.x(x), plot.y(y), name, f"{label}, {word}: part {SIGNED(x)}, lost {SIGNED(y)}")

@@ -175,3 +175,8 @@ def stack(plot: Plot, place: int, parts: Iterable[tuple[float | None, str, str]]
 def level(plot: Plot, value: float, said: str | None = None) -> Mark:
     """A dashed line across the plot at one value."""
     return marks.rule(plot.left, plot.y(value), plot.right, plot.y(value), said)
+
+
+def diagonal(plot: Plot, said: str) -> Mark:
+    """A dashed line from corner to corner: of two axes of one scale, where both values are the same."""
+    return marks.rule(plot.left, plot.bottom, plot.right, plot.top, said)

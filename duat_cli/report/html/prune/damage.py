@@ -11,7 +11,7 @@ from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.blocks import across, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure, noted
 from duat_cli.report.html.drawing.marks import Mark
-from duat_cli.report.html.drawing.plot import Axis, Plot, dotted
+from duat_cli.report.html.drawing.plot import Axis, Plot, diagonal, dotted
 from duat_cli.report.html.drawing.scales import Band, Log
 from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.tables import numbers
@@ -135,7 +135,7 @@ def scatter(report: PruneReport) -> Figure | None:
     scale = Log.over(v for _, x, y in drawable for v in (x, y))
     unit = report.protocol.unit
     plot = Plot(Axis(f"predicted damage ({unit})", scale), Axis(f"measured damage ({unit})", scale), 560, 420)
-    drawn = [marks.rule(plot.left, plot.bottom, plot.right, plot.top, "measured as predicted")]
+    drawn = [diagonal(plot, "measured as predicted")]
     drawable.sort(key=lambda one: kinds.index(one[0].kind))
     drawn += [mark for t, _, y in drawable for mark in _interval(plot, scale, t, y, series[t.kind])]
     for term, x, y in drawable:
