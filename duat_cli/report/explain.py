@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich.console import RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from duat_cli.grouping import by_key
 from duat_cli.report.markdown import markdown
-from duat_cli.report.tables.page import BLANK, Page, line
+from duat_cli.report.tables.page import BLANK, Page, indented, line
 from duat_cli.results.explained.report import ExplainReport, Explanation, Kind
 from duat_cli.text import clean
 
@@ -56,7 +55,7 @@ def _entry(entry: Explanation, asked: str) -> list[RenderableType]:
     head = Text(entry.name, style="bold").append(f", {_TITLES[entry.kind]}", style="dim")
     if asked.casefold() != entry.name.casefold():
         head = Text(f"{clean(asked)}: ", style="bold").append_text(head)
-    return [head, Padding(line(entry.sentence), (0, 0, 0, 2)), Padding(grid, (0, 0, 0, 2))]
+    return [head, indented(line(entry.sentence)), indented(grid)]
 
 
 def _by_report(places: list[str]) -> str:
@@ -86,7 +85,7 @@ def _list(entries: list[Explanation]) -> list[RenderableType]:
         topics.add_row(Text(entry.name, style="cyan"), line(entry.definition))
     return [
         line("duat explain TOPIC shows a page, duat explain NAME explains one of the names below."),
-        *_group("Topics", [Padding(topics, (0, 0, 0, 2))]),
+        *_group("Topics", [indented(topics)]),
         *_group(
             "Columns of the tables",
             _named(_places_of(column for entry in by_kind["field"] for column in entry.columns)),
@@ -105,7 +104,7 @@ def _group(title: str, parts: Iterable[RenderableType]) -> list[RenderableType]:
 def _named(groups: dict[str, list[str]]) -> list[RenderableType]:
     """Each group as a paragraph of names."""
     return [
-        Padding(Text(f"{title}: " if title else "", style="cyan").append(Text(", ".join(names))), (0, 0, 0, 2))
+        indented(Text(f"{title}: " if title else "", style="cyan").append(Text(", ".join(names))))
         for title, names in groups.items()
     ]
 

@@ -9,10 +9,9 @@ import re
 from collections.abc import Iterator
 
 from rich.console import RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
-from duat_cli.report.tables.page import BLANK, Page, item
+from duat_cli.report.tables.page import BLANK, Page, indented, item
 
 _FENCE = "```"
 _SPAN = re.compile(r"\*\*(.+?)\*\*|`([^`]+)`|\[([^\]]+)\]\([^)]+\)")
@@ -46,7 +45,7 @@ def _blocks(text: str) -> Iterator[list[str]]:
 def _block(lines: list[str], page: Page) -> list[RenderableType]:
     first = lines[0]
     if first.startswith(_FENCE):
-        return [Padding(Text("\n".join(lines[1:]), overflow="fold"), (0, 0, 0, 2))]
+        return [indented(Text("\n".join(lines[1:]), overflow="fold"))]
     if first.startswith("#"):
         return [Text(first.lstrip("# "), style="bold underline" if first.startswith("# ") else "bold")]
     if first.startswith("|"):

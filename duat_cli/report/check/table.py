@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from rich.console import RenderableType
-from rich.padding import Padding
 
 from duat_cli.report.check import words
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.page import BLANK, Page, item, line
+from duat_cli.report.tables.page import BLANK, Page, indented, item, line, note
 from duat_cli.results.check import CheckReport, Outcome, UndecidedReport
 from duat_cli.text import clean, first_of, indices, plural
 
@@ -48,19 +47,15 @@ def _causes(report: CheckReport, every: bool) -> list[RenderableType]:
         found = words.own(report, cause)
         parts += [BLANK, line(words.heading(cause), _STYLES[cause.status])]
         if len(found) > 1 and cause.id in ("weights", "forward"):
-            parts.append(_indented(cause.message))
+            parts.append(indented(line(cause.message)))
         parts += _places(found, every)
-        parts += [_indented(text, "dim") for text in words.advice(found) if text not in said]
+        parts += [indented(note(text)) for text in words.advice(found) if text not in said]
         said = words.advice(found)
         if cause.folded:
             hint = "" if every else "; --all lists them"
-            parts.append(_indented(f"{cause.folded}{hint}"))
+            parts.append(indented(line(f"{cause.folded}{hint}")))
             parts += _places(words.effects(report, cause), every) if every else []
     return parts
-
-
-def _indented(text: str, style: str = "") -> RenderableType:
-    return Padding(line(text, style), (0, 0, 0, 2))
 
 
 def _places(found: list[Outcome], every: bool) -> list[RenderableType]:

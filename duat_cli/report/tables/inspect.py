@@ -70,9 +70,13 @@ TABLES = {
 
 def render_inspect(report: InspectReport, page: Page) -> str:
     """What was loaded, a row a block, the certificate, what is notable, what was skipped and why."""
+    tables, absent = _statistics(report.blocks, BLOCK, report, page)
     return page.render(
         *facts.loaded(report.model, all_prompts(report), report.environment),
-        *_block_tables(report, page),
+        *tables,
+        BLANK,
+        *_legend(report),
+        *absent,
         *null_tables(report.blocks, columns.heads_of(report), page),
         *_crossing(report, page),
         *_term_tables(report, page),
@@ -85,11 +89,6 @@ def render_inspect(report: InspectReport, page: Page) -> str:
         *facts.section("notable", report.summary.notable),
         *facts.remarks(report.skipped, report.warnings),
     )
-
-
-def _block_tables(report: InspectReport, page: Page) -> list[RenderableType]:
-    tables, absent = _statistics(report.blocks, BLOCK, report, page)
-    return [*tables, BLANK, *_legend(report), *absent]
 
 
 def _statistics(

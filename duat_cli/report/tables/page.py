@@ -88,7 +88,12 @@ def item(text: str, style: str = "") -> RenderableType:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     grid.add_row(Text("-"), line(text, style))
-    return Padding(grid, (0, 0, 0, 2))
+    return indented(grid)
+
+
+def indented(part: RenderableType) -> RenderableType:
+    """Set in from what it belongs to."""
+    return Padding(part, (0, 0, 0, 2))
 
 
 _RULE = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
