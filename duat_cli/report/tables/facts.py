@@ -90,7 +90,7 @@ def verdict(certificate: Certificate) -> Text:
         text += (
             f"; duat's instruments change this model: under them its output is {plain} off the model as it runs alone"
         )
-    return line(f"NOT EXACT: {text}; do not rely on the numbers above", "bold red")
+    return line(f"NOT EXACT: {text}; do not rely on these numbers", "bold red")
 
 
 def held(check: str, holds: bool) -> Text:

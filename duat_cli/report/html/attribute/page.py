@@ -53,7 +53,7 @@ def _tiles(report: AttributeReport) -> list[Tile]:
 def _verdict(certificate: AttributionCertificate) -> Verdict:
     if certificate.exact:
         return Verdict("good", "exact", missed(certificate))
-    return Verdict("bad", "NOT EXACT", f"{missed(certificate)}; do not rely on the numbers below")
+    return Verdict("bad", "NOT EXACT", f"{missed(certificate)}; do not rely on these numbers")
 
 
 def _inner(report: AttributeReport, number: int) -> Figure | None:

@@ -87,7 +87,7 @@ class Band:
         return (value + 0.5) * self.width
 
     def ticks(self) -> list[tuple[float, str]]:
-        step = next(s for s in _steps() if len(self.names) <= s * self.most)
+        step = next(s for s in _steps() if len(self.names) <= s * max(1, self.most))
         return [(float(i), name) for i, name in enumerate(self.names) if i % step == 0]
 
 

@@ -303,7 +303,7 @@ def _overview(report: AttributeReport, page: Page) -> list[RenderableType]:
 def _verdict(certificate: AttributionCertificate) -> Text:
     if certificate.exact:
         return line(f"exact: {words.missed(certificate)}", "green")
-    return line(f"NOT EXACT: {words.missed(certificate)}; do not rely on the numbers above", "bold red")
+    return line(f"NOT EXACT: {words.missed(certificate)}; do not rely on these numbers", "bold red")
 
 
 def _token(one: TokenPart | RemovedToken | Source) -> str:

@@ -61,3 +61,4 @@ def test_a_band_thins_its_labels_out() -> None:
     assert scale(0) == pytest.approx(0.5 / 80)
     assert scale(79) == pytest.approx(79.5 / 80)
     assert Band([]).ticks() == []
+    assert Band(["a", "b"], most=0).ticks() == Band(["a", "b"], most=1).ticks()  # a picture of no height ends as well
