@@ -31,14 +31,16 @@ class Routed:
     source: Tensor  # s, (heads, N)
     token: Tensor  # t, (N,) or (1,); with a gate, where every head is a channel, (heads, N)
     offsets: tuple[int, ...] = (0,)  # of values that several tokens make: H S_k, the heads once for each
+    gate: Tensor | None = None  # of heads as a whole, part of H: (heads, N); None: ones
 
     @property
     def tokens(self) -> int:
         return self.attention.shape[-1]
 
     def uniform(self, seen: Tensor) -> Routed:
-        """The same scales with H uniform over the positions that a row sees; seen: (N, N) bool."""
-        return replace(self, attention=uniform_rows(seen, len(self.attention), self.attention.dtype, self.offsets))
+        """The same scales and gates with H uniform over the positions that a row sees; seen: (N, N) bool."""
+        level = uniform_rows(seen, len(self.attention), self.attention.dtype, self.offsets)
+        return replace(self, attention=level if self.gate is None else level * self.gate[..., None])
 
     def piece(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         """(H, S) of some rows and columns, each (heads, rows, columns), float64."""

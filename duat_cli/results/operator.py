@@ -242,8 +242,8 @@ class Nulls(WithReasons):
     """Two values to compare each statistic of W' with; a statistic that equals both says nothing of training."""
 
     uniform: NullStats | None = Field(
-        description="the same weights and the same scales of every token, H uniform over the positions that the mask "
-        "leaves to a row (without a mask, those that some head of the row reaches); closed form"
+        description="the same weights, and of every token the same scales and gates; H uniform over the positions that "
+        "the mask leaves to a row (without a mask, those that some head of the row reaches); closed form"
     )
     reinitialised: Annotated[NullStats | None, Meaning(needs="null")] = Field(
         description="the model's class built anew from its config (transformers' own initialisation, fixed seed), on "
@@ -380,7 +380,7 @@ class CrossOperator(WithReasons):
     stats: CrossStats | None = Field(description="what training may have made of it; null where W'_c has no factors")
     uniform: CrossStats | None = Field(
         description="the same where nothing was learned to attend to: every H uniform over the tokens that it may "
-        "read, weights and scales the same"
+        "read, weights, scales and gates the same"
     )
     certificate_error: Annotated[Finite | None, _PROVED_LARGEST] = Field(
         description="largest relative residual of the proof that W'_c e is what cross-attention, or the mixer, adds"

@@ -110,6 +110,13 @@ def test_uniform_attention_keeps_scales_and_mask() -> None:
     assert even.source is one.source
 
 
+def test_uniform_attention_keeps_the_gate_of_a_head() -> None:
+    """A gate of heads as a whole is part of H, and says nothing of where attention looks."""
+    gate, seen = torch.arange(1.0, 1 + 3 * HEADS).double().reshape(HEADS, 3), torch.ones(3, 3).tril().bool()
+    plain, even = (replace(drawn(3, 7), gate=one).uniform(seen) for one in (None, gate))
+    assert torch.equal(even.attention, plain.attention * gate[..., None])
+
+
 def test_uniform_attention_over_values_of_two_tokens_is_shifted_as_h_is() -> None:
     """U S_1 beside U: the value that a row sees at token j holds token j - 1 as well."""
     even = replace(drawn(3, 7), offsets=(0, 1)).uniform(torch.ones(3, 3).tril().bool())

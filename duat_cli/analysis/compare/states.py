@@ -93,7 +93,7 @@ def _routed(operator: AttentionOperator, sources: Tensor) -> Routed:
     """
     attention = whole_rows(operator.rows)
     if operator.gate is None:
-        return Routed(attention, sources, operator.token_scale, operator.offsets)
+        return Routed(attention, sources, operator.token_scale, operator.offsets, operator.head_gate)
     width = operator.gate.shape[-1]
     token = operator.gate.transpose(1, 2).flatten(0, 1) * operator.token_scale  # (heads d, N)
     return Routed(attention.repeat_interleave(width, 0), sources, token, operator.offsets)

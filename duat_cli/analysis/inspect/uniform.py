@@ -72,7 +72,8 @@ class UniformNulls:
 
     def add(self, index: int, operator: AttentionOperator, geometry: Geometry, numbers: OperatorNumbers) -> None:
         """The block of that index, whose W' was measured."""
-        if numbers.arriving is None or operator.offsets != (0,):  # with a gate, or values of several tokens
+        gated = numbers.arriving is None or operator.head_gate is not None
+        if gated or operator.offsets != (0,):  # or with values of several tokens
             even = operator.uniform(numbers.seen)
             found = measure(even, geometry, threshold=self._threshold, spectrum=False, matrix=False)
             self._found[0][index] = null_of(found)

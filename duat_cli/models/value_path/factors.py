@@ -130,10 +130,11 @@ def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOper
     errors = [max(*each, gate_error) for each in zip(value_errors, output_errors, strict=True)]
     values = scale * product
     groups = known.heads.groups
-    rows, gate = gated_rows(call.rows, gate)
-    if len(known.offsets) > 1:
-        rows = MadeRows(rows, rows.heads * len(known.offsets), lambda _, H: at_offsets(H, known.offsets))
-        gate = None if gate is None else gate.repeat(len(known.offsets), 1, 1)
+    rows, gate, head_gate = gated_rows(call.rows, gate)
+    if (times := len(known.offsets)) > 1:
+        rows = MadeRows(rows, rows.heads * times, lambda _, H: at_offsets(H, known.offsets))
+        gate = None if gate is None else gate.repeat(times, 1, 1)
+        head_gate = None if head_gate is None else head_gate.repeat(times, 1)
     operator = AttentionOperator(
         rows=rows,
         source_scale=scale[..., 0].repeat_interleave(groups, 0),
@@ -146,6 +147,7 @@ def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOper
         own=known.own,
         each=tuple(errors),
         offsets=known.offsets,
+        head_gate=head_gate,
     )
     accept(operator.error, run.input.dtype)
     return operator

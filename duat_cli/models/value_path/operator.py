@@ -23,12 +23,17 @@ def whole_rows(source: RowSource) -> Tensor:
     return chunks[0] if len(chunks) == 1 else torch.cat(chunks, dim=1)
 
 
-def gated_rows(rows: RowSource, gate: Tensor | None) -> tuple[RowSource, Tensor | None]:
-    """H, and the gate (heads, N, d), if any, that is left where one of heads as a whole is part of their H."""
+def gated_rows(rows: RowSource, gate: Tensor | None) -> tuple[RowSource, Tensor | None, Tensor | None]:
+    """H, the gate (heads, N, d), if any, that is left where one of heads as a whole is part of their H, and that part,
+    (heads, N)."""
     if gate is not None and torch.equal(gate, gate[..., :1].expand_as(gate)):
-        factor = gate[..., 0]  # (heads, N)
-        return MadeRows(rows, rows.heads, lambda some, H: H.to(factor.dtype) * factor[:, some, None]), None
-    return rows, gate
+        return scaled_rows(rows, gate[..., 0]), None, gate[..., 0]
+    return rows, gate, None
+
+
+def scaled_rows(rows: RowSource, factor: Tensor) -> RowSource:
+    """H with its rows multiplied by a factor, (heads, N)."""
+    return MadeRows(rows, rows.heads, lambda some, H: H.to(factor.dtype) * factor[:, some, None])
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class AttentionOperator:
     own: bool = False  # whether it reads a mixer's own values, a UAT term, in place of the stream
     gate: Tensor | None = None  # factor of each channel of H V by token, (heads, N, d); None: ones
     offsets: tuple[int, ...] = (0,)  # how far behind their tokens values stand: every head is there once for each
+    head_gate: Tensor | None = None  # factor of all channels of a head by token, part of `rows`: (heads, N); None: ones
 
     @property
     def products(self) -> int:
@@ -109,8 +115,10 @@ class AttentionOperator:
 
     def uniform(self, seen: Tensor) -> AttentionOperator:
         """The same with every H uniform over the tokens that each row may see, (N, N) bool; a gate stays."""
-        rows = uniform_rows(seen, self.factors.heads, self.values.dtype, self.offsets)
-        return replace(self, rows=StoredRows(rows), allowed=seen if self.offsets == (0,) else None, offsets=(0,))
+        rows: RowSource = StoredRows(uniform_rows(seen, self.factors.heads, self.values.dtype, self.offsets))
+        if self.head_gate is not None:
+            rows = scaled_rows(rows, self.head_gate)
+        return replace(self, rows=rows, allowed=seen if self.offsets == (0,) else None, offsets=(0,))
 
     def by_channel(self) -> AttentionOperator:
         """The same W' without a gate: one head of width 1 for every channel, g H in place of its H.

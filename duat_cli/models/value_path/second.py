@@ -209,7 +209,7 @@ class _Mixer(_Beside):
 
     def unchecked(self, known: BlockFactors, token_scale: Tensor) -> AttentionOperator:
         scaled = wide(self.gate()[0]).transpose(0, 1).contiguous()  # (heads, N, d)
-        rows, gate = gated_rows(self.attention.rows, scaled)
+        rows, gate, head_gate = gated_rows(self.attention.rows, scaled)
         return AttentionOperator(
             rows=rows,
             source_scale=torch.ones_like(scaled[..., 0]),
@@ -220,4 +220,5 @@ class _Mixer(_Beside):
             allowed=self.attention.allowed,
             own=True,
             gate=gate,
+            head_gate=head_gate,
         )

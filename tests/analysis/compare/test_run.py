@@ -451,6 +451,25 @@ def test_the_null_has_the_models_scales_and_uniform_attention() -> None:
     assert report.comparison.blocks[1].operator.null.relative == pytest.approx(expected, rel=1e-4)
 
 
+def test_the_null_of_a_mixer_has_its_gates() -> None:
+    """Mamba's channels are heads of one channel: B_ij = O diag(g_i) / (i + 1) by hand."""
+    model = two_single("jamba")
+    a, b = ids_of(model)
+    mixer = model.model.layers[0].mamba
+    size = mixer.out_proj.weight.detach().double().norm(dim=0)  # of each channel's column
+    lefts = []
+    for ids, places in ((a, [0, 1, 2, 5, 6]), (b, [0, 1, 2, 6, 7])):
+        kept: list[Tensor] = []
+        with torch.no_grad(), hooked([mixer.in_proj], lambda _module, args, _kwargs, kept=kept: kept.append(args[0])):
+            model(input_ids=ids)
+        gate = nn.functional.silu(mixer.in_proj(kept[0])[0].chunk(2, dim=-1)[1]).detach().double() * size
+        rows = torch.tensor([[1.0 / (i + 1) if j <= i else 0.0 for j in places] for i in places]).double()
+        lefts.append(rows[..., None] * gate[places][:, None])
+    expected = float((lefts[1] - lefts[0]).norm() / lefts[0].norm())
+    report = report_of(as_loaded(model), a, b)
+    assert report.comparison.blocks[0].operator.null.relative == pytest.approx(expected, rel=1e-4)
+
+
 def seen_single(model: Any, ids: Tensor) -> Tensor:
     """Scales of the norm in front of attention in block 1."""
     norm = model.model.layers[1].input_layernorm

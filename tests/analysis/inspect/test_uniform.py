@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import (
+    GATED,
     UNLIKE,
     WIRINGS,
     Detached,
@@ -125,20 +126,21 @@ class Uniform(Detached):
         return seen / seen.sum(dim=-1, keepdim=True)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "opt", "phi3", "deepseek_v3"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "opt", "phi3", "deepseek_v3", "laguna"])
 def test_in_the_first_block_it_is_what_the_models_own_code_gives(
     model_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There no scale of a norm depends on attention, so that a model with uniform attention has the null's W'."""
+    """There no scale of a norm and no gate depends on attention, so that a model with uniform attention has the null's
+    W'."""
     import helpers
 
-    model = two_double(model_type)
+    model, wiring = two_double(model_type), (WIRINGS | GATED)[model_type]
     ids = token_ids(model)
     with InDouble():
         null = cases(model, ids)[0].null
-    own = dense_blocks(model, ids, WIRINGS[model_type])[0]
+    own = dense_blocks(model, ids, wiring)[0]
     monkeypatch.setattr(helpers, "Detached", Uniform)
-    dense = dense_blocks(model, ids, WIRINGS[model_type])[0]
+    dense = dense_blocks(model, ids, wiring)[0]
     assert far(dense.x, own.x) == 0
     assert far(dense.W, own.W) > 1e-2
     assert_described(null, dense.W, dense.x, 1e-10, THRESHOLD)

@@ -14,11 +14,14 @@ from helpers import (
     DenseBlock,
     InDouble,
     assert_described,
+    correlation_of,
     coupling_of,
     dense_blocks,
     double_model,
+    effective_number,
     far,
     kronecker_singular_values,
+    naive_coupling_numbers,
     single_model,
     sweep,
     token_ids,
@@ -102,8 +105,43 @@ def test_the_null_is_the_dense_operator_with_uniform_attention(model_type: str) 
         H = torch.cat([rows for _, rows in got.operator.rows.chunks()], dim=1)
         seen = (H != 0).any(dim=0).double()
         level = (seen / seen.sum(dim=1, keepdim=True)).expand_as(H)
-        null = replace(got.operator, rows=StoredRows(level.clone()))
+        gate = got.operator.head_gate  # of heads as a whole: part of H, and of no softmax
+        level = level.clone() if gate is None else level * gate[..., None]
+        null = replace(got.operator, rows=StoredRows(level))
         assert_described(got.null, null.by_channel().matrix().dense(), dense.x, 1e-10, THRESHOLD)
+
+
+@pytest.mark.parametrize("model_type", ["jamba", "mamba2"])
+def test_the_gate_of_a_mixer_stays_in_the_null(model_type: str) -> None:
+    """By hand: B_ij = O diag(g_i) / (i + 1), one gate a channel; whether its heads have one channel each or several."""
+    model, caught = double_model(model_type), dict[str, torch.Tensor]()
+    layer = (model.model if model_type == "jamba" else model.backbone).layers[0]
+    mixer = layer.mamba if model_type == "jamba" else layer.mixer
+
+    def keep(name: str) -> Any:
+        return lambda _module, args, *_output: caught.update({name: args[0].detach().reshape(7, -1)})
+
+    with InDouble():
+        null = blocks(model)[0].null
+        at = {"read": mixer.in_proj, "mixed": mixer.out_proj}
+        handles = [module.register_forward_hook(keep(name)) for name, module in at.items()]
+        if model_type == "mamba2":
+            handles.append(mixer.norm.register_forward_pre_hook(keep("kernel")))
+        with torch.no_grad():
+            model(input_ids=token_ids(model))
+            gate = torch.nn.functional.silu(mixer.in_proj(caught["read"]).chunk(2, dim=-1)[1])
+        for handle in handles:
+            handle.remove()
+    gate = caught["mixed"] / caught["kernel"] if model_type == "mamba2" else gate
+    tokens, output = len(gate), mixer.out_proj.weight.detach()
+    level = torch.ones(tokens, tokens, dtype=torch.float64).tril() / torch.arange(1, tokens + 1)[:, None]
+    W = torch.einsum("ij,ic,mc->imjc", level, gate, output).flatten(2).flatten(0, 1)
+    assert null.effective_heads is not None
+    assert null.effective_heads > 1.5
+    assert far(null.effective_heads, effective_number(kronecker_singular_values(W, tokens))) <= 1e-9
+    assert far(null.block_correlation, correlation_of(W, tokens)) <= 1e-9
+    for name, expected in naive_coupling_numbers(coupling_of(W, tokens)).items():
+        assert getattr(null.coupling, name) == pytest.approx(expected, rel=1e-9, abs=1e-9), name
 
 
 def test_rows_in_pieces_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
