@@ -157,13 +157,17 @@ def _prompt(prompt: Prompt, ids: Tensor, states: Tensor) -> Prompt:
 def _start(model: Any) -> int:
     """The token that every decoder prompt begins with."""
     for config in (getattr(model, "generation_config", None), model.config, model.get_decoder().config):
-        for name in ("decoder_start_token_id", "bos_token_id"):
-            found = getattr(config, name, None)
-            if isinstance(found, int):
-                return found
+        for found in _starts(config):
+            return found
     raise InputError(
         f"--stack decoder: the config of {type(model).__name__} names no decoder_start_token_id; add it to config.json"
     )
+
+
+def _starts(config: Any) -> list[int]:
+    """The tokens that a config lets a decoder begin with, the first one first."""
+    named = (getattr(config, name, None) for name in ("decoder_start_token_id", "bos_token_id"))
+    return [found for found in named if isinstance(found, int)]
 
 
 def _of_text(model: Any, tokenizer: Any, text: str) -> tuple[Tensor, str]:
@@ -202,7 +206,12 @@ def _written(loaded: LoadedModel, prompts: Sequence[Prompt]) -> tuple[list[Tenso
         given = placed(prompt.given, loaded.device, model.dtype)
         named = {"input_ids": given} if isinstance(given, Tensor) else dict(given)
         # transformers sizes the cache by the encoder's depth, which a deeper decoder outgrows
-        asked = {"do_sample": False, "num_beams": 1, "max_new_tokens": STEPS, "use_cache": False}
+        asked: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": STEPS, "use_cache": False}
+        written = getattr(model, "generation_config", None)
+        if getattr(written, "forced_eos_token_id", None) is not None:
+            asked["forced_eos_token_id"] = None  # BART's end would stand at the limit, whatever is likely there
+        if not _starts(written):
+            asked["decoder_start_token_id"] = int(start)
         where = f"{type(model).__name__} cannot write a decoder prompt; give --decoder-prompt"
         with torch.no_grad(), restored(model), hushed(), foreign_errors(where, InputError):
             ids = model.generate(**named, **asked).cpu()

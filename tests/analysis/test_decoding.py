@@ -29,9 +29,11 @@ from transformers import (
 
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
+from duat_cli.analysis.decoding import STEPS, with_chosen_blocks
 from duat_cli.analysis.decomposition import Carried, Decomposition
 from duat_cli.cli.main import run
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.models.arrays import relative_error
 from duat_cli.models.discovery.causality import decoder_logits, run_pair
 from duat_cli.models.discovery.modality import STATES, decoder_of, stack_of
@@ -248,6 +250,23 @@ def test_a_config_without_a_start_token_is_one_line(
         code, out, err = answered(["verify", str(bare), "--stack", "decoder", "--prompt", "abc", *more], capsys)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert "names no decoder_start_token_id; add it to config.json" in err
+
+
+@pytest.mark.parametrize("model_type", ["bart", "t5"])
+def test_what_the_model_writes_is_the_likeliest_each_time(model_type: str) -> None:
+    """BART forces an end at the limit that is asked for, and T5's start token stands in its config alone."""
+    model = single_model(model_type)
+    if model_type == "t5":
+        model.config.decoder_start_token_id = 1
+    else:
+        assert model.generation_config.forced_eos_token_id is not None
+    _, [prompt] = with_chosen_blocks(as_loaded(model), [prompt_of(IDS)], InputFiles(stack="decoder"))
+    written = torch.tensor([[1]])
+    with torch.no_grad():
+        while written.shape[1] < STEPS + 1:
+            last = model(input_ids=IDS, decoder_input_ids=written).logits[:, -1]
+            written = torch.cat([written, last.argmax(dim=-1, keepdim=True)], dim=1)
+    assert torch.equal(prompt.input_ids, written)
 
 
 def test_verify_reads_the_decoder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
