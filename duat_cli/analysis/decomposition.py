@@ -328,7 +328,7 @@ def _pre_activation(
         return pieces, unit.input.reshape(pieces.linear.shape), None
     first = run.parts.first_linears.get(unit.module)
     if first is None:
-        return None, None, f"{type(unit.module).__name__} has no single linear layer in front of its nonlinearity"
+        return None, None, f"{type(unit.module).__name__}: no single linear layer is seen in front of its nonlinearity"
     whole = run.recording.linears[first].reshape(len(pieces.linear), -1)
     bias = _bias_of(first, pieces.linear)
     moving = [pieces.linear, *([] if pieces.encoder is None else [pieces.encoder])]

@@ -140,7 +140,8 @@ class Terms(WithReasons):
         "among it"
     )
     pre_activation: Annotated[Parts | None, _PARTS] = Field(
-        description="the three parts at the FFN's first linear layer"
+        description="the three parts at the FFN's first linear layer; of a mixture of experts, that of the expert that "
+        "every token runs through"
     )
 
 

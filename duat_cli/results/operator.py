@@ -131,7 +131,8 @@ class Density(WithReasons):
             "share, 0 to 1",
             "exact",
             how="what a mask leaves counts where a softmax rounds to 0, too (scores some 100 below the largest, 17 in "
-            "float16); where no mask is seen, H of zero scores shows what that is; of windows, H as computed",
+            "float16); where no mask is seen, H of zero scores shows what that is; of windows, H as computed, without "
+            "what is below 1e-30, as behind a mask of -100",
             formula="share of pairs of entries that some head and channel connects; (N+1)/2N where H is causal and V, "
             "O have no zeros",
             source='the paper has "a dense matrix (almost devoid of zero elements" (section 4.2), which a causal mask '

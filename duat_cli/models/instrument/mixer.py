@@ -156,7 +156,10 @@ class MixerCall:
         by_token = value, form.behind.held(form.result_layout.by_token(result.detach()))
         if by_token[0].shape != by_token[1].shape:
             name, tokens = type(form.module).__name__, plural(read.shape[1], "token")
-            raise UnsupportedModelError(f"{name} runs other operations on {tokens} than when it was proved")
+            length = "more tokens" if read.shape[1] == 1 else "another length"
+            raise UnsupportedModelError(
+                f"{name} runs other operations on {tokens} than when it was proved; give prompts of {length}"
+            )
         gate = gates(code, place, ran.held, by_token[1], ran.arrived.detach())
         first = form.value[0].operation
         held = {number: tensor for number, tensor in ran.held.items() if first < number < place.operation}

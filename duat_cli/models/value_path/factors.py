@@ -218,7 +218,8 @@ def find_factors(run: BlockRun, base: Base) -> BlockFactors:
         unproved = f"its token mixer has no form that could be proved{in_narrow(run.input.dtype)}"
         raise UnsupportedModelError(unproved if run.parts.mixing else alone)
     if len(run.attention) != 1:
-        raise UnsupportedModelError(f"it calls attention {len(run.attention)} times; W' is defined for one call")
+        calls = f"it calls attention {len(run.attention)} times; W' is defined for one call"
+        raise UnsupportedModelError(f"{calls}{in_narrow(run.input.dtype)}")
     tokens = run.input.shape[1]
     if run.parts.mixer is not None and not run.parts.mixer.affine:
         return _own_values(run, base)

@@ -111,7 +111,7 @@ def test_impulses_some_at_a_time_show_the_same_rows(model_type: str, monkeypatch
 def test_code_that_runs_otherwise_on_one_token_is_refused() -> None:
     """RecurrentGemma takes a single token for a step of decoding."""
     model, structure = single("recurrent_gemma")
-    match = "RecurrentGemmaRecurrentBlock runs other operations on 1 token than when it was proved"
+    match = "RecurrentBlock runs other operations on 1 token than when it was proved; give prompts of more tokens"
     with pytest.raises(UnsupportedModelError, match=match):
         sweep(model, token_ids(model, 1), lambda *_: None, structure=structure)
     sweep(model, token_ids(model, 2), lambda *_: None, structure=structure)

@@ -482,3 +482,13 @@ def test_values_that_nothing_moves_are_said_so_in_windows_as_well() -> None:
             parameter.data.zero_()
     reasons = {block.factors_reason for block in discover(model, picture()).blocks if block.parts.attention}
     assert reasons == {"its values do not depend on the stream while dynamic parameters are frozen"}
+
+
+def test_two_calls_that_are_one_but_for_rounding_are_told_to_try_a_wider_dtype() -> None:
+    """Of differential attention, whose difference of two softmax calls is proved in float32."""
+    model = first_two(single_model("diffllama"))
+    assert all(block.factors is not None for block in discover(model).blocks)
+    reason = discover(model.bfloat16()).blocks[0].factors_reason
+    assert reason is not None
+    assert reason.startswith("it calls attention 2 times; W' is defined for one call")
+    assert reason.endswith("in bfloat16 rounding may hide it, try --dtype float32")
