@@ -31,7 +31,7 @@ class Operator:
     """
 
     H: Tensor
-    """(heads, N, N): attention weights; row i is what token i reads."""
+    """(heads, N, N): attention weights, times what gates head h at token i; row i is what token i reads."""
     V: Tensor
     """(kv_heads, M, d): value maps, the gain of the norm in front included."""
     O: Tensor  # noqa: E741
