@@ -7,7 +7,6 @@ block does, and the residual of that fit is the proof: reading or probing, a wro
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from dataclasses import dataclass, replace
 
@@ -256,8 +255,10 @@ def find_factors(run: BlockRun, base: Base) -> BlockFactors:
             return found
     why = tokens_mixed(run, tap.read)
     if why == SEVERAL:
-        with contextlib.suppress(UnsupportedModelError):
+        try:
             return _by_offset(run, base)
+        except UnsupportedModelError as fault:
+            raise UnsupportedModelError(f"{why}; taken apart by their distances, {fault}") from fault
     raise UnsupportedModelError(why or faults[min(1, len(faults) - 1)])
 
 

@@ -492,3 +492,17 @@ def test_two_calls_that_are_one_but_for_rounding_are_told_to_try_a_wider_dtype()
     assert reason is not None
     assert reason.startswith("it calls attention 2 times; W' is defined for one call")
     assert reason.endswith("in bfloat16 rounding may hide it, try --dtype float32")
+
+
+def test_values_of_several_tokens_that_rounding_hides_say_what_tells() -> None:
+    """RWKV mixes each token with the one in front; of a norm that all but closes, float32 leaves too little to fit."""
+    model = first_two(single_model("rwkv"))
+    assert discover(model).blocks[1].factors is not None
+    with torch.no_grad():
+        model.rwkv.blocks[1].ln1.weight.mul_(1e-3)
+    reason = discover(model).blocks[1].factors_reason
+    assert reason is not None
+    assert reason.startswith("its values are made of several tokens")
+    assert reason.endswith("--dtype float64 tells whether it is rounding")
+    with InDouble():
+        assert discover(model.double()).blocks[1].factors is not None
