@@ -12,7 +12,7 @@ from duat_cli.errors import UnsupportedModelError, or_reason
 from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.edits.cutting import require_plain, require_stated
+from duat_cli.models.edits.cutting import is_built, require_plain, require_stated, shapes_of
 from duat_cli.models.edits.parameters import BlockParameters
 from duat_cli.models.edits.surgery import without_blocks, zeroed_parameters
 from duat_cli.models.terms.sites import Sites, TermId
@@ -34,9 +34,9 @@ def set_size(
     for block in structure.blocks:
         require_plain(block.parts.module)
     cuts, _ = cuts_of(structure, parameters, terms)
-    cut = next(one for one in cuts if _is_stated(loaded.model, structure, one))
+    known = ((one, _left_with_blocks(loaded.model, structure, one)) for one in cuts)
+    cut, removed = next((one, left) for one, left in known if left is not None)
     parts = [*cut.heads, *cut.neurons]
-    removed = sum(p.numel() for k in cut.blocks for p in structure.calls[k].parameters())
     removed += sum(len(numbers) * layers.each for layers, numbers in parts)
     zeroed = or_reason(lambda: zeroed_parameters(structure, sites, cut.zeroed))
     return SetSize.explained(
@@ -48,14 +48,22 @@ def set_size(
     )
 
 
-def _is_stated(model: nn.Module, structure: ModelStructure, cut: Cut) -> bool:
-    """Whether a config states what the cut leaves: blocks first, then parts of those that stay."""
+def _left_with_blocks(model: nn.Module, structure: ModelStructure, cut: Cut) -> int | None:
+    """Parameters that leave with the cut's blocks, without those that blocks that stay share; None where no config
+    states what the cut leaves: blocks first, then parts of those that stay."""
+    before = _parameters(model)
     try:
         with contextlib.ExitStack() as stack:
             if cut.blocks:
                 stack.enter_context(without_blocks(model, structure, cut.blocks))
+                if not is_built(model, model.config, shapes_of(model)):  # kinds of blocks that follow their numbers
+                    return None
             for parts in filter(None, (cut.heads, cut.neurons)):
                 require_stated(model, [layers for layers, _ in parts])
+            return before - _parameters(model)
     except UnsupportedModelError:
-        return False
-    return True
+        return None
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -50,6 +50,8 @@ def counts(folder: Path) -> tuple[int, int, int]:
             7,
         ),
         ("phi", [(k, b, n) for b in range(3) for k, n in (("neuron", 4), ("head", 2), ("head", 3))], 3),
+        ("jamba", [("block", 0, None)], 0),  # which of its blocks has attention follows from their numbers
+        ("zamba2", [("block", 2, None)], 1),  # it shares most of its weights with a block that stays
     ],
 )
 def test_it_is_what_the_written_file_shows(
