@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from duat_cli.analysis.prune.sets.plan import name_of
 from duat_cli.analysis.prune.terms.certified import Bound
 from duat_cli.analysis.prune.terms.criteria import Scores
-from duat_cli.analysis.prune.terms.damage import Interval
+from duat_cli.analysis.prune.terms.damage import Interval, rounding_of
 from duat_cli.analysis.prune.wanted import NOT_ABLATED, Sample
 from duat_cli.analysis.prune.work import Work
 from duat_cli.grouping import by_key
@@ -242,7 +242,8 @@ def _prediction(
     fewest = FEWEST if len(truth) == len(every) else DRAWN
     enough = len(truth) >= fewest
     guess = damage[picked]
-    worst, within, reasons = how_far_off(guess, truth, [name_of(terms.ids[k]) for k in sample.places])
+    least = rounding_of(work.metric.name, work.session.loaded.model.dtype)
+    worst, within, reasons = how_far_off(guess, truth, [name_of(terms.ids[k]) for k in sample.places], least)
     if not enough:
         reasons |= dict.fromkeys(_STATISTICS, f"{len(truth)} ablated terms are too few to be ranked")
     values: dict[str, Estimated | None] = dict.fromkeys(_STATISTICS)
@@ -278,10 +279,16 @@ def _prediction(
 
 
 def how_far_off(
-    guess: Tensor, truth: Tensor, names: Sequence[str]
+    guess: Tensor, truth: Tensor, names: Sequence[str], least: float = 0.0
 ) -> tuple[float | None, float | None, dict[str, str]]:
     """The worst factor between predicted and measured damages, (terms,) each; up to which prediction all are within
-    FACTOR; and why one of them is None. Terms that are predicted to do good and do are left out."""
+    FACTOR; and why one of them is None. Terms that are predicted to do good and do are left out.
+
+    least: what rounding does; where neither is larger both count as 0. A term that does nothing may be measured so,
+    among others in the rows of one pass.
+    """
+    noise = (guess.abs() <= least) & (truth.abs() <= least)
+    guess, truth = guess.masked_fill(noise, 0.0), truth.masked_fill(noise, 0.0)
     rated = _rated(guess, truth)
     guess, truth, names = guess[rated], truth[rated], [name for name, on in zip(names, rated, strict=True) if on]
     ratio, reasons = _ratios(guess, truth), dict[str, str]()

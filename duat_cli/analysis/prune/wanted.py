@@ -11,7 +11,7 @@ from duat_cli.analysis.plan.task import PruneOptions, ablated
 from duat_cli.analysis.prune.terms.responses import SEED, TermList
 from duat_cli.errors import InputError
 from duat_cli.grouping import by_key
-from duat_cli.kinds import NAMES, Kind, names_of
+from duat_cli.kinds import KINDS, NAMES, Kind, names_of
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.terms.sites import Sites
 from duat_cli.results.base import Skipped
@@ -34,7 +34,8 @@ def kinds_of(
         if kind != "expert" or kind in kept:  # a dense model has no experts; that needs no mention
             skipped += [Skipped(what=f"{NAMES[kind]} of {indices('block', k)}", why=why) for why, k in reasons.items()]
     if not kept:
-        raise InputError(f"--granularity {','.join(options.kinds)}: the model has no such terms")
+        there = ", ".join(kind for kind in KINDS if any(sites[module].count(kind) for module in structure.calls))
+        raise InputError(f"--granularity {','.join(options.kinds)}: the model has no such terms; it has {there}")
     if options.ablate_mean and "expert" in kept:
         raise InputError("--ablate mean: an expert has no mean that could stand in for it; leave out expert")
     return tuple(kept)

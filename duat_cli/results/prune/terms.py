@@ -263,7 +263,7 @@ class Prediction(WithReasons):
             "factor",
             "measured",
             how="of the terms that were ablated: others may be further off; null where one of the two is 0 or they "
-            "differ in sign, since no factor is then finite; both 0 is no difference",
+            "differ in sign, since no factor is then finite; both 0, to the rounding of the dtype, is no difference",
             formula="the ratio linearised / measured that is farthest from 1, as a factor of at least 1",
         ),
     ] = Field(description="largest factor between predicted and measured")
@@ -272,7 +272,8 @@ class Prediction(WithReasons):
         Meaning(
             "the metric's",
             "measured",
-            how="of the terms that were ablated; both 0 is within it, one of them 0 is not",
+            how="of the terms that were ablated; both 0, to the rounding of the dtype, is within it, one of them 0 is "
+            "not",
             formula="largest p above 0 such that every ablated term with linearised <= p has "
             "1/2 <= linearised / measured <= 2",
         ),

@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.report import NO_DAMAGE, how_far_off, valid_to
 from duat_cli.analysis.prune.run import check_holdout, fresh, prune_bound
+from duat_cli.analysis.prune.terms.damage import rounding_of
 from duat_cli.errors import InputError
 from duat_cli.kinds import Kind
 from duat_cli.loading.model.load import LoadedModel, load
@@ -238,6 +239,25 @@ def test_a_factor_is_given_of_few_terms_too_and_none_where_one_side_is_zero() ->
     assert "term 1" in reasons["valid_to"]
     assert found([0.1, 0.2], [0.1, 0.0])[:2] == (None, pytest.approx(0.1))
     assert found([-0.1, 0.2], [0.1, 0.2])[:2] == (None, None), "a gain was predicted and a loss came"
+
+
+def test_what_rounding_does_is_no_damage_that_was_not_predicted() -> None:
+    """A dead neuron, ablated beside others in the rows of one pass, is measured as 1e-15 or as 0."""
+    guess, truth = (torch.tensor(x, dtype=torch.float64) for x in ([0.1, 0.0, 2e-14], [0.15, 2e-15, 3e-15]))
+    least = rounding_of("kl", torch.float32)
+    assert how_far_off(guess, truth, ["a", "b", "c"], least)[:2] == (pytest.approx(1.5), pytest.approx(0.1))
+    assert how_far_off(guess, truth + 1e-9, ["a", "b", "c"], least)[:2] == (None, None)
+    model = single_model("llama")
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight[:, 3] = 0
+    prompts = [Prompt("", str(k), token_ids(model, 5 + k, k), k) for k in range(3)]
+    options = PruneOptions(kinds=("neuron",), measure=200, probes=64)
+    report = prune_bound(as_loaded(model), prompts, [], options, quiet).report
+    [found], dead = report.prediction, report.terms[3]
+    assert dead.linearised == 0
+    assert dead.measured == pytest.approx(0, abs=least)
+    assert found.worst_ratio is not None
+    assert found.valid_to is not None
 
 
 def test_few_ablated_terms_have_a_worst_factor_though_they_are_not_ranked() -> None:

@@ -216,7 +216,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "holdout share": (["--holdout", "1.5"], "--holdout 1.5: expected a share between 0 and 1"),
     "holdout file": (["--holdout", "nowhere.txt"], "nowhere.txt"),
     "one prompt": (["--prompt", "w1", "--holdout", "0.5"], "nothing is left to hold out of 1 prompt"),
-    "experts": (["--granularity", "expert"], "the model has no such terms"),
+    "experts": (["--granularity", "expert"], "the model has no such terms; it has neuron, head, ffn, attention, block"),
     "nll of one token": (["--metric", "nll", "--prompt", "w1"], "one token has no next token"),
 }
 

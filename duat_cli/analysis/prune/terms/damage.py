@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.kinds import MetricName
-from duat_cli.models.arrays import wide
+from duat_cli.models.arrays import rounding_for, wide
 from duat_cli.models.discovery.causality import HeadTest, head_of
 from duat_cli.models.discovery.structure import ModelStructure, run_stack
 from duat_cli.models.sweep.passes import Forward
@@ -225,6 +225,13 @@ def metric_for(name: MetricName | None, model: Any, structure: ModelStructure, h
     if (why := why_no_loss(model, head)) is not None:
         raise InputError(f"--metric nll: {why}; use --metric kl")
     return Loss(model)
+
+
+def rounding_of(name: MetricName, dtype: torch.dtype) -> float:
+    """The damage that rounding alone may do to an output of that dtype: of kl, which is of second order, half a
+    square."""
+    change = rounding_for(dtype)
+    return change**2 / 2 if name == "kl" else change
 
 
 def why_no_loss(model: Any, head: HeadTest) -> str | None:
