@@ -196,7 +196,7 @@ class Plan(WithReasons):
             "parameters",
             "exact",
             how="a head counts with its share of all that the attention holds, also of keys and values, which leave "
-            "with all heads that use them, and of biases behind the heads, which stay",
+            "with all heads that use them, and biases behind the heads, which stay; what blocks share counts in each",
         ),
     ] = Field(description="parameters that the removed terms hold")
     parameters_share: Annotated[Finite, Meaning("share, 0 to 1", "exact")] = Field(

@@ -290,6 +290,19 @@ def test_neurons_are_idle_by_what_they_did_where_all_were_ablated() -> None:
         assert [b.neurons and b.neurons.negligible_share for b in report.blocks] == [idle, idle]
 
 
+@pytest.mark.parametrize("model_type", ["albert", "zamba2"])
+def test_a_set_holds_no_more_than_all_where_blocks_share_weights(model_type: str) -> None:
+    """All blocks of albert are one module; two of zamba2 share most of theirs."""
+    model = single_model(model_type)
+    prompts = [Prompt("", str(k), token_ids(model, 5 + k, k), k) for k in range(2)]
+    options = PruneOptions(kinds=("block",), measure=3, probes=2, budget=1e9)
+    [plan] = prune_bound(as_loaded(model), prompts, [], options, quiet).report.plans
+    assert plan.removed == 2
+    assert plan.parameters_share < 1
+    if model_type == "albert":
+        assert plan.parameters_share == pytest.approx(2 / 3)
+
+
 def test_processes_that_share_the_prompts_find_the_same() -> None:
     """Terms, sets, their trial and Eq. 16; the model's modules are those that the results name."""
     loaded = as_loaded(single_model("llama"))

@@ -62,7 +62,7 @@ class Sizes:
     parameters: Tensor
     """Of every term, (terms,) float64."""
     whole: tuple[float, float]
-    """Parameters of all blocks, and of the model."""
+    """Parameters of all blocks, and of the model. What several block calls share counts at each, as in its terms."""
     groups: tuple[int, ...] = ()
     """Of every block call, the neighbouring heads that share a key and value head."""
 
@@ -77,8 +77,9 @@ class Sizes:
         """parameters: of every block."""
         calls = structure.calls
         each = [float(parameters[calls[term.block]].each[term.kind][term.index or 0]) for term in terms.ids]
-        blocks = sum(p.numel() for p in {p for call in calls for p in call.parameters()})
-        every = sum(p.numel() for p in model.parameters())
+        blocks = sum(p.numel() for call in calls for p in call.parameters())
+        once = sum(p.numel() for p in {p for call in calls for p in call.parameters()})
+        every = sum(p.numel() for p in model.parameters()) - once + blocks
         groups = tuple(parameters[call].group for call in calls)
         return cls(torch.tensor(each, dtype=torch.float64), (float(blocks), float(every)), groups)
 
