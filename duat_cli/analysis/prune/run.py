@@ -96,7 +96,7 @@ class PruneOutcome:
             gone = [term.block for term in terms]
             path = loaded.name if loaded.revision else str(loaded.files.path)
             dtype = str(most_stored(loaded.files) or loaded.model.dtype).removeprefix("torch.")
-            kinds = kinds_of_blocks(loaded.model, self.session.structure)
+            kinds = kinds_of_blocks(loaded.model, self.session.structure, gone)
             return mergekit_slices(facts.blocks, gone, model=path, dtype=dtype, kinds=kinds)
         structure, weights = self.session.structure, self.session.weights
         chosen = chosen_set(loaded.model, structure, self.ablator.sites, terms, facts, weights)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from duat_cli.errors import InputError
+from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.models.block.linears import applied_axis
 from duat_cli.models.discovery.modality import is_pair
 from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.edits.cutting import is_built, shapes_of
+from duat_cli.models.edits.surgery import without_blocks
 from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.terms.sites import Sites, TermId
 from duat_cli.results.base import ModelFacts
@@ -63,8 +66,9 @@ def _chosen(
     )  # fmt: skip
 
 
-def kinds_of_blocks(model: Any, structure: ModelStructure) -> int:
-    """How many there are, which the config tells apart by number. InputError where slices cannot say which go."""
+def kinds_of_blocks(model: Any, structure: ModelStructure, removed: Sequence[int]) -> int:
+    """How many there are, which the config tells apart by number. InputError where slices cannot say which go, or the
+    config would build blocks of other kinds without those."""
     if is_pair(model):
         raise InputError(
             "--export: mergekit slices do not tell an encoder's blocks from a decoder's; give a .json file"
@@ -72,7 +76,15 @@ def kinds_of_blocks(model: Any, structure: ModelStructure) -> int:
     if len(set(structure.calls)) < len(structure.calls):
         raise InputError("--export: blocks that are one module cannot be sliced apart; give a .json file")
     stated = getattr(model.config.get_text_config(), "layer_types", None) or [None]
-    return max(len(set(stated)), len({type(block) for block in structure.calls}))
+    kinds = max(len(set(stated)), len({type(block) for block in structure.calls}))
+    if kinds > 1:
+        with contextlib.suppress(UnsupportedModelError), without_blocks(model, structure, removed):
+            if not is_built(model, model.config, shapes_of(model)):
+                raise InputError(
+                    f"--export: the config of {type(model).__name__} makes blocks of a kind by their number, so that "
+                    "slices without these are no such model; give a .json file, or --apply"
+                )
+    return kinds
 
 
 def mergekit_slices(blocks: int, removed: Sequence[int], *, model: str, dtype: str, kinds: int = 1) -> str:

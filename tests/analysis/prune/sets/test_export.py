@@ -77,10 +77,10 @@ def test_slices_keep_what_is_not_removed(case: tuple[int, set[int]], model: str)
     assert (read["merge_method"], read["dtype"]) == ("passthrough", "float32")
 
 
-@pytest.mark.parametrize(("model_type", "kinds"), [("llama", 1), ("gemma2", 2), ("jamba", 2)])
+@pytest.mark.parametrize(("model_type", "kinds"), [("llama", 1), ("gemma2", 2), ("zamba2", 2)])
 def test_blocks_of_several_kinds_are_said_to_be(model_type: str, kinds: int) -> None:
     model = single_model(model_type)
-    assert kinds_of_blocks(model, discover(model)) == kinds
+    assert kinds_of_blocks(model, discover(model), [1]) == kinds
     text = mergekit_slices(3, [1], model="m", dtype="float32", kinds=kinds)
     assert text.startswith("# the config lists kinds of blocks" if kinds > 1 else "slices:")
     assert [slice["sources"][0]["layer_range"] for slice in yaml.safe_load(text)["slices"]] == [[0, 1], [2, 3]]
@@ -90,7 +90,18 @@ def test_blocks_of_several_kinds_are_said_to_be(model_type: str, kinds: int) -> 
 def test_blocks_that_are_no_list_of_a_decoder(model_type: str, why: str) -> None:
     model = single_model(model_type)
     with pytest.raises(InputError, match=f"{why}.*give a .json file"):
-        kinds_of_blocks(model, discover(model))
+        kinds_of_blocks(model, discover(model), [1])
+
+
+def test_kinds_that_follow_from_numbers_are_no_slices() -> None:
+    """Jamba's attention stands in every block of a period; the last block may go."""
+    model = single_model("jamba")
+    with pytest.raises(
+        InputError, match=r"JambaForCausalLM makes blocks of a kind by their number.* give a .json file"
+    ):
+        kinds_of_blocks(model, discover(model), [0])
+    last = len(discover(model).calls) - 1
+    assert kinds_of_blocks(model, discover(model), [last]) > 1
 
 
 def test_slices_that_cannot_be() -> None:
