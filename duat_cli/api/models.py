@@ -242,13 +242,16 @@ def attribute(
     from duat_cli.analysis.attribute.run import AttributeOptions
     from duat_cli.analysis.attribute.run import attribute as compute
     from duat_cli.analysis.attribute.targets import Asked as Target
-    from duat_cli.loading.texts import fields_of
+    from duat_cli.loading.texts import field_beside
     from duat_cli.loading.words import Words
     from duat_cli.models.discovery.modality import require_token_ids
 
     one_question(target, against, position, steps, continuation, target_field, against_field)
     file = None if prompts_file is None or prompts is not None else os.fspath(prompts_file)
-    each = fields_of(file, target_field, against_field)
+    each = (
+        field_beside("--target", target, target_field, file),
+        field_beside("--against", against, against_field, file),
+    )
     whole_numbers(1, top=top)
     whole_numbers(0, steps=steps, measure=measure)
     wished = Target(target, against, "all" if position == "all" else whole(position), first_token)

@@ -173,9 +173,6 @@ def one_question(
     texts_only(target_field=target_field, against_field=against_field)
     if position not in (None, "all") and whole(position) is None:
         raise InputError(f"position: {position!r}: expected one whole number, such as -1, or 'all'")
-    for name, both in {"target": (target, target_field), "against": (against, against_field)}.items():
-        if None not in both:
-            raise InputError(f"--{name} and --{name}-field: give one of them")
     if target is not None and not target:
         raise InputError("--target: an empty text is no token")
     asks = {

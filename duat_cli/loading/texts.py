@@ -317,15 +317,18 @@ class Field:
         return f"{self.name} ({hashlib.sha256(repr(sorted(self.by_line.items())).encode()).hexdigest()[:16]})"
 
 
-def fields_of(name: str | None, target: str | None, against: str | None) -> tuple[Field | None, Field | None]:
-    """Of --target-field and --against-field. name: of the one file that the prompts stand in, if there is one."""
-    options = ("--target-field", target), ("--against-field", against)
-    first, second = (None if field is None else field_of(name, field, option) for option, field in options)
-    return first, second
+def field_beside(option: str, text: str | None, field: str | None, name: str | None) -> Field | None:
+    """Of an option, such as --target, and of its --target-field, of which one at most may be given."""
+    if field is None:
+        return None
+    if text is not None:
+        raise InputError(f"{option} and {option}-field: give one of them")
+    return field_of(name, field, f"{option}-field")
 
 
 def field_of(name: str | None, field: str, option: str) -> Field:
-    """InputError without a file of JSON lines, and where a line has no such string."""
+    """name: of the one file that the prompts stand in, if there is one. InputError where it holds no JSON lines, or a
+    line has no such string."""
     if name is None:
         raise InputError(f"{option}: is of a file of JSON lines; give --prompts FILE, and no --prompt")
     shown = clean(name)

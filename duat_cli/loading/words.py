@@ -13,6 +13,8 @@ from duat_cli.loading.prompts import Prompt, said
 from duat_cli.loading.quiet import calling_tokenizer
 from duat_cli.text import clean, shown
 
+Named = tuple[str, str]
+"""What errors call a text, and the text."""
 _SHOWN = 6  # tokens in a message
 
 

@@ -12,14 +12,12 @@ from torch import Tensor
 
 from duat_cli.compat.transformers import stated
 from duat_cli.errors import InputError, UnsupportedModelError
-from duat_cli.loading.words import Words
+from duat_cli.loading.words import Named, Words
 from duat_cli.models.arrays import relative_error, tolerance_for, wide
 from duat_cli.text import clean
 
 MEAN = "mean"
 NORM = "norm"
-Named = tuple[str, str]
-"""What errors call a text, and the text."""
 Kind = Literal["token", "class", "component", "norm", "log-probability"]
 
 

@@ -7,12 +7,9 @@ from dataclasses import dataclass
 
 from duat_cli.analysis.compare.request import Texts
 from duat_cli.errors import InputError
-from duat_cli.loading.texts import field_of
-from duat_cli.loading.words import Words
+from duat_cli.loading.texts import field_beside
+from duat_cli.loading.words import Named, Words
 from duat_cli.text import shown
-
-Named = tuple[str, str]
-"""What errors call a text, and the text."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +38,10 @@ class Asked:
 
 def _named(name: str, text: str | None, field: str | None, texts: Texts, file: str | None) -> list[Named] | None:
     """Of every pair."""
-    option = f"--{name}-field"
-    if text is not None and field is not None:
-        raise InputError(f"--{name} and {option}: give one of them")
-    if text is not None:
-        return [(f"--{name}", text)] * len(texts.pairs)
-    if field is None:
-        return None
-    found = field_of(file, field, option)
-    return [found.of(texts.texts[a].line) for a, _ in texts.pairs]
+    found = field_beside(f"--{name}", text, field, file)
+    if found is not None:
+        return [found.of(texts.texts[a].line) for a, _ in texts.pairs]
+    return None if text is None else [(f"--{name}", text)] * len(texts.pairs)
 
 
 def tokens_of(answers: Sequence[tuple[Named, Named]], words: Words) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from duat_cli.analysis.compare.alignment import Aligned, Stretch, align, align_ends, align_places, common_end
-from duat_cli.analysis.compare.answers import Named, tokens_of
+from duat_cli.analysis.compare.answers import tokens_of
 from duat_cli.analysis.compare.blocks import compare_block, mean_of
 from duat_cli.analysis.compare.captured import as_many_tokens, require_equal
 from duat_cli.analysis.compare.context import Context
@@ -25,7 +25,7 @@ from duat_cli.errors import InputError
 from duat_cli.kinds import Patched
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
-from duat_cli.loading.words import Words
+from duat_cli.loading.words import Named, Words
 from duat_cli.models.arrays import rounding_for
 from duat_cli.models.discovery.causality import HeadTest, LogitsPass
 from duat_cli.models.instrument.rig import BlockRun

@@ -111,12 +111,16 @@ def attribute(
     from duat_cli.analysis.opening import open_session, open_set
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import one_question
-    from duat_cli.loading.texts import fields_of
+    from duat_cli.loading.texts import field_beside
 
     wanted, place = loading.request(model), _position(asked.position)
     fields = asked.target_field, asked.against_field
     one_question(asked.target, asked.against, place, asked.steps, asked.continuation, *fields)
-    each = fields_of(None if texts.prompt else texts.prompts, *fields)
+    file = None if texts.prompt else texts.prompts
+    each = (
+        field_beside("--target", asked.target, asked.target_field, file),
+        field_beside("--against", asked.against, asked.against_field, file),
+    )
     options.require_hub(model, loading.token)
     shared = 1 if asked.out is not None else processes()
     steps = asked.steps or int(asked.continuation is not None)
