@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 import helpers
 import pytest
@@ -11,8 +12,9 @@ from helpers import token_ids, two_single
 
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
+from duat_cli.loading.texts import Field
 
-TARGETS = {4: "t50", 6: "t60", 7: "t70"}  # by the prompt's length
+TARGETS = {4: "t50", 6: "t60", 7: "t70"}  # by the prompt's length, which stands for its line
 
 
 def test_means_and_spreads_are_those_of_the_predictions() -> None:
@@ -20,9 +22,9 @@ def test_means_and_spreads_are_those_of_the_predictions() -> None:
     prompts = [token_ids(model, tokens=n, seed=n) for n in TARGETS]
     report = attribute(
         helpers.as_loaded(model),
-        [helpers.prompt_of(ids) for ids in prompts],
+        [replace(helpers.prompt_of(ids), line=ids.shape[1]) for ids in prompts],
         WORDS,
-        AttributeOptions(Asked(), 4, each=lambda prompt: (TARGETS[prompt.input_ids.shape[1]], "")),
+        AttributeOptions(Asked(), 4, each=(Field("--target-field", "answer", TARGETS), None)),
         lambda *_: None,
     )
     alone = [
