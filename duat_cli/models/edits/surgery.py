@@ -46,16 +46,13 @@ def zeroed(model: nn.Module, structure: ModelStructure, sites: Sites, terms: Seq
     UnsupportedModelError where weights serve other places as well, so that zeroing would take out more.
     """
     by_call = _by_call(structure, terms)
-    uses: Counter[Tensor] = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
+    uses = _uses(model)
     kept: list[tuple[Tensor, Tensor, Tensor]] = []  # parameter, what is zeroed of it, as it was
     try:
         with torch.no_grad():
             for call, here in by_call.items():
                 for parameter, mask in _slices(sites[structure.calls[call]], here):
-                    if uses[parameter] > 1:
-                        raise UnsupportedModelError(
-                            f"block {call}: a weight to be zeroed is tied to another place of the model"
-                        )
+                    _refuse_tied(uses, parameter, call)
                     kept.append((parameter, mask, parameter[mask].clone()))
                     parameter[mask] = 0
         yield
@@ -65,15 +62,30 @@ def zeroed(model: nn.Module, structure: ModelStructure, sites: Sites, terms: Seq
                 parameter[mask] = values
 
 
-def zeroed_parameters(structure: ModelStructure, sites: Sites, terms: Sequence[TermId]) -> int:
-    """How many parameters `zeroed` sets to zero, by their shapes alone."""
-    by_call = _by_call(structure, terms)
-    found = 0
-    for call, here in by_call.items():
-        for site, numbers in _by_site(sites[structure.calls[call]], here).items():
+def zeroed_parameters(model: nn.Module, structure: ModelStructure, sites: Sites, terms: Sequence[TermId]) -> int:
+    """How many parameters `zeroed` sets to zero, by their shapes alone; of a block that runs several times once.
+
+    UnsupportedModelError as of `zeroed`.
+    """
+    by_call, uses, found = _by_call(structure, terms), _uses(model), 0
+    for module, call in {structure.calls[call]: call for call in by_call}.items():
+        for site, numbers in _by_site(sites[module], by_call[call]).items():
+            parameters = _zeroed_in(sites[module], site)
+            for parameter in parameters:
+                _refuse_tied(uses, parameter, call)
             share = len(set(numbers)) / site.count if site.place in ("input", "routing") else 1
-            found += round(share * sum(p.numel() for p in _zeroed_in(sites[structure.calls[call]], site)))
+            found += round(share * sum(p.numel() for p in parameters))
     return found
+
+
+def _uses(model: nn.Module) -> Counter[Tensor]:
+    """At how many places every parameter stands."""
+    return Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
+
+
+def _refuse_tied(uses: Counter[Tensor], parameter: Tensor, call: int) -> None:
+    if uses[parameter] > 1:
+        raise UnsupportedModelError(f"block {call}: a weight to be zeroed is tied to another place of the model")
 
 
 def _zeroed_in(sites: BlockSites, site: Site) -> list[Tensor]:

@@ -38,7 +38,7 @@ def set_size(
     cut, removed = next((one, left) for one, left in known if left is not None)
     parts = [*cut.heads, *cut.neurons]
     removed += sum(len(numbers) * layers.each for layers, numbers in parts)
-    zeroed = or_reason(lambda: zeroed_parameters(structure, sites, cut.zeroed))
+    zeroed = or_reason(lambda: zeroed_parameters(loaded.model, structure, sites, cut.zeroed))
     return SetSize.explained(
         one_line(zeroed, 200) if isinstance(zeroed, str) else "",
         terms_removed=len(cut.blocks) + sum(len(numbers) * layers.size for layers, numbers in parts),

@@ -51,6 +51,7 @@ def counts(folder: Path) -> tuple[int, int, int]:
         ),
         ("phi", [(k, b, n) for b in range(3) for k, n in (("neuron", 4), ("head", 2), ("head", 3))], 3),
         ("jamba", [("block", 0, None)], 0),  # which of its blocks has attention follows from their numbers
+        ("albert", [("ffn", b, 0) for b in range(3)], 0),  # its blocks are one module, whose weights count once
         ("zamba2", [("block", 2, None)], 1),  # it shares most of its weights with a block that stays
     ],
 )
@@ -80,6 +81,18 @@ def test_weights_that_serve_other_places_are_not_counted(tmp_path: Path) -> None
     said = set_size(loaded, structure, sites, parameters_of(structure, sites), [TermId("head", 0, 1)])
     assert (said.parameters_removed, said.parameters_zeroed) == (0, None)
     assert "one module" in said.reasons["parameters_zeroed"]
+
+
+def test_tied_weights_are_not_counted() -> None:
+    """Blocks of several modules with one weight: zeroing a term of one would zero that of the other."""
+    model = single_model("llama")
+    model.model.layers[2].mlp.down_proj.weight = model.model.layers[0].mlp.down_proj.weight
+    loaded = given(model)
+    structure = discover(loaded.model)
+    sites = find_sites(structure)
+    said = set_size(loaded, structure, sites, parameters_of(structure, sites), [TermId("neuron", 0, 3)])
+    assert (said.parameters_removed, said.parameters_zeroed) == (0, None)
+    assert said.reasons["parameters_zeroed"] == "block 0: a weight to be zeroed is tied to another place of the model"
 
 
 @pytest.mark.parametrize("place", ["mlp.up_proj", "self_attn.q_proj"])
