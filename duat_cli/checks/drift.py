@@ -101,8 +101,8 @@ def _deviation(key: str, old: Value, new: Value, limit: Tolerance, slack: float)
         return Deviation(key, "within" if change <= limit.atol + limit.rtol else "beyond", old, new, change, limit)
     assert not isinstance(old, list)
     assert not isinstance(new, list)
-    change = new - old
-    if abs(change) <= limit.of(old) + slack:
+    change, (low, high) = new - old, limit.ends(old, slack)
+    if low <= new <= high:
         return Deviation(key, "within", old, new, change, limit, slack=slack)
     better = limit.better is not None and (change < 0) == (limit.better == "lower")
     return Deviation(key, "better" if better else "beyond", old, new, change, limit, slack=slack)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,9 @@ import torch
 from running_checks import Duat
 from safetensors.torch import load_file, save_file
 
-from duat_cli.checks.drift import Deviation
+from duat_cli.checks.baseline import Baseline
+from duat_cli.checks.drift import Deviation, compare
+from duat_cli.checks.policy import read_policy
 from duat_cli.checks.rule import Evidence, Settings
 from duat_cli.checks.rules.drift import RULES
 from duat_cli.checks.tolerances import Tolerance
@@ -206,6 +209,27 @@ def test_the_width_of_an_interval_is_part_of_the_bounds() -> None:
     [found] = rule.measure(evidence, Settings(rule, "error", None, None))
     assert (found.low, found.high) == (pytest.approx(0.119), pytest.approx(0.181))
     assert found.source == "tolerance of float32 and the width of its interval"
+
+
+@pytest.mark.parametrize("better", ["", ', better = "lower"'])
+@pytest.mark.parametrize(("old", "room", "new"), [(2.8897, 0.002, 2.8917), (18.255, 0.01, 18.265), (4.5, 0.25, 4.75)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_change_as_large_as_the_tolerance_is_within_it(
+    old: float, room: float, new: float, better: str, sign: int, tmp_path: Path
+) -> None:
+    """In the decimals that baseline and policy hold; the next float is beyond it."""
+    old, new = (old, new) if sign > 0 else (new, old)
+    key, file = "summary.effective_context", tmp_path / "p.toml"
+    file.write_text(f'[drift.tolerance]\n"{key}" = {{ atol = {room}, rtol = 0.0{better} }}\n')
+    baseline, [rule] = Baseline.model_construct(metrics={key: old}), [r for r in RULES if r.id == "drift.summary"]
+    further = math.nextafter(new, sign * math.inf)
+    beyond = "better" if better and sign < 0 else "beyond"
+    for value, status in ((new, "within"), (further, beyond)):
+        drift = compare(baseline, {key: value}, {}, {}, read_policy(str(file)), "float32", forward=True, shapes={})
+        assert [one.status for one in drift] == [status]
+        evidence = Evidence(None, None, drift=drift, baseline_file="b.json")  # type: ignore[arg-type]
+        fails = [found.fails for found in rule.measure(evidence, Settings(rule, "error", None, None))]
+        assert any(fails) == (status == "beyond")
 
 
 def test_how_much_of_a_baseline_was_compared(model: Path, baseline: Path, duat: Duat) -> None:

@@ -45,10 +45,10 @@ def _measurement(deviation: Deviation, file: str) -> Measurement:
     old, new = deviation.old, deviation.new
     assert isinstance(old, float | int)
     assert isinstance(new, float | int)
-    room = limit.of(old) + deviation.slack
+    low, high = limit.ends(old, deviation.slack)
     text = f"{shown(key)} went from {apart(old, new)} to {apart(new, old)}"
     source = f"{limit.source} and the width of its interval" if deviation.slack else limit.source
-    return replace(empty, value=new, text=text, low=old - room, high=old + room, source=source)
+    return replace(empty, value=new, text=text, low=low, high=high, source=source)
 
 
 def _vanished(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
