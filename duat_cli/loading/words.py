@@ -116,12 +116,11 @@ class Words:
             if read != own:
                 return own, self.tokens(option, text)
             both = self._read(front + text, special=whole)
-        special = set(self._tokenizer.all_special_ids)
         for ending in range(len(own) + 1):  # how many tokens the tokenizer puts behind a text
             kept, end = own[: len(own) - ending], own[len(own) - ending :]
             if both[: len(kept)] == kept and both[len(both) - ending :] == end and len(both) > len(own):
                 return kept, both[len(kept) : len(both) - ending]
-            if ending == len(own) or own[-1 - ending] not in special:
+            if ending == len(own) or own[-1 - ending] not in self.special:
                 break
         first = next((k for k, (a, b) in enumerate(zip(own, both, strict=False)) if a != b), len(both) - 1)
         raise InputError(

@@ -129,6 +129,7 @@ class Patcher:
             Target(self._records[a].output, self._records[b].output, None if answers is None else answers[number])
             for number, (a, b) in enumerate(pairs)
         ]
+        self._rise = _rise(self._targets)
 
     def report(self, said: Callable[[int], str], texts: Sequence[str]) -> Patching:
         """said: what a token id says. texts: the tokens of the first pair's first prompt."""
@@ -246,25 +247,25 @@ class Patcher:
         null = None if third is None else self._shares(third)[0]
         apart = sum(float(target.ends[0][1]) for target in self._targets)
         why = UNSOUND if 0 < apart < math.inf else UNMOVED
-        unmoved = SAME if why == UNSOUND and not self._rises() else why
+        unmoved = SAME if why == UNSOUND and math.isnan(self._rise) else why
         others = {"effect": unmoved, "null": NO_THIRD if third is None else unmoved}
         return kind.explained(why, others, effect=moved, null=null, kl=divergence, **known)
 
-    def _rises(self) -> bool:
-        """Whether the difference in logits of the pairs together changes from a to b by more than rounding."""
-        rise = sum(float(target.ends[1][0] - target.ends[0][0]) for target in self._targets)
-        return abs(rise) > sum(target.rounding for target in self._targets)
-
     def _shares(self, trial: Trial) -> tuple[float | None, float | None]:
         """Of the difference in logits, and of the divergence."""
-        ends = [target.ends for target in self._targets]
-        begin, end = (torch.stack(found) for found in zip(*ends, strict=True))
-        now = torch.stack([first if one is None else one.output for (first, _), one in zip(ends, trial, strict=True)])
-        rise = (end - begin)[:, 0].sum() if self._rises() else math.nan
-        moved = (now - begin)[:, 0].sum() / rise
+        starts = [target.ends[0] for target in self._targets]
+        begin = torch.stack(starts)
+        now = torch.stack([start if one is None else one.output for start, one in zip(starts, trial, strict=True)])
+        moved = (now - begin)[:, 0].sum() / self._rise
         shares = moved, 1 - now[:, 1].sum() / begin[:, 1].sum()
         effect, divergence = (float(share) if bool(share.isfinite()) else None for share in shares)
         return effect, divergence
+
+
+def _rise(targets: Sequence[Target]) -> float:
+    """By how much the difference in logits of all pairs together changes from a to b; NaN where it is rounding."""
+    rise = sum(float(target.ends[1][0] - target.ends[0][0]) for target in targets)
+    return rise if abs(rise) > sum(target.rounding for target in targets) else math.nan
 
 
 def third_texts(ids: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> list[int] | None:
@@ -308,8 +309,9 @@ def _pair(a: int, b: int, target: Target, said: Callable[[int], str]) -> Patched
     known = {"before": before, "after": after, "kl": divergence}
     finite = {name: value if math.isfinite(value) else None for name, value in known.items()}
     first, second = map(said, target.tokens)
-    known_tokens = {"token_a": first, "token_b": second, "given": target.given}
-    return PatchedPair.explained("it is not finite", a=a, b=b, **known_tokens, **finite)
+    return PatchedPair.explained(
+        "it is not finite", a=a, b=b, token_a=first, token_b=second, given=target.given, **finite
+    )
 
 
 def _block(number: int | None, found: dict[Place, PatchEffect]) -> BlockPatch:

@@ -118,6 +118,11 @@ def is_built(model: Any, config: Any, shapes: Shapes) -> bool:
     return False
 
 
+def is_stated(model: Any) -> bool:
+    """Whether its config builds it as it is now."""
+    return is_built(model, model.config, shapes_of(model))
+
+
 def held(one: Slice) -> nn.Parameter:
     """What stands there now."""
     parameter = parameters_of(one.module)[one.name]

@@ -12,7 +12,7 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.models.block.linears import applied_axis
 from duat_cli.models.discovery.modality import is_pair
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.edits.cutting import is_built, shapes_of
+from duat_cli.models.edits.cutting import is_stated
 from duat_cli.models.edits.surgery import without_blocks
 from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.terms.sites import Sites, TermId
@@ -79,7 +79,7 @@ def kinds_of_blocks(model: Any, structure: ModelStructure, removed: Sequence[int
     kinds = max(len(set(stated)), len({type(block) for block in structure.calls}))
     if kinds > 1:
         with contextlib.suppress(UnsupportedModelError), without_blocks(model, structure, removed):
-            if not is_built(model, model.config, shapes_of(model)):
+            if not is_stated(model):
                 raise InputError(
                     f"--export: the config of {type(model).__name__} makes blocks of a kind by their number, so that "
                     "slices without these are no such model; give a .json file, or --apply"

@@ -12,7 +12,7 @@ from duat_cli.errors import UnsupportedModelError, or_reason
 from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.edits.cutting import is_built, require_plain, require_stated, shapes_of
+from duat_cli.models.edits.cutting import is_stated, require_plain, require_stated
 from duat_cli.models.edits.parameters import BlockParameters
 from duat_cli.models.edits.surgery import without_blocks, zeroed_parameters
 from duat_cli.models.terms.sites import Sites, TermId
@@ -56,7 +56,7 @@ def _left_with_blocks(model: nn.Module, structure: ModelStructure, cut: Cut) -> 
         with contextlib.ExitStack() as stack:
             if cut.blocks:
                 stack.enter_context(without_blocks(model, structure, cut.blocks))
-                if not is_built(model, model.config, shapes_of(model)):  # kinds of blocks that follow their numbers
+                if not is_stated(model):  # kinds of blocks that follow their numbers
                     return None
             for parts in filter(None, (cut.heads, cut.neurons)):
                 require_stated(model, [layers for layers, _ in parts])
