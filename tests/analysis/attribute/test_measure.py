@@ -189,6 +189,7 @@ def test_a_mask_cuts_no_attention_where_tokens_are_mixed_without(model_type: str
 
 
 def test_one_output_is_no_distribution() -> None:
+    torch.manual_seed(0)  # some heads give a logit near 0, beside which rounding is large
     model = BertForSequenceClassification(BertConfig(**two_single("bert").config.to_dict() | {"num_labels": 1})).eval()
     found = measured(helpers.as_loaded(model), token_ids(model, tokens=6), 2, target=None, position=None)
     assert {one.kl for one in found.heads} == {None}
