@@ -364,6 +364,8 @@ def open_with_calibration(
     from duat_cli.loading.prompts import read_prompts
 
     read, apart, bundled = texts.read_apart(holdout, progress)
+    if model.task is not None and model.task.pruning is not None:
+        model.task.pruning.require_held_out(len(apart))
     fitted = [] if calibration is None else read_prompts([], calibration, sys.stdin, "--calibration", chat=texts.chat)
     found = model.find(progress)
     loaded, tokenizer = load_found(model, found, texts, read, progress, apart, fitted)

@@ -133,6 +133,12 @@ def test_a_text_that_cannot_be_counted_costs_the_counts_of_its_own_set_alone(
     apart, fitted = tmp_path / "apart.txt", tmp_path / "fitted.txt"
     apart.write_text("x\ny\n")
     fitted.write_text("z\n")
-    asked = replace(request(checkpoint), task=Task("prune-bound", pruning=PruneOptions()))
+    asked = replace(request(checkpoint), task=Task("prune-bound", pruning=PruneOptions(exceed=0.9)))
     open_with_calibration(asked, PromptRequest(["a", "b"], None, 3), str(apart), str(fitted), Steps())
     assert planned == [([7, 7], [], [7])]
+
+
+def test_too_few_held_out_prompts_are_said_before_a_checkpoint_is_looked_for() -> None:
+    asked = ModelRequest("/not/there", task=Task("prune-bound", pruning=PruneOptions()))
+    with pytest.raises(InputError, match="at least 29 are needed"):
+        open_with_calibration(asked, PromptRequest(["a", "b"], None, None), "0.5", None, Steps())

@@ -40,6 +40,7 @@ class Spent:
     """Whether no more prompts are held out than it takes to let one of them exceed the budget."""
 
 
+NO_HOLDOUT = "no held-out prompts: give --holdout FILE, or a share such as --holdout 0.5"
 RANDOM_SETS = 5  # beside one of duat's
 BESIDES = 2  # sets of each order, that others stand beside: see `besides`
 CRITERIA, BLOCK_CRITERIA = 4, 3  # that choose sets of a kind, and of whole blocks
@@ -91,6 +92,18 @@ class PruneOptions:
     def groups(self, kinds: Sequence[Kind]) -> list[tuple[Kind, ...]]:
         """Of which of these kinds, those that the model has, sets are made: of each, or of all of them together."""
         return [tuple(kinds)] if self.joint else [(kind,) for kind in kinds]
+
+    def require_held_out(self, prompts: int) -> None:
+        """InputError for so few held-out prompts that no set could be guaranteed on them; without any, none is asked
+        for."""
+        needed = prompts_needed(self.exceed, self.confidence)
+        if 0 < prompts < needed:
+            raise InputError(
+                f"--holdout: {prompts} prompts cannot show with {100 * self.confidence:g} % confidence that at most "
+                f"{100 * self.exceed:g} % exceed the budget; at least {needed} are needed, or a larger --exceed"
+            )
+        if self.criteria and not prompts:
+            raise InputError(f"--criteria: sets are compared on held-out prompts; {NO_HOLDOUT}")
 
     @property
     def spent(self) -> Spent:

@@ -24,7 +24,7 @@ from duat_cli.analysis.prune.sets.apply import apply_terms
 from duat_cli.analysis.prune.sets.card import write_card
 from duat_cli.analysis.prune.sets.export import chosen_set, kinds_of_blocks, mergekit_slices
 from duat_cli.analysis.prune.sets.nested import Nested
-from duat_cli.analysis.prune.sets.plan import NO_HOLDOUT, NONE_UNIFORM, plan_of, short_of_wanted, worse_in_rounds
+from duat_cli.analysis.prune.sets.plan import NONE_UNIFORM, plan_of, short_of_wanted, worse_in_rounds
 from duat_cli.analysis.prune.sets.size import set_size
 from duat_cli.analysis.prune.sets.worth import worth
 from duat_cli.analysis.prune.terms.ablation import Ablator
@@ -183,9 +183,7 @@ def begin(
     if options.repair and loaded.paged is not None:
         raise InputError(STREAMED)
     held_out, notes = fresh([*prompts, *calibration], held_out)
-    check_holdout(len(held_out), options)
-    if options.criteria and not held_out:
-        raise InputError(f"--criteria: sets are compared on held-out prompts; {NO_HOLDOUT}")
+    options.require_held_out(len(held_out))
     calibration = calibration or prompts
     prompts, cut = shortened(prompts, options)
     held_out, fewer = few(held_out, options)
@@ -334,13 +332,3 @@ def few(held_out: list[Prompt], options: PruneOptions) -> tuple[list[Prompt], li
     drawn = torch.randperm(len(held_out), generator=torch.Generator().manual_seed(SEED))[:enough].sort().values
     note = f"--effort {options.effort}: {enough} of {len(held_out)} held-out prompts, drawn at random, test the sets"
     return [held_out[k] for k in drawn.tolist()], [note]
-
-
-def check_holdout(prompts: int, options: PruneOptions) -> None:
-    """Too few held-out prompts are said before anything is computed."""
-    needed = prompts_needed(options.exceed, options.confidence)
-    if 0 < prompts < needed:
-        raise InputError(
-            f"--holdout: {prompts} prompts cannot show with {100 * options.confidence:g} % confidence that at most "
-            f"{100 * options.exceed:g} % exceed the budget; at least {needed} are needed, or a larger --exceed"
-        )

@@ -176,8 +176,8 @@ class _Chosen:
 
     def require(self, loaded: LoadedModel, settings: PruneOptions, *, tested: bool) -> None:
         """InputError where this model gives no such set, before anything is computed. tested: on held-out prompts."""
+        from duat_cli.analysis.plan.task import NO_HOLDOUT
         from duat_cli.analysis.prune.repair.standing import require_biases
-        from duat_cli.analysis.prune.sets.plan import NO_HOLDOUT
 
         if self.which == "guaranteed" and not tested:
             raise InputError(f"--set guaranteed: {NO_HOLDOUT}")

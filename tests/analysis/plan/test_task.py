@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from duat_cli.analysis.plan.task import EFFORTS, PruneOptions, Task, ablated, effort_of, longest
 from duat_cli.cli.shared.pruning import Pruning
+from duat_cli.errors import InputError
 from duat_cli.kinds import Kind
 
 
@@ -22,6 +24,18 @@ def test_more_effort_is_more_of_everything() -> None:
     for name in ("probes", "measure", "points", "tested"):
         assert getattr(quick, name) < getattr(default, name) < getattr(thorough, name)
     assert (quick.certified, default.certified, thorough.certified) == (False, True, True)
+
+
+@pytest.mark.parametrize(("exceed", "confidence", "needed"), [(0.1, 0.95, 29), (0.05, 0.95, 59), (0.5, 0.5, 1)])
+def test_how_many_prompts_a_guarantee_takes(exceed: float, confidence: float, needed: int) -> None:
+    options = PruneOptions(exceed=exceed, confidence=confidence)
+    options.require_held_out(0)  # no guarantee is asked for
+    options.require_held_out(needed)
+    if needed > 1:
+        with pytest.raises(InputError, match=f"at least {needed} are needed"):
+            options.require_held_out(needed - 1)
+    with pytest.raises(InputError, match=r"--criteria: sets are compared on held-out prompts; .*--holdout FILE"):
+        replace(options, criteria=True).require_held_out(0)
 
 
 def test_a_quick_plan_counts_short_prompts_and_few_held_out_ones() -> None:

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.report import NO_DAMAGE, how_far_off, valid_to
-from duat_cli.analysis.prune.run import check_holdout, fresh, prune_bound
+from duat_cli.analysis.prune.run import fresh, prune_bound
 from duat_cli.analysis.prune.terms.damage import rounding_of
 from duat_cli.errors import InputError
 from duat_cli.kinds import Kind
@@ -156,16 +156,6 @@ def test_fresh_prompts() -> None:
     with pytest.raises(InputError, match="nothing is left to hold out"):
         fresh(choosing, [prompt(3)])
     assert fresh(choosing, []) == ([], [])
-
-
-@pytest.mark.parametrize(("exceed", "confidence", "needed"), [(0.1, 0.95, 29), (0.05, 0.95, 59), (0.5, 0.5, 1)])
-def test_how_many_prompts_a_guarantee_takes(exceed: float, confidence: float, needed: int) -> None:
-    options = PruneOptions(exceed=exceed, confidence=confidence)
-    check_holdout(0, options)  # no guarantee is asked for
-    check_holdout(needed, options)
-    if needed > 1:
-        with pytest.raises(InputError, match=f"at least {needed} are needed"):
-            check_holdout(needed - 1, options)
 
 
 def test_a_quick_run_says_what_it_leaves_out() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from duat_cli.analysis.plan.task import PruneOptions
+from duat_cli.analysis.plan.task import NO_HOLDOUT, PruneOptions
 from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.sets.order import Sizes
 from duat_cli.analysis.prune.sets.trial import Trial
@@ -18,7 +18,6 @@ from duat_cli.results.prune.repair import SetRepair
 from duat_cli.results.prune.rivals import CriterionSet
 from duat_cli.results.prune.sets import CurvePoint, Guarantee, HeldOut, MeanGuarantee, Plan, SetSize
 
-NO_HOLDOUT = "no held-out prompts: give --holdout FILE, or a share such as --holdout 0.5"
 ONE_BLOCK = "the model has one block, and one has to stay"
 NO_REPAIR = "--repair was not given"
 NONE_UNIFORM = "--uniform leaves no set: it takes as many terms from every FFN or attention, and never all of one"
