@@ -101,8 +101,12 @@ class Progress:
         return f"{one_line(what, 120)}{count} ({self._spent()})"
 
     def _spent(self) -> str:
-        spent = f"{time.monotonic() - self._started:.0f} s"
-        return spent if self._expected is None else f"{spent} of {about(self._expected)}"
+        spent = time.monotonic() - self._started
+        if self._expected is None:
+            return f"{spent:.0f} s"
+        if spent > self._expected:
+            return f"{about(spent)} so far, {about(self._expected)} were expected"
+        return f"{spent:.0f} s of {about(self._expected)}"
 
 
 def _is_live() -> bool:
