@@ -10,6 +10,7 @@ import hashlib
 import math
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -236,7 +237,12 @@ def _digest(prompts: Sequence[Prompt]) -> str:
 def _set_of(prompts: Sequence[Prompt]) -> PromptSet:
     """Prompts that are all at hand, and tokens already."""
     keys = array("Q", (key_of(prompt.sha256) for prompt in prompts))
-    asked = [(prompt.messages or prompt.text, prompt.line) for prompt in prompts]
-    texts = [PromptText(text, f"prompt {number}", line) for number, (text, line) in enumerate(asked, 1)]
-    known = dict(zip(asked, prompts, strict=True))
+    texts = [_as_given(prompt, number) for number, prompt in enumerate(prompts, 1)]
+    known = {(text.text, text.line): prompt for text, prompt in zip(texts, prompts, strict=True)}
     return PromptSet(texts, keys, lambda some: [known[text.text, text.line] for text in some])
+
+
+def _as_given(prompt: Prompt, number: int) -> PromptText:
+    """With token ids, where its hash says that these were given in place of a text."""
+    text = PromptText(prompt.messages or prompt.text, f"prompt {number}", prompt.line)
+    return text if text.sha256 == prompt.sha256 else replace(text, ids=tuple(prompt.input_ids[0].tolist()))

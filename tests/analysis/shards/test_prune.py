@@ -72,6 +72,13 @@ def test_several_processes_give_the_plain_report(
     assert sum(term["measured"] is not None for term in report["terms"]) >= 2
 
 
+def test_prompts_that_are_token_ids(said: Any, tmp_path: Path) -> None:
+    file = tmp_path / "ids.jsonl"
+    file.write_text('{"input_ids": [70, 71, 72]}\n{"text": "#5 #6"}\n{"input_ids": [5, 6]}\n')
+    plain = said("--granularity", "head", prompts=file)
+    assert said("--granularity", "head", "--out", str(tmp_path / "out"), prompts=file) == plain
+
+
 def test_what_is_torn_is_computed_again_and_the_sets_with_it(said: Any, ask: Any, few: Path, taken_up: Any) -> None:
     options, said = ["--granularity", "head"], functools.partial(said, prompts=few)
     plain, out = taken_up(said, *options)
