@@ -103,7 +103,7 @@ class TokenChange(Result):
     text: str = Field(description="control characters escaped")
     kl: Annotated[
         Finite, Meaning("nats", "exact", formula="sum_v p_v (ln p_v - ln q_v), p of the base, q of the tuned model")
-    ] = Field(description="KL(base || tuned) of the next-token distribution behind it, nats")
+    ] = Field(description="KL(base || tuned) of what is predicted at it, the next token or a class, nats")
 
 
 class AnswerChange(WithReasons):
@@ -137,7 +137,9 @@ class PromptChange(WithReasons):
             how="null where it is infinite",
             formula="mean over tokens of sum_v p_v (ln p_v - ln q_v), p of the base, q of the tuned model",
         ),
-    ] = Field(description="mean over tokens of KL(base || tuned), nats")
+    ] = Field(
+        description="mean over tokens of KL(base || tuned), nats; of a classifier of texts, the KL of its classes"
+    )
     loss_base: Annotated[Finite | None, Meaning("nats", "exact", formula="mean over tokens of -ln p(next token)")] = (
         Field(description="mean negative log likelihood of the prompt's own tokens, nats")
     )

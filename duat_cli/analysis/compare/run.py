@@ -113,7 +113,7 @@ def compare(
     progress(0, 0, "next-token distributions")
     wanted = [(prompt.input_ids, slice(-1, None)) for prompt in runs]
     answers = [] if context is None else [(answer.ids, answer.rows) for answer in context.answers]
-    logits = logits_of(session, [*wanted, *answers])
+    logits = logits_of(session, [*wanted, *answers], classes=context is None)
     rows = [[side.rows[number][i] for i in layers] for number in range(len(pairs))]
     blocks = [mean_of(column) for column in zip(*rows, strict=True)]
     return CompareReport(
@@ -213,10 +213,10 @@ class SideBySide:
             self._kept[number, state.index] = state
 
 
-def logits_of(session: Session, wanted: Sequence[tuple[Tensor, slice]]) -> list[Tensor] | str:
+def logits_of(session: Session, wanted: Sequence[tuple[Tensor, slice]], *, classes: bool) -> list[Tensor] | str:
     """The logits of some tokens of every text, (tokens, vocabulary), or why they are not those of a next token.
 
-    wanted: ids (1, N), and which tokens.
+    wanted: ids (1, N), and which tokens. classes: whether those of a classifier of texts, (1, classes), do as well.
     """
     model, device = session.loaded.model, session.loaded.device
     head = HeadTest(model, session.structure.stack, device)
@@ -224,6 +224,8 @@ def logits_of(session: Session, wanted: Sequence[tuple[Tensor, slice]]) -> list[
         return head.why_no_next_token() or ""
     passes = [LogitsPass(model, ids.to(device), rows) for ids, rows in wanted]
     session.together([*head.passes, *passes])
+    if classes and head.classes == "text":
+        return [one.classes[0] for one in passes if one.classes is not None]
     why_not = head.why_no_next_token()
     if why_not is not None:
         return why_not

@@ -1,5 +1,5 @@
 """What is found of a model before a prompt runs: where its branches meet the stream, the linear layers of its FFNs, and
-whether it predicts the next token.
+whether it predicts the next token, or a class.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import nn
 from duat_cli.analysis.session import Session
 from duat_cli.errors import or_reason
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.causality import HeadTest
+from duat_cli.models.discovery.causality import Classes, HeadTest
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.sweep.lockstep import Placing
 from duat_cli.models.terms.branches import Branches
@@ -34,13 +34,15 @@ class Ground:
     reasons: Mapping[str, str]
     """By the name of an FFN, or of its block: why the layers are not known."""
     why_no_next_token: str | None
+    classes: Classes | None
 
 
 def ground_of(session: Session, *, layers: bool) -> Ground:
     """layers: whether the FFNs' linear layers are looked for."""
     model, device = session.loaded.model, session.loaded.device
     guest = session.discover_beside(lambda found: _Guest(model, HeadTest(model, found.stack, device), layers=layers))
-    return Ground(session, guest.branches, guest.layers, guest.reasons, guest.head.why_no_next_token())
+    head = guest.head
+    return Ground(session, guest.branches, guest.layers, guest.reasons, head.why_no_next_token(), head.classes)
 
 
 class _Guest(Placing):

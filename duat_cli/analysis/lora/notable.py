@@ -14,7 +14,7 @@ def notable(found: Findings) -> list[str]:
     lines = [*most_moved(found.blocks), *_most_and_least(found.order.first, found.order.last)]
     whole, answers = found.whole, found.answers
     if whole.kl:
-        lines.append(f"KL(base || tuned) of the next token {whole.kl:.3g} nats a token, the mean over the prompts")
+        lines.append(f"KL(base || tuned) of the prediction {whole.kl:.3g} nats, the mean over the prompts")
     for what, means in (("the loss", whole), ("the loss of the model's own messages", answers)):
         if means.loss:
             between = _loss_between(what, means.loss, means.loss_interval)
@@ -47,12 +47,10 @@ def _between(shares: Sequence[float]) -> str:
 
 
 def _most_and_least(most: PromptChange | None, least: PromptChange | None) -> list[str]:
-    """The prompts whose next tokens moved most and least."""
+    """The prompts whose predictions moved most and least."""
     if most is None or least is None or most is least or not most.kl:
         return []
-    return [
-        f"prompt {most.prompt} moved most (KL {most.kl:.3g} nats a token), prompt {least.prompt} least ({least.kl:.3g})"
-    ]
+    return [f"prompt {most.prompt} moved most (KL {most.kl:.3g} nats), prompt {least.prompt} least ({least.kl:.3g})"]
 
 
 def _loss_between(what: str, change: float, interval: tuple[float, float] | None) -> str:

@@ -43,6 +43,7 @@ ZERO = "the base's is zero"
 OTHER_SHAPE = "it has another shape in the tuned model"
 ONE_TOKEN = "needs a second token"
 IMPOSSIBLE = "infinite or NaN: a token of the prompt has probability 0"
+NO_LABELS = "the models predict classes, and the true ones are not known"
 NO_ANSWER = "it is no conversation in which the model itself says something"
 NOT_SEEN = "which tokens the model itself says is not known: the template or the tokenizer does not show it"
 
@@ -123,9 +124,16 @@ class Comparer:
                 rows = self._rows(some, [[] if one is None else one.passes for one in beside])
             beside = None, None
             for (number, prompt), row in zip(some, rows, strict=True):
-                change = _prompt(number, prompt, row.moved, self._logits(prompt, row), self._decode)
+                logits = self._logits(prompt, row)
+                change = _prompt(number, prompt, row.moved, logits, self._decode, classes=self._classes)
                 found.append(Compared(row.blocks, row.errors[0], row.errors[1], change))
         return found
+
+    @property
+    def _classes(self) -> bool:
+        """Whether both are classifiers, of a text or of each token."""
+        before, after = (ground.classes for ground in self._grounds)
+        return before is not None and before == after
 
     @property
     def _weights(self) -> tuple[Weights, Weights] | None:
@@ -188,9 +196,9 @@ class Comparer:
             row.kept[run.index] = found
 
     def _logits(self, prompt: Prompt, row: _Row) -> tuple[Tensor, Tensor] | str:
-        """Of both models, or why they are not those of the next token."""
+        """Of both models, or why they are not those of the next token, or of classes."""
         before, after = self._grounds
-        if (why := before.why_no_next_token or after.why_no_next_token) is not None:
+        if not self._classes and (why := before.why_no_next_token or after.why_no_next_token) is not None:
             return why
         pairs = zip(self._sessions, row.outputs, strict=True)
         p, q = (logits_of(session, output, prompt.input_ids) for session, output in pairs)
@@ -198,7 +206,7 @@ class Comparer:
 
 
 def logits_of(session: Session, output: Any, ids: Tensor) -> Tensor:
-    """(N, vocabulary) of one prompt (1, N). output: what the stack gave for it."""
+    """(N, vocabulary) of one prompt (1, N), or over classes as of `head_logits`. output: what the stack gave for it."""
     pieces = head_logits(session.loaded.model, session.structure.stack, output, ids.to(session.loaded.device))
     return torch.cat([logits for _, logits in pieces])
 
@@ -290,21 +298,22 @@ def _terms(before: Kept, after: Kept) -> TermsChange:
 
 
 def _prompt(
-    number: int, prompt: Prompt, output: float, logits: tuple[Tensor, Tensor] | str, decode: Decode
+    number: int, prompt: Prompt, output: float, logits: tuple[Tensor, Tensor] | str, decode: Decode, *, classes: bool
 ) -> PromptChange:
+    """classes: whether the logits are over classes."""
     if isinstance(logits, str):
         return PromptChange.absent(logits, prompt=number, output=output, moved_tokens=[])
     ids = prompt.input_ids[0]
-    each, why_no_kl = _divergence(*logits)
-    losses = [_loss(one, ids, torch.arange(1, len(ids))) for one in logits]
-    why_no_loss = ONE_TOKEN if len(ids) < 2 else IMPOSSIBLE
+    each, why_no_kl = _divergence(*logits, "classes" if classes else "tokens")
+    losses = [None if classes else _loss(one, ids, torch.arange(1, len(ids))) for one in logits]
+    why_no_loss = NO_LABELS if classes else ONE_TOKEN if len(ids) < 2 else IMPOSSIBLE
     reasons = {
         name: why_no_loss for name, loss in zip(("loss_base", "loss_tuned"), losses, strict=True) if loss is None
     }
-    answer = _answer(prompt, logits, each, why_no_kl)
+    answer = None if classes else _answer(prompt, logits, each, why_no_kl)
     if answer is None:
         reasons["answer"] = NOT_SEEN if prompt.answered is None else NO_ANSWER
-    moved = [] if each is None else [(i, float(each[i])) for i in largest(each, MOVED_TOKENS)]
+    moved = [] if each is None or len(each) < len(ids) else [(i, float(each[i])) for i in largest(each, MOVED_TOKENS)]
     return PromptChange(
         prompt=number,
         output=output,
@@ -335,16 +344,15 @@ def _answer(
     )
 
 
-def _divergence(p: Tensor, q: Tensor) -> tuple[Tensor | None, str | None]:
-    """KL of each token, nats, (N,) float64 on the CPU; or None and why."""
+def _divergence(p: Tensor, q: Tensor, what: str) -> tuple[Tensor | None, str | None]:
+    """KL of each row, nats, (N,) float64 on the CPU; or None and why. what: the logits are over, in words."""
     if p.shape[1] != q.shape[1]:
-        common = min(p.shape[1], q.shape[1])
-        return None, f"vocabularies of {p.shape[1]} and {q.shape[1]} tokens; the common part is {common}"
+        return None, f"the models predict {p.shape[1]} and {q.shape[1]} {what}"
     each = kl(p, q).cpu()
     if bool(each.isnan().any()):
         return None, "the logits hold NaN"
     if bool(each.isinf().any()):
-        return None, "infinite: the tuned model gives probability 0 to a token to which the base does not"
+        return None, f"infinite: the tuned model gives probability 0 to one of the {what} to which the base does not"
     return each, None
 
 

@@ -256,6 +256,8 @@ def stored_dtype(loaded: LoadedModel) -> torch.dtype:
 def _protocol(work: Work) -> Protocol:
     options, losses = work.options, work.losses
     why = "the metric looks at no logits" if work.metric.name == "hidden" else "no prompt has a next token to predict"
+    if work.classes is not None:
+        why = "the model predicts classes, and the true ones are not known"
     return Protocol.explained(
         why,
         metric=work.metric.name,

@@ -43,8 +43,9 @@ class Pruning(Options):
         "--metric",
         metavar="METRIC",
         show_default=False,
-        help="Damage: hidden (relative change of the final hidden states), kl (nats a token, of the next-token "
-        "distribution), or nll (change of the loss). Default: kl where there is an LM head, else hidden.",
+        help="Damage: hidden (relative change of the final hidden states), kl (nats, of the distribution over "
+        "next tokens, or over a classifier's classes), or nll (change of the loss). Default: kl where there is such a "
+        "head, else hidden.",
     )
     effort: Effort = options.compute_option(
         "default",

@@ -1,11 +1,11 @@
-"""The head of a model: whether it predicts the next token, by what it does, because a class name does not tell
-(`is_decoder`); and logits of what its stack has put out already, without a second pass through the blocks."""
+"""The head of a model: whether it predicts the next token, or classes, by what it does, because a class name does not
+tell (`is_decoder`); and logits of what its stack has put out already, without a second pass through the blocks."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,13 +18,16 @@ from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, run
 from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.hooks import patched
 
+Classes = Literal["text", "token"]
+"""Of what a classifier gives the class."""
 KEPT = DISCOVERY_TOKENS // 2  # tokens in front of those that are changed
 LOGITS_BYTES = 256 << 20  # of the logits that are in memory at once, where the model can give some tokens' alone
 
 
 class HeadTest:
     """Two short passes that show whether a model puts out, as `logits`, logits over its vocabulary for every token that
-    it reads, and whether a token's depend on later tokens: all behind the first few are changed.
+    it reads, and whether a token's depend on later tokens: all behind the first few are changed. Of a classifier one
+    pass shows that its logits are over its classes.
 
     There are none where the class alone shows that the model has no such head.
     """
@@ -34,7 +37,9 @@ class HeadTest:
         self._name, self._eps = type(model).__name__, float(torch.finfo(model.dtype).eps)
         self._pair = is_pair(model)
         self.passes: list[LogitsPass] = []
-        if _may_have_head(model, stack):
+        if _may_classify(model, stack):
+            self.passes = [LogitsPass(model, probe_ids(stack, DISCOVERY_TOKENS, device))]
+        elif _may_have_head(model, stack):
             ids = probe_ids(stack, DISCOVERY_TOKENS, device)
             other = torch.cat([ids[:, :KEPT], ids[:, : DISCOVERY_TOKENS - KEPT]], dim=1)
             self.passes = [LogitsPass(model, ids), LogitsPass(model, other)]
@@ -43,6 +48,12 @@ class HeadTest:
     def exists(self) -> bool:
         """Whether there is a head, once the passes have run."""
         return bool(self.passes) and all(one.found is not None for one in self.passes)
+
+    @property
+    def classes(self) -> Classes | None:
+        """Of what it predicts a class, once the pass has run; None where it predicts none."""
+        found = [one.classes for one in self.passes if one.classes is not None]
+        return ("text" if found[0].shape[1] == 1 else "token") if found else None
 
     @property
     def causal(self) -> bool:
@@ -68,11 +79,15 @@ class HeadTest:
 
 
 class LogitsPass:
-    """A pass that keeps the logits of some tokens, (1, tokens, vocabulary), if there are any; without `rows` of all."""
+    """A pass that keeps the logits of some tokens, (1, tokens, vocabulary), if there are any; without `rows` of all.
+
+    Or those of a classifier: `classes`, (1, 1, classes) of a text or (1, tokens, classes) of its tokens.
+    """
 
     def __init__(self, model: Any, ids: Tensor, rows: slice | None = None) -> None:
         self._model, self._ids, self._rows = model, ids, rows
         self.found: Tensor | None = None
+        self.classes: Tensor | None = None
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
         """What `run` needs around it."""
@@ -81,8 +96,31 @@ class LogitsPass:
     def run(self) -> None:
         # a class for pretraining may hold its head's output under another name
         logits = getattr(run_stack(self._model, self._ids), "logits", None)
-        if isinstance(logits, Tensor) and logits.shape[:-1] == self._ids.shape and _over_tokens(self._model, logits):
+        if not isinstance(logits, Tensor):
+            return
+        if _classes_of(self._model) == logits.shape[-1] and logits.shape[:-1] in (self._ids.shape, (1,)):
+            self.classes = by_row(logits)
+        elif logits.shape[:-1] == self._ids.shape and _over_tokens(self._model, logits):
             self.found = logits if self._rows is None else logits[:, self._rows].clone()
+
+
+def by_row(logits: Tensor) -> Tensor:
+    """(B, N, V) of tokens, or (B, 1, classes) of texts of which each has one row, (B, classes)."""
+    return logits if logits.ndim == 3 else logits[:, None]
+
+
+def _may_classify(model: Any, stack: Any) -> bool:
+    """By its class's name, because a class for choices or for answers may not read a prompt as it is."""
+    named = type(model).__name__.endswith(("ForSequenceClassification", "ForTokenClassification"))
+    return named and model is not stack and not is_pair(model) and _classes_of(model) > 0
+
+
+def _classes_of(model: Any) -> int:
+    """How many classes it gives one distribution over; 0 of a model that gives none, as a regression, or one whose
+    labels may hold together."""
+    labels = stated(model.config, "num_labels") or 0
+    apart = stated(model.config, "problem_type") in (None, "single_label_classification")
+    return labels if apart and labels > 1 else 0
 
 
 def _may_have_head(model: Any, stack: Any) -> bool:
@@ -118,7 +156,8 @@ def head_of(model: Any, stack: Any) -> HeadTest:
 
 
 def head_logits(model: Any, stack: Any, output: Any, ids: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """(first token, logits (tokens, vocabulary)) of the prompt `ids`, (1, N), in pieces.
+    """(first token, logits (tokens, vocabulary)) of the prompt `ids`, (1, N), in pieces; of a classifier (0, logits)
+    alone, (1 or N, classes).
 
     output: what `stack` gave for the prompt. The model's own forward runs, and takes it in place of a pass of the
     stack; a model that runs its blocks without that module's call runs them again, for the same numbers.
@@ -168,8 +207,7 @@ def _tokens_at_once(model: Any, tokens: int) -> int:
 
 def _logits(model: Any, ids: Tensor, start: int, stop: int, tokens: int) -> Tensor:
     if (start, stop) == (0, tokens):
-        found: Tensor = run_stack(model, ids).logits[0]
-        return found
+        return by_row(run_stack(model, ids).logits)[0]
     kept = torch.arange(start, stop, device=ids.device)
     some: Tensor = model(
         input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, logits_to_keep=kept

@@ -107,7 +107,7 @@ def _fixed(report: CompareReport, page: Page) -> list[RenderableType]:
 
 
 def _pairs(report: CompareReport) -> list[RenderableType]:
-    """Which tokens were compared, and how far the next tokens are from each other."""
+    """Which tokens were compared, and how far the predictions are from each other."""
     parts: list[RenderableType] = []
     for pair in report.pairs[:_SHOWN_PAIRS]:
         parts += [BLANK, heading(_pair(pair, report)), *_runs(pair)]
@@ -118,7 +118,7 @@ def _pairs(report: CompareReport) -> list[RenderableType]:
 
 def _pair(pair: PairFacts, report: CompareReport) -> str:
     a, b = report.prompts[pair.a], report.prompts[pair.b]
-    divergence = "" if pair.kl is None else f"; KL of the next token {numbers.plain(pair.kl)} nats"
+    divergence = "" if pair.kl is None else f"; KL of the prediction {numbers.plain(pair.kl)} nats"
     return (
         f"a: {a.label} ({plural(a.tokens, 'token')}), b: {b.label} ({plural(b.tokens, 'token')}): "
         f"{pair.aligned} aligned{divergence}"

@@ -97,11 +97,14 @@ BLOCK_COLUMNS = [
     Column(("output", "%"), "terms.output", numbers.percent),
 ]
 _SHOWN = 40  # prompts of many; the others are in the JSON
-PROMPT_COLUMNS = [
+_PREDICTED_COLUMNS = [
     Column(("output", "%"), "output", numbers.percent),
     Column(("KL", "nats"), "kl", numbers.plain),
     Column(("loss", "base"), "loss_base", numbers.plain, ("loss, base", "nats")),
     Column(("loss", "tuned"), "loss_tuned", numbers.plain, ("loss, tuned", "nats")),
+]
+PROMPT_COLUMNS = [
+    *_PREDICTED_COLUMNS,
     Column(("tokens of", "answer", ""), "answer.tokens", numbers.whole),
     Column(("answer", "KL", "nats"), "answer.kl", numbers.plain, ("answer, KL", "nats")),
     Column(("answer", "loss", "base"), "answer.loss_base", numbers.plain, ("answer, loss, base", "nats")),
@@ -287,14 +290,16 @@ def _prompts(report: LoraReport, page: Page) -> list[RenderableType]:
     if report.by_prompt is None:
         return []
     rows = report.by_prompt[:_SHOWN]
+    answered = any(row.answer is not None for row in rows)
+    columns = PROMPT_COLUMNS if answered else _PREDICTED_COLUMNS
     moved = [
         f"prompt {row.prompt}: {', '.join(_token(token) for token in row.moved_tokens)}"
         for row in rows[:5]
         if any(token.kl for token in row.moved_tokens)
     ]
     return [
-        *facts.whole(_prompts_title(report), rows, PROMPT, PROMPT_COLUMNS, page),
-        *facts.section("tokens whose next token moved most (KL, nats)", moved),
+        *facts.whole(_prompts_title(report), rows, PROMPT, columns, page),
+        *facts.section("tokens whose prediction moved most (KL, nats)", moved),
     ]
 
 

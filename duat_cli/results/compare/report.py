@@ -203,7 +203,8 @@ class PairFacts(WithReasons):
     )
     runs: list[AlignedRun] = Field(description="the aligned tokens")
     kl: Annotated[Finite | None, _KL] = Field(
-        description="KL(a || b) of the next-token distributions behind the last token, nats"
+        description="KL(a || b) of the next-token distributions behind the last token, or of a text classifier's "
+        "classes, nats"
     )
     blocks: Annotated[list[BlockComparison] | None, Meaning(needs="per_prompt")] = Field(
         default=None, description="of this pair alone; with --per-prompt"

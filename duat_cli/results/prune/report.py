@@ -24,7 +24,8 @@ class PruneReport(ModelReport):
     prediction: list[Prediction]
     plans: list[Plan]
     pooled: list[PooledCosine] = Field(
-        default_factory=list, description="of the plans' sets, where the metric is hidden and there is no LM head"
+        default_factory=list,
+        description="of the plans' sets, where the metric is hidden and the model predicts neither tokens nor classes",
     )
     eq16: list[Eq16] = Field(description="of every whole part and of the chosen set of every plan")
     terms: list[PruneTerm]

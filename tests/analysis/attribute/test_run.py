@@ -13,10 +13,11 @@ import helpers
 import pytest
 import torch
 from attributing import WORDS, double, report_of, report_on, without
+from classifiers import classifier
 from helpers import far, minilm, single_model, token_ids, two_deep, two_single
 from paging import in_parts, two_saved, whole
 from torch import Tensor, nn
-from transformers import AutoModel, BertConfig, BertForSequenceClassification
+from transformers import AutoModel
 
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
@@ -234,19 +235,8 @@ def test_flows_are_the_entries_of_h_times_values() -> None:
             assert move.value == pytest.approx(move.attention * move.carried, abs=1e-15)
 
 
-def classifier() -> Any:
-    config = BertConfig(
-        vocab_size=90, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24,
-        max_position_embeddings=32, num_labels=3, id2label={0: "bad", 1: "so", 2: "good"},
-        attn_implementation="eager",
-    )  # fmt: skip
-    model = BertForSequenceClassification(config).eval()
-    tiny.randomise(model, 1)
-    return model
-
-
 def test_a_classifier() -> None:
-    model = classifier()
+    model = classifier("text")
     ids = token_ids(model, tokens=7)
     with torch.no_grad():
         logits = model(ids).logits[0]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from classifiers import classifier
 from helpers import (
     WIRINGS,
     Detached,
@@ -326,6 +327,17 @@ def test_the_divergence_is_that_of_the_models_own_logits() -> None:
     with torch.no_grad():
         p, q = (model(input_ids=one).logits[0, -1].double().log_softmax(-1) for one in (a, b))
     assert pair.kl == pytest.approx(float((p.exp() * (p - q)).sum()), rel=1e-4)
+
+
+def test_the_divergence_of_a_classifier_is_that_of_its_classes() -> None:
+    model = classifier("text")
+    a, b = ids_of(model)
+    [pair] = report_of(as_loaded(model), a, b).pairs
+    with torch.no_grad():
+        p, q = (model(input_ids=one).logits[0].double().log_softmax(-1) for one in (a, b))
+    assert pair.kl == pytest.approx(float((p.exp() * (p - q)).sum()), rel=1e-4)
+    [pair] = report_of(as_loaded(classifier("token")), a, b).pairs  # whose last token is any
+    assert "no next-token model" in pair.reasons["kl"]
 
 
 def test_a_model_that_predicts_no_next_token_says_so() -> None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 import transformers
 from adapters import weights_of
+from classifiers import KINDS, classifier
 from helpers import quiet
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -459,6 +460,39 @@ def test_an_encoder_has_no_next_token(tmp_path: Path) -> None:
     assert report.by_prompt is not None
     assert all(p.kl is None and "no next-token model" in p.reasons["kl"] for p in report.by_prompt)
     assert [p.output for p in report.by_prompt] == sorted((p.output for p in report.by_prompt), reverse=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_divergence_of_classifiers_is_that_of_their_classes(kind: str, tmp_path: Path) -> None:
+    classifier(kind).save_pretrained(tmp_path / "base")
+    base, tuned = load(str(tmp_path / "base")), load(str(tmp_path / "base"))
+    with torch.no_grad():
+        for parameter in tuned.model.parameters():
+            parameter.add_(0.1 * parameter.roll(1, 0))
+    prompts = some_prompts(base.model)
+    found = compare_on_prompts(Session(base, quiet), Session(tuned, quiet), prompts)
+    each = []
+    for prompt in prompts:
+        with torch.no_grad():
+            p, q = (one.model(input_ids=prompt.input_ids).logits.double().log_softmax(-1) for one in (base, tuned))
+        each.append((p.exp() * (p - q)).sum(-1)[0])
+    assert found.whole.kl == pytest.approx(sum(float(one.mean()) for one in each) / len(each), rel=1e-4)
+    assert "classes, and the true ones are not known" in found.whole.reasons["loss_change"]
+    [first, _] = found.order.most
+    moved = [(one.position, one.kl) for one in first.moved_tokens]
+    if kind == "token":
+        place = int(each[first.prompt].argmax())
+        assert moved[0] == (place, pytest.approx(float(each[first.prompt][place]), rel=1e-4))
+    else:
+        assert moved == []
+
+
+def test_classifiers_of_other_classes_are_not_compared(tmp_path: Path) -> None:
+    classifier("text").save_pretrained(tmp_path / "base")
+    classifier("text", num_labels=2, id2label={0: "no", 1: "yes"}).save_pretrained(tmp_path / "tuned")
+    base, tuned = load(str(tmp_path / "base")), load(str(tmp_path / "tuned"))
+    found = compare_on_prompts(Session(base, quiet), Session(tuned, quiet), some_prompts(base.model))
+    assert found.whole.reasons["kl"] == "the models predict 3 and 2 classes"
 
 
 # -- the next token ------------------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ def test_held_out_prompts_that_chose_the_set_do_not_test_it(
     assert "28 prompts cannot show" in capsys.readouterr().err
     found = report([*arguments[1:], "--holdout", texts["overlap"], "--exceed", "0.2"], capsys)
     assert any("3 of 31 held-out prompts are left out" in w for w in found.warnings)
-    assert run([*arguments, "--holdout", texts["choose"]]) == 2
+    assert run([*arguments, "--holdout", texts["choose"], "--exceed", "0.9"]) == 2
     assert "nothing is left to hold out" in capsys.readouterr().err
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from classifiers import KINDS, classifier
 from helpers import single_model
 
 from duat_cli.models.discovery import causality
@@ -75,3 +76,19 @@ def test_logits_that_are_not_finite_are_no_sign_of_later_tokens() -> None:
     with torch.no_grad():
         model.lm_head.weight[0, 0] = float("nan")
     assert head_of(model, model.model).why_no_next_token() == "LlamaForCausalLM gives logits that are not finite"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_classifier_predicts_classes_and_no_next_token(kind: str) -> None:
+    model = classifier(kind)
+    head = head_of(model, stack_of(model))
+    assert head.classes == ("token" if kind == "token" else "text")
+    assert "no next-token model" in str(head.why_no_next_token())
+
+
+@pytest.mark.parametrize("fields", [{"num_labels": 1}, {"problem_type": "multi_label_classification"}])
+def test_what_gives_no_distribution_over_classes(fields: dict[str, Any]) -> None:
+    model = classifier("text", **fields)
+    assert head_of(model, stack_of(model)).classes is None
+    other = single_model("llama")
+    assert head_of(other, stack_of(other)).classes is None

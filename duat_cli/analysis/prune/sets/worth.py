@@ -18,6 +18,7 @@ from duat_cli.analysis.prune.sets.apply import Applied
 from duat_cli.analysis.prune.terms.damage import Loss, Metric, hidden_states
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.discovery.causality import by_row
 from duat_cli.models.discovery.modality import stack_of, without_decoder
 from duat_cli.models.discovery.structure import run_stack
 from duat_cli.results.prune.written import Written
@@ -105,8 +106,7 @@ def _damages(metric: Metric, model: Any, other: Any, ids: Sequence[Tensor]) -> l
     def output(one: Any, prompt: Tensor) -> Tensor:
         if metric.name == "hidden":
             return hidden_states(run_stack(stack_of(one), prompt))
-        logits: Tensor = run_stack(one, prompt).logits
-        return logits
+        return by_row(run_stack(one, prompt).logits)
 
     return [metric.measured(output(model, prompt), output(other, prompt), prompt) for prompt in ids]
 

@@ -7,7 +7,8 @@ then answer for every term at once. `predicted` turns the squared responses back
 - hidden: ‖δ‖ / ‖out‖ over all tokens; v ~ N(0, I) / ‖out‖.
 - kl: mean over tokens of KL(p ‖ p'), nats. Its leading term is ½ δᵀFδ with F = diag(p) - ppᵀ, the Fisher matrix of the
   model's own next-token distribution; F = AAᵀ with A = diag(√p) - p√pᵀ, so v = A g, g ~ N(0, I), has covariance F.
-  (Drawing tokens from p gives the same F with heavier tails; Gaussian responses have exact intervals.)
+  (Drawing tokens from p gives the same F with heavier tails; Gaussian responses have exact intervals.) Of a classifier
+  p is the distribution over its classes, one for a text or one for each token.
 - nll: change of the mean loss, nats a token: ⟨∂loss, δ⟩ + ½ δᵀFδ, because the loss has the Hessian F in the logits.
 """
 
@@ -25,7 +26,7 @@ from torch.nn import functional
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.kinds import MetricName
 from duat_cli.models.arrays import rounding_for, wide
-from duat_cli.models.discovery.causality import HeadTest, head_of
+from duat_cli.models.discovery.causality import Classes, HeadTest, by_row, head_of
 from duat_cli.models.discovery.structure import ModelStructure, run_stack
 from duat_cli.models.sweep.passes import Forward
 from duat_cli.statistics.chi_square import mean_length, mean_square
@@ -126,20 +127,27 @@ class Hidden(Metric):
 
 @dataclass(frozen=True)
 class Divergence(Metric):
-    """KL divergence of the next-token distribution."""
+    """KL divergence of the next-token distribution, or of a classifier's."""
 
     model: Any
     causal: bool = True
+    classes: Classes | None = None
     name: MetricName = "kl"
-    unit: str = "nats/token"
+
+    @property
+    def unit(self) -> str:
+        return "nats" if self.classes == "text" else "nats/token"
 
     @property
     def meaning(self) -> str:
         what = "next-token distribution" if self.causal else "token distribution (a masked LM's, nothing masked)"
-        return f"mean over prompts of the mean over tokens of KL(model's {what} || the ablated one), nats"
+        if self.classes is not None:
+            what = "distribution over its classes"
+        over = "" if self.classes == "text" else "the mean over tokens of "
+        return f"mean over prompts of {over}KL(model's {what} || the ablated one), nats"
 
     def forward(self, ids: Tensor) -> Forward:
-        return lambda: _logits(self.model, ids)
+        return lambda: by_row(_logits(self.model, ids))
 
     def measured(self, reference: Tensor, output: Tensor, ids: Tensor) -> float:
         return float(kl(reference[0], output[0]).mean())
@@ -214,10 +222,15 @@ class Loss(Metric):
 
 
 def metric_for(name: MetricName | None, model: Any, structure: ModelStructure, head: HeadTest | None = None) -> Metric:
-    """The metric asked for; by default kl where there is an LM head, else hidden. head: its test, if it has run."""
+    """The metric asked for; by default kl where there is an LM head or a classifier's, else hidden. head: its test, if
+    it has run."""
     head = head or head_of(model, structure.stack)
-    if name == "hidden" or (name is None and not head.exists):
+    if name == "hidden" or (name is None and not head.exists and head.classes is None):
         return Hidden(structure)
+    if head.classes is not None:
+        if name == "nll":
+            raise InputError(f"--metric nll: {head.why_no_next_token()}; use --metric kl")
+        return Divergence(model, classes=head.classes)
     if not head.exists:
         raise InputError(f"--metric {name}: {head.why_no_next_token()}; use --metric hidden")
     if name != "nll":

@@ -14,7 +14,7 @@ from duat_cli.analysis.prune.terms.damage import Metric, hidden_states, metric_f
 from duat_cli.analysis.session import Session
 from duat_cli.kinds import MetricName
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.causality import HeadTest, LogitsPass
+from duat_cli.models.discovery.causality import HeadTest, LogitsPass, by_row
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, Discovered, probe_ids, run_stack
 from duat_cli.models.edits.parameters import BlockParameters, block_parameters
 from duat_cli.models.instrument.tracing import Trace
@@ -97,6 +97,7 @@ class _Guest(Placing):
     def _output(self, model: Any, ids: Tensor) -> Callable[[], Any]:
         def forward() -> Any:
             output = run_stack(model, ids)
-            return getattr(output, "logits", None) if self.logits else hidden_states(output)
+            logits = getattr(output, "logits", None)
+            return (None if logits is None else by_row(logits)) if self.logits else hidden_states(output)
 
         return forward

@@ -42,7 +42,7 @@ def _tiles(report: CompareReport) -> list[Tile]:
     if len(report.pairs) == 1:
         pair = report.pairs[0]
         found.append(Tile("aligned", str(pair.aligned), "tokens", "pairs.0.aligned"))
-        found.append(Tile("KL of the next token", numbers.plain(pair.kl), "nats", "pairs.0.kl"))
+        found.append(Tile("KL of the prediction", numbers.plain(pair.kl), "nats", "pairs.0.kl"))
     return found
 
 
@@ -158,14 +158,14 @@ def _pairs(report: CompareReport) -> Figure | None:
         key="pairs",
         title="Which prompts were compared, and on which tokens",
         says="Aligned are the tokens that both have, in one order, or with --align position those at one place (a | b "
-        "where they differ); KL is of the next token behind each prompt.",
+        "where they differ); KL is of what is predicted behind each prompt.",
         tables=[
             table_by(
                 "pairs[]",
                 report.pairs,
                 (Head("pair", number=False), lambda pair: named(report, pair)),
                 Column(("aligned", "tokens"), "aligned", numbers.whole),
-                Column(("KL of the next token", "nats"), "kl", numbers.plain),
+                Column(("KL of the prediction", "nats"), "kl", numbers.plain),
                 (Head("the aligned text", number=False, long=True), _aligned),
                 notes=[
                     f"No KL: {reason}."

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from classifiers import KINDS, classifier
 from helpers import single_model, token_ids
 from removal import OWN, weights_zeroed
 from torch import Tensor
@@ -52,6 +53,25 @@ def test_damage_is_that_of_the_model_with_its_weights_at_zero(model_type: str) -
             a, b = before[0].double().log_softmax(-1), after[0].double().log_softmax(-1)
             want = float((a.exp() * (a - b)).sum(-1).mean())
             assert found[p][k].damage == pytest.approx(want, rel=1e-4, abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_of_a_classifier_is_that_of_its_classes(kind: str) -> None:
+    """Without a padding token transformers refuses several texts at once: each set then has a pass of its own."""
+    model = classifier(kind)
+    structure = discover(model)
+    ablator = Ablator(structure, find_sites(structure), metric_for(None, model, structure))
+    sets = [[TermId("head", 1, 2)], [TermId("ffn", 0, 0)], [TermId("neuron", 1, 3), TermId("head", 0, 0)]]
+    [prompt] = prompts_of(model, 9)
+    found = effects_of(ablator, [prompt], sets, lambda *_: None)[0]
+    assert ablator.rows.apart is (kind != "last")
+    own = OWN["llama"] if kind == "last" else OWN["bert"]
+    for terms, effect in zip(sets, found, strict=True):
+        with torch.no_grad():
+            before = model(input_ids=prompt.input_ids).logits.double().log_softmax(-1)
+            with weights_zeroed(model, own, terms):
+                after = model(input_ids=prompt.input_ids).logits.double().log_softmax(-1)
+        assert effect.damage == pytest.approx(float((before.exp() * (before - after)).sum(-1).mean()), rel=1e-4)
 
 
 def test_nothing_removed_does_no_damage() -> None:

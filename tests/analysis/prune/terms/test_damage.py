@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from classifiers import classifier
 from helpers import token_ids, two_single
 from torch import Tensor
 
@@ -170,6 +171,18 @@ def test_default_metric(model_type: str, default: str, causal: bool) -> None:
     if default == "kl":
         assert head_of(model, structure.stack).causal == causal
         assert ("next-token" in metric.meaning) == causal  # a masked LM predicts the token itself
+
+
+@pytest.mark.parametrize("kind", ["text", "token"])
+def test_the_damage_of_a_classifier_is_of_its_classes(kind: str) -> None:
+    model = classifier(kind)
+    metric = metric_for(None, model, discover(model))
+    assert (metric.name, metric.unit) == ("kl", "nats" if kind == "text" else "nats/token")
+    assert "over its classes" in metric.meaning
+    with pytest.raises(InputError, match=r"no next-token model: .*; use --metric kl"):
+        metric_for("nll", model, discover(model))
+    other = classifier(kind, problem_type="multi_label_classification")
+    assert metric_for(None, other, discover(other)).name == "hidden"
 
 
 def test_a_decoder_without_a_mask_is_not_causal() -> None:
