@@ -160,8 +160,7 @@ _COSINE = Meaning(
 
 
 class PooledCosine(WithReasons):
-    """How far a set turns the pooled output of an embedder: of a model that predicts neither tokens nor
-    classes."""
+    """How far a set turns the pooled output of an embedder, a model that predicts neither tokens nor classes."""
 
     granularity: str = Field(description="the kinds of terms, as of the plan")
     removed: Annotated[int, COUNT] = Field(description="how many terms the set has: the plan's, or the guaranteed one")
