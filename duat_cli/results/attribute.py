@@ -243,9 +243,9 @@ class MeasuredParts(Result):
 
 
 class Rival(TokenName):
-    """The token that the model's output finds most probable beside the target."""
+    """The token, or class, that the model's output finds most probable beside the target."""
 
-    probability: Annotated[Finite, _PROBABILITY] = Field(description="of the token at that output")
+    probability: Annotated[Finite, _PROBABILITY] = Field(description="of that token or class at that output")
 
 
 class Attribution(WithReasons):
@@ -260,9 +260,12 @@ class Attribution(WithReasons):
     )
     rank: int | None = Field(description="of the target among all tokens or classes, from 1; null without a head")
     probability: Annotated[Finite | None, _PROBABILITY] = Field(
-        default=None, description="of the target token at that output; null of what is no token"
+        default=None,
+        description="of the target at that output; null where that is no distribution over tokens or classes",
     )
-    rival: Rival | None = Field(default=None, description="the most probable other token; null of what is no token")
+    rival: Rival | None = Field(
+        default=None, description="the most probable other token or class; null where there is no probability"
+    )
     parts: Parts
     direct: Direct
     flows: list[Flow]

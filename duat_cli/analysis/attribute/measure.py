@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.analysis.attribute.leading import Place
+from duat_cli.analysis.attribute.odds import has_odds
 from duat_cli.analysis.attribute.parts import BlockParts, UnitParts
 from duat_cli.analysis.attribute.targets import Target
 from duat_cli.analysis.attribute.work import Found, Prediction, Work
@@ -218,7 +219,7 @@ class Measurer:
         if not math.isfinite(lost):
             return Change(None, None)
         rows = [self._target.row(seen.output)[None] for seen in (plain, other)]
-        if self._target.kind in ("component", "norm") or rows[0].numel() == 1:
+        if not has_odds(self._model, self._target, rows[0].shape[1]):
             return Change(lost, None)
         moved = float(kl(*rows)[0])
         return Change(lost, moved if math.isfinite(moved) else None)

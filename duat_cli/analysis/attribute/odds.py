@@ -1,29 +1,39 @@
-"""How probable a target is under the model's own output, and which other token is most."""
+"""How probable a target is under the model's own output, and which other token, or class, is most."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from duat_cli.analysis.attribute.targets import Target
+from duat_cli.models.discovery.causality import class_count
 
 
 @dataclass(frozen=True)
 class Odds:
-    """Probabilities by softmax over all tokens."""
+    """Probabilities by softmax over all tokens, or classes."""
 
     own: float
     rival: int
-    """The most probable other token."""
+    """The most probable other token or class."""
     rivals: float
 
 
-def odds_of(target: Target, output: Tensor) -> Odds | None:
-    """Of a token in an output, (1, N, vocabulary), computed in float64; None of a target that is no token."""
-    if target.token is None or target.kind not in ("token", "log-probability"):
+def has_odds(model: Any, target: Target, entries: int) -> bool:
+    """Whether one of so many entries of an output holds: of tokens, and of classes whose labels are apart."""
+    if target.kind == "class":
+        return class_count(model) == entries
+    return target.kind in ("token", "log-probability")
+
+
+def odds_of(model: Any, target: Target, output: Tensor) -> Odds | None:
+    """Of an entry of an output, (1, N, vocabulary) or (1, classes), computed in float64; None without `has_odds`."""
+    row = target.row(output)
+    if target.token is None or not has_odds(model, target, len(row)):
         return None
-    found = target.row(output).double().softmax(dim=-1)
+    found = row.double().softmax(dim=-1)
     others = found.clone()
     others[target.token] = -1.0
     rival = int(others.argmax())

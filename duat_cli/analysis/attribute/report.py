@@ -76,14 +76,14 @@ def attributions(
     ]
 
 
-_NO_TOKEN = "the target is no token"
+_NO_ODDS = "the output is no distribution over tokens or classes"
 _ABSENT = {
     "measured": "not removed without --measure",
     "capped": "the model caps nothing",
     "position": "the model has one output a prompt",
     "rank": "the model has no head",
-    "probability": _NO_TOKEN,
-    "rival": _NO_TOKEN,
+    "probability": _NO_ODDS,
+    "rival": _NO_ODDS,
 }
 
 

@@ -112,6 +112,7 @@ class Chooser:
         self._each: dict[int, tuple[Named | None, Named | None]] = {}
         self._target_option, self._against_option = "--target", "--against"
         self.masked = False  # whether the output at a place is about the token there, and not about the next one
+        self.labelled = False  # whether the output at a place is over classes, and not over tokens
         self.continued: dict[int, int] = {}
         self._alone: dict[int, Tensor | None] = {}
 
@@ -154,18 +155,19 @@ class Chooser:
             raise UnsupportedModelError(
                 f"the model's output has the shape {tuple(output.shape)}: one row a token, or one"
             )
+        kind: Kind = "class" if self.labelled else "token"
         asked, mask = self._asked.position, self._words.mask
         if asked is None:
             asked = list(ids).index(mask) if mask is not None and mask in ids else -1
         if asked == "all":
             own = ids if self.masked else [*ids[1:], None]
-            following = own if self._asked.target is None else [None] * len(ids)
-            return [self._target("token", place, output, following[place], where) for place in range(len(ids))]
+            following = own if self._asked.target is None and not self.labelled else [None] * len(ids)
+            return [self._target(kind, place, output, following[place], where) for place in range(len(ids))]
         if not -len(ids) <= asked < len(ids):
             raise InputError(
                 f"--position {asked}: {where} has {len(ids)} tokens; expected {-len(ids)} to {len(ids) - 1}"
             )
-        return [self._target("token", asked % len(ids), output, None, where)]
+        return [self._target(kind, asked % len(ids), output, None, where)]
 
     def _require_as_alone(self, alone: Tensor, output: Tensor, place: int, where: str) -> None:
         """Refuses a text in which what follows depends on how long the whole is.
@@ -221,7 +223,7 @@ class Chooser:
         row = output[0] if position is None else output[0, position]
         asked = self._asked
         if asked.target is not None:
-            token = self._entry(self._target_option, asked.target, position, len(row))
+            token = self._entry(self._target_option, asked.target, kind, len(row))
         else:
             token = int(torch.argmax(row)) if following is None else following
         mean = asked.against == MEAN
@@ -229,7 +231,7 @@ class Chooser:
             raise InputError("--against mean: this model has one output, which is its own mean")
         other = None
         if asked.against is not None and not mean:
-            other = self._entry(self._against_option, asked.against, position, len(row))
+            other = self._entry(self._against_option, asked.against, kind, len(row))
             if other == token:
                 own = "which the model chose" if following is None else "which the text has"
                 here = where if position is None else f"{where}, position {position}"
@@ -238,8 +240,8 @@ class Chooser:
         given = asked.target is not None or following is not None
         return Target(kind, position, token, given, other, mean)
 
-    def _entry(self, option: str, text: str, position: int | None, count: int) -> int:
-        if position is None:
+    def _entry(self, option: str, text: str, kind: Kind, count: int) -> int:
+        if kind == "class":
             found = next((k for k, label in self._labels.items() if label == text), None)
             if found is None and text.isdecimal() and int(text) < count:
                 found = int(text)

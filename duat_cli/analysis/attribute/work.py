@@ -28,7 +28,7 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.block.parts import BlockParts as BlockModules
 from duat_cli.models.budgets import TARGET_BYTES, target_bytes
-from duat_cli.models.discovery.causality import run_pair
+from duat_cli.models.discovery.causality import over_tokens, run_pair
 from duat_cli.models.discovery.modality import STATES, Given, placed, stack_of
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, Discovered, probe_inputs, run_stack
 from duat_cli.models.instrument.rig import BlockRun
@@ -178,6 +178,7 @@ class Work:
             self.likelihoods[prompt.number] = likelihoods(recorded.output, ids, count)
         where = f"prompt {prompt.number + 1}" if self.count > 1 else "the prompt"
         headless = prompt.forward.headless
+        self._chooser.labelled = recorded.output.ndim == 3 and not over_tokens(self._model, recorded.output)
         targets = self._chooser.of(prompt.number, ids, recorded.output, where, headless=headless)
         ending = Ending(self._behind(prompt), self.form)
         own = recorded.output if self.form.layer is None else ending.output  # the model's, in front of its cap
@@ -206,7 +207,7 @@ class Work:
                 capped=[None if own is recorded.output else float(t.of(recorded.output.detach())) for t in here],
                 dtype=own.dtype,
                 ranks=[target.rank(recorded.output) for target in here],
-                odds=[odds_of(target, recorded.output) for target in here],
+                odds=[odds_of(self._model, target, recorded.output) for target in here],
             )
             adjoint = Adjoint(structure, self.sites, recorded.calls, at[some])
             found.append(_UnderWay(one, adjoint, recorded.calls[0].before))

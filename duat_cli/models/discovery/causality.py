@@ -98,9 +98,9 @@ class LogitsPass:
         logits = getattr(run_stack(self._model, self._ids), "logits", None)
         if not isinstance(logits, Tensor):
             return
-        if _classes_of(self._model) == logits.shape[-1] and logits.shape[:-1] in (self._ids.shape, (1,)):
+        if class_count(self._model) == logits.shape[-1] and logits.shape[:-1] in (self._ids.shape, (1,)):
             self.classes = by_row(logits)
-        elif logits.shape[:-1] == self._ids.shape and _over_tokens(self._model, logits):
+        elif logits.shape[:-1] == self._ids.shape and over_tokens(self._model, logits):
             self.found = logits if self._rows is None else logits[:, self._rows].clone()
 
 
@@ -112,10 +112,10 @@ def by_row(logits: Tensor) -> Tensor:
 def _may_classify(model: Any, stack: Any) -> bool:
     """By its class's name, because a class for choices or for answers may not read a prompt as it is."""
     named = type(model).__name__.endswith(("ForSequenceClassification", "ForTokenClassification"))
-    return named and model is not stack and not is_pair(model) and _classes_of(model) > 0
+    return named and model is not stack and not is_pair(model) and class_count(model) > 0
 
 
-def _classes_of(model: Any) -> int:
+def class_count(model: Any) -> int:
     """How many classes it gives one distribution over; 0 of a model that gives none, as a regression, or one whose
     labels may hold together."""
     labels = stated(model.config, "num_labels") or 0
@@ -131,8 +131,8 @@ def _may_have_head(model: Any, stack: Any) -> bool:
     return hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is not None
 
 
-def _over_tokens(model: Any, logits: Tensor) -> bool:
-    """Whether they are over the vocabulary, and not over labels, where no head says so by itself."""
+def over_tokens(model: Any, logits: Tensor) -> bool:
+    """Whether logits of tokens are over the vocabulary, and not over labels, where no head says so by itself."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     return head is not None or logits.shape[-1] >= (stated(model.config, "vocab_size") or 0) > 0
 

@@ -11,12 +11,12 @@ import helpers
 import pytest
 import torch
 from attributing import WORDS, double
+from classifiers import classifier
 from helpers import token_ids, two_single
 from own_code import PROMPTS, OwnStack, own
 from paging import in_parts, two_saved, whole
 from removal import OWN, weights_zeroed
 from torch import Tensor, nn
-from transformers import BertConfig, BertForSequenceClassification
 
 import duat_cli
 from duat_cli.analysis.attribute.measure import MIXED, UNEMBEDDED, UNMASKED
@@ -188,9 +188,9 @@ def test_a_mask_cuts_no_attention_where_tokens_are_mixed_without(model_type: str
     assert ("attention to a token", MIXED.format(blocks)) in [(one.what, one.why) for one in found.skipped]
 
 
-def test_one_output_is_no_distribution() -> None:
-    torch.manual_seed(0)  # some heads give a logit near 0, beside which rounding is large
-    model = BertForSequenceClassification(BertConfig(**two_single("bert").config.to_dict() | {"num_labels": 1})).eval()
+@pytest.mark.parametrize("fields", [{"num_labels": 1}, {"problem_type": "multi_label_classification"}])
+def test_labels_that_may_hold_together_are_no_distribution(fields: dict[str, Any]) -> None:
+    model = classifier("text", **fields)
     found = measured(helpers.as_loaded(model), token_ids(model, tokens=6), 2, target=None, position=None)
     assert {one.kl for one in found.heads} == {None}
     assert all(one.reasons["kl"].startswith("the output is no distribution") for one in found.heads)

@@ -13,7 +13,7 @@ import helpers
 import pytest
 import torch
 from attributing import WORDS, double, report_of, report_on, without
-from classifiers import classifier
+from classifiers import LABELS, classifier
 from helpers import far, minilm, single_model, token_ids, two_deep, two_single
 from paging import in_parts, two_saved, whole
 from torch import Tensor, nn
@@ -246,12 +246,30 @@ def test_a_classifier() -> None:
     assert one.logit == pytest.approx(float(logits[2] - logits[0]), rel=1e-5)
     assert report.certificate.exact
     assert one.rank == 1 + int((logits > logits[2]).sum())
-    assert (one.probability, one.rival) == (None, None)
-    assert one.reasons["rival"] == "the target is no token"
+    odds = logits.double().softmax(dim=-1)
+    assert one.probability == pytest.approx(float(odds[2]), rel=1e-5)
+    assert one.rival is not None
+    assert one.rival.text == {0: "bad", 1: "so"}[int(odds[:2].argmax())]
     with pytest.raises(InputError, match="'fine': no class of this model; it has bad, so, good"):
         report_of(model, ids, target="fine")
     with pytest.raises(InputError, match="--position"):
         report_of(model, ids, target="good", position=1)
+
+
+def test_a_classifier_of_tokens() -> None:
+    model = classifier("token")
+    ids = token_ids(model, tokens=7)
+    with torch.no_grad():
+        logits = model(ids).logits[0]
+    (one,) = report_of(model, ids, target="good", against="bad", position=3).attribution
+    assert (one.target.kind, one.position) == ("class", 3)
+    assert one.logit == pytest.approx(float(logits[3, 2] - logits[3, 0]), rel=1e-5)
+    assert one.probability == pytest.approx(float(logits[3].double().softmax(dim=-1)[2]), rel=1e-5)
+    every = report_of(model, ids, position="all").attribution
+    names = [None if one.target.token is None else one.target.token.text for one in every]
+    assert names == [LABELS[int(k)] for k in logits.argmax(dim=-1)]
+    with pytest.raises(InputError, match="'fine': no class of this model; it has bad, so, good"):
+        report_of(model, ids, target="fine")
 
 
 def test_a_model_without_a_head() -> None:
