@@ -1,4 +1,4 @@
-"""Which token a text is, and what tokens say."""
+"""Which token, or class, a text is, and what tokens say."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from duat_cli.text import clean, shown
 Named = tuple[str, str]
 """What errors call a text, and the text."""
 _SHOWN = 6  # tokens in a message
+_LISTED = 8  # classes in a message
 
 
 class Words:
@@ -130,3 +131,26 @@ class Words:
 
     def _read(self, text: str, *, special: bool) -> list[int]:
         return [int(i) for i in self._tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]]
+
+
+class Labels:
+    """What a classifier's classes are called, by their numbers; of a config that names none, nothing."""
+
+    def __init__(self, config: Any) -> None:
+        self._names = {int(k): str(v) for k, v in (getattr(config, "id2label", None) or {}).items()}
+
+    def text(self, number: int) -> str:
+        """Of a class its name, or its number."""
+        return clean(self._names.get(number, str(number)))
+
+    def token(self, option: str, text: str, count: int | None = None) -> int:
+        """The class that a text names, or whose number it is; InputError if it is none. count: of all classes, where
+        they are not those that have names."""
+        count = len(self._names) if count is None else count
+        found = next((number for number, name in self._names.items() if name == text), None)
+        if found is None and text.isdecimal():
+            found = int(text)
+        if found is None or found >= count:
+            names = ", ".join(map(self.text, range(min(count, _LISTED))))
+            raise InputError(f"{option} '{clean(text)}': no class of this model; it has {names}")
+        return found

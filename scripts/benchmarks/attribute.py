@@ -20,10 +20,11 @@ def attribute(runs: int) -> list[Row]:
     from duat_cli.analysis.attribute.targets import Asked, Chooser, Words
     from duat_cli.analysis.attribute.work import Work
     from duat_cli.analysis.session import Session
+    from duat_cli.loading.words import Labels
 
     model, prompt = llama_shape(), random_prompt(49152, 128)
     session = Session(loaded_model(model), lambda *_: None, cache=False, factors=False)
-    chooser = Chooser(Asked(), Words(Numbers()), {})
+    chooser = Chooser(Asked(), Words(Numbers()), Labels(None))
 
     def both(parameters: bool) -> None:
         model.requires_grad_(parameters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from tokenizing import byte_level, sentencepiece, with_end, word_pieces
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt, encode
 from duat_cli.loading.texts import PromptText, asked
-from duat_cli.loading.words import Words
+from duat_cli.loading.words import Labels, Words
 
 
 def test_a_token_is_found_by_its_text_its_piece_or_its_id() -> None:
@@ -75,3 +76,15 @@ def test_a_conversation_is_continued_as_its_template_wrote_it() -> None:
     front, behind = Words(tokenizer).behind(prompt, "prompt 1", " the")
     assert tokenizer.convert_ids_to_tokens(front) == ["▁the", "▁cat", "</s>"]
     assert behind == tokenizer("the cat</s> the", add_special_tokens=False)["input_ids"][3:]
+
+
+def test_classes_have_names_or_numbers() -> None:
+    labels = Labels(SimpleNamespace(id2label={0: "no", "1": "yes", 2: "7"}))
+    assert [labels.text(k) for k in range(4)] == ["no", "yes", "7", "3"]
+    assert [labels.token("--target", text) for text in ("yes", "7", "0")] == [1, 2, 0]
+    with pytest.raises(InputError, match="--target '3': no class of this model; it has no, yes, 7"):
+        labels.token("--target", "3")
+    assert labels.token("--target", "3", 4) == 3
+    with pytest.raises(InputError, match="--target 'yes': no class of this model; it has no"):
+        labels.token("--target", "yes", 1)
+    assert Labels(None).token("--target", "2", 3) == 2

@@ -21,7 +21,7 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.texts import Field
-from duat_cli.loading.words import Words
+from duat_cli.loading.words import Labels, Words
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.causality import head_of
 from duat_cli.models.discovery.modality import is_pair, stack_of, writes
@@ -67,7 +67,7 @@ class Attributor:
             what = "a decoder" if loaded.pair is not None else "pictures within a text"
             raise InputError(f"--measure, --steps and --continuation: not of {what} yet; leave them out")
         self._session, self._words, self._options, self._progress = session, words, options, progress
-        labels = {int(k): str(v) for k, v in (getattr(loaded.model.config, "id2label", None) or {}).items()}
+        labels = Labels(loaded.model.config)
         given = options.continuation
         if given is not None and not words.tokens("--continuation", given):
             raise InputError("--continuation: the tokenizer makes no tokens of it; expected one at least")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from duat_cli.compat.transformers import stated
 from duat_cli.errors import InputError, UnsupportedModelError
-from duat_cli.loading.words import Named, Words
+from duat_cli.loading.words import Labels, Named, Words
 from duat_cli.models.arrays import relative_error, tolerance_for, wide
 from duat_cli.text import clean
 
@@ -100,12 +100,12 @@ class Chooser:
         self,
         asked: Asked,
         words: Words,
-        labels: dict[int, str],
+        labels: Labels,
         *,
         likelihood: bool = False,
         by_length: str = BY_LENGTH,
     ) -> None:
-        """labels: of a classifier, its classes. likelihood: whether the tokens of continuations are targets by their
+        """labels: of a classifier. likelihood: whether the tokens of continuations are targets by their
         log-probability. by_length: why passes over other numbers of tokens may differ, for errors."""
         self._by_length = by_length
         self._asked, self._words, self._labels, self.likelihood = asked, words, labels, likelihood
@@ -216,7 +216,7 @@ class Chooser:
         """What an entry of the output stands for."""
         if target.kind in ("token", "log-probability"):
             return self._words.text(token)
-        return clean(self._labels.get(token, str(token))) if target.kind == "class" else f"component {token}"
+        return self._labels.text(token) if target.kind == "class" else f"component {token}"
 
     def _target(self, kind: Kind, position: int | None, output: Tensor, following: int | None, where: str) -> Target:
         """following: the token to take where none is asked for; None: the model's own choice. where: as of `of`."""
@@ -242,13 +242,7 @@ class Chooser:
 
     def _entry(self, option: str, text: str, kind: Kind, count: int) -> int:
         if kind == "class":
-            found = next((k for k, label in self._labels.items() if label == text), None)
-            if found is None and text.isdecimal() and int(text) < count:
-                found = int(text)
-            if found is None or found >= count:
-                names = ", ".join(clean(self._labels.get(k, str(k))) for k in range(min(count, 8)))
-                raise InputError(f"{option} '{clean(text)}': no class of this model; it has {names}")
-            return found
+            return self._labels.token(option, text, count)
         token = self._words.token(option, text, first=self._asked.first_token)
         if token >= count:
             raise InputError(f"{option} '{clean(text)}': token {token} is none of the {count} that the model puts out")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from duat_cli.analysis.compare.request import Texts
 from duat_cli.errors import InputError
 from duat_cli.loading.texts import field_beside
-from duat_cli.loading.words import Named, Words
+from duat_cli.loading.words import Labels, Named, Words
 from duat_cli.text import shown
 
 
@@ -44,13 +44,13 @@ def _named(name: str, text: str | None, field: str | None, texts: Texts, file: s
     return None if text is None else [(f"--{name}", text)] * len(texts.pairs)
 
 
-def tokens_of(answers: Sequence[tuple[Named, Named]], words: Words) -> list[tuple[int, int]]:
-    """Of every pair the token whose logit is subtracted, and the one whose logit is followed. InputError where one is
-    no single token, or both are the same."""
+def tokens_of(answers: Sequence[tuple[Named, Named]], words: Words | Labels) -> list[tuple[int, int]]:
+    """Of every pair the token, or class, whose logit is subtracted, and the one whose logit is followed. InputError
+    where one is no single token, or no class, or both are the same."""
     found = []
     for target, against in answers:
         rising, falling = words.token(*target), words.token(*against)
         if rising == falling:
-            raise InputError(f"{against[0]} {shown(against[1])}: that is the target itself; name another token")
+            raise InputError(f"{against[0]} {shown(against[1])}: that is the target itself; name another")
         found.append((falling, rising))
     return found

@@ -21,7 +21,7 @@ from duat_cli.kinds import Patched
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, rounding_for, tolerance_for
 from duat_cli.models.budgets import ABLATION_BYTES, PATCH_VECTORS, waiting_bytes
-from duat_cli.models.discovery.causality import HeadTest
+from duat_cli.models.discovery.causality import HeadTest, by_row
 from duat_cli.models.discovery.structure import run_stack
 from duat_cli.models.instrument.attention import StoredRows
 from duat_cli.models.instrument.held import Held
@@ -54,7 +54,7 @@ SAME = "the difference in logits is the same behind a and behind b, but for roun
 NO_THIRD = "each pair needs another whose second prompt is a third text of as many tokens, to be put there instead"
 ALL = slice(None)
 UNSOUND = "with it the model's output is not finite"
-UNMOVED = "the distributions of the next token are alike, or infinitely far from each other"
+UNMOVED = "the predictions are alike, or infinitely far from each other"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ Trial = Sequence[PatchedPass | None]
 
 
 class Target:
-    """What two prompts predict, and how far some logits are on the way from a's to b's."""
+    """What two prompts predict, tokens or classes, and how far some logits are on the way from a's to b's."""
 
     def __init__(self, before: Tensor, after: Tensor, tokens: tuple[int, int] | None = None) -> None:
         """Logits behind a and b, (vocabulary,). tokens: the one whose logit is subtracted, and the one whose logit is
@@ -104,8 +104,8 @@ class Patcher:
         progress: Progress,
         answers: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        """UnsupportedModelError for a model that predicts no next token. answers: of every pair the tokens of its
-        `Target`."""
+        """UnsupportedModelError for a model that predicts neither a next token nor a text's class. answers: of every
+        pair the tokens, or classes, of its `Target`."""
         require_room("--patch", session, prompts, PATCH_VECTORS)
         self._session, self._pairs, self._what, self._progress = session, pairs, what, progress
         self._done = self._total = 0
@@ -121,7 +121,7 @@ class Patcher:
         head = HeadTest(model, self._structure.stack, session.loaded.device)
         session.together(head.passes)
         why_not = head.why_no_next_token()
-        if why_not is not None:
+        if why_not is not None and head.classes != "text":
             raise UnsupportedModelError(f"--patch: {why_not}, so there is no prediction to move")
         self._records = [RecordingPass(self._structure, forward) for forward in self._forwards]
         session.together(self._records)
@@ -132,7 +132,7 @@ class Patcher:
         self._rise = _rise(self._targets)
 
     def report(self, said: Callable[[int], str], texts: Sequence[str]) -> Patching:
-        """said: what a token id says. texts: the tokens of the first pair's first prompt."""
+        """said: what a token id, or the number of a class, says. texts: the tokens of the first pair's first prompt."""
         known = [self._known(*pair) for pair in self._pairs]
         seconds, thirds = [b for _, b in self._pairs], self._thirds
         trials = {
@@ -286,9 +286,8 @@ def third_texts(ids: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> list
 
 
 def _last_logits(model: Any, ids: Tensor) -> Tensor:
-    """Behind the last token, (vocabulary,)."""
-    found: Tensor = run_stack(model, ids).logits[0, -1].clone()
-    return found
+    """Behind the last token, (vocabulary,), or of a text, (classes,)."""
+    return by_row(run_stack(model, ids).logits)[0, -1].clone()
 
 
 def _with_head(own: Captured, other: Captured, head: int) -> Held:

@@ -25,9 +25,10 @@ from duat_cli.errors import InputError
 from duat_cli.kinds import Patched
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
-from duat_cli.loading.words import Named, Words
+from duat_cli.loading.words import Labels, Named, Words
 from duat_cli.models.arrays import rounding_for
-from duat_cli.models.discovery.causality import HeadTest, LogitsPass
+from duat_cli.models.discovery.causality import HeadTest, LogitsPass, may_classify
+from duat_cli.models.discovery.modality import stack_of
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routers
 from duat_cli.results.compare.report import (
@@ -91,7 +92,8 @@ def compare(
     pairs = pairs_of(texts, prompts, words.special, options)
     if options.patch == "tokens":
         require_equal("--patch tokens", runs)
-    followed = None if options.answers is None else tokens_of(options.answers, words)
+    labels = Labels(loaded.model.config) if may_classify(loaded.model, stack_of(loaded.model)) else None
+    followed = None if options.answers is None else tokens_of(options.answers, labels or words)
     session = Session(loaded, progress, cache=options.cache)
     chosen(options.layers, session.depth)
     for prompt in runs:
@@ -99,7 +101,8 @@ def compare(
     patched = None
     if options.patch is not None:
         patcher = Patcher(session, runs, texts.pairs, options.patch, options.layers, progress, followed)
-        patched = patcher.report(*_said(runs[texts.pairs[0][0]], words))
+        said, tokens = _said(runs[texts.pairs[0][0]], words)
+        patched = patcher.report(said if labels is None else labels.text, tokens)
         del patcher  # what it keeps of the prompts is not needed any more
     context = None
     if texts.answered:

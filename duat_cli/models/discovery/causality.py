@@ -37,7 +37,7 @@ class HeadTest:
         self._name, self._eps = type(model).__name__, float(torch.finfo(model.dtype).eps)
         self._pair = is_pair(model)
         self.passes: list[LogitsPass] = []
-        if _may_classify(model, stack):
+        if may_classify(model, stack):
             self.passes = [LogitsPass(model, probe_ids(stack, DISCOVERY_TOKENS, device))]
         elif _may_have_head(model, stack):
             ids = probe_ids(stack, DISCOVERY_TOKENS, device)
@@ -109,8 +109,11 @@ def by_row(logits: Tensor) -> Tensor:
     return logits if logits.ndim == 3 else logits[:, None]
 
 
-def _may_classify(model: Any, stack: Any) -> bool:
-    """By its class's name, because a class for choices or for answers may not read a prompt as it is."""
+def may_classify(model: Any, stack: Any) -> bool:
+    """Whether a model gives one distribution over classes, of each text or token.
+
+    By its class's name, because a class for choices or for answers may not read a prompt as it is.
+    """
     named = type(model).__name__.endswith(("ForSequenceClassification", "ForTokenClassification"))
     return named and model is not stack and not is_pair(model) and class_count(model) > 0
 

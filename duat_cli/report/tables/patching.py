@@ -87,7 +87,7 @@ def _prediction(pair: PatchedPair) -> str:
     if pair.given:
         return f"{prompts}: the logit of '{pair.token_b}' less that of '{pair.token_a}' is {ends}"
     if pair.before == pair.after == 0.0:  # of one token with itself
-        return f"{prompts}: the distributions of the next token are alike"
+        return f"{prompts}: the predictions are alike"
     return (
         f"{prompts}: '{pair.token_b}' gains most probability, '{pair.token_a}' loses most; the logit of the first less "
         f"that of the second is {ends}"

@@ -37,7 +37,7 @@ class PatchEffect(WithReasons):
         Meaning(
             "share",
             "measured",
-            formula="1 - sum over pairs of KL(b || a with b's) / sum of KL(b || a), of the next token",
+            formula="1 - sum over pairs of KL(b || a with b's) / sum of KL(b || a), of the prediction",
             signed=True,
         ),
     ] = Field(description="share of the divergence from b's distribution that it takes away; below 0 it adds to it")
@@ -74,16 +74,17 @@ class PatchedPair(WithReasons):
     a: int = Field(description="number of the first prompt, from 0")
     b: int = Field(description="number of the second prompt")
     token_a: str = Field(
-        description="the next token whose probability falls most from a to b, or the one asked for by --against"
+        description="the next token or class whose probability falls most from a to b, or the one asked for by "
+        "--against"
     )
     token_b: str = Field(
-        description="the next token whose probability rises most from a to b, or the one asked for by --target"
+        description="the next token or class whose probability rises most from a to b, or the one asked for by --target"
     )
     given: bool = Field(default=False, description="the two tokens were asked for")
     before: Annotated[Finite | None, _LOGITS] = Field(description="D of a")
     after: Annotated[Finite | None, _LOGITS] = Field(description="D of b")
-    kl: Annotated[Finite | None, Meaning("nats", "exact", formula="KL(b || a) of the next token")] = Field(
-        description="divergence of a's next-token distribution from b's"
+    kl: Annotated[Finite | None, Meaning("nats", "exact", formula="KL(b || a) of the prediction")] = Field(
+        description="divergence of what a predicts from what b predicts"
     )
 
 

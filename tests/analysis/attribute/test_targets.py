@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from attributing import WORDS
 
 from duat_cli.analysis.attribute.targets import Asked, Chooser, Target
 from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.loading.words import Labels
 
 IDS = [40, 41, 42, 43]
 LOGITS = torch.randn(1, 4, 90, generator=torch.Generator().manual_seed(0))
 
 
 def chosen(output: torch.Tensor = LOGITS, *, headless: bool = False, **asked: object) -> list[Target]:
-    return Chooser(Asked(**asked), WORDS, {0: "no", 1: "yes"}).of(0, IDS, output, "the prompt", headless=headless)  # type: ignore[arg-type]
+    return Chooser(Asked(**asked), WORDS, Labels(SimpleNamespace(id2label={0: "no", 1: "yes"}))).of(
+        0, IDS, output, "the prompt", headless=headless
+    )  # type: ignore[arg-type]
 
 
 def test_without_a_target_it_is_the_first_choice() -> None:
@@ -24,11 +29,13 @@ def test_without_a_target_it_is_the_first_choice() -> None:
 
 
 def test_without_a_position_it_is_the_mask_or_the_last_token() -> None:
-    chooser = Chooser(Asked(), WORDS, {})
+    chooser = Chooser(Asked(), WORDS, Labels(None))
     (one,) = chooser.of(0, [40, 89, 42, 43], LOGITS, "the prompt", headless=False)
     assert one.position == 1
     assert chosen()[0].position == 3
-    (last,) = Chooser(Asked(position=-1), WORDS, {}).of(0, [40, 89, 42, 43], LOGITS, "the prompt", headless=False)
+    (last,) = Chooser(Asked(position=-1), WORDS, Labels(None)).of(
+        0, [40, 89, 42, 43], LOGITS, "the prompt", headless=False
+    )
     assert last.position == 3
 
 
@@ -84,7 +91,7 @@ def test_one_output_has_no_mean_to_differ_from() -> None:
 
 
 def test_of_a_masked_model_every_position_is_of_its_own_token() -> None:
-    chooser = Chooser(Asked(position="all"), WORDS, {})
+    chooser = Chooser(Asked(position="all"), WORDS, Labels(None))
     chooser.masked = True
     assert [one.token for one in chooser.of(0, IDS, LOGITS, "the prompt", headless=False)] == IDS
 

@@ -45,7 +45,7 @@ def test_every_pair_of_a_file_has_its_own(tmp_path: Path) -> None:
     ("target", "against", "said"),
     [
         ("t50 t51", "t60", r"--target-field right, line 3: 't50 t51': 2 tokens, .*; expected one: give one by its id$"),
-        ("t50", "t50", "--against-field wrong, line 3: 't50': that is the target itself; name another token"),
+        ("t50", "t50", "--against-field wrong, line 3: 't50': that is the target itself; name another"),
     ],
 )
 def test_a_line_that_names_no_two_tokens(target: str, against: str, said: str, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import sample_reports as sample
 import torch
+from classifiers import classifier
 from function_modes import SOFTMAX, Kept
 from helpers import as_loaded, prompt_of, quiet, single_model, token_ids
 from paging import in_parts, two_saved, whole
@@ -78,7 +79,7 @@ def hooks(model: Any, given: Sequence[tuple[str, str, Hook]]) -> Iterator[None]:
 
 def logits_of(model: Any, ids: Tensor, given: Sequence[tuple[str, str, Hook]] = ()) -> Tensor:
     with torch.no_grad(), hooks(model, given):
-        found: Tensor = model(input_ids=ids).logits[0, -1]
+        found: Tensor = model(input_ids=ids).logits.flatten(0, -2)[-1]  # of the last token, or of a text
     return found
 
 
@@ -159,6 +160,28 @@ def test_tokens_that_are_asked_for_are_followed(llama: Any) -> None:
     assert predictions(both)[-1] == f"the difference falls from a to b in {len(falling)} of {2 * len(falling)} pairs"
     with pytest.raises(InputError, match="token 5000 is none of the"):
         found_of(as_loaded(llama), "heads", answers=[(3, 5000)] * 2)
+
+
+@pytest.mark.parametrize("kind", ["text", "last"])
+def test_the_class_of_a_text_is_followed(kind: str) -> None:
+    model = classifier(kind)
+    mlp = "model.layers.1.mlp" if kind == "last" else "bert.encoder.layer.1.output.dense"
+    found = found_of(as_loaded(model), "blocks")
+    assert found.holds
+
+    def with_ffn(a: int, source: int) -> Tensor:
+        return logits_of(model, ids_of(model, a), [told(model, mlp, source)])
+
+    assert numbers(found.blocks[1].ffn) == pytest.approx(expected(model, with_ffn), rel=1e-3, abs=1e-5)
+    asked = found_of(as_loaded(model), "blocks", answers=[(0, 2), (1, 2)])
+    assert [(pair.token_a, pair.token_b) for pair in asked.pairs] == [("0", "2"), ("1", "2")]
+    followed = expected(model, with_ffn, answers=[(0, 2), (1, 2)])
+    assert numbers(asked.blocks[1].ffn) == pytest.approx(followed, rel=1e-3, abs=1e-5)
+
+
+def test_the_class_of_a_token_is_not() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"--patch: .* has no LM head, so there is no prediction to move"):
+        found_of(as_loaded(classifier("token")), "blocks")
 
 
 def back(pair: PatchedPair) -> PatchedPair:
@@ -292,8 +315,8 @@ def test_tokens_that_are_alike_move_nothing_and_prompts_that_are_alike_have_no_s
     assert found.blocks[0].tokens[3].effect == pytest.approx(1.0)  # all that differs in front of the first block
     same = found_of(loaded, "blocks", [(0, 1)], prompts[:1] * 2)
     assert same.holds
-    assert predictions(same) == ["a, prompt 0, to b, prompt 1: the distributions of the next token are alike"]
-    why = "the distributions of the next token are alike, or infinitely far from each other"
+    assert predictions(same) == ["a, prompt 0, to b, prompt 1: the predictions are alike"]
+    why = "the predictions are alike, or infinitely far from each other"
     for effect in (block.H for block in same.blocks):
         assert numbers(effect) == [None] * 3
         assert (effect and effect.reasons["effect"], effect and effect.reasons["kl"]) == (why, why)
