@@ -11,11 +11,14 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from duat_cli.report.headers import headers
-from duat_cli.report.schema import REPORTS
+from duat_cli.report.schema import REPORTS, STACKS
 from duat_cli.results.base import Result
+from duat_cli.results.check import UndecidedReport
 from duat_cli.results.explained.report import Explanation
 from duat_cli.results.meaning import Meaning, Option, meaning_of
 
+_OTHERS: list[tuple[str, type[BaseModel]]] = [*STACKS.items(), ("check", UndecidedReport)]
+"""What a command may give in the place of its report."""
 _NULLS = ("blocks[].null.reinitialised.", "blocks[].null.uniform.")
 
 
@@ -34,18 +37,22 @@ class _Found:
 def fields() -> list[Explanation]:
     """Every field; those of equal name and meaning, whose models differ, as one."""
     found: dict[tuple[str, str], _Found] = {}
-    for report, model in REPORTS.items():
+    known = set[tuple[str, str]]()
+    others = [(report, model) for report, model in _OTHERS if report in REPORTS]
+    for report, model in [*REPORTS.items(), *others]:
         for path, owner, info, needs in _walk(model, "", frozenset()):
+            if (report, path) in known or (path.startswith("stacks[]") and report in STACKS):
+                continue  # the command's other report has it
+            known.add((report, path))
             one = found.setdefault((owner.__name__, path.rpartition(".")[2]), _Found(owner, info))
             one.places.append((report, path))
             one.needs.append(needs)
-    every = {place for one in found.values() for place in one.places}
     merged: dict[tuple[object, ...], Explanation] = {}
     for (_, name), one in found.items():
-        entry = _explanation(name, one, every)
+        entry = _explanation(name, one, known)
         alike = (entry.name, entry.definition, entry.formula, entry.unit, entry.exact, tuple(entry.facts.items()))
-        known = merged.get(alike)
-        merged[alike] = entry if known is None else _together(known, entry)
+        other = merged.get(alike)
+        merged[alike] = entry if other is None else _together(other, entry)
     return list(merged.values())
 
 

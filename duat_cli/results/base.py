@@ -144,7 +144,8 @@ class Certificate(Result):
     ] = Field(description="by the dtype of the arithmetic")
     exact: bool = Field(description="relative_error and plain_error are both at most the tolerance")
     capture: Literal["attention interface", "softmax interception", "frozen kernel"] = Field(
-        description="how attention was seen: through transformers' attention interface, or by intercepting its softmax"
+        description="how attention was seen: through transformers' attention interface, by intercepting its softmax, "
+        "or (mixers without softmax) by running their own kernel with what the input sets held"
     )
 
     def with_errors(self, error: float, plain_error: float) -> Self:

@@ -157,7 +157,7 @@ class Density(WithReasons):
     numerical_high: _IntervalHigh
     threshold: Annotated[
         Finite, Meaning("root mean square entries of W'", "given", formula="--threshold", over_prompts="same")
-    ] = Field(description="with --threshold: what an entry must exceed to count in `numerical`")
+    ] = Field(description="what an entry must exceed to count in `numerical`: 0.01 unless --threshold says otherwise")
     linear_reference: Annotated[Finite, Meaning("share, 0 to 1", "exact", formula="1 / N")] = Field(
         description="1/N: a linear layer as transformers uses it, I_N (x) W"
     )

@@ -33,7 +33,7 @@ class SupportEntry(Result):
     )
     status: Status = Field(description="how much of it is covered")
     path: Literal["attention interface", "softmax interception", "frozen kernel"] | None = Field(
-        description="how attention was seen"
+        description="how attention was seen, as `capture` of a certificate; null where it was refused before that"
     )
     parts: list[str] = Field(description="for 'partly': what is not covered")
     reason: str | None = Field(description="why it was refused")

@@ -19,7 +19,7 @@ from duat_cli.cli.main import PANELS, run
 from duat_cli.errors import InputError
 from duat_cli.explain import fields
 from duat_cli.explain.find import everything, explain
-from duat_cli.report.schema import REPORTS
+from duat_cli.report.schema import REPORTS, schema_of
 from duat_cli.report.tables import columns, nulls
 from duat_cli.report.tables import inspect as table
 from duat_cli.report.tables import lora as lora_table
@@ -38,7 +38,7 @@ def named(name: str, kind: Kind) -> list[Explanation]:
 @functools.cache
 def schema_fields(report: str) -> set[str]:
     """A second way to a report's field names: its JSON Schema."""
-    schema = REPORTS[report].model_json_schema(mode="serialization")
+    schema = schema_of(report)
     parts = [schema, *schema.get("$defs", {}).values()]
     return {name for part in parts for name in part.get("properties", {})}
 

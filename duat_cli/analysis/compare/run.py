@@ -335,4 +335,5 @@ def _amplified(blocks: Sequence[BlockComparison]) -> list[str]:
     top = max(known, key=lambda block: block.amplification or 0.0, default=None)
     if top is None or (top.amplification or 0.0) < STEEP:
         return []
-    return [f"block {top.index} drives the prompts apart most: relative change out over in {top.amplification:.3g}"]
+    factor = f"{top.amplification:.3g} times as much, relatively, as its input"
+    return [f"block {top.index} drives the prompts apart most: its output changes {factor}"]

@@ -77,8 +77,8 @@ class Asked(Options):
         None,
         "--target",
         metavar="TEXT",
-        help="With --patch: the token whose logit is followed, as --target of duat attribute. Without it: the one "
-        "whose probability rises most from the first prompt to the second.",
+        help="With --patch and --against: the token whose logit is followed, as --target of duat attribute. Without "
+        "both: the one whose probability rises most from the first prompt to the second.",
     )
     against: str | None = options.compute_option(
         None,

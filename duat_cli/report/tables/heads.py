@@ -13,7 +13,7 @@ from duat_cli.report.tables.page import BLANK, Page, heading, note
 from duat_cli.results.base import Result
 from duat_cli.results.heads import Attended, HeadAttended, Heads
 from duat_cli.results.inspect import Block, InspectReport
-from duat_cli.text import indices
+from duat_cli.text import indices, plural
 
 COLUMNS = [
     Column(("context", "tokens"), "effective_context", numbers.plain),
@@ -111,13 +111,13 @@ def _legend(found: Sequence[Heads]) -> str:
     equal, behind = _most([h.duplicate_rows for h in found]), _most([h.induction_rows for h in found])
     return (
         f"Means over rows of H. first, current, previous: without row 0. dupl.: equal tokens in front, over {equal} "
-        f"that see one. induction: tokens behind another occurrence of the row's own, over {behind}.{_sums(found)}"
+        f"with one. induction: tokens behind another occurrence of the row's own, over {behind}.{_sums(found)}"
     )
 
 
 def _most(counts: Sequence[int | None]) -> str:
     most = max(count or 0 for count in counts)
-    return f"{most:g} rows" if most else "no rows"
+    return plural(most, "row") if most else "no rows"
 
 
 def _sums(found: Sequence[Heads]) -> str:

@@ -116,7 +116,8 @@ class Guarantee(WithReasons):
     holdout_sha256: str = Field(description="of the held-out prompts' own sha256, one a line")
     method: str = Field(description="how the statement was tested")
     tested: list[int] = Field(
-        description="sizes of the sets to be tested, in this order, up to the plan's set: about an eighth of it apart"
+        description="sizes of the sets to be tested, in this order, up to the plan's set: five of them (--effort quick "
+        "three, thorough sixteen), about as far from each other"
     )
     removed: int = Field(description="size of the last set that passed; 0 if the first one tested did not")
     share: ShareOfKind

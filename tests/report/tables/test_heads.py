@@ -81,7 +81,9 @@ def test_what_has_no_value_says_why() -> None:
     assert "What each head reads\n" in text_of(sample.heads(2))
 
 
-@pytest.mark.parametrize(("rows", "said"), [(14, "over 14 rows"), (0, "over no rows"), (None, "over no rows")])
+@pytest.mark.parametrize(
+    ("rows", "said"), [(14, "over 14 rows"), (1, "over 1 row"), (0, "over no rows"), (None, "over no rows")]
+)
 def test_how_many_rows_have_a_repeated_token(rows: int | None, said: str) -> None:
     heads = sample.heads(0).model_copy(update={"duplicate_rows": rows})
-    assert f"equal tokens in front, {said} that see one" in text_of(heads)
+    assert f"equal tokens in front, {said} with one" in text_of(heads)
