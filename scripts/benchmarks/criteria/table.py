@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,7 +49,7 @@ def markdown(found: Comparison) -> str:
     unit = "KL, nats a token" if language else "relative change of the hidden states"
     unit += f"{', and perplexity' if language else ''}, in brackets the interval of the damage over the best one's"
     heads = [f"{100 * share:g} % removed" for share in SHARES]
-    lines = [f"{found.name}, nothing in the place of what is removed: {unit}", ""]
+    lines = [*textwrap.wrap(f"{found.name}, nothing in the place of what is removed: {unit}", 120), ""]
     lines += _rows(found.bare(), SHARES, ["method", *heads])
     lines += ["", f"{found.name}, means in its place:", ""]
     lines += _rows(found.filled(), SHARES, ["method, with biases", *heads])

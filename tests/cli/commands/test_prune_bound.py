@@ -22,6 +22,7 @@ from duat_cli.loading.model.processes import Processes
 from duat_cli.report.tables.page import Page
 from duat_cli.report.tables.prune.report import render_prune
 from duat_cli.results.prune.report import PruneReport
+from duat_cli.text import indices
 
 FAST = ("--probes", "8", "--measure", "4", "-q")
 HELD_OUT = 6  # as many as a guarantee takes with --exceed 0.4
@@ -375,7 +376,7 @@ def test_what_is_said_of_blocks_that_are_removed(
     card = (folder / "README.md").read_text()
     assert "--granularity block" in card
     assert found.written is not None
-    assert f"Removed: 2 blocks ({', '.join(map(str, found.written.removed_blocks))}): 2 blocks removed." in card
+    assert f"Removed: {indices('block', found.written.removed_blocks)}: 2 blocks removed." in card
     assert "Nothing is guaranteed: no prompts were held out." in card
 
 

@@ -9,7 +9,7 @@ from duat_cli.kinds import names_of
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import Plan
 from duat_cli.results.prune.written import Written
-from duat_cli.text import clean, one_line, plural
+from duat_cli.text import clean, indices, one_line, plural
 
 CARD = "README.md"
 ORIGINAL = "## The card of the original"
@@ -81,9 +81,11 @@ def _command(plan: Plan, report: PruneReport, name: str, terms: int) -> str:
 
 
 def _removed(written: Written) -> str:
-    numbers = f" ({', '.join(map(str, written.removed_blocks))})" if written.removed_blocks else ""
-    repaired = "; other layers were refitted" if written.repaired else ""
-    return f"Removed: {written.terms} {names_of(written.granularity)}{numbers}: {written.gone}{repaired}."
+    names, repaired = names_of(written.granularity), "; other layers were refitted" if written.repaired else ""
+    terms = f"{written.terms} {names}" if written.terms != 1 else f"one of the {names}"
+    if written.removed_blocks:
+        terms = indices("block", written.removed_blocks)
+    return f"Removed: {terms}: {written.gone}{repaired}."
 
 
 def _damage(report: PruneReport, written: Written) -> str:

@@ -100,7 +100,9 @@ def _guaranteed(plan: Plan) -> str:
     budget = f"the budget of {numbers.plain(given.budget)}"
     if given.removed == plan.removed:
         return f"guaranteed {given.share_exceeding} exceed {budget}"
-    fewer = f"{given.removed} of them are" if given.removed else "no smaller set that was tested is"
+    fewer = "no smaller set that was tested is"
+    if given.removed:
+        fewer = f"{given.removed} of them {'is' if given.removed == 1 else 'are'}"
     return f"not guaranteed to keep to {budget} ({fewer})"
 
 

@@ -48,6 +48,13 @@ def test_it_has_the_command_what_was_removed_and_what_it_costs() -> None:
     assert "that chose the set, on which it looks better than it is" in other
 
 
+def test_what_was_removed_agrees_with_its_number() -> None:
+    one = sample.written(bare=False).model_copy(update={"granularity": "block", "terms": 1, "removed_blocks": [2]})
+    assert "- Removed: block 2: " in card_of(sample.prune_report(), one)
+    head = one.model_copy(update={"granularity": "head", "removed_blocks": []})
+    assert "- Removed: one of the heads: " in card_of(sample.prune_report(), head)
+
+
 def test_a_local_folder_is_named_by_its_last_part() -> None:
     report = sample.prune_report()
     model = report.model.model_copy(update={"name": "/home/me/models/mine", "revision": None})

@@ -33,6 +33,13 @@ def test_the_set_within_the_budget_that_holds_most_comes_first_with_what_the_fil
     assert "--granularity neuron --uniform --budget 0.1 --apply DIR" in after
 
 
+def test_a_guaranteed_set_of_one_term_is_told_as_one() -> None:
+    plan = sample.prune_report().plans[0]
+    assert plan.guarantee is not None
+    one = plan.model_copy(update={"guarantee": plan.guarantee.model_copy(update={"removed": 1})})
+    assert "(1 of them is)" in notable(report_of(one))[0]
+
+
 def test_of_sets_of_a_wanted_size_the_least_damaging_comes_first_and_short_ones_are_no_answer() -> None:
     neurons, heads = (asked(sample.plan(kind, of, 12)) for kind, of in (("neuron", 100), ("head", 40)))
     worse = heads.held_out[-1].model_copy(update={"mean": 0.5})
