@@ -104,5 +104,5 @@ class Behaviour(WithReasons):
     ] = Field(description="cosine of a prompt's embedding to the baseline's, mean over the prompts")
     cosine_error: Annotated[
         Finite | None, Meaning("cosine", "bound", how="of the standard error, at most", needs="baseline")
-    ] = Field(description="standard error of `cosine`: half of 1 - cosine for one prompt, less for many")
+    ] = Field(description="standard error of `cosine`, at most: half of 1 - cosine for one prompt, less for several")
     tuned: TunedBehaviour | None = Field(description="the same of the model with --adapter; null without")

@@ -130,7 +130,8 @@ RULES = [
     ),
     Rule(
         "exactness.range",
-        "largest activation over the largest number of the stored float16 or float8: above 1 an error, below it warns",
+        "largest activation over the largest number of the stored float16 or float8: above 1 an error, less beyond the "
+        "limit a warning",
         "Store it in bfloat16 or float32: run in the dtype it is stored in, these activations become infinite.",
         _range,
         ("report",),

@@ -189,7 +189,7 @@ RULES = [
     ),
     Rule(
         "integrity.zero_matrices",
-        "weight matrices that are zero throughout",
+        "weight matrices that are zero throughout; an error where the hidden states behind one are zero",
         "Find out which step left the tensor at zero; a merge or a conversion that did not know its name is usual.",
         _zero_matrices,
         level="warn",
