@@ -62,8 +62,9 @@ class Asked(Options):
     fixed: bool = options.compute_option(
         False,
         "--fixed",
-        help="Instead: what dynamic parameters buy. The loss with attention weights, then norm scales too, held at the "
-        "prompt's own values, another prompt's, and the mean; prompts of equal length, or the bundled set.",
+        help="Instead: what dynamic parameters buy. The loss with attention weights, then norm scales, then router "
+        "weights too, held at the prompt's own values, another prompt's, and the mean; prompts of equal length, or the "
+        "bundled set.",
     )
     patch: Patched | None = options.compute_option(
         None,
