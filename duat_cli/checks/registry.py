@@ -65,5 +65,6 @@ def settings_of(policy: Policy, selected: Sequence[str] = ()) -> dict[str, Setti
 def _selected(pattern: str) -> list[str]:
     names = select(pattern, all_rules())
     if not names:
-        raise InputError(f"--select {shown(pattern)}: no rule is named so{suggestion(pattern, all_rules())}")
+        near = suggestion(pattern, all_rules())
+        raise InputError(f"--select {shown(pattern)}: no rule is named so{near}; duat explain lists all")
     return names
