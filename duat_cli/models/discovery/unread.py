@@ -30,7 +30,7 @@ def decoder_note(model: Any) -> list[str]:
     """What is said of an encoder-decoder, whose encoder alone is read."""
     if not is_pair(model):
         return []
-    return [ENCODER_ALONE + ("; inspect, verify and attribute take --stack decoder" if writes(model) else "")]
+    return [ENCODER_ALONE + ("; inspect, verify, attribute and check take --stack decoder" if writes(model) else "")]
 
 
 def unread_attention(model: Any, ran: Collection[nn.Module]) -> list[str]:
