@@ -15,7 +15,7 @@ from duat_cli.loading.inputs.files import Home, load_processor, open_picture
 from duat_cli.loading.inputs.request import label
 from duat_cli.loading.quiet import foreign_errors, hushed
 from duat_cli.loading.texts import PromptText, asked
-from duat_cli.text import clean
+from duat_cli.text import clean, plural
 
 DEFAULT = "the default question"  # where it stands, for messages
 QUESTION = "What is in the picture?"
@@ -53,7 +53,8 @@ def with_pictures(
 
 
 def _one(text: PromptText, pictures: Sequence[Any], processor: Any, placeholder: int) -> Within:
-    where = f"{text.where}: the checkpoint's processor cannot put {len(pictures)} picture(s) into it"
+    count, mark = plural(len(pictures), "picture"), clean(_mark(processor))
+    where = f"{text.where}: the checkpoint's processor cannot put {count} into it, one in the place of each {mark}"
     said = written(processor, text, len(pictures))
     begins = getattr(processor.tokenizer, "bos_token", None)
     # as transformers decides it: some templates write what begins a text, to others the tokenizer adds it
@@ -62,9 +63,7 @@ def _one(text: PromptText, pictures: Sequence[Any], processor: Any, placeholder:
         made = processor(images=list(pictures), text=said, return_tensors="pt", **bare)
     tensors = {name: value for name, value in made.items() if isinstance(value, Tensor)}
     if not bool((tensors["input_ids"] == placeholder).any()):
-        raise InputError(
-            f"{text.where}: says nowhere where the picture goes; put {clean(_mark(processor))} there for each --image"
-        )
+        raise InputError(f"{text.where}: says nowhere where the picture goes; put {mark} there for each --image")
     return Within(replace(text, text=said), tensors)
 
 
