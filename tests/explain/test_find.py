@@ -71,6 +71,13 @@ def test_every_column_is_found_by_its_header_and_says_how_exact_it_is() -> None:
         assert all(entry.exact for entry in found if entry.columns), column.name
 
 
+def test_a_column_is_named_without_marks_of_its_lines() -> None:
+    listed = {column.partition(": ")[2] for entry in everything() for column in entry.columns}
+    assert "parameters" in listed
+    assert {"rounds", "one round"} <= listed
+    assert not [name for name in listed if name.endswith(",") or "\N{SOFT HYPHEN}" in name]
+
+
 @pytest.mark.parametrize(
     ("words", "name"),
     [("idle", "negligible_share"), ("over budget, %", "share_exceeded"), ("9 of 10 at most", "percentile_90"),

@@ -51,7 +51,10 @@ class Column:
     @property
     def name(self) -> str:
         """The header in one line, without its unit."""
-        return " ".join(filter(None, self.title[:-1] or self.title)).replace(f"{_BREAK} ", "").replace("- ", "-")
+        lines = self.title[:-1] or self.title
+        if lines[-1].endswith(_BREAK):  # its last line is the rest of a word, and no unit
+            lines = self.title
+        return " ".join(filter(None, lines)).replace(f"{_BREAK} ", "").replace("- ", "-").rstrip(",")
 
 
 def on_page(columns: Iterable[Column], *paths: str) -> list[Column]:
