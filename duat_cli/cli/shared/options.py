@@ -111,7 +111,7 @@ class Texts(Options):
         None,
         "--prompts",
         metavar="FILE",
-        help='Texts, one a line; a name that ends in .jsonl holds JSON lines with a "text" field, or with "input_ids"; '
+        help='Texts, one a line; a name that ends in .jsonl holds JSON lines with "text", "messages" or "input_ids"; '
         'in .parquet a column "text", "prompt", "messages" or "input_ids"; with .gz behind it, lines are compressed. '
         "- reads standard input, one text a line.",
     )

@@ -67,7 +67,7 @@ def _head(plan: Plan, report: PruneReport, *, alone: bool) -> str:
     names = names_of(plan.granularity)
     if plan.remove is None:
         head = f"Within the budget of {numbers.plain(plan.budget)} {report.protocol.unit}"
-        return head if alone else f"{head} most goes by {names}"
+        return head if alone else f"{head} most can go as {names}"
     share = f"{numbers.percent(plan.remove)} % of {WHOSE[plan.parameters_of]} parameters"
     if plan.parameters_share < ENOUGH * plan.remove:
         return f"No set holds {share}" + ("" if alone else f"; {names} do the least damage")

@@ -24,7 +24,7 @@ def report_of(*plans: Plan, **changes: Any) -> PruneReport:
 
 def test_the_set_within_the_budget_that_holds_most_comes_first_with_what_the_file_saves() -> None:
     first, others, after = notable(sample.prune_report())
-    assert "Within the budget of 0.100 nats/token most goes by neurons: 12040 of 46080 neurons hold 13.1 %" in first
+    assert "Within the budget of 0.100 nats/token most can go as neurons: 12040 of 46080 neurons hold 13.1 %" in first
     assert "the damage is 0.110 nats/token on 83 held-out prompts" in first
     assert "not guaranteed to keep to the budget of 0.100 (6020 of them are)" in first
     assert "It saves 20.8 M parameters, 41.6 MB in the file. That is 15.5 % of the model's parameters." in first
