@@ -15,7 +15,13 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 from typer.models import OptionInfo
 
-__all__ = ["OptionInfo", "TyperCommand", "TyperGroup", "TyperOption", "get_command", "usage_error"]
+__all__ = ["OptionInfo", "TyperCommand", "TyperGroup", "TyperOption", "get_command", "of_command", "usage_error"]
+
+
+def of_command(error: Exception, context: Any) -> None:
+    """Says of a parser's error which command it is of: an option without its argument knows none."""
+    if hasattr(error, "format_message") and getattr(error, "ctx", None) is None:
+        vars(error)["ctx"] = context
 
 
 def usage_error(error: BaseException) -> tuple[str, str | None] | None:
@@ -31,7 +37,7 @@ def usage_error(error: BaseException) -> tuple[str, str | None] | None:
         return str(message()), None
     option = getattr(error, "option_name", None)
     takers = _takers(context, option)
-    if not takers:
+    if not takers or context.info_name in takers:  # of its own options it lacks the argument
         return str(message()), context.command_path
     return f"{context.command_path} takes no {option}; it is an option of {_listed(takers)}", context.command_path
 

@@ -69,6 +69,7 @@ def test_verdict_is_the_exit_code(duat: Duat, arguments: tuple[str, ...], fake: 
         (("inspect", "--layers", "0", "--layers", "1"), ("--layers: given 2 times; it takes one value",)),
         (("inspect", "a", "b"), ("unexpected extra argument", "two are compared by duat lora-diff BASE TUNED")),
         (("support", "m", "--all"), ("--all",)),
+        (("inspect", "m", "--layers"), ("--layers", "requires an argument", "help: duat inspect --help")),
         (("schema", "nothing"), ("nothing",)),
         (("inspekt",), ("No such command", "inspekt")),
         (("inspect", "./nope\x1b[31m"), ("no such folder", "\\x1b[31m")),

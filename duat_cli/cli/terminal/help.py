@@ -10,7 +10,7 @@ import textwrap
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from duat_cli.compat.typer import TyperCommand, TyperGroup, TyperOption
+from duat_cli.compat.typer import TyperCommand, TyperGroup, TyperOption, of_command
 from duat_cli.errors import InputError
 
 PANEL_ARGUMENTS = "Arguments"
@@ -40,7 +40,11 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """InputError for an option of one value that is given twice: the last would count, and nothing would say so."""
-        given: list[Any] = list(self.make_parser(ctx).parse_args(list(args))[2])
+        try:
+            given: list[Any] = list(self.make_parser(ctx).parse_args(list(args))[2])
+        except Exception as error:
+            of_command(error, ctx)
+            raise
         for option in given:
             once = option.param_type_name == "option" and not (option.multiple or option.is_flag)
             if once and (count := given.count(option)) > 1:
