@@ -82,11 +82,13 @@ def _found(wanted: str) -> Iterator[list[Explanation]]:
     yield _by_words().get(_bare(wanted), [])
 
 
-def _rank(entry: Explanation, wanted: str) -> tuple[bool, bool, bool, bool]:
-    """What entries of one name are sorted by: words and topics first, then what a table prints under that name."""
+def _rank(entry: Explanation, wanted: str) -> tuple[bool, bool, bool, int, bool]:
+    """What entries of one name are sorted by: words and topics first, then what a table prints under that name, and of
+    these what lies least deep in its report."""
     named = _plain(entry.name) == wanted
     printed = wanted in (_plain(column.partition(": ")[2]) for column in entry.columns)
-    return (not (named and entry.kind in ("word", "topic")), not printed, not named, entry.formula is None)
+    depth = min((place.count(".") for place in entry.where if entry.kind == "field"), default=0)
+    return (not (named and entry.kind in ("word", "topic")), not printed, not named, depth, entry.formula is None)
 
 
 @functools.cache

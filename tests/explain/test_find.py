@@ -142,6 +142,7 @@ def test_words_come_first_then_what_a_table_prints_under_the_name() -> None:
     printed = [any(column.endswith(": context") for column in entry.columns) for entry in explain("context").entries]
     assert printed == sorted(printed, reverse=True)
     assert printed[0]
+    assert explain("error").entries[0].where == ["inspect: blocks[].certificate_error"]
 
 
 def test_every_command_opens_a_page() -> None:
