@@ -380,8 +380,9 @@ def chunked(rows: Tensor, step: int) -> Iterator[tuple[int, Tensor]]:
 
 
 def as_loaded(model: Any) -> LoadedModel:
+    """Without gradients of weights, as `load` leaves it."""
     return LoadedModel(
-        model=model, name="planted", revision=None,
+        model=model.requires_grad_(False), name="planted", revision=None,
         files=SimpleNamespace(tensors={}, quantised=None, config={}, path=Path("planted")),  # type: ignore[arg-type]
         dtype="float32", device="cpu", warnings=(), nonfinite_weights={},
     )  # fmt: skip

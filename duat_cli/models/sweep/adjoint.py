@@ -130,7 +130,8 @@ class Adjoint:
                 together = together + products(gradient, unit.output - bias)
         elif run.units:
             with torch.enable_grad():  # what units give may multiply what heads give
-                _, whole = replayed([u.output[None] for u in run.units])
+                # leaves, as what heads give may be made of nothing but these
+                _, whole = replayed([u.output[None].detach().requires_grad_() for u in run.units])
             at_heads = _pulled(whole.end, whole.mixed, probes)
             together = products(probes, whole.end - output)
         return Gradients(grads[0], at_units, at_heads, constant, together, _of_states(run, at_units))

@@ -346,6 +346,22 @@ def test_mixers_add_up(model_type: str) -> None:
     assert report_of(model, token_ids(model, tokens=5), position=3).certificate.residual <= 1e-5
 
 
+@pytest.mark.parametrize("model_type", ["mamba2", "jamba", "qwen3_next"])
+def test_heads_of_a_mixer_move_what_the_frozen_network_loses_without_them(model_type: str) -> None:
+    """Also where nothing but the mixer's values, a UAT term, reaches them."""
+    model = two_single(model_type)
+    ids = token_ids(model, tokens=5)
+    (one,) = report_of(model, ids, position=3).attribution
+
+    def no_heads(block: int, run: BlockRun, given: list[Tensor]) -> Tensor | None:
+        return run.attention[0].output if block == 0 else None
+
+    lost = one.logit - without(model, ids, one, no_heads)
+    heads = [head for head in one.direct.heads if head.block == 0]
+    assert math.fsum(head.moved for head in heads) == pytest.approx(lost, abs=1e-5)
+    assert max(abs(head.moved) for head in heads) > 1e-3
+
+
 @pytest.mark.parametrize(("dtype", "bar", "target"), [("float32", 1e-5, "norm"), ("float64", 1e-10, "17")])
 def test_a_real_encoder_without_a_head(dtype: str, bar: float, target: str) -> None:
     loaded = load(str(minilm()), dtype=dtype)
