@@ -29,9 +29,9 @@ class Routed:
 
     attention: Tensor  # H, (heads, N, N)
     source: Tensor  # s, (heads, N)
-    token: Tensor  # t, (N,) or (1,); with a gate, where every head is a channel, (heads, N)
+    token: Tensor  # t, (N,) or (1,); with a gate, which is part of it, (heads, N)
     offsets: tuple[int, ...] = (0,)  # of values that several tokens make: H S_k, the heads once for each
-    gate: Tensor | None = None  # of heads as a whole, part of H: (heads, N); None: ones
+    channels: bool = False  # whether every head is one channel of a head, with a gate of its own
 
     @property
     def tokens(self) -> int:
@@ -40,7 +40,7 @@ class Routed:
     def uniform(self, seen: Tensor) -> Routed:
         """The same scales and gates with H uniform over the positions that a row sees; seen: (N, N) bool."""
         level = uniform_rows(seen, len(self.attention), self.attention.dtype, self.offsets)
-        return replace(self, attention=level if self.gate is None else level * self.gate[..., None])
+        return replace(self, attention=level)
 
     def piece(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         """(H, S) of some rows and columns, each (heads, rows, columns), float64."""

@@ -111,10 +111,11 @@ def test_uniform_attention_keeps_scales_and_mask() -> None:
 
 
 def test_uniform_attention_keeps_the_gate_of_a_head() -> None:
-    """A gate of heads as a whole is part of H, and says nothing of where attention looks."""
+    """A gate is part of the scales, and says nothing of where attention looks."""
     gate, seen = torch.arange(1.0, 1 + 3 * HEADS).double().reshape(HEADS, 3), torch.ones(3, 3).tril().bool()
-    plain, even = (replace(drawn(3, 7), gate=one).uniform(seen) for one in (None, gate))
-    assert torch.equal(even.attention, plain.attention * gate[..., None])
+    even = replace(drawn(3, 7), token=gate).uniform(seen)
+    assert torch.equal(even.attention, drawn(3, 7).uniform(seen).attention)
+    assert even.token is gate
 
 
 def test_uniform_attention_over_values_of_two_tokens_is_shifted_as_h_is() -> None:

@@ -111,7 +111,7 @@ def _operator(before: BlockState, after: BlockState, aligned: Aligned) -> tuple[
     mean = _mean([share[0] for share in shares])
     null = _null(before, after, aligned)
     operator = InputChange.explained(NO_ROWS, **moved.whole, **whole, unaligned=mean, null=null)
-    if a.token.ndim > 1:  # by channel, of which there are too many to list
+    if a.channels:  # of which there are too many to list
         return operator, []
     return operator, [
         _head(head, numbers, _mean([share[1][head] for share in shares])) for head, numbers in enumerate(moved.heads)

@@ -20,7 +20,7 @@ FIXED = [
 ]
 DYNAMIC = {
     "H_h": "attention weights of every head",
-    "S": "scales of the norms in front of attention and behind it",
+    "S": "scales of the norms in front of attention and behind it, and output gates",
     "norm scales": "scales of all norms of a block: W_{j,2} acts through the one in front of it",
     "router weights": "of all experts, zero for those not chosen",
     "output gates": "what attention's output is multiplied by",
@@ -89,7 +89,7 @@ def _attention(before: Routed, after: Routed, aligned: Aligned) -> float | None:
 
 
 def _by_token(routed: Routed) -> Tensor:
-    """t, (N, 1), or (N, heads) where every head is a channel with a gate."""
+    """t, (N, 1), or (N, heads) with a gate."""
     return routed.token.reshape(-1, routed.tokens).T
 
 

@@ -87,16 +87,20 @@ def state_of(
 
 
 def _routed(operator: AttentionOperator, sources: Tensor) -> Routed:
-    """Ĥ by its factors; a gate is a scale of every channel by token, and channels take the place of heads.
+    """Ĥ by its factors; a gate is a scale by token: of every head, or of every channel, which then take the place of
+    heads.
 
-    sources: scales of single channels by source token, (heads d, N); of heads where there is no gate.
+    sources: scales of single channels by source token, (heads d, N); of heads where there is no gate of channels.
     """
+    if operator.head_gate is not None and operator.ungated is not None:
+        token = operator.head_gate * operator.token_scale  # (heads, N)
+        return Routed(whole_rows(operator.ungated), sources, token, operator.offsets)
     attention = whole_rows(operator.rows)
     if operator.gate is None:
-        return Routed(attention, sources, operator.token_scale, operator.offsets, operator.head_gate)
+        return Routed(attention, sources, operator.token_scale, operator.offsets)
     width = operator.gate.shape[-1]
     token = operator.gate.transpose(1, 2).flatten(0, 1) * operator.token_scale  # (heads d, N)
-    return Routed(attention.repeat_interleave(width, 0), sources, token, operator.offsets)
+    return Routed(attention.repeat_interleave(width, 0), sources, token, operator.offsets, channels=True)
 
 
 def _seen(attention: Tensor, allowed: Tensor | None) -> Tensor:

@@ -129,11 +129,11 @@ def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOper
     errors = [max(*each, gate_error) for each in zip(value_errors, output_errors, strict=True)]
     values = scale * product
     groups = known.heads.groups
-    rows, gate, head_gate = gated_rows(call.rows, gate)
+    ungated = call.rows
     if (times := len(known.offsets)) > 1:
-        rows = MadeRows(rows, rows.heads * times, lambda _, H: at_offsets(H, known.offsets))
+        ungated = MadeRows(ungated, ungated.heads * times, lambda _, H: at_offsets(H, known.offsets))
         gate = None if gate is None else gate.repeat(times, 1, 1)
-        head_gate = None if head_gate is None else head_gate.repeat(times, 1)
+    rows, gate, head_gate = gated_rows(ungated, gate)
     operator = AttentionOperator(
         rows=rows,
         source_scale=scale[..., 0].repeat_interleave(groups, 0),
@@ -147,6 +147,7 @@ def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOper
         each=tuple(errors),
         offsets=known.offsets,
         head_gate=head_gate,
+        ungated=ungated,
     )
     accept(operator.error, run.input.dtype)
     return operator

@@ -63,6 +63,7 @@ class AttentionOperator:
     gate: Tensor | None = None  # factor of each channel of H V by token, (heads, N, d); None: ones
     offsets: tuple[int, ...] = (0,)  # how far behind their tokens values stand: every head is there once for each
     head_gate: Tensor | None = None  # factor of all channels of a head by token, part of `rows`: (heads, N); None: ones
+    ungated: RowSource | None = None  # `rows` without that factor
 
     @property
     def products(self) -> int:

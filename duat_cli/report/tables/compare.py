@@ -29,7 +29,7 @@ BLOCK_COLUMNS = [
     Column(("ampl.", "times"), "amplification", numbers.plain, ("amplification", "times")),
 ]
 _LEGEND = (
-    "W': |W'_b - W'_a| / |W'_a|. routing (H alone) + scale (norms alone) + interaction add up to the difference as "
+    "W': |W'_b - W'_a| / |W'_a|. routing (H alone) + scale (norms and gates) + interaction add up to the difference as "
     "matrices; their norms need not. unal.: share of W' that reads tokens without a partner. null: the same with "
     "uniform attention, so what positions and scales alone make.",
     "bias: b'_{j,2}, all that the FFN's nonlinearity reads beside the linear path from x_0. ampl.: change of the "

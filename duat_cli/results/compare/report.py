@@ -64,7 +64,7 @@ class HeadChange(WithReasons):
         description="the part of it that lies in the attention weights H alone"
     )
     scale: Annotated[Finite | None, _split("|H_a (S_b - S_a)|_F / |H_a S_a|_F")] = Field(
-        description="the part that lies in the scales S of norms alone"
+        description="the part that lies in the scales S alone, of norms and output gates"
     )
     interaction: Annotated[Finite | None, _split("|(H_b - H_a) (S_b - S_a)|_F / |H_a S_a|_F")] = Field(
         description="the part that only the two together make"
@@ -95,7 +95,8 @@ class InputChange(WithReasons):
         description="the part that lies in the attention weights H alone: where tokens look"
     )
     scale: Annotated[Finite | None, _split(f"|sum_h (H_h,a (S_b - S_a)) (x) A_h^T|_F / {_W}")] = Field(
-        description="the part that lies in S alone: the scales of the norms in front of attention and behind it"
+        description="the part that lies in S alone: scales of norms in front of attention and behind it, and output "
+        "gates"
     )
     interaction: Annotated[Finite | None, _split(f"|sum_h ((H_h,b - H_h,a) (S_b - S_a)) (x) A_h^T|_F / {_W}")] = Field(
         description="the part that only the two together make"

@@ -26,6 +26,7 @@ from helpers import (
 )
 from paging import in_parts, pager_of, two_saved, whole
 from torch import Tensor, nn
+from transformers.models.jamba import modeling_jamba
 
 from duat_cli.analysis.compare import states
 from duat_cli.analysis.compare.alignment import Aligned
@@ -480,6 +481,37 @@ def test_the_null_of_a_mixer_has_its_gates() -> None:
     expected = float((lefts[1] - lefts[0]).norm() / lefts[0].norm())
     report = report_of(as_loaded(model), a, b)
     assert report.comparison.blocks[0].operator.null.relative == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_gates_of_a_mixer_are_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the model's own kernel without its gate, on impulses, and that gate: B_ij = O diag(g_i) diag(h_ij) by hand."""
+    model = two_single("jamba")
+    a, b = ids_of(model)
+    mixer, own = model.model.layers[0].mamba, modeling_jamba.mamba_selective_scan
+    size = mixer.out_proj.weight.detach().double().norm(dim=0)
+    kernels, gates = [], []
+
+    def scan(values: Tensor, *args: Any, z: Tensor, **named: Any) -> Any:
+        if len(kernels) == len(gates):
+            impulses = torch.eye(values.shape[-1])[:, None].expand(-1, values.shape[1], -1)
+            each = [own(one[None], *args, z=None, **named) for one in impulses]
+            kernels.append(torch.cat([one if isinstance(one, Tensor) else one[0] for one in each]).double())
+            gates.append(nn.functional.silu(z[0]).double() * size[:, None])
+        return own(values, *args, z=z, **named)
+
+    b = b[:, : a.shape[1]]
+    for ids in (a, b):
+        with monkeypatch.context() as patch, torch.no_grad():
+            patch.setattr(modeling_jamba, "mamba_selective_scan", scan)
+            model(input_ids=ids)
+    (H, H_b), (g, g_b) = kernels, gates  # (token read, channels, token), (channels, token)
+    parts = {"relative": H_b * g_b - H * g, "routing": (H_b - H) * g, "scale": H * (g_b - g)}
+    parts["interaction"] = parts["relative"] - parts["routing"] - parts["scale"]
+    options = CompareOptions(cache=False, by_place=True)
+    operator = report_of(as_loaded(model), a, b, options=options).comparison.blocks[0].operator
+    for name, part in parts.items():
+        assert float(part.norm()) > 1e-3
+        assert getattr(operator, name) == pytest.approx(float(part.norm() / (H * g).norm()), rel=1e-4), name
 
 
 def seen_single(model: Any, ids: Tensor) -> Tensor:

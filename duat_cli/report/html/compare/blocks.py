@@ -43,7 +43,7 @@ _UNALIGNED = (
 )
 _PARTS = (
     ("operator.routing", "s1", "routing: where tokens look"),
-    ("operator.scale", "s2", "scale: the norms"),
+    ("operator.scale", "s2", "scale: norms and gates"),
     ("operator.interaction", "s3", "interaction of both"),
 )
 _POINTS = (
@@ -53,7 +53,7 @@ _POINTS = (
 _MAPS = {
     "relative": ("The whole change", "|W'_b - W'_a| of the head's part, over |W'_a| of the same."),
     "routing": ("Routing", "The part that lies in the attention weights H alone."),
-    "scale": ("Scale", "The part that lies in the scales S of the norms alone."),
+    "scale": ("Scale", "The part that lies in the scales S alone, of norms and output gates."),
     "interaction": ("Interaction", "The part that only the two together make."),
 }
 """Title and sentence of the map of a column."""
