@@ -133,7 +133,7 @@ class BlockComparison(WithReasons):
     heads: list[HeadChange]
     bias: Annotated[Finite | None, _relative("b'_{j,2}", "Eq. 12, 34")] = Field(
         description="change of b'_{j,2}, whole: all that the FFN's nonlinearity reads beside the linear path from x_0; "
-        "of a gated FFN, what its gate reads"
+        "of a gated FFN, what its gate reads; of a mixture, what its shared expert reads, if it has one"
     )
     ffn: Annotated[Finite | None, _relative("f", "Eq. 11, 33")] = Field(
         description="change of the FFN's term f_j; of several FFNs in a block, all as one vector"
