@@ -316,6 +316,11 @@ def targets_of(model: Any, names: Iterable[str]) -> dict[str, tuple[str, bool]]:
     return found
 
 
+def tied_keys(model: Any) -> dict[str, str]:
+    """Parameter -> the one that its class ties it to. Without it, what files hold twice stays apart."""
+    return dict(getattr(model, "all_tied_weights_keys", None) or {})
+
+
 class OnDevice:
     """A tensor of the files, read or not, for transformers to take. To a GPU it moves as it is stored and is cast
     there: a float32 of a stored bfloat16 is twice as many bytes to move."""

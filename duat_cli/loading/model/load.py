@@ -6,7 +6,7 @@ is compared with the headers, then the weights are read, and some of them are co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,6 +34,7 @@ from duat_cli.loading.model.weights_check import Scan, Sight, compare_with_files
 from duat_cli.loading.paged.initialised import initialise
 from duat_cli.loading.paged.layout import layout
 from duat_cli.loading.paged.pager import Look, Pager
+from duat_cli.loading.paged.ties import tie_equal
 from duat_cli.loading.quiet import foreign_errors, foreign_notes, hushed
 from duat_cli.text import clean, one_line, shown
 
@@ -182,9 +183,10 @@ def load_files(
     scan, pages, matrices = Scan(), None, sum(p.ndim > 1 for p in model.parameters())
     if paged:
         refuse_integers(model, files)
+        copies = tie_equal(model, files)
         if edit is not None:
             edit.prepare(model)
-        pages = _paged(model, cls, config, files, fit, scan, str(asked_device), edit, placed)
+        pages = _paged(model, cls, config, files, fit, scan, str(asked_device), edit, placed, copies)
         changed, found = [], []
     else:
         give_back_gpu_memory(str(asked_device))  # of what was cast there
@@ -342,8 +344,10 @@ def _paged(
     device: str,
     edit: Edit | None,
     placed: Placed | None,
+    copies: Collection[str],
 ) -> PagedWeights:
-    """The weights of a model on `meta`, read as they are needed."""
+    """The weights of a model on `meta`, read as they are needed. copies: tensors of the files that are not read, for
+    they are the same as others that theirs are tied to."""
     digests: dict[str, bytes] = {}
     matrices = sum(p.ndim > 1 for p in model.parameters())
     covered = {name for name, _ in saved(model)}
@@ -354,7 +358,7 @@ def _paged(
         found: list[Look] = [Digest(name, value, digests)]
         return [*found, Sight(name, value, scan)] if isinstance(value, torch.nn.Parameter) else found
 
-    stored = [name for name, entry in files.tensors.items() if entry.dtype in STORED]
+    stored = [name for name, entry in files.tensors.items() if entry.dtype in STORED and name not in copies]
     with hushed(), foreign_errors(cannot(cls, files)):
         steps = initialise(model, cls, config, device)
         targets = targets_of(model, stored)

@@ -84,6 +84,7 @@ class Pager:
         for name in zero:
             module, own = at[name]
             setattr(module, own, nn.Parameter(torch.zeros_like(getattr(module, own), device=device)))
+            self._show({at[name]}, [getattr(module, own)])
         self._put(pages[0])
         inside = {place for page in pages for door in page.doors for place in _places(door)}
         self._require({place for place in self._names if place not in inside})

@@ -110,10 +110,14 @@ def test_a_missing_pooler_is_zero(tmp_path: Path) -> None:
     config = json.loads((path / "config.json").read_text())
     config["architectures"] = ["BertModel"]
     (path / "config.json").write_text(json.dumps(config))
+    known = whole(path)
     with in_parts(path) as loaded:
         assert loaded.spare
         for name in loaded.spare:
             assert not loaded.model.get_parameter(name).any()
+        assert loaded.paged is not None
+        assert loaded.paged.fingerprint(loaded.model) == fingerprint(known.model)
+        assert (*loaded.warnings, *loaded.value_notes()) == known.warnings
 
 
 def test_what_transformers_makes_at_the_load_of_a_whole_model_is_refused(tmp_path: Path) -> None:
