@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from duat_cli import __version__
 from duat_cli.checks.answers import Answers
@@ -39,7 +39,16 @@ _TENSORS, _COUNTS = "weights", "integrity"  # first parts of keys that are no fi
 BEHAVIOUR = "behaviour"  # first part of keys that are fields of that result
 FIRST_SCHEMA = 1  # with sketches of another kind; read, and no longer written
 ANSWERS_SCHEMA = 3  # the first with what the model answers, and what it says of itself beside its weights
-NormAndSketch = Annotated[list[Finite], Field(min_length=1 + SIZE, max_length=1 + SIZE)]
+
+
+def _with_norm(found: list[float]) -> list[float]:
+    """A distance in units of a negative norm would be within every tolerance."""
+    if found[0] < 0:
+        raise ValueError("a norm is never negative")
+    return found
+
+
+NormAndSketch = Annotated[list[Finite], Field(min_length=1 + SIZE, max_length=1 + SIZE), AfterValidator(_with_norm)]
 Value = float | list[float]
 
 
@@ -262,6 +271,8 @@ def read_baseline(name: str) -> BaselineFile | None:
             place = place[:2]  # behind the key stand names of the types that its value was tried as
         key = ".".join(clean(str(part)) for part in place)[:200]
         expected = fault["msg"].removeprefix("Input should be ")
+        if place[:1] == ("metrics",) and isinstance(fault["input"], list):
+            expected = f"a norm, which is never negative, and {SIZE} sums"
         raise InputError(
             f"{where}: {key}: {expected}, got {shown(fault['input'], 60)}; restore it, or delete it and run with "
             "--update-baseline"

@@ -204,7 +204,8 @@ def test_a_gate_does_not_pass_on_the_demo_by_mistake(name: str, duat: Duat) -> N
         ({"dtype": "bfloat16"}, ("bfloat16", "float32")),
         ({"prompts": {"sha256": "0", "count": 1, "tokens": 5}}, ("another prompt set",)),
         ({"metrics": {"a": "high"}}, ("metrics.a: a valid number, got 'high'",)),
-        ({"metrics": {"weights.a": [1.0]}}, ("metrics.weights.a: ", "[1.0]")),
+        ({"metrics": {"weights.a": [1.0]}}, ("metrics.weights.a: a norm", "[1.0]")),
+        ({"metrics": {"weights.a": [-1.0] * 9}}, ("metrics.weights.a: a norm, which is never negative", "[-1.0, ")),
         ({"extra": 1}, ("extra",)),
     ],
 )

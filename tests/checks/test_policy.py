@@ -44,6 +44,7 @@ LIGHT = ("--weights-only", "-q")
         ('[drift.tolerance]\n"weights.**" = { rtl = 1 }', ("rtl", "'rtol'")),
         ('[drift.tolerance]\n"weights.**" = { rtol = -1 }', ("rtol", "-1")),
         ('[drift.tolerance]\n"weigths.**" = { rtol = 1 }', ("weigths.**", "no metric")),
+        ('[drift.tolerance]\n"weights.*" = { rtol = 1 }', ("no metric", "any number: 'weights.**'")),
         ('extends = "loose"', ("extends", "loose")),
         ("extends = ", ("not TOML", "end of document")),
         ("a = 1\na = 2", ("not TOML",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -286,9 +287,11 @@ def _check_tolerances(plan: CheckPlan, metrics: Mapping[str, Value]) -> None:
         asked = pattern.startswith(f"{baselines.BEHAVIOUR}.")
         possible = (plan.weights_only and is_metric(pattern)) or (asked and not plan.asks_metrics)
         if layer.file and not possible and not any(matches(pattern, key) for key in known):
+            deep = re.sub(r"(^|\.)\*(?=\.|$)", r"\1**", pattern)
+            hint = f"; * is one part of a path, ** any number: {shown(deep)}" if deep != pattern else ""
             raise InputError(
                 f"{layer.source}: drift.tolerance.{shown(pattern)} is for no metric of this run"
-                f"{suggestion(pattern, known)}"
+                f"{hint if any(matches(deep, key) for key in known) else suggestion(pattern, known)}"
             )
 
 
