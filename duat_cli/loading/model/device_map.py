@@ -51,7 +51,7 @@ class DeviceMap:
         try:
             with open_file(path) as file:
                 content = json.loads(file.read())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"--device-map {clean(given)}: no JSON ({one_line(str(error), 100)})") from error
         if not isinstance(content, dict) or not content:
             raise InputError(
@@ -156,4 +156,6 @@ def _device(given: str, name: str, value: object) -> str:
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = one_line(str(error).partition("\n")[0], 120)
         raise InputError(f"{where}: not usable here ({reason}); use cpu or {DISK}") from error
+    if device.type == "cpu":  # which torch numbers as well
+        return "cpu"
     return "cuda:0" if str(device) == "cuda" else str(device)

@@ -89,6 +89,7 @@ def test_a_sequential_map_is_accelerates(model: Any) -> None:
         ({"": "toaster"}, "'': device 'toaster': not usable here"),
         ([], "expected an object of module names and devices"),
         ("{", "no JSON"),
+        ("[" * 100_000, "no JSON"),
     ],
 )
 def test_a_file_that_is_no_map_and_a_device_that_is_not_there(content: object, said: str, tmp_path: Path) -> None:
@@ -96,6 +97,11 @@ def test_a_file_that_is_no_map_and_a_device_that_is_not_there(content: object, s
         DeviceMap.of(written(tmp_path, content))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"])
+def test_the_machines_memory_is_one_device(device: str, model: Any, tmp_path: Path) -> None:
+    assert set(placed_names(DeviceMap.of(written(tmp_path, {"": device})), model, ROOM).values()) == {"cpu"}
 
 
 def test_no_file(tmp_path: Path) -> None:
