@@ -197,13 +197,25 @@ def uncheckpointed() -> Iterator[None]:
 def operations_through(run: Callable[[Any, Any, Any], Any]) -> AbstractContextManager[Any]:
     """A context in which `run(operation, args, kwargs)` is called in place of each operation on tensors. Without it, no
     untrained model can be drawn block by block."""
+    found: AbstractContextManager[Any] = _mode_of()(run)
+    return found
+
+
+@functools.cache
+def _mode_of() -> Any:
+    """A class is in a cycle with itself: one made anew for each context would keep what `run` holds, such as all
+    weights of a block, until Python looks for cycles."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return run(func, args, kwargs or {})
+        def __init__(self, run: Callable[[Any, Any, Any], Any]) -> None:
+            super().__init__()
+            self._run = run
 
-    return Mode()
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return self._run(func, args, kwargs or {})
+
+    return Mode
 
 
 def written(operation: Any, args: Any, kwargs: Any) -> list[Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -142,6 +144,30 @@ def test_a_mode_is_left_where_it_is_the_innermost() -> None:
         seen = inner.calls
         torch.sigmoid(torch.ones(()))
         assert inner.calls > seen
+
+
+def test_what_a_context_of_operations_holds_goes_with_it() -> None:
+    """Without a search for cycles: it may be the weights of a block that is read for its pass alone."""
+
+    class Held:
+        pass
+
+    def context() -> weakref.ref[Held]:
+        held = Held()
+
+        def through(operation: Any, args: Any, kwargs: Any) -> Any:
+            assert held
+            return operation(*args, **kwargs)
+
+        with compat.operations_through(through):
+            torch.ones(2).add_(1)
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert context()() is None
+    finally:
+        gc.enable()
 
 
 def test_every_operation_goes_through_a_function() -> None:
