@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from helpers import prompt_of, quiet
 from paging import differing, in_parts, pager_of, two_saved, whole
 from sharing import SHARING
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.run import inspect
@@ -20,12 +22,15 @@ from duat_cli.analysis.plan import waves
 from duat_cli.analysis.session import Session
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.paged.layout import Page
+from duat_cli.loading.paged.pager import Pager
 from duat_cli.loading.prompts import Prompt
 
 TYPES = [
     "gpt2", "bert", "albert", "t5", "mixtral", "deberta-v2", "zamba", "nystromformer",
     "llama4_text", *SHARING,
 ]  # fmt: skip
+NULLS = [InspectOptions(cache=False, null="uniform"), InspectOptions(cache=False)]
 PROVED = {"gpt2", "t5", "mixtral", "gemma4 sharing"}  # verify reads its weights as inspect does, by Session.sweep_all
 
 
@@ -74,6 +79,27 @@ def test_a_block_of_w(tmp_path: Path) -> None:
     expected = matrix(known, prompt, 1, str, quiet).model_dump(exclude={"run"})
     with in_parts(tmp_path) as loaded:
         assert matrix(loaded, prompt, 1, str, quiet).model_dump(exclude={"run"}) == expected
+
+
+@pytest.mark.parametrize("command", [verify, *(functools.partial(inspect, options=one) for one in NULLS)])
+def test_a_block_is_gone_when_the_next_one_is_put_in_its_place(
+    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, held, left = Pager._put, list[StorageWeakRef](), list[int]()
+
+    def watched(pager: Pager, page: Page) -> Any:
+        left.append(sum(not one.expired() for one in held))
+        stood = put(pager, page)
+        inside = (p for door in page.doors for p in door.parameters() if page.block and not p.is_meta)
+        held[:] = [StorageWeakRef(parameter.untyped_storage()) for parameter in inside]
+        return stood
+
+    two_saved("mixtral", tmp_path)
+    monkeypatch.setattr(Pager, "_put", watched)
+    with in_parts(tmp_path) as loaded:
+        command(loaded, prompts_of(loaded), progress=quiet)
+    assert len(left) >= 3
+    assert not any(left)
 
 
 @pytest.mark.parametrize("count", [1, 2])

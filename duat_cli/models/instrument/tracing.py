@@ -169,7 +169,8 @@ class Tracer:
             context.enter_context(torch.no_grad())
             self._interception = context.enter_context(SoftmaxInterception(self._watch, lambda: self._stack[-1]))
             context.enter_context(self._switched(on=True))
-            self._mode = context.enter_context(self._operations())
+            mode = context.enter_context(self._operations())  # which may hold weights, that are freed while it is left
+            context.enter_context(holding(self, _mode=mode))
             yield
 
     @contextlib.contextmanager
