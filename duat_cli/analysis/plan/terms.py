@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.waves import recorded_bytes
 from duat_cli.loading.checkpoint.parts import Part
@@ -24,6 +26,8 @@ CHECKED_LOGITS = 4  # (CHECKED, vocabulary): of both passes, as they are and as 
 IMPORTED = "libraries"
 READERS, READERS_SIZE = "libraries that read images and sound", 8 << 20
 PREPARED = "products in half precision, prepared"
+MERGING = "experts, while they are put together"
+_ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 NEXT_BLOCK, STORED_BESIDE = "the next block, as stored", "stored bytes beside it"
 NAMES, READINGS, REPORT = "names of all terms", "readings of all terms", "the report's terms"
 PREDICTIONS = "predictions in the report"
@@ -86,12 +90,26 @@ def replayed(shape: Shape, terms: int, tokens: int) -> int:
     return REPLAYED * min(AT_ONCE, terms) * shape.width * tokens * shape.wide
 
 
-def page_of(shape: Shape) -> Moment:
-    """The largest block and, as stored, the next one."""
+def page_of(shape: Shape, *, drawn: bool = False) -> Moment:
+    """The largest block and, as stored, the next one; and what it takes more while its experts are put together. drawn:
+    whether blocks are drawn as well, as they are used, for the re-initialised model."""
     blocks = shape.parts.blocks
     made = max((block.elements * shape.element for block in blocks), default=0)
     stored = max((block.read for block in blocks), default=0)
-    return [term("one block", made), term(NEXT_BLOCK, stored if len(blocks) > 1 else 0)]
+    following = (max(stored, made) if drawn else stored) if len(blocks) > 1 else 0
+    merging = max((_merging(block, shape.element) for block in blocks), default=0)
+    return [term("one block", made), term(NEXT_BLOCK, following), term(MERGING, max(0, merging - made - following))]
+
+
+def _merging(block: Part, element: int) -> int:
+    """Bytes of a block while transformers makes one tensor of the first layers of all experts, two thirds of what they
+    hold, where the files have a tensor for each: stored tensors, these layers expert by expert, and then as one; and
+    what else was cast before. 0 without any."""
+    experts = sum(tensor.elements for name, tensor in block.tensors.items() if _ONE_EXPERT.search(name)) * element
+    if not experts:
+        return 0
+    made, first = block.elements * element, 2 * experts // 3
+    return block.read + first + (first if block.read == made else made)
 
 
 def layer_of(shape: Shape) -> Moment:

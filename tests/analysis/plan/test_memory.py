@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,19 @@ from duat_cli.results.plan import Planned, Residence
 MIB = 1 << 20
 
 
-def shape(dtype: str = "float32", layers: int = 4, embedding: int = 64 * MIB, width: int = 1024) -> Shape:
-    """Blocks of 6 Mi elements stored in two bytes, an embedding of `embedding` elements, 2 heads of width 512."""
+def shape(
+    dtype: str = "float32", layers: int = 4, embedding: int = 64 * MIB, width: int = 1024, experts: int = 0
+) -> Shape:
+    """Blocks of 6 Mi elements stored in two bytes, an embedding of `embedding` elements, 2 heads of width 512; in each
+    block as many experts of 3 Mi elements, stored one by one."""
 
     def entry(*sides: int) -> TensorEntry:
         elements = sides[0] * sides[1]
         return TensorEntry(sides, "BF16", "model.safetensors", 2 * elements, 0)
 
     blocks = {f"layers.{k}.{n}": entry(1024, 3072) for k in range(layers) for n in ("up", "down")}
+    for k, expert, n in itertools.product(range(layers), range(experts), ("up", "gate", "down")):
+        blocks[f"layers.{k}.experts.{expert}.{n}"] = entry(1024, 1024)
     tensors = {"embed": entry(embedding // 1024, 1024), **blocks}
     config = {"hidden_size": width, "num_attention_heads": 2, "head_dim": 512, "num_key_value_heads": 1}
     total = sum(tensor.bytes for tensor in tensors.values())
@@ -81,6 +87,21 @@ def test_streamed_a_block_stands_beside_the_next_one() -> None:
     assert (found["one block"], found["the next block, as stored"]) == (24 * MIB, 12 * MIB)
     assert found["weights outside of large layers"] == 16 * MIB
     assert "the next block, as stored" not in terms(shape(embedding=4 * MIB, layers=1), "verify", [16], "streamed")
+
+
+def test_streamed_blocks_of_the_reinitialised_model_are_drawn_as_they_are_used() -> None:
+    task = Task("verify", (16,), reinitialised=True)
+    found = {one.what: one.bytes for one in peak(shape(embedding=4 * MIB), task, "streamed")}
+    assert found["the next block, as stored"] == found["one block"] == 24 * MIB
+
+
+@pytest.mark.parametrize(("dtype", "whole"), [("float32", 30 + 24 + 60), ("bfloat16", 30 + 30)])
+def test_streamed_experts_are_put_together_beside_what_is_stored(dtype: str, whole: int) -> None:
+    """15 Mi elements in two bytes each; 6 of them are first layers of experts, which stand there twice, cast, where the
+    others are cast too. What is not cast takes less than a block beside the next one."""
+    found = terms(shape(dtype, embedding=4 * MIB, experts=3), "verify", [16], "streamed")
+    names = "one block", "the next block, as stored", "experts, while they are put together"
+    assert sum(found.get(name, 0) for name in names) == whole * MIB
 
 
 def test_of_a_gpu_neither_imports_nor_the_next_block_take_anything() -> None:
