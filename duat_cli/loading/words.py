@@ -11,7 +11,7 @@ from duat_cli.errors import InputError
 from duat_cli.loading.pieces import pieces_that_say
 from duat_cli.loading.prompts import Prompt, said
 from duat_cli.loading.quiet import calling_tokenizer
-from duat_cli.text import clean, shown
+from duat_cli.text import clean, shown, some
 
 Named = tuple[str, str]
 """What errors call a text, and the text."""
@@ -144,13 +144,16 @@ class Labels:
         return clean(self._names.get(number, str(number)))
 
     def token(self, option: str, text: str, count: int | None = None) -> int:
-        """The class that a text names, or whose number it is; InputError if it is none. count: of all classes, where
-        they are not those that have names."""
+        """The class that a text names, or whose number it is; InputError if it is none, or names several. count: of
+        all classes, where they are not those that have names."""
         count = len(self._names) if count is None else count
-        found = next((number for number, name in self._names.items() if name == text), None)
-        if found is None and text.isdecimal():
-            found = int(text)
-        if found is None or found >= count:
-            names = ", ".join(map(self.text, range(min(count, _LISTED))))
-            raise InputError(f"{option} '{clean(text)}': no class of this model; it has {names}")
-        return found
+        found = [number for number, name in self._names.items() if name == text]
+        if len(found) > 1:
+            called = ", ".join(map(str, found))
+            raise InputError(f"{option} {shown(text)}: classes {called} are called so; give one by its number")
+        if not found and re.fullmatch(r"\d{1,9}", text, re.ASCII):
+            found = [int(text)]
+        if not found or found[0] >= count:
+            names = some([self.text(number) for number in range(count)], _LISTED)
+            raise InputError(f"{option} {shown(text)}: no class of this model; it has {names}")
+        return found[0]

@@ -88,3 +88,10 @@ def test_classes_have_names_or_numbers() -> None:
     with pytest.raises(InputError, match="--target 'yes': no class of this model; it has no"):
         labels.token("--target", "yes", 1)
     assert Labels(None).token("--target", "2", 3) == 2
+    for text in ("9" * 5000, "٣"):
+        with pytest.raises(InputError, match=r"no class of this model; it has 0, 1, 2, 3, 4, 5, 6, 7 and 2 more$"):
+            Labels(None).token("--target", text, 10)
+    twice = Labels(SimpleNamespace(id2label={0: "so", 1: "so", 2: "x"}))
+    with pytest.raises(InputError, match="--target 'so': classes 0, 1 are called so; give one by its number"):
+        twice.token("--target", "so")
+    assert twice.token("--target", "1") == 1
