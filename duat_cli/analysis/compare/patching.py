@@ -122,7 +122,7 @@ class Patcher:
         session.together(head.passes)
         why_not = head.why_no_next_token()
         if why_not is not None and head.classes != "text":
-            raise UnsupportedModelError(f"--patch: {why_not}, so there is no prediction to move")
+            raise UnsupportedModelError(f"--patch: {why_not}, so there is no one prediction to move")
         self._records = [RecordingPass(self._structure, forward) for forward in self._forwards]
         session.together(self._records)
         self._targets = [

@@ -27,7 +27,7 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.words import Labels, Named, Words
 from duat_cli.models.arrays import rounding_for
-from duat_cli.models.discovery.causality import HeadTest, LogitsPass, may_classify
+from duat_cli.models.discovery.causality import HeadTest, LogitsPass, is_classifier
 from duat_cli.models.discovery.modality import stack_of
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routers
@@ -92,7 +92,7 @@ def compare(
     pairs = pairs_of(texts, prompts, words.special, options)
     if options.patch == "tokens":
         require_equal("--patch tokens", runs)
-    labels = Labels(loaded.model.config) if may_classify(loaded.model, stack_of(loaded.model)) else None
+    labels = Labels(loaded.model.config) if is_classifier(loaded.model, stack_of(loaded.model)) else None
     followed = None if options.answers is None else tokens_of(options.answers, labels or words)
     session = Session(loaded, progress, cache=options.cache)
     chosen(options.layers, session.depth)
@@ -113,7 +113,7 @@ def compare(
         session.sweep_all(runs, side.listener)
     layers = chosen(options.layers, len(session.structure.calls))
     session.save_cache()
-    progress(0, 0, "next-token distributions")
+    progress(0, 0, "predictions")
     wanted = [(prompt.input_ids, slice(-1, None)) for prompt in runs]
     answers = [] if context is None else [(answer.ids, answer.rows) for answer in context.answers]
     logits = logits_of(session, [*wanted, *answers], classes=context is None)

@@ -35,9 +35,9 @@ class HeadTest:
     def __init__(self, model: Any, stack: Any, device: str | None = None) -> None:
         """device: as of `probe_ids`."""
         self._name, self._eps = type(model).__name__, float(torch.finfo(model.dtype).eps)
-        self._pair = is_pair(model)
+        self._pair, self._labels = is_pair(model), is_classifier(model, stack)
         self.passes: list[LogitsPass] = []
-        if may_classify(model, stack):
+        if self._labels and class_count(model):
             self.passes = [LogitsPass(model, probe_ids(stack, DISCOVERY_TOKENS, device))]
         elif _may_have_head(model, stack):
             ids = probe_ids(stack, DISCOVERY_TOKENS, device)
@@ -70,12 +70,19 @@ class HeadTest:
         if self._pair:
             return f"{self._name} writes with its decoder, and what is read here is its encoder"
         if not self.exists:
-            return f"{self._name} is no next-token model: it has no LM head"
+            return f"{self._name} is no next-token model: {self._instead}"
         if not all(bool(one.found.isfinite().all()) for one in self.passes if one.found is not None):
             return f"{self._name} gives logits that are not finite"
         if not self.causal:
             return f"{self._name} is no next-token model: its outputs move with later tokens"
         return None
+
+    @property
+    def _instead(self) -> str:
+        """What a model without an LM head does."""
+        if self.classes is not None:
+            return f"it predicts the class of a {self.classes}"
+        return "it gives no distribution over classes" if self._labels else "it has no LM head"
 
 
 class LogitsPass:
@@ -109,13 +116,13 @@ def by_row(logits: Tensor) -> Tensor:
     return logits if logits.ndim == 3 else logits[:, None]
 
 
-def may_classify(model: Any, stack: Any) -> bool:
-    """Whether a model gives one distribution over classes, of each text or token.
+def is_classifier(model: Any, stack: Any) -> bool:
+    """Whether a model gives scores of labels, of each text or token; `class_count` says whether as a distribution.
 
     By its class's name, because a class for choices or for answers may not read a prompt as it is.
     """
     named = type(model).__name__.endswith(("ForSequenceClassification", "ForTokenClassification"))
-    return named and model is not stack and not is_pair(model) and class_count(model) > 0
+    return named and model is not stack and not is_pair(model)
 
 
 def class_count(model: Any) -> int:

@@ -82,13 +82,17 @@ def test_logits_that_are_not_finite_are_no_sign_of_later_tokens() -> None:
 def test_a_classifier_predicts_classes_and_no_next_token(kind: str) -> None:
     model = classifier(kind)
     head = head_of(model, stack_of(model))
-    assert head.classes == ("token" if kind == "token" else "text")
-    assert "no next-token model" in str(head.why_no_next_token())
+    what = "token" if kind == "token" else "text"
+    assert head.classes == what
+    said = f"{type(model).__name__} is no next-token model: it predicts the class of a {what}"
+    assert head.why_no_next_token() == said
 
 
 @pytest.mark.parametrize("fields", [{"num_labels": 1}, {"problem_type": "multi_label_classification"}])
 def test_what_gives_no_distribution_over_classes(fields: dict[str, Any]) -> None:
     model = classifier("text", **fields)
-    assert head_of(model, stack_of(model)).classes is None
+    head = head_of(model, stack_of(model))
+    assert head.classes is None
+    assert str(head.why_no_next_token()).endswith("is no next-token model: it gives no distribution over classes")
     other = single_model("llama")
     assert head_of(other, stack_of(other)).classes is None
