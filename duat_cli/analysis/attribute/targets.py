@@ -112,7 +112,6 @@ class Chooser:
         self._each: dict[int, tuple[Named | None, Named | None]] = {}
         self._target_option, self._against_option = "--target", "--against"
         self.masked = False  # whether the output at a place is about the token there, and not about the next one
-        self.labelled = False  # whether the output at a place is over classes, and not over tokens
         self.continued: dict[int, int] = {}
         self._alone: dict[int, Tensor | None] = {}
 
@@ -131,10 +130,13 @@ class Chooser:
         if continued:
             self.continued[number], self._alone[number] = continued, alone
 
-    def of(self, number: int, ids: Sequence[int], output: Tensor, where: str, *, headless: bool) -> list[Target]:
+    def of(
+        self, number: int, ids: Sequence[int], output: Tensor, where: str, *, headless: bool, labelled: bool = False
+    ) -> list[Target]:
         """Those of the prompt of that number with these token ids and this output of the model.
 
-        where: the prompt, for errors. headless: whether the output is a mean of hidden states.
+        where: the prompt, for errors. headless: whether the output is a mean of hidden states. labelled: whether that
+        of every token is over classes, and not over the vocabulary.
         """
         if number in self.continued:
             first = len(ids) - self.continued[number]
@@ -155,13 +157,13 @@ class Chooser:
             raise UnsupportedModelError(
                 f"the model's output has the shape {tuple(output.shape)}: one row a token, or one"
             )
-        kind: Kind = "class" if self.labelled else "token"
+        kind: Kind = "class" if labelled else "token"
         asked, mask = self._asked.position, self._words.mask
         if asked is None:
             asked = list(ids).index(mask) if mask is not None and mask in ids else -1
         if asked == "all":
             own = ids if self.masked else [*ids[1:], None]
-            following = own if self._asked.target is None and not self.labelled else [None] * len(ids)
+            following = own if self._asked.target is None and not labelled else [None] * len(ids)
             return [self._target(kind, place, output, following[place], where) for place in range(len(ids))]
         if not -len(ids) <= asked < len(ids):
             raise InputError(
