@@ -168,7 +168,7 @@ def _streamed(shape: Shape, task: Task) -> list[Moment]:
     found: list[Moment] = [
         [
             *every,
-            *page_of(shape, drawn=task.reinitialised),
+            *page_of(shape),
             term("values of the block, V", 2 * shape.values + kernel_factors(shape, 1)),
             term("prompts in front of the block", waiting),
             *_working(shape, task),

@@ -90,13 +90,12 @@ def replayed(shape: Shape, terms: int, tokens: int) -> int:
     return REPLAYED * min(AT_ONCE, terms) * shape.width * tokens * shape.wide
 
 
-def page_of(shape: Shape, *, drawn: bool = False) -> Moment:
-    """The largest block and, as stored, the next one; and what it takes more while its experts are put together. drawn:
-    whether blocks are drawn as well, as they are used, for the re-initialised model."""
+def page_of(shape: Shape) -> Moment:
+    """The largest block and, as stored, the next one; and what it takes more while its experts are put together."""
     blocks = shape.parts.blocks
     made = max((block.elements * shape.element for block in blocks), default=0)
     stored = max((block.read for block in blocks), default=0)
-    following = (max(stored, made) if drawn else stored) if len(blocks) > 1 else 0
+    following = stored if len(blocks) > 1 else 0
     merging = max((_merging(block, shape.element) for block in blocks), default=0)
     return [term("one block", made), term(NEXT_BLOCK, following), term(MERGING, max(0, merging - made - following))]
 

@@ -63,7 +63,10 @@ def untrained_model(cls: type[PreTrainedModel], config: Any, dtype: torch.dtype,
             setattr(module, name, buffer.to(device))
     drawn = Drawn(model, recorded)
     pages = layout(model, {name: (name, True) for name, _ in model.named_parameters()})
-    return model, Pager(model, pages, drawn, dtype=dtype, device=device, see=lambda name, value: (), load=_put)
+    # what is drawn is as large as what is used, unlike stored half precision: two blocks would be more than is planned
+    return model, Pager(
+        model, pages, drawn, dtype=dtype, device=device, see=lambda name, value: (), load=_put, ahead=False
+    )
 
 
 def _put(model: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: str) -> None:

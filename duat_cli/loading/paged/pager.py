@@ -60,11 +60,12 @@ class Pager:
         zero: Sequence[str] = (),
         steps: Mapping[str, Sequence[Step]] = MappingProxyType({}),
         load: Load = load_part,
+        ahead: bool = True,
     ) -> None:
         """zero: parameters of which the files hold nothing. steps: what is done to parameters and buffers that were
-        read. load: what puts a page's tensors into the model."""
+        read. load: what puts a page's tensors into the model. ahead: whether the next block is read meanwhile."""
         self._model, self._reader, self._dtype, self._device, self._see = model, reader, dtype, device, see
-        self._load, self._steps = load, steps
+        self._load, self._steps, self._reads_ahead = load, steps, ahead
         self.at_door: Callable[[Page], None] = self.hold
         self.turning: Callable[[Page], None] = lambda _page: None  # called before another page is held
         self.freed: Callable[[str], None] = lambda _device: None  # called with the device once a page has left it
@@ -106,7 +107,7 @@ class Pager:
         self._turn_to(page)
         step = -1 if before is not None and self._order[before] > self._order[page] else 1
         following = next((p for p, place in self._order.items() if place == self._order[page] + step), None)
-        if following is not None and following.block:
+        if self._reads_ahead and following is not None and following.block:
             self._ahead = following, self._thread.submit(self._reader.tensors, following.tensors)
 
     def _turn_to(self, page: Page) -> None:

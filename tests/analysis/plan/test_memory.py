@@ -89,12 +89,6 @@ def test_streamed_a_block_stands_beside_the_next_one() -> None:
     assert "the next block, as stored" not in terms(shape(embedding=4 * MIB, layers=1), "verify", [16], "streamed")
 
 
-def test_streamed_blocks_of_the_reinitialised_model_are_drawn_as_they_are_used() -> None:
-    task = Task("verify", (16,), reinitialised=True)
-    found = {one.what: one.bytes for one in peak(shape(embedding=4 * MIB), task, "streamed")}
-    assert found["the next block, as stored"] == found["one block"] == 24 * MIB
-
-
 @pytest.mark.parametrize(("dtype", "whole"), [("float32", 30 + 24 + 60), ("bfloat16", 30 + 30)])
 def test_streamed_experts_are_put_together_beside_what_is_stored(dtype: str, whole: int) -> None:
     """15 Mi elements in two bytes each; 6 of them are first layers of experts, which stand there twice, cast, where the

@@ -69,6 +69,13 @@ def test_another_state_of_the_generator_draws_another_model() -> None:
     assert torch.equal(one["model.norm.weight"], two["model.norm.weight"])
 
 
+def test_no_block_is_drawn_before_it_is_asked_for() -> None:
+    _, pager = built(tiny.tiny_model("llama"))
+    pager.hold(next(page for page in pager.pages if page.block))
+    assert pager._ahead is None
+    pager.close()
+
+
 def test_drawing_a_page_moves_no_generator() -> None:
     fresh, pager = built(tiny.tiny_model("llama"))
     torch.manual_seed(5)
