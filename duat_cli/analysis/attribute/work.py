@@ -178,8 +178,9 @@ class Work:
             self.likelihoods[prompt.number] = likelihoods(recorded.output, ids, count)
         where = f"prompt {prompt.number + 1}" if self.count > 1 else "the prompt"
         labelled = recorded.output.ndim == 3 and not over_tokens(self._model, recorded.output)
-        known = {"headless": prompt.forward.headless, "labelled": labelled}
-        targets = self._chooser.of(prompt.number, ids, recorded.output, where, **known)
+        targets = self._chooser.of(
+            prompt.number, ids, recorded.output, where, headless=prompt.forward.headless, labelled=labelled
+        )
         ending = Ending(self._behind(prompt), self.form)
         own = recorded.output if self.form.layer is None else ending.output  # the model's, in front of its cap
         ending.output = own  # one of the two is enough: it is as large as all logits

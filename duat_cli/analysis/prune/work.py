@@ -80,7 +80,7 @@ class Work:
         self.structure, self.sites, self.branches = session.structure, self._ground.sites, self._ground.branches
         self.metric: Metric = self._ground.metric
         self.classes = self._ground.head.classes
-        self.embeds = self.metric.name == "hidden" and not self._ground.head.exists and self.classes is None
+        self.embeds = self.metric.name == "hidden" and not self._ground.head.predicts
         self.skipped: list[Skipped] = []
         self.kinds = kinds_of(self.structure, self.sites, options, self.skipped)
         self.terms = TermList.of(self.structure, self.sites, self.kinds)

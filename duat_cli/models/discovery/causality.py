@@ -56,6 +56,11 @@ class HeadTest:
         return ("text" if found[0].shape[1] == 1 else "token") if found else None
 
     @property
+    def predicts(self) -> bool:
+        """Whether it gives a distribution over tokens or classes, once the passes have run."""
+        return self.exists or self.classes is not None
+
+    @property
     def causal(self) -> bool:
         """Whether no token's logits depend on a later token.
 
@@ -105,10 +110,10 @@ class LogitsPass:
         logits = getattr(run_stack(self._model, self._ids), "logits", None)
         if not isinstance(logits, Tensor):
             return
-        if class_count(self._model) == logits.shape[-1] and logits.shape[:-1] in (self._ids.shape, (1,)):
-            self.classes = by_row(logits)
-        elif logits.shape[:-1] == self._ids.shape and over_tokens(self._model, logits):
+        if logits.shape[:-1] == self._ids.shape and over_tokens(self._model, logits):
             self.found = logits if self._rows is None else logits[:, self._rows].clone()
+        elif class_count(self._model) == logits.shape[-1] and logits.shape[:-1] in (self._ids.shape, (1,)):
+            self.classes = by_row(logits)
 
 
 def by_row(logits: Tensor) -> Tensor:

@@ -225,16 +225,12 @@ def metric_for(name: MetricName | None, model: Any, structure: ModelStructure, h
     """The metric asked for; by default kl where there is an LM head or a classifier's, else hidden. head: its test, if
     it has run."""
     head = head or head_of(model, structure.stack)
-    if name == "hidden" or (name is None and not head.exists and head.classes is None):
+    if name == "hidden" or (name is None and not head.predicts):
         return Hidden(structure)
-    if head.classes is not None:
-        if name == "nll":
-            raise InputError(f"--metric nll: {head.why_no_next_token()}; use --metric kl")
-        return Divergence(model, classes=head.classes)
-    if not head.exists:
+    if not head.predicts:
         raise InputError(f"--metric {name}: {head.why_no_next_token()}; use --metric hidden")
     if name != "nll":
-        return Divergence(model, head.causal)
+        return Divergence(model, head.exists and head.causal, head.classes)
     if (why := why_no_loss(model, head)) is not None:
         raise InputError(f"--metric nll: {why}; use --metric kl")
     return Loss(model)

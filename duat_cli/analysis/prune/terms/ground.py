@@ -97,7 +97,9 @@ class _Guest(Placing):
     def _output(self, model: Any, ids: Tensor) -> Callable[[], Any]:
         def forward() -> Any:
             output = run_stack(model, ids)
+            if not self.logits:
+                return hidden_states(output)
             logits = getattr(output, "logits", None)
-            return (None if logits is None else by_row(logits)) if self.logits else hidden_states(output)
+            return None if logits is None else by_row(logits)
 
         return forward
