@@ -147,7 +147,7 @@ def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOper
         each=tuple(errors),
         offsets=known.offsets,
         head_gate=head_gate,
-        ungated=ungated,
+        ungated=None if head_gate is None else ungated,
     )
     accept(operator.error, run.input.dtype)
     return operator

@@ -63,7 +63,7 @@ class AttentionOperator:
     gate: Tensor | None = None  # factor of each channel of H V by token, (heads, N, d); None: ones
     offsets: tuple[int, ...] = (0,)  # how far behind their tokens values stand: every head is there once for each
     head_gate: Tensor | None = None  # factor of all channels of a head by token, part of `rows`: (heads, N); None: ones
-    ungated: RowSource | None = None  # `rows` without that factor
+    ungated: RowSource | None = None  # `rows` without that factor; None where there is none
 
     @property
     def products(self) -> int:
@@ -117,9 +117,8 @@ class AttentionOperator:
     def uniform(self, seen: Tensor) -> AttentionOperator:
         """The same with every H uniform over the tokens that each row may see, (N, N) bool; a gate stays."""
         rows: RowSource = StoredRows(uniform_rows(seen, self.factors.heads, self.values.dtype, self.offsets))
-        if self.head_gate is not None:
-            rows = scaled_rows(rows, self.head_gate)
-        return replace(self, rows=rows, allowed=seen if self.offsets == (0,) else None, offsets=(0,))
+        even = replace(self, rows=rows, allowed=seen if self.offsets == (0,) else None, offsets=(0,))
+        return even if self.head_gate is None else replace(even, rows=scaled_rows(rows, self.head_gate), ungated=rows)
 
     def by_channel(self) -> AttentionOperator:
         """The same W' without a gate: one head of width 1 for every channel, g H in place of its H.

@@ -11,6 +11,7 @@ from helpers import single_model, sweep, token_ids
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.value_path.factors import operator_of
 from duat_cli.models.value_path.gates import gate_of
+from duat_cli.models.value_path.operator import whole_rows
 
 
 def test_gates_are_the_sigmoids_of_the_models_own_gate_layer() -> None:
@@ -39,6 +40,12 @@ def test_a_gate_of_whole_heads_is_part_of_their_attention() -> None:
         H, own = (torch.cat([rows for _, rows in r.chunks()], dim=1) for r in (operator.rows, run.attention[0].rows))
         assert operator.gate is None
         assert torch.allclose(H, own * gate[..., :1])
+        tokens = H.shape[1]
+        even = operator.uniform(torch.ones(tokens, tokens, dtype=torch.bool))
+        for one, without in ((operator, own), (even, torch.full_like(own, 1 / tokens))):
+            assert one.ungated is not None
+            assert torch.allclose(whole_rows(one.ungated), without)
+            assert torch.allclose(whole_rows(one.rows), without * gate[..., :1])
         assert not torch.allclose(H, own, rtol=1e-2)
         seen.append(run.index)
 
