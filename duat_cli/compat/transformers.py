@@ -63,10 +63,25 @@ def register_attention(name: str, function: Callable[..., Any]) -> None:
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
 
 
-def attention_implementation(model: Any) -> str | None:
-    """The name in force. Without it, whether a model accepted another name is unknown, and the old one is lost."""
-    name: str | None = model.config._attn_implementation
-    return name
+def attention_implementations(model: Any) -> list[tuple[Any, str | None]]:
+    """The configs of a model and of all that it holds, its own first, and the attention implementation that each names.
+
+    Without it, whether a model accepted another name is unknown, and the old ones are lost.
+    """
+    found: dict[int, Any] = {}
+    waiting = [module.config for module in model.modules() if hasattr(module, "set_attn_implementation")]
+    while waiting:
+        config = waiting.pop(0)
+        if config is not None and id(config) not in found:
+            found[id(config)] = config
+            waiting += [getattr(config, name) for name in config.sub_configs]
+    return [(config, config._attn_implementation_internal) for config in found.values()]
+
+
+def set_attention_implementation(config: Any, name: str | None) -> None:
+    """Of this config alone, as `set_attn_implementation` does for each that a model holds, without its search and its
+    checks: one of `attention_implementations`. Without it, every switch of a pass costs two walks over the model."""
+    config._attn_implementation_internal = name
 
 
 def eager_attention(module: nn.Module) -> Callable[..., Any] | None:

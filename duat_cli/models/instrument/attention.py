@@ -26,9 +26,10 @@ from transformers import PreTrainedModel
 
 from duat_cli.compat.transformers import (
     ATTENTION_ARGUMENTS,
-    attention_implementation,
+    attention_implementations,
     eager_attention,
     register_attention,
+    set_attention_implementation,
 )
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import fit, relative_error, rounding
@@ -372,17 +373,27 @@ def watched(modules: Iterable[nn.Module], watch: Watch) -> Iterator[None]:
                 _watches[module] = known
 
 
-@contextlib.contextmanager
-def interface_installed(model: PreTrainedModel) -> Iterator[bool]:
-    """Switch a live model to the capturing attention function; yields whether the model accepted it."""
-    register_attention(INTERFACE_NAME, _interface)
-    before = attention_implementation(model)
-    try:
-        model.set_attn_implementation(INTERFACE_NAME)
-        accepted = attention_implementation(model) == INTERFACE_NAME
-    except (ValueError, KeyError, AttributeError, ImportError):
-        accepted = False
-    try:
-        yield accepted
-    finally:
-        model.set_attn_implementation(before or "eager")
+class Interface:
+    """Switches a live model to the capturing attention function, and back, as often as a pass is taken up and left."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._switched: list[tuple[Any, str | None, str | None]] = []  # config, what it names, what it is to name
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[bool]:
+        """Yields whether the model accepted it."""
+        if not self._switched:
+            register_attention(INTERFACE_NAME, _interface)
+            before = attention_implementations(self._model)
+            with contextlib.suppress(ValueError, KeyError, AttributeError, ImportError):
+                self._model.set_attn_implementation(INTERFACE_NAME)
+            after = attention_implementations(self._model)
+            self._switched = [(config, name, new) for (config, name), (_, new) in zip(before, after, strict=True)]
+        for config, _, new in self._switched:
+            set_attention_implementation(config, new)
+        try:
+            yield self._switched[0][2] == INTERFACE_NAME
+        finally:
+            for config, name, _ in self._switched:
+                set_attention_implementation(config, name)

@@ -25,14 +25,7 @@ from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.block.slots import joined, parted
 from duat_cli.models.holding import holding
 from duat_cli.models.instrument.activations import Extremes
-from duat_cli.models.instrument.attention import (
-    AttentionCall,
-    Watch,
-    apply_rows,
-    interface_installed,
-    mixed_by,
-    watched,
-)
+from duat_cli.models.instrument.attention import AttentionCall, Interface, Watch, apply_rows, mixed_by, watched
 from duat_cli.models.instrument.calls import first_tensor, hidden_of, on_another, only_tensor, without_cache
 from duat_cli.models.instrument.hooks import Forward, Instead, patched, unexchanged
 from duat_cli.models.instrument.interception import ClampFreezer, GateFreezer, SoftmaxInterception
@@ -70,6 +63,7 @@ class Rig:
         whole: hold norms with what they round, as `freeze_whole` does. prompts: how many, of as many tokens each, run
         as one batch. order: the block calls of every pass, where they are known."""
         self._model, self.interface, self._whole, self._prompts = model, interface, whole, prompts
+        self._attention = Interface(model)
         self.watch = Watch(self)
         self._by_module: dict[nn.Module, BlockParts] = {}
         self._by_attention: dict[nn.Module, BlockParts] = {}
@@ -77,6 +71,9 @@ class Rig:
         for parts in blocks:
             self.learn(parts)
         self._originals: dict[nn.Module, Callable[..., Any]] = {}
+        self._patched = contextlib.ExitStack()  # while the rig is active
+        self._instrumented: set[nn.Module] = set()  # blocks
+        self._under_way: BlockParts | None = None
         self._recording: Recording | None = None
         self._block: BlockParts | None = None
         self._plan: Substitutes | None = None
@@ -94,21 +91,30 @@ class Rig:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[Rig]:
-        with contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack, holding(self, _patched=stack, _instrumented=set()):
             if self.interface:
-                stack.enter_context(interface_installed(self._model))
-            stack.enter_context(watched(self._by_attention, self.watch))
+                stack.enter_context(self._attention.installed())
             stack.enter_context(torch.no_grad())
             stack.enter_context(uncheckpointed())
             stack.callback(self._originals.clear)
-            for module in self._coming:
-                # even before it is known: what `forward` is, is settled when the call begins
-                self._originals[module] = stack.enter_context(patched(module, self._block_forward))
-            for parts in self._by_module.values():
-                for module, instead in self._patches(parts):
-                    if module not in self._originals:
-                        self._originals[module] = stack.enter_context(patched(module, instead))
+            # blocks even before they are known: what `forward` is, is settled when the call begins
+            self._patch((module, self._run_block) for module in (*self._coming, *self._by_module))
+            if self._under_way is not None:
+                self._instrument(self._under_way)
             yield self
+
+    def _patch(self, patches: Iterable[tuple[nn.Module, Instead]]) -> None:
+        for module, instead in patches:
+            if module not in self._originals:
+                self._originals[module] = self._patched.enter_context(patched(module, instead))
+
+    def _instrument(self, parts: BlockParts) -> None:
+        """What is inside a block, from its first call on: a pass that is left at every block, and taken up again,
+        needs no more of them than it runs."""
+        if parts.module not in self._instrumented:
+            self._instrumented.add(parts.module)
+            self._patched.enter_context(watched(parts.attending, self.watch))
+            self._patch(self._patches(parts))
 
     def run(self, forward: Callable[[], Any], on_block: Callable[[BlockRun], None]) -> Any:
         """Run the model and return its output; `on_block` is called behind every block with its `BlockRun`."""
@@ -163,11 +169,18 @@ class Rig:
             yield parts.cross.module, self._unit_forward
         yield from ((module, self._linear_forward) for module in parts.first_linears.values())
         yield from ((module, self._outer_forward) for module in parts.outer_linears if parts.batched)
-        yield parts.module, self._block_forward
+
+    def _run_block(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+        parts = self._by_module.get(module)
+        if parts is None:
+            return original(*args, **kwargs)
+        with holding(self, _under_way=parts):
+            self._instrument(parts)
+            return self._block_forward(module, original, args, kwargs)
 
     def _block_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
-        parts = self._by_module.get(module)
-        if self._on_block is None or parts is None:
+        parts = self._by_module[module]
+        if self._on_block is None:
             return original(*args, **kwargs)
         self._recording, self._block = Recording(extremes=Extremes(self._prompts)), parts
         recording = self._recording

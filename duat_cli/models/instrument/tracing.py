@@ -22,8 +22,8 @@ from duat_cli.models.instrument.attention import (
     AttentionCall,
     CapturePath,
     ForeignAttentionError,
+    Interface,
     Watch,
-    interface_installed,
     watched,
 )
 from duat_cli.models.instrument.calls import apart
@@ -145,6 +145,7 @@ class Tracer:
         self.outside: list[Event] = []  # calls of modules without children, outside of blocks
         self.attention: dict[nn.Module, CapturePath] = {}  # modules whose attention was seen, in order
         self._part = model if part is None else part
+        self._switch = Interface(self._part)
         self._looked_at = set((self._part if within is None else within).modules())
         self._watch = Watch(self)
         self._stack: list[nn.Module] = []
@@ -164,7 +165,7 @@ class Tracer:
         """What a pass that is written down needs around it; left and entered again where the pass is interrupted."""
         with contextlib.ExitStack() as context:
             if self._interface:
-                context.enter_context(interface_installed(self._part))
+                context.enter_context(self._switch.installed())
             context.enter_context(watched(self._model.modules(), self._watch))
             context.enter_context(torch.no_grad())
             self._interception = context.enter_context(SoftmaxInterception(self._watch, lambda: self._stack[-1]))

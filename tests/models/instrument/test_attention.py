@@ -18,11 +18,11 @@ from duat_cli.models.instrument import attention
 from duat_cli.models.instrument.attention import (
     INTERFACE_NAME,
     AttentionCall,
+    Interface,
     RecomputedRows,
     StoredRows,
     Watch,
     apply_rows,
-    interface_installed,
     watched,
 )
 
@@ -158,7 +158,7 @@ def hidden(model: Any, ids: Tensor) -> Tensor:
 
 
 def hidden_while_captured(model: Any, ids: Tensor) -> Tensor:
-    with torch.no_grad(), interface_installed(model.base_model), watched(model.modules(), Watch(Listener())):
+    with torch.no_grad(), Interface(model.base_model).installed(), watched(model.modules(), Watch(Listener())):
         return hidden(model, ids)
 
 
@@ -213,7 +213,7 @@ def test_capturing_changes_no_output(model_type: str) -> None:
 
 
 def fail_while_captured(model: Any) -> None:
-    with interface_installed(model) as accepted:
+    with Interface(model).installed() as accepted:
         assert accepted
         assert model.config._attn_implementation == INTERFACE_NAME
         raise ZeroDivisionError
@@ -231,17 +231,17 @@ def test_the_attention_implementation_is_put_back(implementation: str) -> None:
 def test_models_outside_the_interface_say_so() -> None:
     """falcon takes the name and then never asks the interface for it: no call arrives."""
     (model, _), listener = single("falcon"), Listener()
-    with torch.no_grad(), interface_installed(model.base_model), watched(model.modules(), Watch(listener)):
+    with torch.no_grad(), Interface(model.base_model).installed(), watched(model.modules(), Watch(listener)):
         hidden(model, token_ids(model))
     assert listener.calls == []
 
 
 def test_a_probe_does_not_outlive_its_context() -> None:
     (model, _), listener = single("llama"), Listener()
-    with torch.no_grad(), interface_installed(model), watched(model.modules(), Watch(listener)):
+    with torch.no_grad(), Interface(model).installed(), watched(model.modules(), Watch(listener)):
         hidden(model, token_ids(model))
         seen = len(listener.calls)
-    with torch.no_grad(), interface_installed(model):
+    with torch.no_grad(), Interface(model).installed():
         hidden(model, token_ids(model))
     assert len(listener.calls) == seen == 2
 
