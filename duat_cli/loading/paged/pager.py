@@ -310,5 +310,7 @@ class _Rows(TorchFunctionMode):
         if func is not nn.functional.embedding or given["weight"] is not self._table:
             return func(*args, **(kwargs or {}))
         rows, numbers = torch.unique(given["input"], return_inverse=True)
+        if rows.numel() and not 0 <= int(rows[0]) <= int(rows[-1]) < len(self._table):
+            raise IndexError("index out of range in self")  # as torch has it; behind the table lies another tensor
         # without the number of the padding among all rows, which matters to gradients alone
         return func(numbers, self._weights.rows(self._page, rows.tolist()))

@@ -19,7 +19,7 @@ import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor, nn
 
-from duat_cli.compat.libc import give_back_free_pages
+from duat_cli.compat.libc import Holes
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import (
     DISCOVERY_TOKENS,
@@ -241,6 +241,7 @@ class _Runner:
 class _Scheduler:
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
+        self._holes = Holes()
         self._home = getcurrent()
         self._runners: list[_Runner] = []
         self._order: dict[Any, int] = {}  # page -> when the first pass first asked for it
@@ -276,13 +277,13 @@ class _Scheduler:
             page = min((r.wanted for r in standing), key=lambda p: self._order.get(p, len(self._order)))
             if self._weights.held is not page and self._weights.held is not None:
                 left(self._weights.held)
-            give_back_free_pages()
+            self._holes.close()
             self._weights.hold(page)
             for number, runner in enumerate(standing, 1):
                 while runner.wanted is page and not runner.done:
                     runner.go_on()
                 if number % BETWEEN == 0:
-                    give_back_free_pages()
+                    self._holes.close()
 
     def stop(self) -> None:
         """Give up what did not come to its end."""

@@ -192,6 +192,15 @@ def test_an_embedding_reads_the_rows_it_needs_once_each() -> None:
     assert torch.equal(layer(ids), placeholder[ids])
 
 
+@pytest.mark.parametrize("number", [-1, 40])
+def test_what_lies_beside_the_table_is_no_row_of_it(number: int) -> None:
+    layer, weights = nn.Embedding(40, 6), Weights(torch.zeros(41, 6))
+    guard(weights, Page("embed", (layer,), ("t",), block=False, by_rows=True), layer)
+    with pytest.raises(IndexError, match="out of range"):
+        layer(torch.tensor([[7, number]]))
+    assert weights.rows_read == []
+
+
 class Shifted(nn.Embedding):
     """As learned positions are, and as Gemma scales its embeddings."""
 

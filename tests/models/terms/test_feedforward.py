@@ -9,6 +9,7 @@ import torch
 from helpers import far, single_model
 from torch import nn
 from torch.nn import functional
+from transformers import PreTrainedConfig
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.structure import discover, probe_ids, run_stack
@@ -106,7 +107,7 @@ def strange(kind: str) -> FeedForward:
     holder = Holder(Strange(kind))
     holder.requires_grad_(False)
     holder.set_attn_implementation = lambda name: None  # type: ignore[assignment]
-    holder.config = type("Config", (), {"_attn_implementation": "eager"})()  # type: ignore[assignment]
+    holder.config = PreTrainedConfig()  # type: ignore[assignment]
     written = trace(holder, lambda: holder(torch.randn(1, 11, 16)))
     return find_feedforward(holder.unit, written, holder)
 
