@@ -17,8 +17,8 @@ ENOUGH = 512 << 20
 """Bytes of free memory at the heap's end that are not given back."""
 AHEAD = 128 << 20
 """Bytes that the heap grows by at a time, and keeps where it gives back."""
-GROWN = 0.1
-"""Part of the process by which it may grow by what passes that wait leave behind."""
+GROWN = 32 << 20
+"""Bytes by which a process may grow by what passes that wait leave between what they hold."""
 
 
 def _set(wanted: dict[int, int]) -> bool:
@@ -66,7 +66,7 @@ class Holes:
     def close(self) -> None:
         """Give back free pages, where the process has grown by more than `GROWN` since it last did."""
         resident = _resident()
-        if resident > self._least * (1 + GROWN):
+        if resident > self._least + GROWN:
             give_back_free_pages()
             self._least = _resident()
         else:
