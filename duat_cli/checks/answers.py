@@ -1,31 +1,37 @@
 """The answers that a baseline holds, and how far a run's are from them.
 
-Most likely tokens are compared one by one. Another machine, or weights rounded to another dtype, turns a near tie the
-other way; so the baseline also holds each prediction's margin, the first logit less the second over the standard
-deviation of the logits, and a token that changes where both runs' margins are within `NEAR_TIE` is none that changed.
+Most likely tokens, or classes, are compared one by one. Another machine, or weights rounded to another dtype, turns a
+near tie the other way; so the baseline also holds each prediction's margin, the first logit less the second over the
+standard deviation of the logits, and a token that changes where both runs' margins are within `NEAR_TIE` is none that
+changed. Of classes, which may be two, the margin is the difference of the logits, in nats, and their probabilities are
+held as well.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from duat_cli.results.base import Finite
-from duat_cli.results.behaviour import Behaviour, Predicts
+from duat_cli.results.behaviour import CLASSES, NOT_FINITE, Behaviour, Predicts
 from duat_cli.text import plural
 
 LIMIT = 1024
 """Most predictions that a baseline holds; of more every second, third, … is taken, over all prompts."""
+NUMBERS = 1 << 14
+"""Most probabilities that a baseline holds, likewise."""
 NEAR_TIE = {"float64": 1e-4, "float32": 0.01, "float16": 0.05, "bfloat16": 0.2}
 """Margins that rounding in that dtype may turn."""
 CHANGED = {"float64": 0.0, "float32": 0.0, "float16": 0.002, "bfloat16": 0.01}
 """Share of tokens that may change beyond that: in half precision a few margins move further."""
 TURNED = {"float64": 1e-8, "float32": 1e-6, "float16": 1e-4, "bfloat16": 2e-3}
 """1 - cosine that rounding in that dtype may make of an embedding."""
+DIVERGED = {dtype: margin**2 / 8 for dtype, margin in NEAR_TIE.items()}
+"""KL of classes, nats, that it may make: that of two even ones whose logits move apart by a near tie."""
 
 SketchNumbers = Annotated[list[Finite], Field(min_length=1)]
 
@@ -37,9 +43,11 @@ class Answers(BaseModel):
 
     predicts: Predicts
     tokens: list[int] = []
-    """The most likely token of each prediction."""
+    """The most likely token, or class, of each prediction."""
     margins: list[Finite] = []
-    """How far it is ahead of the second, in standard deviations of the logits."""
+    """How far it is ahead of the second, in standard deviations of the logits; of a class in nats."""
+    probabilities: list[list[Finite]] = []
+    """Of the classes, for each prediction; none where they are not finite."""
     embeddings: list[SketchNumbers] = []
     """Of each prompt's embedding of length 1, its sketch."""
 
@@ -49,20 +57,36 @@ class Agreement:
     """A run's answers against a baseline's."""
 
     distance: float
-    """Share of tokens that changed, or 1 - cosine of the embeddings."""
+    """Share of tokens or classes that changed, or 1 - cosine of the embeddings."""
     allowed: float
     text: str
     near_ties: int | None = None
     error: float | None = None
-    """Standard error of a cosine, at most."""
+    """Standard error of a cosine, at most; None where predictions are compared."""
+    embeddings: Agreement | None = None
+    """Of classes, that of the embeddings beside them."""
+    kl: float | None = None
+    """Mean KL of the classes' distributions, nats; infinite where a class was ruled out."""
+    kl_allowed: float = 0.0
+    without: str = "a baseline holds no distributions but those of a classifier"
+    """Why numbers that others have are missing here."""
+
+
+def every(predictions: int, entries: int) -> int:
+    """Every which prediction is held, of so many with so many numbers each."""
+    return max(1, -(-predictions // LIMIT), -(-predictions * entries // NUMBERS))
 
 
 def agreement(before: Answers, now: Answers, dtype: str) -> Agreement | str:
     """Of two runs on the same prompts, or why there is none. dtype: the one whose rounding is allowed."""
-    if before.predicts != now.predicts:
-        return f"the baseline's model predicts another thing ({before.predicts}; this one: {now.predicts})"
-    if before.predicts == "embedding":
+    if before.predicts == now.predicts == "embedding":
         return _cosine(before.embeddings, now.embeddings, TURNED[dtype])
+    if before.predicts != now.predicts:
+        if "embedding" not in (before.predicts, now.predicts) or not (before.embeddings and now.embeddings):
+            return f"the baseline's model predicts another thing ({before.predicts}; this one: {now.predicts})"
+        found = _cosine(before.embeddings, now.embeddings, TURNED[dtype])
+        why = "the baseline holds no classes; --update-baseline adds them"
+        return found if isinstance(found, str) or now.predicts == "embedding" else replace(found, without=why)
     if len(before.tokens) != len(now.tokens) or len(before.margins) != len(before.tokens):
         return f"the baseline holds {len(before.tokens)} predictions, this run has {len(now.tokens)}"
     if not now.tokens:
@@ -76,8 +100,34 @@ def _tokens(before: Answers, now: Answers, dtype: str) -> Agreement:
     ties = sum(margin <= NEAR_TIE[dtype] for margin in margins)
     changed, count = len(margins) - ties, len(now.tokens)
     tied = f"; {plural(ties, 'near tie')} turned" if ties else ""
-    text = f"the most likely token is the baseline's in {count - changed} of {count} predictions{tied}"
-    return Agreement(changed / count, CHANGED[dtype], text, near_ties=ties)
+    what = "class" if now.predicts in CLASSES else "token"
+    text = f"the most likely {what} is the baseline's in {count - changed} of {count} predictions{tied}"
+    found = Agreement(changed / count, CHANGED[dtype], text, near_ties=ties)
+    if now.predicts not in CLASSES:
+        return found
+    turned = _cosine(before.embeddings, now.embeddings, TURNED[dtype])
+    beside = None if isinstance(turned, str) else turned
+    return replace(found, embeddings=beside, **_divergence(before, now, dtype))
+
+
+def _divergence(before: Answers, now: Answers, dtype: str) -> dict[str, Any]:
+    """Of `Agreement`: the KL of the classes, or why there is none."""
+    was, are = before.probabilities, now.probabilities
+    if len(was) != len(are) or not all(map(sum, [*was, *are])):
+        return {"without": NOT_FINITE}
+    if len(was[0]) != len(are[0]):
+        return {"without": f"the baseline's distributions are over {len(was[0])} classes, here over {len(are[0])}"}
+    each = [_kl(p, q) for p, q in zip(was, are, strict=True)]
+    return {"kl": math.fsum(each) / len(each), "kl_allowed": DIVERGED[dtype]}
+
+
+def _kl(p: Sequence[float], q: Sequence[float]) -> float:
+    """Of distributions of six digits, which add up to 1 but for that."""
+    room = math.fsum(q) / math.fsum(p)
+    pairs = [(a / math.fsum(p), a, b) for a, b in zip(p, q, strict=True) if a]
+    if any(not b for _, _, b in pairs):
+        return math.inf
+    return max(0.0, math.fsum(share * math.log(a / b * room) for share, a, b in pairs))
 
 
 def _cosine(before: Sequence[Sequence[float]], now: Sequence[Sequence[float]], allowed: float) -> Agreement | str:
@@ -96,15 +146,18 @@ def _cosine(before: Sequence[Sequence[float]], now: Sequence[Sequence[float]], a
 
 def compared(behaviour: Behaviour, found: Agreement | str) -> Behaviour:
     """A run's behaviour with its agreement, or why there is none."""
-    values: dict[str, float | int | None] = dict.fromkeys(("agreement", "near_ties", "cosine", "cosine_error"))
-    embeds = behaviour.predicts == "embedding"
-    if not isinstance(found, str):
-        values |= (
-            {"cosine": 1 - found.distance, "cosine_error": found.error}
-            if embeds
-            else {"agreement": 1 - found.distance, "near_ties": found.near_ties}
-        )
-        found = "embeddings are compared by their cosine" if embeds else "predictions are compared token by token"
+    values: dict[str, float | int | None] = dict.fromkeys(("agreement", "near_ties", "kl", "cosine", "cosine_error"))
+    missing = dict.fromkeys(values, found if isinstance(found, str) else "predictions are compared one by one")
+    turned = found if isinstance(found, str) or found.error is not None else found.embeddings
+    if isinstance(turned, Agreement):
+        values |= {"cosine": 1 - turned.distance, "cosine_error": turned.error}
+    if isinstance(found, Agreement) and found is turned:
+        by_cosine = "embeddings are compared by their cosine"
+        missing = dict.fromkeys(values, found.without if behaviour.predicts in CLASSES else by_cosine)
+    elif isinstance(found, Agreement):
+        kl = None if found.kl is None or not math.isfinite(found.kl) else found.kl
+        values |= {"agreement": 1 - found.distance, "near_ties": found.near_ties, "kl": kl}
+        missing["kl"] = found.without if found.kl is None else NOT_FINITE
     kept = {name: why for name, why in behaviour.reasons.items() if name not in values}
-    missing = {name: found for name, value in values.items() if value is None}
+    missing = {name: missing[name] for name, value in values.items() if value is None}
     return behaviour.model_copy(update={**values, "reasons": kept | missing})

@@ -27,7 +27,7 @@ _NEEDS: dict[Need, str] = {
     "report": "a forward pass",
     "slack": "`duat prune-bound`'s sets, which take minutes",
     "behaviour": "a forward pass",
-    "predictions": "a model that predicts tokens",
+    "predictions": "a model that predicts tokens or classes",
     "answers": "a baseline that holds answers",
     "tuned": "a loss of the model itself",
     "baseline": "--baseline",

@@ -9,7 +9,9 @@ from pydantic import Field
 from duat_cli.results.base import Finite, Share, WithReasons
 from duat_cli.results.meaning import Meaning
 
-Predicts = Literal["next token", "masked token", "embedding"]
+Predicts = Literal["next token", "masked token", "class", "token class", "embedding"]
+CLASSES = ("class", "token class")
+"""Of those, what a classifier predicts."""
 NOT_FINITE = "it is not finite"
 """Why a loss that was computed has no value."""
 _NATS = "nats per token"
@@ -27,17 +29,20 @@ class Behaviour(WithReasons):
     """What the model answers to the prompts.
 
     A model of the next token is asked at every token of a prompt; a masked language model at every seventh token, from
-    the second on and special ones left alone, all of them masked in one pass; a model without such a head for its
-    embeddings.
+    the second on and special ones left alone, all of them masked in one pass; a classifier for the class of each
+    prompt, or of each of its tokens; a model without such a head for its embeddings.
     """
 
-    predicts: Predicts = Field(description="what the model predicts; an embedding where it has no head over its tokens")
-    predictions: int = Field(description="at how many tokens the model was asked")
+    predicts: Predicts = Field(
+        description="what the model predicts; an embedding where it has no head over its tokens and no classes that "
+        "exclude each other"
+    )
+    predictions: int = Field(description="how many predictions it was asked for: one a token, or one a prompt")
     scored: int = Field(description="how many of these predictions have a known answer, which the loss is of")
     scored_bytes: Annotated[int | None, Meaning("bytes", "exact")] = Field(
         description="UTF-8 bytes of the text that these answers stand for; null where the tokenizer does not say"
     )
-    vocabulary: int | None = Field(description="V, over how many tokens a prediction is a distribution")
+    vocabulary: int | None = Field(description="V, over how many tokens, or classes, a prediction is a distribution")
     loss_per_token: Annotated[
         Finite | None,
         Meaning(
@@ -55,8 +60,9 @@ class Behaviour(WithReasons):
         Finite | None,
         Meaning("nats per byte", "exact", formula="n loss_per_token / scored_bytes", drift="number", better="lower"),
     ] = Field(description="the same loss by the bytes of the text, which can be compared between tokenizers")
-    uniform: Annotated[Finite | None, Meaning(_NATS, "exact", formula="log V")] = Field(
-        description="loss of the uniform distribution over the vocabulary: the null of `loss_per_token`"
+    uniform: Annotated[Finite | None, Meaning("nats", "exact", formula="log V")] = Field(
+        description="loss of the uniform distribution over the vocabulary: the null of `loss_per_token`; of a "
+        "classifier over its classes: the largest entropy"
     )
     unigram: Annotated[
         Finite | None,
@@ -66,7 +72,7 @@ class Behaviour(WithReasons):
         "added to every count: a null that has seen the prompts, but no token that it is asked for"
     )
     entropy: Annotated[
-        Finite | None, Meaning(_NATS, "exact", formula="mean over the predictions of -Σ_v p_v log p_v", drift="number")
+        Finite | None, Meaning("nats", "exact", formula="mean over the predictions of -Σ_v p_v log p_v", drift="number")
     ] = Field(description="mean entropy of the predicted distributions: 0 is certain, `uniform` knows nothing")
     largest_logit: Annotated[Finite | None, Meaning("logits", "measured", formula="max |logit|")] = Field(
         description="largest logit of all predictions, by size"
@@ -78,18 +84,32 @@ class Behaviour(WithReasons):
     never_predicted: Annotated[
         Share | None, Meaning("share, 0 to 1", "measured", formula="share of v with p_v < 1/V in every prediction")
     ] = Field(
-        description="share of the vocabulary that no prediction makes likelier than the uniform distribution does; it "
-        "falls with the number of prompts, so it tells a model from itself on the same prompts, and no more"
+        description="share of the vocabulary, or of the classes, that no prediction makes likelier than the uniform "
+        "distribution does; it falls with the number of prompts, so it tells a model from itself on the same prompts, "
+        "and no more"
     )
     nonfinite_logits: Annotated[int | None, Meaning("count", "exact")] = Field(
         description="logits that are NaN or +Inf; -Inf is how a model rules a token out"
     )
     agreement: Annotated[Share | None, Meaning("share, 0 to 1", "measured", needs="baseline")] = Field(
-        description="share of the baseline's predictions whose most likely token is the same; where it is another "
-        "within the rounding of the dtype, it counts as the same"
+        description="share of the baseline's predictions whose most likely token, or class, is the same; where it "
+        "is another within the rounding of the dtype, it counts as the same"
     )
     near_ties: Annotated[int | None, Meaning("count", "measured", needs="baseline")] = Field(
-        description="predictions whose most likely token is another, by a margin within the rounding of the dtype"
+        description="predictions whose most likely token, or class, is another, by a margin within the rounding of the "
+        "dtype"
+    )
+    kl: Annotated[
+        Finite | None,
+        Meaning(
+            "nats",
+            "exact",
+            formula="mean over the predictions of Σ_c p_c log(p_c / q_c), p the baseline's, of six digits each",
+            needs="baseline",
+        ),
+    ] = Field(
+        description="Kullback-Leibler divergence of a classifier's distribution over its classes from the baseline's; "
+        "null of other models, whose distributions a baseline does not hold"
     )
     cosine: Annotated[
         Finite | None,

@@ -1512,7 +1512,7 @@ def undecided_report(*, name: str = "org/model") -> UndecidedReport:
 
 def behaviour(*, masked: bool) -> Behaviour:
     """Of a masked model against a baseline, or of a next-token model with an adapter."""
-    names = ("agreement", "near_ties", "cosine", "cosine_error")
+    names = ("agreement", "near_ties", "kl", "cosine", "cosine_error")
     return Behaviour(
         predicts="masked token" if masked else "next token",
         predictions=1734,
@@ -1530,6 +1530,7 @@ def behaviour(*, masked: bool) -> Behaviour:
         nonfinite_logits=0,
         agreement=0.9985 if masked else None,
         near_ties=3 if masked else None,
+        kl=None,
         cosine=None,
         cosine_error=None,
         tuned=None if masked else TunedBehaviour(loss_per_token=6.203),

@@ -19,18 +19,25 @@ from duat_cli.analysis.lora.applied import adapted
 from duat_cli.analysis.opening import Found
 from duat_cli.analysis.prune.terms.damage import hidden_states
 from duat_cli.analysis.session import Session
-from duat_cli.checks.answers import LIMIT, Answers
+from duat_cli.checks.answers import Answers, every
 from duat_cli.checks.sketch import Sketch
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.discovery.causality import HeadTest, decoder_logits, head_logits, head_of
+from duat_cli.models.discovery.causality import (
+    HeadTest,
+    class_logits,
+    decoder_logits,
+    head_logits,
+    head_of,
+    why_no_classes,
+)
 from duat_cli.models.discovery.modality import placed_tensors, stack_of
 from duat_cli.models.discovery.structure import Discovery, run_stack
 from duat_cli.models.sweep.lockstep import Call, Guest, forwards
-from duat_cli.results.behaviour import NOT_FINITE, Behaviour, Predicts, TunedBehaviour
+from duat_cli.results.behaviour import CLASSES, NOT_FINITE, Behaviour, Predicts, TunedBehaviour
 from duat_cli.statistics.divergence import by_tokens
 
 EVERY = 7  # a masked language model is asked at every seventh token, about the share that such models are trained on
@@ -41,6 +48,7 @@ _NUMBERS = (
 _NO_HEAD = "the model has no head over its tokens"
 _NO_DECODER = "only the encoder is run, not the decoder and its head"
 _NOT_ASKED = "not only token ids are read, and what is said of them is not asked for"
+_NO_LABELS = "the prompts' own classes are not known"
 _NO_MASK = "the tokenizer has no mask token, without which a masked language model cannot be asked"
 
 
@@ -98,21 +106,23 @@ class Asking:
         """Of what the stack returned for a prompt: with the head the predictions, or the embedding itself."""
         model = session.loaded.model
         stack = stack_of(model)
-        decoded = _decoded(session.loaded, prompt, output)
+        given = _given_logits(session.loaded, prompt, output)
         if self.predicts is None and session.loaded.like is not None:
-            self.predicts, self._why_none = "embedding" if decoded is None else "next token", _NOT_ASKED
+            self.predicts = _kind_given(session.loaded, prompt, given)
+            self._why_none = why_no_classes(model) or _NOT_ASKED
         elif self.predicts is None:
             self.predicts = self._kind(self._head or head_of(model, stack), model)
         # Where weights are read block by block every answer is kept until the last block is through.
-        answer = Answer(self._question(prompt), Tally(None if session.weights is None else self._tally.likely))
+        likely, classes = None if session.weights is None else self._tally.likely, self.predicts in CLASSES
+        answer = Answer(self._question(prompt), Tally(likely, classes=classes))
         question, device = answer.question, session.loaded.device
-        if decoded is not None:
-            answer.tally.add(decoded, question.targets)
-        elif self.predicts == "next token":
+        if classes or self.predicts == "embedding":
+            answer.embedding = _embedding(hidden_states(output))
+        if given is not None:
+            answer.tally.add(given, question.targets)
+        elif classes or self.predicts == "next token":
             for start, logits in head_logits(model, stack, output, question.ids.to(device)):
                 answer.tally.add(logits, question.targets[start : start + len(logits)])
-        elif self.predicts == "embedding":
-            answer.embedding = _embedding(hidden_states(output))
         elif question.at:
             masked = Call(functools.partial(_masked, model, answer, device))
             if session.weights is None:
@@ -135,8 +145,9 @@ class Asking:
 
     def _kind(self, head: HeadTest, model: Any) -> Predicts:
         if not head.exists:
-            if model.config.is_encoder_decoder:
-                self._why_none = _NO_DECODER
+            if head.classes is not None:
+                return "class" if head.classes == "text" else "token class"
+            self._why_none = _NO_DECODER if model.config.is_encoder_decoder else why_no_classes(model) or _NO_HEAD
             return "embedding"
         if head.causal:
             return "next token"
@@ -150,7 +161,7 @@ class Asking:
         row: list[int] = ids[0].tolist()
         if self.predicts == "next token":
             return Question(ids, range(len(row)), row[1:], _bytes(prompt, range(1, len(row)), together=True))
-        if self.predicts == "embedding":
+        if self.predicts == "embedding" or self.predicts in CLASSES:
             return Question(ids, (), (), None)
         special = set(self._tokenizer.all_special_ids)
         at = [place for place in range(1, len(row), EVERY) if row[place] not in special]
@@ -165,7 +176,7 @@ class Asking:
         assert self.predicts is not None
         tally = self._tally
         values, reasons = self._numbers()
-        compared = ("agreement", "near_ties", "cosine", "cosine_error")
+        compared = ("agreement", "near_ties", "kl", "cosine", "cosine_error")
         reasons |= dict.fromkeys(compared, "no --baseline was given")
         if tuned is None:
             reasons["tuned"] = "no --adapter was given"
@@ -178,11 +189,12 @@ class Asking:
             **values,
             **dict.fromkeys(compared),
         )
-        step = -(-len(tally.tokens) // LIMIT) or 1
+        step = every(len(tally.tokens), tally.vocabulary if tally.probabilities else 1)
         return behaviour, Answers(
             predicts=self.predicts,
             tokens=tally.tokens[::step],
             margins=[float(f"{margin:.2g}") for margin in tally.margins[::step]],
+            probabilities=[_short(row) for row in tally.probabilities[::step]],
             embeddings=self._embeddings,
         )
 
@@ -208,24 +220,42 @@ class Asking:
             "never_predicted": tally.never,
             "nonfinite_logits": tally.nonfinite,
         }
-        why_no_loss = "no prompt has a second token"
+        why_no_loss = _NO_LABELS if self.predicts in CLASSES else "no prompt has a second token"
         if scored:
             why_no_loss = "logits are not finite" if tally.nonfinite else "a token of the prompts has probability 0"
         reasons = dict.fromkeys(_NUMBERS, "logits are not finite")
         reasons |= dict.fromkeys(("loss_per_token", "loss_per_byte", "unigram"), why_no_loss)
         if size is None:
-            reasons |= dict.fromkeys(("scored_bytes", "loss_per_byte"), "the tokenizer does not say")
+            why = _NO_LABELS if self.predicts in CLASSES else "the tokenizer does not say"
+            reasons |= dict.fromkeys(("scored_bytes", "loss_per_byte"), why)
         elif size == 0 and scored and _finite(loss) is not None:
             reasons["loss_per_byte"] = "the scored tokens stand for no text"
         return values, {name: why for name, why in reasons.items() if values[name] is None}
 
 
-def _decoded(loaded: LoadedModel, prompt: Prompt, output: Any) -> Tensor | None:
-    """Logits of a decoder's tokens, (N, V), by the head of the model that it belongs to, if it has one."""
-    if loaded.pair is None or prompt.prepared is None:
+def _given_logits(loaded: LoadedModel, prompt: Prompt, output: Any) -> Tensor | None:
+    """Where more than token ids is read: logits of a decoder's tokens, (N, V), by the head of the model that it belongs
+    to, or of classes, (1 or N, classes); None where neither is predicted."""
+    if prompt.prepared is None:
         return None
     given = placed_tensors(prompt.prepared, loaded.device, loaded.model.dtype)
-    return decoder_logits(loaded.pair, loaded.model, output, given)
+    if loaded.pair is not None:
+        return decoder_logits(loaded.pair, loaded.model, output, given)
+    return class_logits(loaded.model, stack_of(loaded.model), output, given)
+
+
+def _kind_given(loaded: LoadedModel, prompt: Prompt, logits: Tensor | None) -> Predicts:
+    """Of what `_given_logits` gave."""
+    if logits is None:
+        return "embedding"
+    if loaded.pair is not None:
+        return "next token"
+    return "token class" if type(loaded.model).__name__.endswith("ForTokenClassification") else "class"
+
+
+def _short(row: Sequence[float]) -> list[float]:
+    """Six digits of each; nothing where they are no distribution."""
+    return [float(f"{p:.6g}") for p in row] if all(map(math.isfinite, row)) else []
 
 
 def _masked(model: Any, answer: Answer, device: str) -> None:

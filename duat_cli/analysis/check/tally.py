@@ -28,14 +28,17 @@ class Likely:
 class Tally:
     """Predictions as they come, logits (n, V) of n of them at a time; everything is added up in float64."""
 
-    def __init__(self, likely: Likely | None = None) -> None:
-        """likely: of the tally that will include this one, for one set of them all: it is of vocabulary size."""
+    def __init__(self, likely: Likely | None = None, *, classes: bool = False) -> None:
+        """likely: of the tally that will include this one, for one set of them all: it is of vocabulary size; classes:
+        whether the predictions are of classes, whose probabilities are kept."""
+        self._classes = classes
         self.targets: list[int] = []
         self.losses: list[float] = []  # nats, of each target; NaN or infinite where the logits make it so
         self.entropies: list[float] = []
         self.ranges: list[float] = []
         self.tokens: list[int] = []  # the most likely token of each prediction
-        self.margins: list[float] = []  # first logit less the second, over the standard deviation
+        self.margins: list[float] = []  # first logit less the second, of tokens over the standard deviation
+        self.probabilities: list[list[float]] = []  # of the classes, for each prediction; NaN where the logits are
         self.largest, self.nonfinite, self.vocabulary = 0.0, 0, 0
         self.likely = likely or Likely()
 
@@ -58,11 +61,14 @@ class Tally:
         ordered = logits.nan_to_num(-math.inf, math.inf, -math.inf)
         first = ordered.topk(min(2, logits.shape[-1]), dim=-1)
         self.tokens += ordered.argmax(dim=-1).tolist()  # of equal ones the first; topk takes any
-        spread = torch.stack([row[keep].std(correction=0) for row, keep in zip(logits, finite, strict=True)])
         gap = first.values[:, 0] - first.values[:, -1]
-        self.margins += (gap / spread).nan_to_num(0.0, 0.0, 0.0).tolist()
         log_p = logits.log_softmax(dim=-1)
         p = log_p.exp()
+        if self._classes:  # of two classes the deviation is half of the gap, however small that is
+            self.probabilities += p.tolist()
+        else:
+            gap /= torch.stack([row[keep].std(correction=0) for row, keep in zip(logits, finite, strict=True)])
+        self.margins += gap.nan_to_num(0.0, 0.0, 0.0).tolist()
         self.entropies += (-torch.where(p == 0, 0.0, p * log_p).sum(dim=-1)).tolist()
         self.likely.add((p >= 1 / self.vocabulary).any(dim=0))
         if len(targets):
@@ -77,6 +83,7 @@ class Tally:
         self.ranges += other.ranges
         self.tokens += other.tokens
         self.margins += other.margins
+        self.probabilities += other.probabilities
         self.largest = max(self.largest, other.largest)
         self.nonfinite += other.nonfinite
         self.vocabulary = self.vocabulary or other.vocabulary

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from duat_cli.checks.policy import Level
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
-from duat_cli.results.behaviour import NOT_FINITE, Behaviour
+from duat_cli.results.behaviour import CLASSES, NOT_FINITE, Behaviour
 from duat_cli.text import plural
 
 FEW = 32
@@ -59,9 +59,10 @@ def _logits(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 def _spread(found: Behaviour) -> str:
     assert found.never_predicted is not None
+    unit, what = ("", "classes") if found.predicts in CLASSES else (" per token", "vocabulary")
     return (
-        f"logits up to {found.largest_logit:.3g}, range {found.logit_range:.3g}, entropy {found.entropy:.3g} nats per "
-        f"token; {found.never_predicted:.1%} of the vocabulary never likelier than 1/{found.vocabulary}"
+        f"logits up to {found.largest_logit:.3g}, range {found.logit_range:.3g}, entropy {found.entropy:.3g} nats"
+        f"{unit}; {found.never_predicted:.1%} of the {what} never likelier than 1/{found.vocabulary}"
     )
 
 
@@ -69,9 +70,23 @@ def _agreement(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     """Against the policy's `max`, else what rounding in the dtype may do."""
     found, where = evidence.agreement, "behaviour.agreement"
     assert found is not None
-    limit, source = (found.allowed, "rounding of the dtype") if settings.max is None else (settings.max, None)
-    key = (evidence.baseline_file, "answers")
-    yield Measurement(found.distance, found.text, where=where, high=limit, source=source, key=key)
+    key, turned = (evidence.baseline_file, "answers"), found.embeddings
+    for one, field in ((found, where), (turned, "behaviour.cosine")):
+        if one is not None:
+            limit, source = (one.allowed, "rounding of the dtype") if settings.max is None else (settings.max, None)
+            yield Measurement(one.distance, one.text, where=field, high=limit, source=source, key=key)
+
+
+def _divergence(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    """Of classes alone, against the policy's `max`, else what rounding in the dtype may do."""
+    found, where, key = evidence.agreement, "behaviour.kl", (evidence.baseline_file, "answers")
+    assert found is not None
+    if found.kl is None:
+        yield Measurement(0.0, found.without, where=where, undefined="fail" if found.without == NOT_FINITE else "skip")
+        return
+    limit, source = (found.kl_allowed, "rounding of the dtype") if settings.max is None else (settings.max, None)
+    text = f"the classes' distributions are {found.kl:.3g} nats from the baseline's, mean over the predictions (KL)"
+    yield Measurement(found.kl, text, where=where, high=limit, source=source, key=key)
 
 
 def _tuned(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
@@ -118,12 +133,21 @@ RULES = [
     ),
     Rule(
         "behaviour.agreement",
-        "predictions unlike the baseline's: share of tokens that changed, or of embeddings 1 - cosine",
+        "predictions unlike the baseline's: share of tokens or classes that changed, or of embeddings 1 - cosine",
         "Another checkpoint, or a damaged one, answers so; if the change is meant, run again with --update-baseline.",
         _agreement,
         ("behaviour", "baseline", "answers"),
         max=None,
         unit="share",
+    ),
+    Rule(
+        "behaviour.kl",
+        "a classifier's distributions over its classes unlike the baseline's: mean KL",
+        "Another checkpoint, or a damaged one, answers so; if the change is meant, run again with --update-baseline.",
+        _divergence,
+        ("behaviour", "baseline", "answers"),
+        max=None,
+        unit="nats",
     ),
     Rule(
         "adapter.behaviour",

@@ -20,6 +20,7 @@ from duat_cli.models.instrument.hooks import patched
 
 Classes = Literal["text", "token"]
 """Of what a classifier gives the class."""
+_OF_INPUTS = tuple(f"For{what}Classification" for what in ("Image", "Video", "Audio", "Sequence", "Token"))
 KEPT = DISCOVERY_TOKENS // 2  # tokens in front of those that are changed
 LOGITS_BYTES = 256 << 20  # of the logits that are in memory at once, where the model can give some tokens' alone
 
@@ -130,6 +131,16 @@ def is_classifier(model: Any, stack: Any) -> bool:
     return named and model is not stack and not is_pair(model)
 
 
+def why_no_classes(model: Any) -> str | None:
+    """Why a classifier, of whatever it reads, gives no distribution over its classes; None where the model gives one or
+    is none."""
+    if not type(model).__name__.endswith(_OF_INPUTS) or is_pair(model) or class_count(model):
+        return None
+    if stated(model.config, "problem_type") == "multi_label_classification":
+        return "its labels may hold together: it gives no distribution over classes"
+    return "it gives numbers, no distribution over classes"
+
+
 def class_count(model: Any) -> int:
     """How many classes it gives one distribution over; 0 of a model that gives none, as a regression, or one whose
     labels may hold together."""
@@ -184,6 +195,20 @@ def head_logits(model: Any, stack: Any, output: Any, ids: Tensor) -> Iterator[tu
             with torch.no_grad():
                 found = _logits(model, ids, start, min(start + step, tokens), tokens)
             yield start, found
+
+
+def class_logits(model: Any, stack: Any, output: Any, given: Mapping[str, Tensor]) -> Tensor | None:
+    """(1 or N, classes), by the head of a classifier that reads more than token ids; None of any other model.
+
+    output: as of `head_logits`, for `given`, by its names.
+    """
+    if not type(model).__name__.endswith(_OF_INPUTS) or is_pair(model):
+        return None
+    with patched(stack, lambda *_call: output), torch.no_grad():
+        logits = getattr(model(**given), "logits", None)
+    if not isinstance(logits, Tensor) or logits.ndim not in (2, 3) or logits.shape[-1] != class_count(model):
+        return None
+    return by_row(logits)[0]
 
 
 def decoder_logits(pair: Any, decoder: Any, output: Any, given: Mapping[str, Tensor]) -> Tensor | None:

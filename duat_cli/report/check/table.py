@@ -7,6 +7,7 @@ from rich.console import RenderableType
 from duat_cli.report.check import words
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.page import BLANK, Page, indented, item, line, note
+from duat_cli.results.behaviour import CLASSES
 from duat_cli.results.check import CheckReport, Outcome, UndecidedReport
 from duat_cli.text import clean, first_of, indices, plural
 
@@ -103,18 +104,20 @@ def _behaviour(report: CheckReport) -> list[RenderableType]:
         nulls = f"uniform {numbers.plain(found.uniform)}, the prompts' own unigram {numbers.plain(found.unigram)}"
         scored = plural(found.scored, "token")
         texts.append(f"{what} on {scored}: {found.loss_per_token:.3g} nats per token{by_byte} ({nulls})")
+    unit, what = ("", "classes") if found.predicts in CLASSES else (" per token", "tokens")
     if found.entropy is not None and found.never_predicted is not None:
         texts.append(
-            f"logits: entropy {found.entropy:.3g} nats per token, range {numbers.plain(found.logit_range)}; "
-            f"{found.never_predicted:.0%} of {found.vocabulary:,} tokens never above 1/{found.vocabulary:,}"
+            f"logits: entropy {found.entropy:.3g} nats{unit}, range {numbers.plain(found.logit_range)}; "
+            f"{found.never_predicted:.0%} of {found.vocabulary:,} {what} never above 1/{found.vocabulary:,}"
         )
     if found.predicts == "embedding":
         why = found.reasons.get("loss_per_token", "no head over its tokens")
         texts.append(f"{why}: its embeddings are what a baseline holds")
     if found.agreement is not None:
         ties = f", {plural(found.near_ties, 'near tie')} turned" if found.near_ties else ""
-        texts.append(f"{found.agreement:.1%} of the baseline's predictions are the same{ties}")
-    elif found.cosine is not None:
+        apart = "" if found.kl is None else f"; KL of the classes {numbers.plain(found.kl)} nats"
+        texts.append(f"{found.agreement:.1%} of the baseline's predictions are the same{ties}{apart}")
+    if found.cosine is not None:
         error = f"standard error {found.cosine_error:.1g}"
         texts.append(f"cosine to the baseline's embeddings (means over tokens) {found.cosine:.6g}, {error}")
     if found.tuned is not None and found.tuned.loss_per_token is not None:

@@ -20,6 +20,8 @@ from duat_cli.text import clean, plural
 _TASKS = {
     "next token": ("text-generation", "Text Generation"),
     "masked token": ("fill-mask", "Fill-Mask"),
+    "class": ("other", "Classification"),  # of a text, a picture or a sound
+    "token class": ("token-classification", "Token Classification"),
     "embedding": ("feature-extraction", "Feature Extraction"),
 }
 _OTHER = ("other", "Other")

@@ -19,10 +19,11 @@ _TILES = (
     *(Column((status, ""), f"counts.{status}", numbers.whole) for status in ("failed", "warned", "passed", "skipped")),
     Column(("certificate", "relative"), "certificate.relative_error", numbers.error),
     Column(("loss", "nats/token"), "behaviour.loss_per_token", numbers.plain),
-    Column(("null: uniform", "nats/token"), "behaviour.uniform", numbers.plain),
+    Column(("null: uniform", "nats"), "behaviour.uniform", numbers.plain),
     Column(("null: unigram", "nats/token"), "behaviour.unigram", numbers.plain),
-    Column(("entropy", "nats/token"), "behaviour.entropy", numbers.plain),
+    Column(("entropy", "nats"), "behaviour.entropy", numbers.plain),
     Column(("same predictions as the baseline", "%"), "behaviour.agreement", numbers.percent),
+    Column(("KL from the baseline", "nats"), "behaviour.kl", numbers.plain),
     Column(("cosine to the baseline", ""), "behaviour.cosine", numbers.plain),
 )
 _SHOWN = 8  # causes with a table of their own

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from classifiers import KINDS, classifier
 from helpers import two_single
 from paging import in_parts, two_saved, whole
-from transformers import AutoModelForMaskedLM
+from transformers import AutoConfig, AutoModelForMaskedLM
 
 from duat_cli.analysis.check.behaviour import EVERY, Answer, Asking
 from duat_cli.analysis.inspect.options import Filled, InspectOptions
@@ -171,6 +173,68 @@ def test_a_baseline_holds_no_more_answers_than_it_says(tmp_path: Path) -> None:
     texts = prompts(loaded.model.config.vocab_size, (60,) * 40)
     _, answers = asked(loaded, texts, None)
     assert len(answers.tokens) == 800 <= LIMIT < 1200  # every third of 2,400
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_classifier_is_asked_for_its_classes_and_a_flip_is_found(kind: str, tmp_path: Path) -> None:
+    classifier(kind).save_pretrained(tmp_path / "m")
+    loaded = whole(tmp_path / "m")
+    texts = prompts(loaded.model.config.vocab_size)
+    behaviour, before = asked(loaded, texts, None)
+    p = plain(tmp_path / "m", texts)
+    count = 33 if kind == "token" else 3
+    assert (behaviour.predicts, behaviour.predictions) == ("token class" if kind == "token" else "class", count)
+    assert (behaviour.vocabulary, behaviour.scored, behaviour.loss_per_token) == (3, 0, None)
+    assert behaviour.entropy == pytest.approx(float(torch.distributions.Categorical(probs=p).entropy().mean()), 1e-5)
+    assert before.tokens == p.argmax(dim=-1).tolist()
+    assert torch.tensor(before.probabilities, dtype=torch.float64).sub(p).abs().max() < 1e-6
+    assert len(before.embeddings) == 3
+    head = getattr(loaded.model, "score", None) or loaded.model.classifier
+    with torch.no_grad():  # all that the most likely class of the first prediction is made of goes to another
+        head.weight[:] = head.weight[[(row + 1) % 3 for row in range(3)]] * 1.5
+    loaded.model.save_pretrained(tmp_path / "m")
+    q = plain(tmp_path / "m", texts)
+    found = agreement(before, asked(loaded, texts, None)[1], "float32")
+    assert isinstance(found, Agreement)
+    flipped = (p.argmax(dim=-1) != q.argmax(dim=-1)).double().mean()
+    assert 0 < found.distance == pytest.approx(float(flipped))
+    assert found.kl == pytest.approx(float((p * (p / q).log()).sum(dim=-1).mean()), rel=1e-4)
+    assert found.kl > found.kl_allowed
+
+
+def plain(folder: Path, texts: list[Prompt]) -> torch.Tensor:
+    """(predictions, classes): transformers' own probabilities in float64."""
+    config = AutoConfig.from_pretrained(folder)
+    model = getattr(transformers, config.architectures[0]).from_pretrained(folder, dtype=torch.float64)
+    with torch.no_grad():
+        rows = [model(input_ids=prompt.input_ids).logits.reshape(-1, 3) for prompt in texts]
+    return torch.cat(rows).softmax(dim=-1)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_classifier_read_block_by_block_gives_the_same_numbers(kind: str, tmp_path: Path) -> None:
+    classifier(kind).save_pretrained(tmp_path / "m")
+    resident = whole(tmp_path / "m")
+    texts = prompts(resident.model.config.vocab_size)
+    with in_parts(tmp_path / "m") as loaded:
+        assert asked(loaded, texts, None) == asked(resident, texts, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"problem_type": "multi_label_classification"}, "its labels may hold together"),
+        ({"id2label": {0: "stars"}}, "it gives numbers, no distribution over classes"),
+    ],
+)
+def test_labels_that_hold_together_and_a_regression_are_no_classes(
+    fields: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    classifier("text", **fields).save_pretrained(tmp_path / "m")
+    loaded = whole(tmp_path / "m")
+    behaviour, answers = asked(loaded, prompts(loaded.model.config.vocab_size), None)
+    assert (behaviour.predicts, answers.tokens, len(answers.embeddings)) == ("embedding", [], 3)
+    assert behaviour.reasons["entropy"].startswith(why)
 
 
 def test_a_masked_model_without_a_mask_token_says_so(tmp_path: Path) -> None:

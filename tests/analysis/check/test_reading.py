@@ -61,7 +61,8 @@ def test_a_model_of_pictures_is_held_against_its_baseline(vit: Path, tmp_path: P
     assert first.verdict == "passed"
     assert skipped(first)["pruning.heads"] == "terms are ablated where token ids alone are read"
     same = duat.check(vit, image=picture, baseline=baseline)
-    assert (same.verdict, same.behaviour.cosine) == ("passed", 1.0)
+    assert (same.verdict, same.behaviour.predicts, same.behaviour.agreement) == ("passed", "class", 1.0)
+    assert same.behaviour.kl == 0.0
     assert skipped(same)["drift.tokenizer"] == "the model reads no text here"
     with pytest.raises(InputError, match="another prompt set"):
         duat.check(vit, image=tmp_path / "b.png", baseline=baseline)
@@ -104,14 +105,43 @@ def test_tensors_that_changed_for_no_stated_reason_are_a_finding(vit: Path, tmp_
     assert "are read otherwise" in found(report)["drift.config"]
 
 
+def test_the_class_of_a_picture_and_its_kl_are_those_of_a_plain_pass(vit: Path, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"image": tmp_path / "a.png", "baseline": tmp_path / "b.json"}
+    duat.check(vit, **asked, update_baseline=True)
+    before = probabilities(vit, tmp_path / "a.png")
+    names = [n for n in load_file(vit / "model.safetensors") if n.startswith("classifier.")]
+    for name in names:  # what is said of the likeliest class is said of the next
+        rewritten(vit, name, lambda rows: rows.roll(1, 0))
+    after = probabilities(vit, tmp_path / "a.png")
+    assert before.argmax() != after.argmax()
+    report = duat.check(vit, **asked)
+    assert {"behaviour.agreement", "behaviour.kl"} <= found(report).keys()
+    assert (report.behaviour.predicts, report.behaviour.agreement) == ("class", 0.0)
+    assert report.behaviour.kl == pytest.approx(float((before * (before / after).log()).sum()), rel=1e-4)
+
+
+def probabilities(folder: Path, picture: Path) -> torch.Tensor:
+    model: Any = ViTForImageClassification.from_pretrained(folder, dtype=torch.float64)
+    pixels = ViTImageProcessor.from_pretrained(folder)(images=Image.open(picture), return_tensors="pt").pixel_values
+    with torch.no_grad():
+        return model(pixels.double()).logits[0].softmax(dim=-1)
+
+
 def test_the_embedding_is_the_mean_of_the_model_s_own_last_hidden_states(vit: Path, tmp_path: Path) -> None:
     asked: dict[str, Any] = {"image": tmp_path / "a.png", "baseline": tmp_path / "b.json"}
     duat.check(vit, **asked, update_baseline=True)
+    held = json.loads(asked["baseline"].read_text(encoding="utf-8"))
+    held["answers"] = {"predicts": "embedding", "embeddings": held["answers"]["embeddings"]}
+    held["metrics"] = {name: value for name, value in held["metrics"].items() if not name.startswith("behaviour.")}
+    asked["baseline"].write_text(json.dumps(held), encoding="utf-8")  # as duat made them that asked for no classes
+    same = duat.check(vit, **asked, policy="strict", select=["drift.*", "behaviour.*"])
+    assert (same.verdict, found(same), same.behaviour.cosine) == ("passed", {}, 1.0)
+    assert "--update-baseline adds them" in skipped(same)["behaviour.kl"]
     before = embedding(vit, tmp_path / "a.png")
     rewritten(vit, "vit.layernorm.weight", lambda gain: gain * torch.linspace(0.5, 1.5, len(gain)))
     after = embedding(vit, tmp_path / "a.png")
     behaviour = duat.check(vit, **asked).behaviour
-    assert behaviour.predicts == "embedding"
+    assert (behaviour.predicts, behaviour.agreement, behaviour.kl) == ("class", None, None)
     assert abs(behaviour.cosine - float(before @ after)) <= 4 * behaviour.cosine_error + 1e-6
     assert behaviour.cosine < 0.999
 

@@ -148,7 +148,7 @@ def test_the_demo_s_adapter_adds_little_and_a_wild_one_is_found(tmp_path: Path, 
 
 
 def behaviour(loss: float | None, *, scored: int = 100, tuned: float | None = None, bad: int = 0) -> Behaviour:
-    nulls = ("agreement", "near_ties", "cosine", "cosine_error")
+    nulls = ("agreement", "near_ties", "kl", "cosine", "cosine_error")
     return Behaviour(
         predicts="next token",
         predictions=scored + 1,
@@ -166,6 +166,7 @@ def behaviour(loss: float | None, *, scored: int = 100, tuned: float | None = No
         nonfinite_logits=bad,
         agreement=None,
         near_ties=None,
+        kl=None,
         cosine=None,
         cosine_error=None,
         tuned=None if tuned is None else TunedBehaviour(loss_per_token=tuned),
