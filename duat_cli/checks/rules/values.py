@@ -13,7 +13,10 @@ from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.checks.weights import Indices, TensorFacts, distance
 from duat_cli.text import clean, plural, shown, some, spans
 
-_HEAD = ("lm_head.weight", "embed_out.weight", "predictions.decoder.weight", "generator_lm_head.weight")
+_HEAD = (
+    "lm_head.weight", "embed_out.weight", "predictions.decoder.weight", "generator_lm_head.weight",
+    "lm_head.decoder.weight", "vocab_projector.weight",
+)  # fmt: skip
 _TABLE = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "shared.weight")
 
 
@@ -142,19 +145,40 @@ def _first(at: Indices) -> str:
     return f": {', '.join(map(str, at[:4]))}{', ...' if len(at) > 4 else ''}" if len(at) else ""
 
 
+def _zero_rows(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    """Of a table of tokens, of which some may be unused, and of attention beside whole heads."""
+    whole = {found.where for found in _constant_heads(evidence, settings)}
+    for name, tensor in evidence.weights.matrices.items():
+        if tensor.zero or name in whole or not (name.endswith(_HEAD + _TABLE) or is_attention(name)):
+            continue
+        sides = (("rows", tensor.zero_rows, tensor.rows), ("columns", tensor.zero_columns, tensor.columns))
+        side, zero, count = max(sides, key=lambda s: len(s[1]) / s[2])
+        text = f"{len(zero)} of {count} {side} of {shown(name)} are zero{_first(zero)}"
+        yield Measurement(len(zero) / count, text, block_number(name), name)
+
+
+def _tied_by(evidence: Evidence) -> str | None:
+    """What ties the output to the embedding; None where nothing does, or where the class's default is not known."""
+    stated = evidence.files.config.get("tie_word_embeddings")
+    if stated is not None:
+        return "config.json" if stated is True else None
+    known = evidence.declared.resolved if evidence.declared else None
+    return "the default of its class" if (known or {}).get("tie_word_embeddings") is True else None
+
+
 def _tied(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """config.json ties the output to the embedding, and the files hold two different tensors."""
-    if evidence.files.config.get("tie_word_embeddings") is not True:
+    """The output is tied to the embedding, and the files hold two different tensors."""
+    by, tensors = _tied_by(evidence), evidence.weights.tensors
+    if by is None:
         return
-    tensors = evidence.weights.tensors
-    heads = [n for n in tensors if n.endswith(_HEAD)]
+    heads = [n for n in tensors if n.endswith(_HEAD) and n not in (evidence.unexpected or ())]
     tables = [n for n in tensors if n.endswith(_TABLE)]
     for head in heads:
         for table in tables:
             one, two = tensors[head], tensors[table]
             if one.entry.shape == two.entry.shape:
                 far = distance(one.numbers, two.numbers)
-                text = f"{shown(head)} and {shown(table)} are tied by config.json and differ by {far:.2g}"
+                text = f"{shown(head)} and {shown(table)} are tied by {by} and differ by {far:.2g}"
                 yield Measurement(far if math.isfinite(far) else 1.0, text, where=head)
 
 
@@ -223,6 +247,15 @@ RULES = [
         metric="largest",
     ),
     Rule(
+        "integrity.zero_rows",
+        "share of the rows or columns of a table of tokens, or of an attention matrix, that is zero",
+        "Fetch the file again: a download that left a gap is usual; or raise `max` where the rows are unused.",
+        _zero_rows,
+        level="warn",
+        max=0.25,
+        unit="share",
+    ),
+    Rule(
         "integrity.constant_heads",
         "attention heads of which queries, keys, values or outputs are zero",
         "Prune the head for good, or restore its weights.",
@@ -233,8 +266,9 @@ RULES = [
     ),
     Rule(
         "integrity.tied_weights",
-        "relative distance between an output matrix and the embedding that config.json ties it to",
-        "Drop the output matrix from the file, or set tie_word_embeddings to false.",
+        "relative distance between an output matrix and the embedding that it is tied to, by config.json or by default",
+        "Drop the output matrix from the file, or set tie_word_embeddings to false: which of both is read differs "
+        "between readers.",
         _tied,
         level="warn",
         max=1e-6,

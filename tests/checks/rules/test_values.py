@@ -16,6 +16,7 @@ from duat_cli.checks.registry import all_rules
 from duat_cli.checks.rule import Evidence, Settings
 from duat_cli.checks.weights import weight_facts
 from duat_cli.loading.checkpoint.preflight import inspect_folder
+from duat_cli.zoo.tiny import tiny_model
 
 State = dict[str, torch.Tensor]
 
@@ -75,6 +76,13 @@ RULES: list[tuple[str, Callable[[State], object], str, int | None]] = [
         "integrity.constant_heads",
         zero_rows("model.layers.0.self_attn.v_proj.weight", 0, 8),
         "model.layers.0.self_attn.v_proj.weight",
+        0,
+    ),
+    ("integrity.zero_rows", zero_rows("model.embed_tokens.weight", 100, 180), "model.embed_tokens.weight", None),
+    (
+        "integrity.zero_rows",
+        zero_rows("model.layers.0.self_attn.o_proj.weight", 0, 9),
+        "model.layers.0.self_attn.o_proj.weight",
         0,
     ),
     ("integrity.quantised", lambda s: s.update(q=torch.ones(4, 4, dtype=torch.int8)), "q", None),
@@ -201,6 +209,21 @@ def test_a_rule_finds_its_fault_and_nothing_else(
         "integrity.dtype": {"integrity.mixed_dtypes"},
     }
     assert done.rules() <= {rule} | related.get(rule, set())
+
+
+def test_an_output_matrix_that_the_class_ties_by_default_is_held_against_the_embedding(
+    tmp_path: Path, duat: Duat
+) -> None:
+    tiny_model("gpt2").save_pretrained(tmp_path / "m")
+    bad.jedit(tmp_path / "m" / bad.CFG, drop=("tie_word_embeddings",))
+    (tmp_path / "p.jsonl").write_text('{"input_ids": [5, 6, 7]}')
+    head, table = "lm_head.weight", "transformer.wte.weight"
+    for factor, found in ((1.0, set()), (1.5, {"integrity.tied_weights"})):
+        bad.wedit(tmp_path / "m", lambda state, by=factor: state.update({head: state[table] * by}))
+        done = duat("check", tmp_path / "m", "--prompts", tmp_path / "p.jsonl", "-q", "--json")
+        assert (done.code, done.rules("warned") - {"behaviour.loss"}) == (0, found)
+    [said] = [one for one in done.findings("warned") if one["rule"] == "integrity.tied_weights"]
+    assert said["message"].endswith("are tied by the default of its class and differ by 0.5")
 
 
 def test_what_is_no_fault(tmp_path: Path, duat: Duat) -> None:
