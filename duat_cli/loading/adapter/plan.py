@@ -36,7 +36,7 @@ def _planned(one: Wrapped, siblings: list[Target]) -> Iterator[ParameterPlan]:
         yield experts(one, siblings, leaves)
     elif method in ("LORA", "ADALORA"):
         yield from lora(one)
-    elif method == "IA3":
+    elif method == "IA3" and "ia3_l" in parts:
         yield from ia3(one)
     elif method in ("LOHA", "LOKR"):
         yield lycoris(one)

@@ -28,3 +28,12 @@ def test_findings_lie_in_the_adapter_s_config(tmp_path: Path, duat: Duat) -> Non
     [finding] = done.findings()
     assert (finding["rule"], finding["where"]) == ("adapter.alpha_zero", "adapter_config.json")
     assert finding["location"] == {"file": str(adapter / "adapter_config.json"), "line": 1}
+
+
+def test_tensors_of_another_method_than_the_config_names_are_findings(tmp_path: Path, duat: Duat) -> None:
+    adapter = tmp_path / "a"
+    shutil.copytree(demo_adapter_path(), adapter)
+    bad.jedit(adapter / "adapter_config.json", peft_type="IA3")
+    done = duat("check", demo_path(), "-q", "--weights-only", "--json", "--adapter", adapter)
+    assert done.rules() == {"adapter.unknown_tensor"}
+    assert "'lora_A', 'lora_B' do not belong to a IA3 adapter" in done.findings()[0]["message"]
