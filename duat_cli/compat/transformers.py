@@ -310,6 +310,18 @@ def generation_defaults() -> dict[str, Any]:
     return {name: None for name in vars(plain) if not name.startswith("_")} | defaults()
 
 
+def generation_fault(stated: Mapping[str, Any]) -> str | None:
+    """Why transformers refuses the fields of generation_config.json, and so the model that it stands beside; None where
+    it takes them. Without it, such a checkpoint passes, whose weights alone are read here."""
+    from transformers import GenerationConfig
+
+    try:
+        GenerationConfig.from_dict(dict(stated)).validate()
+    except (ValueError, TypeError) as fault:
+        return str(fault)
+    return None
+
+
 # -- loading a part ----------------------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,12 @@ def _tokenizer(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     if said.tokenizer.template_fault:
         text = f"chat template: a syntax error, {clean(said.tokenizer.template_fault)}"
         yield Measurement(1, text, where="chat_template")
+    if said.tokenizer.template_fails:
+        text = f"chat template: of one message of a user it {clean(said.tokenizer.template_fails)}"
+        yield Measurement(1, text, where="chat_template", level="warn")
+    if said.generation_fault:
+        text = f"generation_config.json: transformers does not load a model beside it: {clean(said.generation_fault)}"
+        yield Measurement(1, text, where="generation_config.json")
     if said.tokenizer.lost:
         lost = said.tokenizer.lost
         many = plural(len(lost), "text")
@@ -44,6 +50,9 @@ def _beyond(said: Declared, tokenizer: TokenizerFacts) -> Iterator[Measurement]:
         return
     for file, fields in (("config.json", said.stated), ("generation_config.json", said.generation)):
         for role in _ROLES:
+            if (other := _no_id(fields, role)) is not None:
+                text = f"{file}: {role}_id is {shown(other, 30)}: expected a whole number, or a list of them"
+                yield Measurement(1, text, where=file)
             wrong = [i for i in ids_of(fields, role) if i >= rows or i < _NO_TOKEN]
             if wrong:
                 text = f"{file}: {role}_id {', '.join(map(str, wrong))} is no row of the embedding, which has {rows}"
@@ -65,6 +74,13 @@ def _outside(tokenizer: TokenizerFacts, ids: list[int], rows: int, why: str = ""
 
 
 # --- agreement of the files ----------------------------------------------------------------------------------------
+
+
+def _no_id(fields: dict[str, Any], role: str) -> str | None:
+    """What stands in the place of an id, and is none."""
+    value = fields.get(f"{role}_id")
+    other = [i for i in (value if isinstance(value, list) else [value]) if i is not None and type(i) is not int]
+    return str(other[0]) if other else None
 
 
 def ids_of(fields: dict[str, Any], role: str) -> list[int]:
@@ -129,7 +145,8 @@ RULES = [
     Rule(
         "integrity.tokenizer",
         "ids that the embedding lacks, of the tokenizer, config.json and generation_config.json; bos and eos on which "
-        "these disagree; texts that a tokenizer of bytes does not give back; a chat template with a syntax error",
+        "these disagree; texts that a tokenizer of bytes does not give back; a chat template with a syntax error, or "
+        "that fails on one message of a user; a generation_config.json that transformers refuses",
         "Restore the tokenizer and the two configs from one checkpoint; after adding tokens, resize the embedding.",
         _tokenizer,
         ("tokenizer",),

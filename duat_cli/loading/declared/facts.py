@@ -28,6 +28,8 @@ class Declared:
     resolved_by: str = ""
     """Version of transformers whose defaults these are."""
     generation_defaults: dict[str, Any] = field(default_factory=dict)
+    generation_fault: str | None = None
+    """Why transformers refuses generation_config.json; None where it does not, or was not asked."""
     tokenizer: TokenizerFacts | None = None
     rows: int | None = None
     """Rows of the input embedding; needs the load."""

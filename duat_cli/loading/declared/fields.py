@@ -63,9 +63,10 @@ def resolved(config: Any) -> dict[str, Any]:
     return flat(json.loads(json.dumps(config.to_dict(), default=str)))
 
 
-def generation(folder: Path) -> dict[str, Any]:
-    """The fields that generation_config.json states; {} where there is no such file. CheckpointError names a fault."""
-    return _stated(folder / GENERATION)
+def generation(folder: Path, *, nested: bool = False) -> dict[str, Any]:
+    """The fields that generation_config.json states; {} where there is no such file. CheckpointError names a fault.
+    nested: as they stand in the file, not flat."""
+    return _stated(folder / GENERATION, nested=nested)
 
 
 def processor(folder: Path) -> dict[str, Any]:
@@ -73,7 +74,8 @@ def processor(folder: Path) -> dict[str, Any]:
     return {f"{name}.{path}": value for name in (*PROCESSORS, _VIDEO) for path, value in _stated(folder / name).items()}
 
 
-def _stated(path: Path) -> dict[str, Any]:
+def _stated(path: Path, *, nested: bool = False) -> dict[str, Any]:
     if not (path.exists() or path.is_symlink()):
         return {}
-    return flat(read_json(path, limit=MAX_BYTES))
+    found = read_json(path, limit=MAX_BYTES)
+    return found if nested else flat(found)

@@ -14,9 +14,12 @@ from typing import Any
 
 from duat_cli.compat.tokenizers import byte_alphabet
 from duat_cli.compat.transformers import named_tokens, template_fault
+from duat_cli.errors import CheckpointError
 from duat_cli.grouping import by_key
+from duat_cli.loading.chat import USER, written
 from duat_cli.loading.checkpoint.files import read_json
 from duat_cli.loading.quiet import calling_tokenizer
+from duat_cli.loading.texts import conversation
 from duat_cli.text import clean
 
 RANGES = 512
@@ -51,6 +54,8 @@ class TokenizerFacts:
     """The chat template; empty for none."""
     template_fault: str | None
     """Why that cannot be compiled; None where it can, or there is none."""
+    template_fails: str | None
+    """Why that, compiled, does not write out one message of a user; None where it does."""
     starts_with_bos: bool
     """Whether it puts its bos token in front of a text."""
     lost: tuple[str, ...]
@@ -86,6 +91,7 @@ def _facts(tokenizer: Any, folder: Path, texts: Sequence[str]) -> TokenizerFacts
     vocabulary = {int(number): token for token, number in numbers.items()}
     roles = {role: number for role in _ROLES if (number := getattr(tokenizer, f"{role}_id", None)) is not None}
     template = _canonical(getattr(tokenizer, "chat_template", None))
+    fault = _template_fault(getattr(tokenizer, "chat_template", None))
     reversible = content is not None and _writes_every_byte(content, numbers)
     bos = roles.get("bos_token")
     return TokenizerFacts(
@@ -100,7 +106,8 @@ def _facts(tokenizer: Any, folder: Path, texts: Sequence[str]) -> TokenizerFacts
         special=frozenset(int(i) for i in tokenizer.all_special_ids),
         placeholders=frozenset(_placeholders(tokenizer, numbers)),
         template=template,
-        template_fault=_template_fault(getattr(tokenizer, "chat_template", None)),
+        template_fault=fault,
+        template_fails=_template_fails(tokenizer) if template and fault is None else None,
         starts_with_bos=bos is not None and list(tokenizer("a", verbose=False)["input_ids"])[:1] == [bos],
         lost=tuple(text for text in texts if not _comes_back(tokenizer, text)) if reversible else (),
     )  # fmt: skip
@@ -171,6 +178,14 @@ def _template_fault(template: object) -> str | None:
     texts = template.values() if isinstance(template, dict) else [template]
     faults = (template_fault(text) for text in texts if isinstance(text, str) and text)
     return next((fault for fault in faults if fault), None)
+
+
+def _template_fails(tokenizer: Any) -> str | None:
+    try:
+        written(tokenizer, conversation([{"role": USER, "content": "Hello"}], "one message of a user", 1))
+    except CheckpointError as fault:
+        return str(fault).partition("the chat template ")[2].partition("; give")[0]
+    return None
 
 
 def _digest(text: str) -> str:

@@ -79,6 +79,8 @@ def both(**fields: Any) -> Callable[[Path], None]:
         (both(bos_token_id=7), "config.json: bos_token_id 7"),
         (lambda d: bad.jedit(d / "tokenizer_config.json", eos_token="<s>"), "the tokenizer's eos_token is 0 ('<s>')"),
         (lambda d: bad.jedit(d / "tokenizer_config.json", eos_token="<end>"), "2048 ('<end>'), beyond"),
+        (generation(eos_token_id="1"), "generation_config.json: eos_token_id is '1': expected a whole number"),
+        (generation(max_new_tokens=0), "transformers does not load a model beside it: `max_new_tokens` must be"),
         (tokenizer(lambda c: c.update(decoder=None)), "1 text not the same after encoding and decoding"),
     ],
 )
@@ -106,6 +108,22 @@ def test_what_is_sound_passes(change: Any, demo: Path, duat: Duat) -> None:
     change(demo)
     done, found = judged(duat, demo)
     assert (done.code, found) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ later('x') }}{{ messages[0].content }}", "fails: UndefinedError: 'later' is undefined"),
+        ("{{ raise_exception('a system message is missing') }}", "fails: TemplateError: a system message is missing"),
+        ("{{ bos_token }}assistant:", "leaves out what the user says"),
+        ("{% for one in messages %}{{ one.content }}{% endfor %}", None),
+    ],
+)
+def test_a_template_that_writes_out_no_message_warns(template: str, words: str | None, demo: Path, duat: Duat) -> None:
+    bad.jedit(demo / "tokenizer_config.json", chat_template=template)
+    done, found = judged(duat, demo)
+    said = [f"chat template: of one message of a user it {words}"]
+    assert (done.code, [o["message"] for o in found]) == (0, [] if words is None else said)
 
 
 def test_own_prompts_that_have_no_row_fail_the_check_and_do_not_leave_it_undecided(demo: Path, duat: Duat) -> None:
@@ -137,6 +155,7 @@ def facts(tokens: dict[int, str], special: set[int], template: str = "", front: 
         placeholders=frozenset(n for n, token in tokens.items() if token == "<image>"),
         template=template,
         template_fault=None,
+        template_fails=None,
         starts_with_bos=front,
         lost=(),
     )
