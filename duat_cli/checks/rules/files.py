@@ -10,7 +10,7 @@ from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.loading.checkpoint.dtypes import RUN_IN
 from duat_cli.loading.checkpoint.index import INDEX
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
-from duat_cli.text import listed, plural, shown
+from duat_cli.text import clean, listed, plural, shown, some
 
 _WHOLE = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
 
@@ -34,6 +34,17 @@ def _layers(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     stack, held = stacks.most_common(1)[0]
     text = f"config.json promises {plural(stated, 'block')}, the files hold {held} ({shown(stack)})"
     yield Measurement(max(0, stated - held), text, where="config.json")
+
+
+def _labels(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    names, numbers = (evidence.files.config.get(field) for field in ("id2label", "label2id"))
+    if not isinstance(names, dict) or not isinstance(numbers, dict):
+        return
+    said = [(i, name, numbers[name]) for i, name in names.items() if isinstance(name, str) and name in numbers]
+    apart = [f"{shown(name)} is {clean(i)} and {clean(str(other))}" for i, name, other in said if str(other) != i]
+    if apart:
+        text = f"id2label and label2id contradict each other in {plural(len(apart), 'label')}: {some(apart, 4)}"
+        yield Measurement(len(apart), text, where="config.json")
 
 
 def _dtype(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
@@ -79,6 +90,14 @@ RULES = [
         _layers,
         level="warn",
         unit="blocks",
+    ),
+    Rule(
+        "integrity.labels",
+        "labels of a classifier on which id2label and label2id of config.json contradict each other",
+        "Find out which of both the training used, and correct the other: a reader of the wrong one swaps classes.",
+        _labels,
+        level="warn",
+        unit="labels",
     ),
     Rule(
         "integrity.dtype",

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from duat_cli.checks.places import Heads, block_number, block_of, heads_of, is_attention, leaf_of, outputs_beside
+from duat_cli.checks.places import (
+    BlockPlace,
+    Heads,
+    block_number,
+    block_of,
+    heads_of,
+    is_attention,
+    leaf_of,
+    outputs_beside,
+)
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.checks.weights import Indices, TensorFacts, distance
-from duat_cli.text import clean, plural, shown, some, spans
+from duat_cli.grouping import by_key
+from duat_cli.text import clean, listed, plural, shown, some, spans
 
 _HEAD = (
     "lm_head.weight", "embed_out.weight", "predictions.decoder.weight", "generator_lm_head.weight",
@@ -44,6 +54,13 @@ def _zero_blocks(evidence: Evidence, settings: Settings) -> Iterable[Measurement
 
 def _duplicates(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     """Blocks whose matrices are all those of an earlier block of the same stack."""
+    for place, twin, count in _twins(evidence):
+        text = f"{place} ({shown(place.stack)}) is a copy of block {twin}: {count} matrices are equal"
+        yield Measurement(1, text, place.index, place.stack)
+
+
+def _twins(evidence: Evidence) -> Iterator[tuple[BlockPlace, int, int]]:
+    """Block, the earlier one that it is a copy of, and how many matrices it has."""
     seen: dict[tuple[object, ...], list[tuple[int, dict[str, TensorFacts]]]] = {}
     for place, tensors in sorted(evidence.weights.blocks().items()):
         matrices = {name: t for name, t in sorted(tensors.items()) if t.matrix}
@@ -54,8 +71,21 @@ def _duplicates(evidence: Evidence, settings: Settings) -> Iterable[Measurement]
         twin = next((i for i, other in earlier if _same(matrices, other)), None)
         earlier.append((place.index, matrices))
         if twin is not None:
-            text = f"{place} ({shown(place.stack)}) is a copy of block {twin}: {len(matrices)} matrices are equal"
-            yield Measurement(1, text, place.index, place.stack)
+            yield place, twin, len(matrices)
+
+
+def _equal_matrices(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    """Weights of blocks, those that are whole copies left alone. Buffers, such as masks, are equal in every block."""
+    copies = {place for place, _, _ in _twins(evidence)}
+    own = [
+        ((t.entry.shape, *t.numbers), name)
+        for name, t in evidence.weights.matrices.items()
+        if name.endswith(".weight") and not t.zero and (at := block_of(name)) and at[0] not in copies
+    ]
+    for names in by_key(own).values():
+        if len(names) > 1:
+            text = f"{len(names)} matrices are equal: {listed(names)}"
+            yield Measurement(len(names), text, block_number(names[1]), names[1])
 
 
 def _same(tensors: dict[str, TensorFacts], others: dict[str, TensorFacts]) -> bool:
@@ -235,6 +265,14 @@ RULES = [
         _duplicates,
         unit="blocks",
         metric="sum",
+    ),
+    Rule(
+        "integrity.equal_matrices",
+        "weight matrices of blocks that are equal to one another, whole copies of blocks left alone",
+        "Find out whether they are meant to be shared: a conversion that read one name twice is usual.",
+        _equal_matrices,
+        level="warn",
+        unit="matrices",
     ),
     Rule(
         "integrity.dead_neurons",

@@ -35,6 +35,10 @@ def zero_columns(name: str, low: int, high: int) -> Callable[[State], None]:
     return change
 
 
+def read_twice(state: State) -> None:
+    state["model.layers.1.mlp.up_proj.weight"] = state["model.layers.0.mlp.up_proj.weight"].clone()
+
+
 def copied(state: State) -> None:
     for name in [n for n in state if "layers.0." in n]:
         state[name.replace("layers.0.", "layers.1.")] = state[name].clone()
@@ -52,6 +56,7 @@ def untied(state: State) -> None:
 RULES: list[tuple[str, Callable[[State], object], str, int | None]] = [
     ("integrity.nonfinite", lambda s: s["lm_head.weight"][0].fill_(float("inf")), "lm_head.weight", None),
     ("integrity.zero_matrices", lambda s: s["lm_head.weight"].zero_(), "lm_head.weight", None),
+    ("integrity.equal_matrices", read_twice, "model.layers.1.mlp.up_proj.weight", 1),
     ("integrity.zero_blocks", emptied, "model.layers", 1),
     ("integrity.duplicate_blocks", copied, "model.layers", 1),
     (
@@ -224,6 +229,21 @@ def test_an_output_matrix_that_the_class_ties_by_default_is_held_against_the_emb
         assert (done.code, done.rules("warned") - {"behaviour.loss"}) == (0, found)
     [said] = [one for one in done.findings("warned") if one["rule"] == "integrity.tied_weights"]
     assert said["message"].endswith("are tied by the default of its class and differ by 0.5")
+
+
+def test_labels_that_contradict_each_other_warn(tmp_path: Path, duat: Duat) -> None:
+    bad.llama(tmp_path / "m", tok=False)
+    names = {"0": "bad", "1": "good", "2": "so"}
+    for numbers, found in (
+        ({"bad": 0, "good": 1, "so": "2"}, []),
+        ({"LABEL_0": 0, "LABEL_1": 1}, []),  # a default, which nobody reads
+        ({"bad": 1, "good": 0, "so": 2}, ["in 2 labels: 'bad' is 0 and 1, 'good' is 1 and 0"]),
+    ):
+        bad.jedit(tmp_path / "m" / bad.CFG, id2label=names, label2id=numbers)
+        done = duat("check", tmp_path / "m", "--weights-only", "--select", "integrity.labels", "-q", "--json")
+        said = [o["message"] for o in done.findings("warned")]
+        assert (done.code, len(said)) == (0, len(found))
+        assert all(word in one for word, one in zip(found, said, strict=True))
 
 
 def test_what_is_no_fault(tmp_path: Path, duat: Duat) -> None:
