@@ -40,8 +40,11 @@ def _labels(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     names, numbers = (evidence.files.config.get(field) for field in ("id2label", "label2id"))
     if not isinstance(names, dict) or not isinstance(numbers, dict):
         return
+    # in memory the numbers are numbers
     said = [(i, name, numbers[name]) for i, name in names.items() if isinstance(name, str) and name in numbers]
-    apart = [f"{shown(name)} is {clean(i)} and {clean(str(other))}" for i, name, other in said if str(other) != i]
+    apart = [
+        f"{shown(name)} is {clean(str(i))} and {clean(str(other))}" for i, name, other in said if str(other) != str(i)
+    ]
     if apart:
         text = f"id2label and label2id contradict each other in {plural(len(apart), 'label')}: {some(apart, 4)}"
         yield Measurement(len(apart), text, where="config.json")
