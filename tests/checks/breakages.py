@@ -505,6 +505,18 @@ BREAKAGES: dict[str, Breakage] = {
         DAMAGE, weights(copied(3, 4)), "integrity.duplicate_blocks", "integrity.duplicate_blocks"
     ),
     "one head's output zero": Breakage(DAMAGE, weights(zero_head), "warns integrity.constant_heads", MOVED),
+    "one matrix read twice": Breakage(
+        DAMAGE,
+        weights(lambda s: s.update({block(4, "mlp.up_proj"): s[block(3, "mlp.up_proj")].clone()})),
+        "warns integrity.equal_matrices",
+        MOVED,
+    ),
+    "half of the embedding's rows zero": Breakage(
+        DAMAGE,
+        one(EMBEDDING, lambda t: torch.cat([t[:1024], torch.zeros_like(t[1024:])])),
+        "warns integrity.zero_rows",
+        MOVED,
+    ),
     "half an FFN zero": Breakage(
         DAMAGE,
         one(block(3, "mlp.up_proj"), lambda t: torch.cat([t[:192], torch.zeros_like(t[192:])])),
@@ -610,6 +622,15 @@ BREAKAGES: dict[str, Breakage] = {
     ),
     "a chat template with a syntax error": Breakage(
         TEXTS, fields("tokenizer_config.json", chat_template="{% for m in messages %}{{ m.content }"), IDS, IDS
+    ),
+    "a chat template that calls what is not there": Breakage(
+        TEXTS,
+        fields("tokenizer_config.json", chat_template="{{ later() }}{{ messages[0].content }}"),
+        "warns integrity.tokenizer",
+        "drift.tokenizer",
+    ),
+    "generation_config: max_new_tokens 0": Breakage(
+        TEXTS, fields("generation_config.json", max_new_tokens=0), IDS, IDS
     ),
     "generation_config: an unknown key": Breakage(
         TEXTS, fields("generation_config.json", frobnicate=3), "passes", "drift.tokenizer"
