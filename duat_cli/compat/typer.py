@@ -4,7 +4,7 @@ It carries click's classes privately. What is overridden or read of them: `forma
 `make_parser`, `parse_args`, `invoke`, `params` and `commands` of commands; `multiple`, `is_flag`, `name`, `opts`,
 `metavar`, `get_help_record`, `param_type_name` and `rich_help_panel` of parameters; `section` and `write_dl` of the
 formatter; `get_command`, which an app that is called calls every time; `OptionInfo`, which `typer.Option` gives, and
-its `default`. Without one of these, help pages fail with an error or fall back to one flat list.
+its `default` and `param_decls`. Without one of these, help pages fail with an error or fall back to one flat list.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ def merge(
     directory: str = typer.Argument(
         metavar="DIR",
         show_default=False,
-        callback=options.named("DIR", "DIR"),
+        callback=options.named("DIR"),
         help="The folder that --out wrote.",
     ),
     *,

@@ -24,16 +24,12 @@ class Asked(Options):
 
     tokens: str | None = options.input_option(
         None,
-        "--tokens",
         metavar="LIST",
         help="In place of texts, their numbers of tokens, such as 512 or 100x32,2048; no tokenizer is read.",
     )
-    null: Literal["all", "uniform"] = options.compute_option(
-        "all", "--null", metavar="WHICH", help="As of duat inspect."
-    )
+    null: Literal["all", "uniform"] = options.compute_option("all", metavar="WHICH", help="As of duat inspect.")
     tuned: str | None = options.input_option(
         None,
-        "--tuned",
         metavar="TUNED",
         show_default=False,
         help="For lora-diff: the adapter or the tuned checkpoint. Default: the bundled adapter.",
@@ -48,20 +44,16 @@ class Asked(Options):
     criteria: bool = Pruning.criteria
     repair: bool = Pruning.repair
     calibration: str | None = Pruning.calibration
-    policy: str | None = options.compute_option(None, "--policy", metavar="POLICY", help="For check: as of duat check.")
-    select: list[str] | None = options.compute_option(
-        None, "--select", metavar="RULE", help="For check: as of duat check."
-    )
+    policy: str | None = options.compute_option(None, metavar="POLICY", help="For check: as of duat check.")
+    select: list[str] | None = options.compute_option(None, metavar="RULE", help="For check: as of duat check.")
     position: Literal["all"] | None = options.compute_option(
-        None, "--position", metavar="all", help="For attribute: a target for each token."
+        None, metavar="all", help="For attribute: a target for each token."
     )
-    steps: int = options.compute_option(0, "--steps", metavar="N", min=0, help="For attribute: as of duat attribute.")
-    fixed: bool = options.compute_option(False, "--fixed", help="For compare: as of duat compare.")
-    patch: Patched | None = options.compute_option(
-        None, "--patch", metavar="WHAT", help="For compare: as of duat compare."
-    )
+    steps: int = options.compute_option(0, metavar="N", min=0, help="For attribute: as of duat attribute.")
+    fixed: bool = options.compute_option(False, help="For compare: as of duat compare.")
+    patch: Patched | None = options.compute_option(None, metavar="WHAT", help="For compare: as of duat compare.")
     time: bool = options.compute_option(
-        False, "--time", help="Also about how long it takes, from one matrix product and one read that are timed here."
+        False, help="Also about how long it takes, from one matrix product and one read that are timed here."
     )
 
 
@@ -69,7 +61,7 @@ class Loading(options.Loading):
     """No weights are loaded."""
 
     device: str = options.loading_option(
-        "cpu", "--device", metavar="DEVICE", help="cpu, or cuda: of a GPU's memory; with --memory it need not be there."
+        "cpu", metavar="DEVICE", help="cpu, or cuda: of a GPU's memory; with --memory it need not be there."
     )
     device_map: None = None
     trust_remote_code: Literal[False] = False

@@ -12,6 +12,7 @@ from duat_cli.compat.typer import OptionInfo
 class Options:
     """A group: an attribute that its class sets to a `typer.Option` is one, and in an instance what was given for it.
 
+    An option that has no name of its own has the attribute's: `no_cache` is --no-cache, a flag without an opposite.
     A class that extends a group and sets an attribute to another value has no such option.
     """
 
@@ -19,11 +20,12 @@ class Options:
     """The options as parameters of a function, in their order."""
 
     def __init_subclass__(cls) -> None:
-        cls.parameters = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(cls, name), annotation=kind)
-            for name, kind in get_type_hints(cls).items()
-            if isinstance(getattr(cls, name), OptionInfo)
-        ]
+        cls.parameters = []
+        for name, kind in get_type_hints(cls).items():
+            if isinstance(option := getattr(cls, name), OptionInfo):
+                option.param_decls = option.param_decls or (f"--{name.replace('_', '-')}",)
+                parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
+                cls.parameters.append(parameter)
 
     def __init__(self, **given: Any) -> None:
         """given: by name; what is missing has the option's own default."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from duat_cli.cli.shared.grouped import Options
+from duat_cli.cli.terminal.help import written
 from duat_cli.cli.terminal.talk import hide
 from duat_cli.errors import InputError
 from duat_cli.loading.inputs.request import InputFiles, StackName
@@ -30,12 +31,13 @@ PANEL_OUTPUT = "Output"
 PLACES = {"FILE": "a file", "DIR": "a folder"}  # metavar -> what an option of it names
 
 
-def named(option: str, metavar: str) -> Callable[[Any], Any]:
+def named(metavar: str) -> Callable[..., Any]:
     """Refuses an empty name, as of a variable that is not set: it would be the working directory; and a file in the
     place of a folder."""
     what = PLACES[metavar]
 
-    def filled(value: Any) -> Any:
+    def filled(parameter: typer.CallbackParam, value: Any) -> Any:
+        option = written(parameter)
         if "" in (value if isinstance(value, list) else [value]):
             raise InputError(f"{option} '': an empty name; expected {what}")
         if metavar == "DIR" and value is not None and os.path.lexists(value) and not os.path.isdir(value):
@@ -46,9 +48,9 @@ def named(option: str, metavar: str) -> Callable[[Any], Any]:
 
 
 def option(default: Any, *names: str, panel: str, **given: Any) -> Any:
-    """An option of a panel of the help."""
+    """An option of a panel of the help. names: needed where it is not that of the group's attribute alone."""
     if (metavar := given.get("metavar")) in PLACES:
-        given.setdefault("callback", named(names[0], metavar))
+        given.setdefault("callback", named(metavar))
     return typer.Option(default, *names, rich_help_panel=panel, **given)
 
 
@@ -102,25 +104,18 @@ class Texts(Options):
     """What a model is to read."""
 
     prompt: list[str] | None = input_option(
-        None,
-        "--prompt",
-        metavar="TEXT",
-        help="A text to run; repeatable; - reads standard input. Without any: a bundled set.",
+        None, metavar="TEXT", help="A text to run; repeatable; - reads standard input. Without any: a bundled set."
     )
     prompts: str | None = input_option(
         None,
-        "--prompts",
         metavar="FILE",
         help='Texts, one a line; a name that ends in .jsonl holds JSON lines with "text", "messages" or "input_ids"; '
         'in .parquet a column "text", "prompt", "messages" or "input_ids"; with .gz behind it, lines are compressed. '
         "- reads standard input, one text a line.",
     )
-    max_tokens: int | None = input_option(
-        None, "--max-tokens", metavar="N", min=1, help="Cut every prompt after N tokens."
-    )
+    max_tokens: int | None = input_option(None, metavar="N", min=1, help="Cut every prompt after N tokens.")
     chat: bool = input_option(
         False,
-        "--chat",
         help="Put every text into the checkpoint's chat template, as what a user says, with what opens the answer. "
         'Lines of a .jsonl file may hold "messages" in the place of "text".',
     )
@@ -159,12 +154,11 @@ class Files(Options):
 
     image: list[str] | None = input_option(
         None,
-        "--image",
         metavar="FILE",
         help="A picture for a model that reads pictures; repeatable; needs Pillow, the extra vision.",
     )
     audio: list[str] | None = input_option(
-        None, "--audio", metavar="FILE", help="A PCM .wav file for a model that reads sound; repeatable."
+        None, metavar="FILE", help="A PCM .wav file for a model that reads sound; repeatable."
     )
     tensors: list[str] | None = input_option(
         None,
@@ -194,49 +188,37 @@ class OneStack(Files):
 class Loading(Options):
     """How a checkpoint is loaded."""
 
-    device: str = loading_option(
-        "auto",
-        "--device",
-        metavar="DEVICE",
-        help="cpu, cuda, cuda:1, or auto: a GPU if there is one.",
-    )
+    device: str = loading_option("auto", metavar="DEVICE", help="cpu, cuda, cuda:1, or auto: a GPU if there is one.")
     device_map: str | None = loading_option(
         None,
-        "--device-map",
         metavar="MAP",
         help="Read weights block by block, and keep on the devices what fits there: auto, balanced, sequential, or a "
         "JSON file of modules and devices (cpu, disk, cuda:1). --device computes. More: duat explain size.",
     )
     dtype: Dtype = loading_option(
         "float32",
-        "--dtype",
         metavar="DTYPE",
         help="float32, float64, bfloat16, float16, or auto: as stored. "
         "float32 because the certificate is only as sharp as the arithmetic.",
     )
     memory: str | None = loading_option(
         None,
-        "--memory",
         metavar="SIZE",
         help="What the process may take, such as 8GB, of a GPU where one computes. Weights that do not fit are read "
         "block by block. Without it: what the system leaves.",
     )
-    revision: str | None = loading_option(
-        None, "--revision", metavar="REV", help="Branch, tag or commit of a hub checkpoint."
-    )
+    revision: str | None = loading_option(None, metavar="REV", help="Branch, tag or commit of a hub checkpoint.")
     token: str | None = loading_option(
         None,
-        "--token",
         metavar="TOKEN",
         callback=_hidden,
         help="Hub access token, never printed. Default: HF_TOKEN, or the one of 'hf auth login'.",
     )
     cache_dir: str | None = loading_option(
-        None, "--cache-dir", metavar="DIR", help="Where hub files are kept. Default: the hub's own cache."
+        None, metavar="DIR", help="Where hub files are kept. Default: the hub's own cache."
     )
     trust_remote_code: bool = loading_option(
         False,
-        "--trust-remote-code",
         help="Run Python code that comes with the checkpoint. Off: such a model is refused, or read as "
         "transformers' own class of its type, with a warning.",
     )
@@ -254,7 +236,7 @@ class Page(Options):
     form: PageFormat | None = format_option(
         help="table, json, or html: a page with pictures. Default: table, or what the output file's name ends in.",
     )
-    json: bool = output_option(False, "--json", help="Short for --format json.")
+    json: bool = output_option(False, help="Short for --format json.")
     output: str | None = output_option(
         None,
         "--output",
@@ -290,7 +272,7 @@ class Voice(Options):
 
     quiet: bool = output_option(False, "--quiet", "-q", help="Only the result and errors.")
     verbose: bool = output_option(False, "--verbose", "-v", help="Also every step, and the libraries' progress.")
-    no_color: bool = output_option(False, "--no-color", help="No colour; NO_COLOR does the same.")
+    no_color: bool = output_option(False, help="No colour; NO_COLOR does the same.")
 
 
 def require_hub(model: str | None, token: str | None) -> None:

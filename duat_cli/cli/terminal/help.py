@@ -59,7 +59,7 @@ class Command(TyperCommand):
         writes, reads = list[tuple[str, Any]](), list[tuple[str, Any]]()
         for parameter in self.params:
             value = ctx.params.get(parameter.name)
-            name = str(parameter.metavar if parameter.param_type_name == "argument" else parameter.opts[0])
+            name = written(parameter)
             for one in value if isinstance(value, (list, tuple)) else [value]:
                 if parameter.name in results:
                     writes.append((name, one.partition("=")[2] if parameter.name == "report" else one))
@@ -91,6 +91,11 @@ class Group(TyperGroup):
             if getattr(parameter, "is_flag", False) and parameter.default is None:
                 parameter.default = False
         return found
+
+
+def written(parameter: Any) -> str:
+    """How a parameter is named on the command line, as messages name it."""
+    return str(parameter.metavar if parameter.param_type_name == "argument" else parameter.opts[0])
 
 
 def _of_commands(group: TyperGroup) -> Sections:

@@ -15,6 +15,7 @@ class Shape(Options):
     width: int = typer.Option(2, "--width")
     colour: Literal["red", "blue"] = typer.Option("red", "--colour")
     closed: bool = typer.Option(False, "--closed")
+    no_line: bool = typer.Option(False)
 
 
 class Grey(Shape):
@@ -32,7 +33,7 @@ def draw(name: str = typer.Argument("it"), *, shape: Shape, times: int = typer.O
 @grouped
 def dull(*, shape: Grey) -> int:
     """Draws in grey."""
-    typer.echo(f"{shape.width} {shape.colour} {shape.closed}")
+    typer.echo(f"{shape.width} {shape.colour} {shape.closed} {shape.no_line}")
     return 0
 
 
@@ -55,10 +56,15 @@ def test_what_is_given_comes_in_groups(arguments: tuple[str, ...], expected: str
 
 
 def test_another_class_has_its_own_options_in_the_same_order() -> None:
-    assert [one.name for one in Shape.parameters] == ["width", "colour", "closed"]
-    assert [one.name for one in Grey.parameters] == ["width", "closed"]
-    assert said(dull, "-w", "5") == "5 None False"
+    assert [one.name for one in Shape.parameters] == ["width", "colour", "closed", "no_line"]
+    assert [one.name for one in Grey.parameters] == ["width", "closed", "no_line"]
+    assert said(dull, "-w", "5") == "5 None False False"
     assert "No such option" in said(dull, "--colour", "red")
+
+
+def test_an_option_without_a_name_has_that_of_its_attribute() -> None:
+    assert said(dull, "--no-line") == "7 None False True"
+    assert "No such option" in said(dull, "--no-no-line")
 
 
 def test_options_stand_where_the_group_does() -> None:
