@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from duat_cli.checks.policy import Level
-from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings, needed
 from duat_cli.results.behaviour import CLASSES, NOT_FINITE, Behaviour
 from duat_cli.text import plural
 
@@ -17,30 +17,27 @@ MUCH = 1.0
 
 def _loss(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     """Against the policy's `max`, the uniform distribution, and the prompts' own unigram, which warns."""
-    found = evidence.behaviour
-    assert found is not None
-    where = "behaviour.loss_per_token"
+    found, where = needed(evidence.behaviour), "behaviour.loss_per_token"
     if found.loss_per_token is None:  # of a prompt of one token there is nothing to say
         text = f"the loss has no value: {found.reasons['loss_per_token']}"
         yield Measurement(0.0, text, where=where, undefined="fail" if found.scored else "skip")
         return
-    assert found.uniform is not None
-    assert found.unigram is not None
     loss, what = found.loss_per_token, "pseudo-loss" if found.predicts == "masked token" else "loss"
+    over_all, own = needed(found.uniform), needed(found.unigram)
     few = f" (on {plural(found.scored, 'token')}: too few to be sure)" if found.scored < FEW else ""
     text = f"{what} {loss:.3g} nats per token"
-    uniform = f"no better than the uniform distribution over {found.vocabulary:,} tokens: {found.uniform:.3g}"
-    unigram = f"no better than the prompts' own unigram distribution: {found.unigram:.3g}"
+    uniform = f"no better than the uniform distribution over {found.vocabulary:,} tokens: {over_all:.3g}"
+    unigram = f"no better than the prompts' own unigram distribution: {own:.3g}"
     level: Level | None = "warn" if few else None
     if settings.max is not None:
         yield Measurement(loss, f"{text}, at most {settings.max:g} is allowed", where=where, high=settings.max)
-    if loss >= found.uniform:
-        yield Measurement(loss, f"{text}, {uniform}{few}", where=where, high=_below(found.uniform), level=level)
-    elif loss >= found.unigram:
-        yield Measurement(loss, f"{text}, {unigram}{few}", where=where, high=_below(found.unigram), level="warn")
+    if loss >= over_all:
+        yield Measurement(loss, f"{text}, {uniform}{few}", where=where, high=_below(over_all), level=level)
+    elif loss >= own:
+        yield Measurement(loss, f"{text}, {unigram}{few}", where=where, high=_below(own), level="warn")
     else:
-        best = f"{text}; uniform {found.uniform:.3g}, the prompts' own unigram {found.unigram:.3g}"
-        yield Measurement(loss, best, where=where, high=min(found.uniform, found.unigram))
+        best = f"{text}; uniform {over_all:.3g}, the prompts' own unigram {own:.3g}"
+        yield Measurement(loss, best, where=where, high=min(over_all, own))
 
 
 def _below(null: float) -> float:
@@ -49,27 +46,23 @@ def _below(null: float) -> float:
 
 
 def _logits(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    found = evidence.behaviour
-    assert found is not None
-    count = found.nonfinite_logits
-    assert count is not None
+    found = needed(evidence.behaviour)
+    count = needed(found.nonfinite_logits)
     text = f"{plural(count, 'logit')} of {plural(found.predictions, 'prediction')} are NaN or infinite"
     yield Measurement(count, text if count else _spread(found), where="behaviour.nonfinite_logits")
 
 
 def _spread(found: Behaviour) -> str:
-    assert found.never_predicted is not None
     unit, what = ("", "classes") if found.predicts in CLASSES else (" per token", "vocabulary")
     return (
         f"logits up to {found.largest_logit:.3g}, range {found.logit_range:.3g}, entropy {found.entropy:.3g} nats"
-        f"{unit}; {found.never_predicted:.1%} of the {what} never likelier than 1/{found.vocabulary}"
+        f"{unit}; {needed(found.never_predicted):.1%} of the {what} never likelier than 1/{found.vocabulary}"
     )
 
 
 def _agreement(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     """Against the policy's `max`, else what rounding in the dtype may do."""
-    found, where = evidence.agreement, "behaviour.agreement"
-    assert found is not None
+    found, where = needed(evidence.agreement), "behaviour.agreement"
     key, turned = (evidence.baseline_file, "answers"), found.embeddings
     for one, field in ((found, where), (turned, "behaviour.cosine")):
         if one is not None:
@@ -79,8 +72,7 @@ def _agreement(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 def _divergence(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     """Of classes alone, against the policy's `max`, else what rounding in the dtype may do."""
-    found, where, key = evidence.agreement, "behaviour.kl", (evidence.baseline_file, "answers")
-    assert found is not None
+    found, where, key = needed(evidence.agreement), "behaviour.kl", (evidence.baseline_file, "answers")
     if found.kl is None:
         yield Measurement(0.0, found.without, where=where, undefined="fail" if found.without == NOT_FINITE else "skip")
         return
@@ -92,19 +84,17 @@ def _divergence(evidence: Evidence, settings: Settings) -> Iterable[Measurement]
 def _tuned(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     """No better than uniform is the rule's level, where the base is; much worse than the base warns, and so does a
     tuned model that cannot be run."""
-    found = evidence.behaviour
-    assert found is not None
+    found = needed(evidence.behaviour)
     where, key = "behaviour.tuned.loss_per_token", (evidence.adapter_file, "")
-    assert found.tuned is not None
-    tuned, base, uniform = found.tuned.loss_per_token, found.loss_per_token, found.uniform
+    with_it = needed(found.tuned)
+    tuned = with_it.loss_per_token
     if tuned is None:
-        why = found.tuned.reasons["loss_per_token"]
+        why = with_it.reasons["loss_per_token"]
         level: Level | None = None if why == NOT_FINITE else "warn"
         text = f"the loss with the adapter has no value: {why}"
         yield Measurement(0.0, text, where=where, level=level, undefined="fail", key=key)
         return
-    assert base is not None
-    assert uniform is not None
+    base, uniform = needed(found.loss_per_token), needed(found.uniform)
     text = f"with the adapter the loss is {tuned:.3g} nats per token, without {base:.3g}"
     if tuned >= uniform > base and found.scored >= FEW:
         null = f"no better than the uniform distribution over {found.vocabulary:,} tokens: {uniform:.3g}"

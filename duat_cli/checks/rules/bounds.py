@@ -7,21 +7,20 @@ from dataclasses import replace
 
 from duat_cli.checks.paths import asks_for, block_index, flatten, matches, place_of
 from duat_cli.checks.policy import BoundTable, Layer
-from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings, needed
 from duat_cli.errors import InputError
 from duat_cli.text import shown
 
 
 def _bounds(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    assert evidence.report is not None
-    assert evidence.policy is not None
-    values, reasons = flatten(evidence.report)
-    for pattern, (layer, bound) in evidence.policy.bounds().items():
+    report = needed(evidence.report)
+    values, reasons = flatten(report)
+    for pattern, (layer, bound) in needed(evidence.policy).bounds().items():
         if bound.level == "off":
             continue
         found = list(_matching(pattern, layer, bound, values, reasons))
         if not found:
-            last = evidence.report.model.blocks - 1
+            last = report.model.blocks - 1
             raise InputError(
                 f"{layer.source}: bounds.{shown(pattern)} matches nothing in this model's report, whose blocks are 0 "
                 f'to {last}; correct the path, or set its level to "off"'

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings, needed
 from duat_cli.grouping import by_key
 from duat_cli.loading.declared.embedder import PATHS, TYPES
 from duat_cli.loading.declared.facts import (
@@ -32,24 +32,23 @@ Change = tuple[str, Any, Any]
 
 def _config(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     """One finding for each field, or for each group of fields such as rope_parameters."""
-    assert evidence.declared is not None
-    assert evidence.old is not None
-    groups = by_key((_group(change[0]), change) for change in config_changes(evidence.old, evidence.declared))
+    old, declared = needed(evidence.old), needed(evidence.declared)
+    groups = by_key((_group(change[0]), change) for change in config_changes(old, declared))
     for group, changes in groups.items():
         yield Measurement(len(changes), f"config.json: {told(changes)}", where=f"{CONFIG}.{group}")
-    if alone := _stated_by_one(evidence.old, evidence.declared):
+    if alone := _stated_by_one(old, declared):
         why = "the baseline was made without a load, so whether that was the class's default is not known"
         yield Measurement(len(alone), f"config.json: {told(alone)}; {why}", where=CONFIG, level="warn")
     files: dict[str, list[Change]] = {}
-    for kind, now in ((EMBEDDER, evidence.declared.embedder.fields), (PROCESSOR, evidence.declared.processor)):
-        before = below(evidence.old, kind)  # nothing of a baseline that may know nothing of these files
-        for name, old, new in _differing(before, _as_known(before, now)) if before else ():
+    for kind, now in ((EMBEDDER, declared.embedder.fields), (PROCESSOR, declared.processor)):
+        before = below(old, kind)  # nothing of a baseline that may know nothing of these files
+        for name, was, here in _differing(before, _as_known(before, now)) if before else ():
             file, found, field = name.rpartition(".json.")
             file, field = (f"{file}.json", field) if found else (name.removesuffix(".weights"), "weights")
-            files.setdefault(f"{kind}.{file}", []).append((field, old, new))
+            files.setdefault(f"{kind}.{file}", []).append((field, was, here))
     for where, changes in files.items():
         yield Measurement(len(changes), f"{clean(where.partition('.')[2])}: {told(changes)}", where=where)
-    if evidence.retokenised and evidence.declared.tokenizer is None and not files:  # else the tokenizer's rule says it
+    if evidence.retokenised and declared.tokenizer is None and not files:  # else the tokenizer's rule says it
         yield Measurement(1, evidence.retokenised, where="prompts")
 
 
@@ -103,21 +102,24 @@ def _generation_settings(before: Mapping[str, Any], written: Mapping[str, Any], 
             yield name, was, here
 
 
-def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
-    """Of entries that need not be in both."""
-    each = ((name, old.get(name), new.get(name)) for name in dict.fromkeys([*old, *new]))
-    return (change for change in each if change[1] != change[2])
+def _differing(
+    old: Mapping[str, Any], new: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> Iterator[Change]:
+    """Of entries that need not be in both. defaults: what one that is missing stands for; without it none."""
+    stated = defaults or {}
+    for name in dict.fromkeys([*old, *new]):
+        was, here = (side.get(name, stated.get(name)) for side in (old, new))
+        if was != here:
+            yield name, was, here
 
 
 def _resolved_changes(before: Mapping[str, Any], new: Declared, *, same: bool) -> Iterator[Change]:
     """same: whether one release of transformers resolved both. Another one's classes may have fields more and fewer,
     which then count only where config.json states them."""
     now = new.resolved or {}
-    for name in dict.fromkeys([*before, *now]):
-        old, here = before.get(name), now.get(name)
-        comparable = same or (name in before and name in now) or name in new.stated
-        if old != here and comparable:
-            yield name, old, here
+    for change in _differing(before, now):
+        if same or (change[0] in before and change[0] in now) or change[0] in new.stated:
+            yield change
 
 
 def _group(name: str) -> str:
@@ -128,14 +130,11 @@ def _group(name: str) -> str:
 
 
 def _tokenizer(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    assert evidence.declared is not None
-    assert evidence.declared.tokenizer is not None
-    assert evidence.old is not None
-    old, here = evidence.old, evidence.declared.tokenizer
-    parts = list(_tokenizer_changes(below(old, TOKENIZER), here)) if below(old, TOKENIZER) else []
+    old, declared = needed(evidence.old), needed(evidence.declared)
+    parts = list(_tokenizer_changes(below(old, TOKENIZER), needed(declared.tokenizer))) if below(old, TOKENIZER) else []
     for name, text in parts:
         yield Measurement(1, f"tokenizer: {text}", where=f"{TOKENIZER}.{name}")
-    changes = list(generation_changes(below(old, GENERATION), evidence.declared))
+    changes = list(generation_changes(below(old, GENERATION), declared))
     if changes:
         yield Measurement(len(changes), f"generation_config.json: {told(changes)}", where=GENERATION)
     if evidence.retokenised and evidence.written and not parts and not changes:
@@ -188,11 +187,7 @@ def _tokens(tokens: list[str]) -> str:
 
 def generation_changes(old: Mapping[str, Any], new: Declared) -> Iterator[Change]:
     """Fields of generation_config.json that differ; one that is not stated has its default."""
-    for name in dict.fromkeys([*old, *new.generation]):
-        default = new.generation_defaults.get(name)
-        was, here = old.get(name, default), new.generation.get(name, default)
-        if was != here:
-            yield name, was, here
+    return _differing(old, new.generation, new.generation_defaults)
 
 
 def told(changes: list[Change]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from duat_cli.checks.baseline import metric_of
 from duat_cli.checks.drift import Deviation
-from duat_cli.checks.rule import Evidence, Measurement, Need, Rule, Settings
+from duat_cli.checks.rule import Evidence, Measurement, Need, Rule, Settings, needed
 from duat_cli.grouping import by_key
 from duat_cli.text import apart, listed, plural, shown
 
@@ -33,8 +33,7 @@ def _moved(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 
 def _measurement(deviation: Deviation, file: str) -> Measurement:
-    limit, key, metric = deviation.tolerance, deviation.key, metric_of(deviation.key)
-    assert limit is not None
+    limit, key, metric = needed(deviation.tolerance), deviation.key, metric_of(deviation.key)
     empty = Measurement(0.0, "", metric.block, key, source=limit.source, key=(file, key))
     if deviation.reason is not None:
         text = f"{shown(metric.name)} has another shape, {deviation.reason}; a distance is not defined"

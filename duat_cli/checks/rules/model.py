@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from duat_cli.checks.places import BlockPlace, block_of, config_of_blocks, depth_field
-from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings, needed
 from duat_cli.grouping import by_key
 from duat_cli.text import listed, plural, shown
 
@@ -59,10 +59,10 @@ def _per_layer(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 def _certificate(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     """Against the tolerance of the dtype, where the policy has no limit."""
-    assert evidence.report is not None
-    found = evidence.report.certificate
+    report = needed(evidence.report)
+    found = report.certificate
     limit = found.tolerance if settings.max is None else settings.max
-    for block in evidence.report.blocks:
+    for block in report.blocks:
         text = f"the DUAT form of block {block.index} is off by {block.certificate_error:.1e}"
         where = f"blocks.{block.index}.certificate_error"
         yield Measurement(block.certificate_error, text, block.index, where, high=limit)
@@ -73,14 +73,12 @@ def _certificate(evidence: Evidence, settings: Settings) -> Iterable[Measurement
 
 
 def _skipped(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    assert evidence.report is not None
-    return [Measurement(1, f"{entry.what}: {entry.why}") for entry in evidence.report.skipped]
+    return [Measurement(1, f"{entry.what}: {entry.why}") for entry in needed(evidence.report).skipped]
 
 
 def _range(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     """Beyond the dtype's largest number is the rule's level; near it warns."""
-    assert evidence.report is not None
-    for block in evidence.report.blocks:
+    for block in needed(evidence.report).blocks:
         found, where = block.range, f"blocks.{block.index}.range.share"
         what = f"block {block.index}'s activations (output: {found.place})"
         if found.share is None:

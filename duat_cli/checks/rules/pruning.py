@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings, needed
 
 
 def _slack(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    assert evidence.slack is not None
-    for plan in evidence.slack.plans:
+    slack = needed(evidence.slack)
+    for plan in slack.plans:
         kind = plan.granularity
         if settings.rule.id == f"pruning.{kind}s":
             yield Measurement(
                 plan.share,
                 f"{plan.removed} of {plan.of} {kind}s can go together within {plan.budget:g} "
-                f"{evidence.slack.protocol.unit}, {plan.share:.1%}",
+                f"{slack.protocol.unit}, {plan.share:.1%}",
                 where=f"plans.{kind}.share",
             )
 

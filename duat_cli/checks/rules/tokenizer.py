@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings, needed
 from duat_cli.loading.declared.facts import Declared
 from duat_cli.loading.declared.tokenizer import TokenizerFacts
 from duat_cli.text import clean, listed, plural, shown
@@ -19,23 +19,21 @@ _NO_TOKEN = -1  # what some configs say where there is none
 
 
 def _tokenizer(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    said = evidence.declared
-    assert said is not None
-    assert said.tokenizer is not None
-    yield from _beyond(said, said.tokenizer)
+    said = needed(evidence.declared)
+    tokenizer = needed(said.tokenizer)
+    yield from _beyond(said, tokenizer)
     for role in ("bos_token", "eos_token"):
-        yield from _disagreement(said, said.tokenizer, role)
-    if said.tokenizer.template_fault:
-        text = f"chat template: a syntax error, {clean(said.tokenizer.template_fault)}"
+        yield from _disagreement(said, tokenizer, role)
+    if tokenizer.template_fault:
+        text = f"chat template: a syntax error, {clean(tokenizer.template_fault)}"
         yield Measurement(1, text, where="chat_template")
-    if said.tokenizer.template_fails:
-        text = f"chat template: of one message of a user it {clean(said.tokenizer.template_fails)}"
+    if tokenizer.template_fails:
+        text = f"chat template: of one message of a user it {clean(tokenizer.template_fails)}"
         yield Measurement(1, text, where="chat_template", level="warn")
     if said.generation_fault:
         text = f"generation_config.json: transformers does not load a model beside it: {clean(said.generation_fault)}"
         yield Measurement(1, text, where="generation_config.json")
-    if said.tokenizer.lost:
-        lost = said.tokenizer.lost
+    if lost := tokenizer.lost:
         many = plural(len(lost), "text")
         text = f"tokenizer: {many} not the same after encoding and decoding, such as {shown(lost[0], 60)}"
         yield Measurement(len(lost), text, where="tokenizer.json")
