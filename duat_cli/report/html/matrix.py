@@ -13,7 +13,7 @@ from duat_cli.report.html.drawing.plot import Axis, Plot, curve, level
 from duat_cli.report.html.drawing.scales import Band, Log
 from duat_cli.report.html.drawing.table import Head, Table, table_by, table_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.facts import heads
+from duat_cli.report.tables.facts import heads, verdict
 from duat_cli.report.tables.grid import Column, on_page
 from duat_cli.report.tables.matrix import LAYER_COLUMNS, NORMS, VERDICTS, mapped, origin, quoted, token_labels
 from duat_cli.results.matrix import MatrixReport, NetworkReport
@@ -46,7 +46,7 @@ def _case(report: MatrixReport) -> str:
 
 def _verdict(report: MatrixReport) -> Verdict:
     """Of the certificate and the checks together."""
-    plain = verdict_of(report.certificate)
+    plain = verdict_of(verdict(report.certificate))
     failed = [check.name for check in report.checks if check.holds is False]
     made = sum(check.holds is not None for check in report.checks)
     if failed:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from duat_cli.report.html.attribute.heads import flows, heads, measured
 from duat_cli.report.html.attribute.tokens import blocks, coloured, continued, token_by_layer
-from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict, sheet_of, tiles_of
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, sheet_of, tiles_of, verdict_of
 from duat_cli.report.html.drawing.table import Head, table_by, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute import columns
-from duat_cli.report.tables.attribute.words import NOT_CAUSAL, added, called, leading, missed, place_of, title, token
+from duat_cli.report.tables.attribute.words import NOT_CAUSAL, added, called, leading, place_of, title, token, verdict
 from duat_cli.report.tables.grid import Column, on_page
 from duat_cli.report.tables.numbers import SIGNED
-from duat_cli.results.attribute import AttributeReport, Attribution, AttributionCertificate
+from duat_cli.results.attribute import AttributeReport, Attribution
 
 _INNER, _SPREAD = on_page(columns.INNER), on_page(columns.SPREAD)
 _SHOWN = 4  # predictions with all their pictures, and as many whose text alone is shown
@@ -33,7 +33,8 @@ def attribute_sheet(report: AttributeReport, beside: Sequence[AttributeReport]) 
     figures += [coloured(report, number, whole=False) for number in range(drawn, drawn + texts)]
     figures += [_predictions(report, drawn, texts), _means(report)]
     lists = [("How to read it", [NOT_CAUSAL]), ("Held fixed between the last block and the logits", report.held)]
-    return sheet_of(report, report.prompts, _tiles(report), lists, figures, said=_verdict(report.certificate))
+    said = verdict_of(verdict(report.certificate))
+    return sheet_of(report, report.prompts, _tiles(report), lists, figures, said=said)
 
 
 def _leading(predictions: Sequence[Attribution], room: int, least: int = 0) -> int:
@@ -48,12 +49,6 @@ def _tiles(report: AttributeReport) -> list[Tile]:
         columns.append(Column(("predictions", ""), "summary.predictions", numbers.whole))
         columns.append(Column((f"mean {called(report.attribution[0])}", "logits"), "summary.logit", numbers.plain))
     return tiles_of(report, columns)
-
-
-def _verdict(certificate: AttributionCertificate) -> Verdict:
-    if certificate.exact:
-        return Verdict("good", "exact", missed(certificate))
-    return Verdict("bad", "NOT EXACT", f"{missed(certificate)}; do not rely on these numbers")
 
 
 def _inner(report: AttributeReport, number: int) -> Figure | None:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from markupsafe import Markup
+from rich.text import Text
 
 from duat_cli.report.html.drawing.plot import Sample, legend
 from duat_cli.report.html.drawing.table import Table, field_of
 from duat_cli.report.tables import facts
 from duat_cli.report.tables.grid import Column
-from duat_cli.results.base import Certificate, Environment, ModelFacts, Result, Skipped
+from duat_cli.results.base import Environment, ModelFacts, Result, Skipped
 from duat_cli.results.prompts import Prompts
 
 
@@ -114,7 +115,7 @@ def sheet_of(
         command=report.command,
         name=facts.named(report.model) + of,
         facts=[*loaded(report.model, report.environment, prompts), *more],
-        verdict=said or verdict_of(report.certificate),
+        verdict=said or verdict_of(facts.verdict(report.certificate)),
         tiles=tiles,
         lists=[*lists, skipped(getattr(report, "skipped", ())), ("Warnings", report.warnings)],
         figures=[figure for figure in figures if figure is not None],
@@ -137,9 +138,10 @@ def noted(count: int, what: str) -> list[str]:
     return [f"{count} {what}"] if count > 0 else []
 
 
-def verdict_of(certificate: Certificate) -> Verdict:
-    word, _, text = facts.verdict(certificate).plain.partition(": ")
-    return Verdict("good" if certificate.exact else "bad", word, text)
+def verdict_of(said: Text) -> Verdict:
+    """A table's verdict, that of a certificate."""
+    word, _, text = said.plain.partition(": ")
+    return Verdict("good" if word == "exact" else "bad", word, text)
 
 
 def skipped(entries: Sequence[Skipped]) -> tuple[str, list[str]]:

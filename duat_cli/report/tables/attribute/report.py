@@ -17,7 +17,6 @@ from duat_cli.report.tables.page import BLANK, TARGET, Page, cut, heading, line,
 from duat_cli.results.attribute import (
     AttributeReport,
     Attribution,
-    AttributionCertificate,
     Continuation,
     Flow,
     InnerPart,
@@ -50,7 +49,7 @@ def render_attribute(report: AttributeReport, page: Page) -> str:
     return page.render(
         *parts,
         *facts.section("held fixed between the last block and the logits", report.held),
-        _verdict(report.certificate),
+        words.verdict(report.certificate),
         note(words.NOT_CAUSAL),
         *([note(words.BARE)] if any(words.is_bare(one) for one in report.attribution) else []),
         *facts.remarks(report.skipped, report.warnings),
@@ -298,12 +297,6 @@ def _overview(report: AttributeReport, page: Page) -> list[RenderableType]:
     for row in rows:
         table.add_row(*map(Text, row))
     return [heading(title), table]
-
-
-def _verdict(certificate: AttributionCertificate) -> Text:
-    if certificate.exact:
-        return line(f"exact: {words.missed(certificate)}", "green")
-    return line(f"NOT EXACT: {words.missed(certificate)}; do not rely on these numbers", "bold red")
 
 
 def _token(one: TokenPart | RemovedToken | Source) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rich.text import Text
+
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.page import TARGET, cut
+from duat_cli.report.tables.page import TARGET, cut, line
 from duat_cli.results.attribute import Attribution, AttributionCertificate, InnerPart, RemovedPart, Spread
 
 NOT_CAUSAL = (
@@ -67,10 +69,13 @@ def place_of(part: InnerPart | RemovedPart | Spread) -> str:
     return f"{part.block}{unit}{expert}.{part.index}"
 
 
-def missed(certificate: AttributionCertificate) -> str:
+def verdict(certificate: AttributionCertificate) -> Text:
     """How far the parts are from the model's own logit."""
     by = f"{numbers.error(certificate.residual)} of the largest partial sum, tolerance {certificate.tolerance:.0e}"
-    return f"the parts miss the untouched model's own logit by {by}"
+    text = f"the parts miss the untouched model's own logit by {by}"
+    if certificate.exact:
+        return line(f"exact: {text}", "green")
+    return line(f"NOT EXACT: {text}; do not rely on these numbers", "bold red")
 
 
 def called(one: Attribution) -> str:
