@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-from markupsafe import Markup
+from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.cells import cell_map
@@ -56,54 +54,47 @@ def _verdict(report: MatrixReport) -> Verdict:
 
 
 def _coupling(report: MatrixReport) -> Figure:
-    return Figure(
-        key="coupling",
-        half=True,
-        title=f"Coupling through W': C between {mapped(report)}",
-        says="C_ij = |B_ij|_F, from token j (column) into token i (row). A causal mask leaves what lies right of the "
-        "diagonal at zero.",
-        picture=_map(report.coupling, token_labels(report), ("from token j", "into token i"), "C", signed=False),
-        tables=[_table(report.coupling, token_labels(report), "i", "coupling", "norm", numbers.plain)],
-        terms=["coupling"],
+    title = f"Coupling through W': C between {mapped(report)}"
+    says = (
+        "C_ij = |B_ij|_F, from token j (column) into token i (row). A causal mask leaves what lies right of the "
+        "diagonal at zero."
     )
+    return _square("coupling", report.coupling, token_labels(report), title, says)
 
 
 def _convolution(report: MatrixReport) -> Figure:
     found = report.convolution
-    return Figure(
-        key="convolution",
-        half=True,
-        title=f"The same of a 1-D convolution, k = {found.width}",
-        says="Its weights are drawn, so only where it is zero says anything. An output token is made of "
+    title = f"The same of a 1-D convolution, k = {found.width}"
+    says = (
+        "Its weights are drawn, so only where it is zero says anything. An output token is made of "
         f"{numbers.plain(found.attention_tokens_read)} tokens by this block's attention, of "
-        f"{numbers.plain(found.tokens_read)} by the convolution, mean over tokens.",
-        picture=_map(found.coupling, token_labels(report), ("from token j", "into token i"), "C", signed=False),
-        tables=[_table(found.coupling, token_labels(report), "i", "convolution.coupling", "norm", numbers.plain)],
-        terms=["convolution.coupling", "convolution.tokens_read", "convolution.attention_tokens_read"],
+        f"{numbers.plain(found.tokens_read)} by the convolution, mean over tokens."
     )
+    more = ("convolution.tokens_read", "convolution.attention_tokens_read")
+    return _square("convolution.coupling", found.coupling, token_labels(report), title, says, *more)
 
 
 def _corner(report: MatrixReport) -> Figure:
     side = len(report.corner)
-    labels = [str(i) for i in range(side)]
-    return Figure(
-        key="corner",
-        half=True,
-        title=f"The corner of W'_HVO: {side} x {side} entries of its block B_00",
-        says="From token 0 to token 0: what this component of the input (column) adds to that of the output (row).",
-        picture=_map(
-            report.corner, labels, ("component of the input", "component of the output"), "entry", signed=True
-        ),
-        tables=[_table(report.corner, labels, "row", "corner", "entry", numbers.SIGNED)],
-        terms=["corner"],
-    )
+    title = f"The corner of W'_HVO: {side} x {side} entries of its block B_00"
+    says = "From token 0 to token 0: what this component of the input (column) adds to that of the output (row)."
+    return _square("corner", report.corner, [str(i) for i in range(side)], title, says, entries=True)
 
 
-def _map(
-    rows: Sequence[Sequence[float]], labels: Sequence[str], axes: tuple[str, str], word: str, *, signed: bool
-) -> Markup:
-    """Row 0 on top, as a matrix is written."""
-    count = len(rows)
+def _square(
+    path: str,
+    rows: Sequence[Sequence[float]],
+    labels: Sequence[str],
+    title: str,
+    says: str,
+    *terms: str,
+    entries: bool = False,
+) -> Figure:
+    """A map, row 0 on top as a matrix is written. path: of the rows in the report. labels: of them. terms: beside the
+    rows' own. entries: whether the numbers are entries of W', or else norms of its blocks."""
+    count, form = len(rows), numbers.SIGNED if entries else numbers.plain
+    word, unit, label = ("entry", "entry", "row") if entries else ("C", "norm", "i")
+    axes = ("component of the input", "component of the output") if entries else ("from token j", "into token i")
     plot = Plot(
         Axis(axes[0], Band([str(i) for i in range(count)], most=count)),
         Axis(axes[1], Band(list(reversed(labels)), most=count)),
@@ -115,24 +106,21 @@ def _map(
     def said(r: int, c: int) -> str:
         return f"{word}, row {count - 1 - r}, column {c}"
 
-    form = numbers.SIGNED if signed else numbers.plain
     about = f"Map of {count} x {count}: {axes[0]} across, {axes[1]} downwards."
-    return cell_map(plot, list(reversed(rows)), said, about, form, signed=signed)
-
-
-def _table(
-    rows: Sequence[Sequence[float]],
-    labels: Sequence[str],
-    label: str,
-    path: str,
-    unit: str,
-    form: Callable[[float | None], str],
-) -> Table:
-    return Table(
-        heads=[Head(label, number=False), *(Head(str(j), unit, str(j)) for j in range(len(rows)))],
+    table = Table(
+        heads=[Head(label, number=False), *(Head(str(j), unit, str(j)) for j in range(count))],
         rows=[[name, *(form(value) for value in row)] for name, row in zip(labels, rows, strict=True)],
         place=f"{path}.",
-        at=[f"{path}.{i}" for i in range(len(rows))],
+        at=[f"{path}.{i}" for i in range(count)],
+    )
+    return Figure(
+        key=path.partition(".")[0],
+        half=True,
+        title=title,
+        says=says,
+        picture=cell_map(plot, list(reversed(rows)), said, about, form, signed=entries),
+        tables=[table],
+        terms=[path, *terms],
     )
 
 
