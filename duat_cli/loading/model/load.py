@@ -28,7 +28,7 @@ from duat_cli.loading.model.device_map import Placed
 from duat_cli.loading.model.fingerprint import Digest, combined, saved
 from duat_cli.loading.model.gpu import NO_FLOAT64, full_precision, give_back_gpu_memory, lacks_float64
 from duat_cli.loading.model.memory import require_memory
-from duat_cli.loading.model.model_class import Fit, cannot, check_fit, check_model_type, model_class
+from duat_cli.loading.model.model_class import Fit, cannot, check_fit, check_model_type, filled, model_class
 from duat_cli.loading.model.notes import weight_notes
 from duat_cli.loading.model.weights_check import Scan, Sight, compare_with_files, refuse_integers
 from duat_cli.loading.paged.initialised import initialise
@@ -291,20 +291,11 @@ def _fill(
     dtype: torch.dtype,
     device: torch.device,
 ) -> PreTrainedModel:
-    """The model with its weights. They are handed over by us, so transformers looks for no file of its own:
-    no index, adapter, pickle or hub id in a config can lead it elsewhere."""
+    """The model with its weights."""
     place = {} if device.type == "cpu" else {"device_map": {"": str(device)}}
     with foreign_errors(cannot(cls, files)), Reader(files, threads=True) as reader:
-        model, info = cls.from_pretrained(
-            None,
-            config=config,
-            state_dict={name: OnDevice(unread, str(device)) for name, unread in reader.each().items()},
-            dtype=dtype,
-            attn_implementation="eager",
-            local_files_only=True,
-            output_loading_info=True,
-            **place,
-        )
+        unread = {name: OnDevice(one, str(device)) for name, one in reader.each().items()}
+        model, info = filled(cls, config, unread, dtype, **place)
     if info["error_msgs"]:
         raise CheckpointError(f"{cannot(cls, files)}: {one_line('; '.join(info['error_msgs']), 300)}")
     return model

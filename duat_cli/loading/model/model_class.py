@@ -197,17 +197,18 @@ def _rehearsed(
         for n, t in files.tensors.items()
         if t.dtype in STORED
     }
+    return filled(cls, config, empty, dtype, device_map={"": "meta"}, ignore_mismatched_sizes=True)
+
+
+def filled(
+    cls: type[PreTrainedModel], config: PreTrainedConfig, tensors: dict[str, Any], dtype: torch.dtype, **more: Any
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """The modules with these tensors, and what transformers says of them. It looks for no file of its own: no index,
+    adapter, pickle or hub id in a config can lead it elsewhere. more: arguments of its `from_pretrained`."""
     model, info = cls.from_pretrained(
-        None,
-        config=config,
-        state_dict=empty,
-        device_map={"": "meta"},
-        dtype=dtype,
-        attn_implementation="eager",
-        local_files_only=True,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-    )
+        None, config=config, state_dict=tensors, dtype=dtype, attn_implementation="eager", local_files_only=True,
+        output_loading_info=True, **more,
+    )  # fmt: skip
     return model, info
 
 
