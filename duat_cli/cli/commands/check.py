@@ -21,35 +21,27 @@ class Asked(Options):
     """What is checked."""
 
     policy: str | None = check_option(
-        None,
         metavar="FILE",
         help="A TOML file, a pyproject.toml with [tool.duat], or a shipped policy: default, strict, release, adapter, "
         "fine-tune. Default: [tool.duat] of ./pyproject.toml if it has one, else 'default', with --base 'fine-tune'.",
     )
     baseline: str | None = check_option(
-        None, metavar="FILE", help="Compare with this baseline; what moved beyond its tolerance fails."
+        metavar="FILE", help="Compare with this baseline; what moved beyond its tolerance fails."
     )
-    update_baseline: bool = check_option(
-        False, help="Write the baseline anew, and say what changed; not where a check fails."
-    )
+    update_baseline: bool = check_option(help="Write the baseline anew, and say what changed; not where a check fails.")
     base: str | None = check_option(
-        None,
         metavar="BASE",
         help="Compare with this checkpoint, a folder or a hub id (org/name@revision), which is checked first; no "
         "baseline file is read or written.",
     )
     weights_only: bool = check_option(
-        False,
-        help="Only what the files say: no tokenizer, no forward pass, and no torch but to tell what integers are.",
+        help="Only what the files say: no tokenizer, no forward pass, and no torch but to tell what integers are."
     )
     adapter: str | None = check_option(
-        None,
         metavar="ADAPTER",
         help="Also check a PEFT adapter of this model, a folder or a hub id (org/name@revision): the rules adapter.*.",
     )
-    select: list[str] | None = check_option(
-        None, metavar="RULE", help="Only these rules, such as 'integrity.*'; repeatable."
-    )
+    select: list[str] | None = check_option(metavar="RULE", help="Only these rules, such as 'integrity.*'; repeatable.")
 
 
 class Places(Options):
@@ -63,7 +55,7 @@ class Places(Options):
     json: bool = options.Page.json
     output: str | None = options.Page.output
     report: list[str] | None = options.output_option(
-        None, metavar="FORMAT=FILE", help="Also write this report, such as sarif=duat.sarif; repeatable."
+        metavar="FORMAT=FILE", help="Also write this report, such as sarif=duat.sarif; repeatable."
     )
     every: bool = options.output_option(
         False,

@@ -16,28 +16,24 @@ class Asked(Options):
     """What is compared."""
 
     prompt: list[str] | None = options.input_option(
-        None,
         metavar="TEXT",
         help="A text to run; give two, or more, of which the first is compared with each other one; - reads standard "
         "input. Without any: the paper's two.",
     )
     prompts: str | None = options.input_option(
-        None,
         metavar="FILE",
         help='Many pairs: JSON lines {"a": ..., "b": ...} in a .jsonl file; with .gz behind it, compressed; - reads '
         "standard input.",
     )
     shared: str | None = options.input_option(
-        None, metavar="TEXT", help="One text behind several contexts (--prefix); its tokens alone are compared."
+        metavar="TEXT", help="One text behind several contexts (--prefix); its tokens alone are compared."
     )
     prefix: list[str] | None = options.input_option(
-        None,
         metavar="TEXT",
         help="A context in front of --shared, on a line of its own; repeatable. One is compared with the text alone, "
         "several with the first of them.",
     )
     answer: str | None = options.input_option(
-        None,
         metavar="TEXT",
         help="With --shared as a question and every --prefix as a demonstration: the answer, whose loss is taken with "
         "none, each and all of them.",
@@ -52,35 +48,31 @@ class Asked(Options):
         "(position), for prompts of as many tokens that differ in a word.",
     )
     fixed: bool = options.compute_option(
-        False,
         help="Instead: what dynamic parameters buy. The loss with attention weights, then norm scales, then router "
         "weights too, held at the prompt's own values, another prompt's, and the mean; prompts of equal length, or the "
-        "bundled set.",
+        "bundled set."
     )
     patch: Patched | None = options.compute_option(
-        None,
         metavar="WHAT",
         help="Also what moves the prediction: parts of the second prompt in the pass of the first, one at a time, "
         "block by block: attention weights, norm scales and FFN (blocks), each head's weights (heads), or each "
         "token's stream (tokens); for two prompts of as many tokens.",
     )
     target: str | None = options.compute_option(
-        None,
         metavar="TEXT",
         help="With --patch and --against: the token whose logit is followed, as --target of duat attribute. Without "
         "both: the one whose probability rises most from the first prompt to the second.",
     )
     against: str | None = options.compute_option(
-        None,
         metavar="TEXT",
         help="Beside --target: the token whose logit is subtracted. Without both: that whose probability falls most.",
     )
     target_field: str | None = options.compute_option(
-        None, metavar="NAME", help="The --target of each pair is what its line of --prompts has under this name."
+        metavar="NAME", help="The --target of each pair is what its line of --prompts has under this name."
     )
-    against_field: str | None = options.compute_option(None, metavar="NAME", help="The same of --against.")
-    per_prompt: bool = options.compute_option(False, help="Also the values of each pair.")
-    no_cache: bool = options.compute_option(False, help="Neither read nor write the cache of Gram matrices.")
+    against_field: str | None = options.compute_option(metavar="NAME", help="The same of --against.")
+    per_prompt: bool = options.compute_option(help="Also the values of each pair.")
+    no_cache: bool = options.compute_option(help="Neither read nor write the cache of Gram matrices.")
 
 
 @grouped

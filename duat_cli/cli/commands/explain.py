@@ -15,7 +15,6 @@ def explain(
     name: list[str] | None = typer.Argument(
         None,
         metavar="NAME",
-        show_default=False,
         help="A column, a JSON field or its path, a rule, a word, a command, or a topic. Without it: the list of all.",
     ),
     *,

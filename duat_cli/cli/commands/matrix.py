@@ -15,17 +15,15 @@ from duat_cli.text import PAPER_PROMPT
 class Asked(Options):
     """The block, or all of them, and the prompt."""
 
-    layer: int | None = options.input_option(None, metavar="I", min=0, help="The block, counted from 0. Without it: 0.")
+    layer: int | None = options.input_option(metavar="I", min=0, help="The block, counted from 0. Without it: 0.")
     network: bool = options.input_option(
-        False,
         help="All blocks, in place of one: the paper's W'_{j,1}, W'_{j,2}, W'_{j,3}, b'_{j,2}, b'_{j,3}, and Eq. 21, "
-        "23 and 33 evaluated with them beside the model; tokens times width may be 4096.",
+        "23 and 33 evaluated with them beside the model; tokens times width may be 4096."
     )
     prompt: list[str] | None = options.input_option(
-        None, metavar="TEXT", help="The text to run; - reads standard input. Without it: the paper's own."
+        metavar="TEXT", help="The text to run; - reads standard input. Without it: the paper's own."
     )
     prompts: str | None = options.input_option(
-        None,
         metavar="FILE",
         help="The text from a file that holds one, in the forms of duat inspect --prompts; token ids as well.",
     )
@@ -61,7 +59,7 @@ class Places(Options):
         "--network all its matrices, H and scales: duat explain network.",
     )
     dense: bool = options.output_option(
-        False, help="With -o FILE.safetensors: also W'_HVO, W'_HV and W'_O written out, up to sides of 4096."
+        help="With -o FILE.safetensors: also W'_HVO, W'_HV and W'_O written out, up to sides of 4096."
     )
 
 

@@ -23,15 +23,12 @@ class Asked(Options):
     """What is planned."""
 
     tokens: str | None = options.input_option(
-        None,
         metavar="LIST",
         help="In place of texts, their numbers of tokens, such as 512 or 100x32,2048; no tokenizer is read.",
     )
     null: Literal["all", "uniform"] = options.compute_option("all", metavar="WHICH", help="As of duat inspect.")
     tuned: str | None = options.input_option(
-        None,
         metavar="TUNED",
-        show_default=False,
         help="For lora-diff: the adapter or the tuned checkpoint. Default: the bundled adapter.",
     )
     default_prompts: bool = lora_diff.Asked.default_prompts
@@ -44,16 +41,16 @@ class Asked(Options):
     criteria: bool = Pruning.criteria
     repair: bool = Pruning.repair
     calibration: str | None = Pruning.calibration
-    policy: str | None = options.compute_option(None, metavar="POLICY", help="For check: as of duat check.")
-    select: list[str] | None = options.compute_option(None, metavar="RULE", help="For check: as of duat check.")
+    policy: str | None = options.compute_option(metavar="POLICY", help="For check: as of duat check.")
+    select: list[str] | None = options.compute_option(metavar="RULE", help="For check: as of duat check.")
     position: Literal["all"] | None = options.compute_option(
-        None, metavar="all", help="For attribute: a target for each token."
+        metavar="all", help="For attribute: a target for each token."
     )
     steps: int = options.compute_option(0, metavar="N", min=0, help="For attribute: as of duat attribute.")
-    fixed: bool = options.compute_option(False, help="For compare: as of duat compare.")
-    patch: Patched | None = options.compute_option(None, metavar="WHAT", help="For compare: as of duat compare.")
+    fixed: bool = options.compute_option(help="For compare: as of duat compare.")
+    patch: Patched | None = options.compute_option(metavar="WHAT", help="For compare: as of duat compare.")
     time: bool = options.compute_option(
-        False, help="Also about how long it takes, from one matrix product and one read that are timed here."
+        help="Also about how long it takes, from one matrix product and one read that are timed here."
     )
 
 

@@ -12,7 +12,8 @@ from duat_cli.compat.typer import OptionInfo
 class Options:
     """A group: an attribute that its class sets to a `typer.Option` is one, and in an instance what was given for it.
 
-    An option that has no name of its own has the attribute's: `no_cache` is --no-cache, a flag without an opposite.
+    An option that has no name of its own has the attribute's: `no_cache` is --no-cache, a flag without an opposite. A
+    flag without a default is False.
     A class that extends a group and sets an attribute to another value has no such option.
     """
 
@@ -24,6 +25,7 @@ class Options:
         for name, kind in get_type_hints(cls).items():
             if isinstance(option := getattr(cls, name), OptionInfo):
                 option.param_decls = option.param_decls or (f"--{name.replace('_', '-')}",)
+                option.default = bool(option.default) if kind is bool else option.default
                 parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
                 cls.parameters.append(parameter)
 

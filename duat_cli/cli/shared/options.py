@@ -47,8 +47,9 @@ def named(metavar: str) -> Callable[..., Any]:
     return filled
 
 
-def option(default: Any, *names: str, panel: str, **given: Any) -> Any:
-    """An option of a panel of the help. names: needed where it is not that of the group's attribute alone."""
+def option(default: Any = None, *names: str, panel: str, **given: Any) -> Any:
+    """An option of a panel of the help. names: needed where it is not that of the group's attribute alone. default:
+    of a flag in a group, None is False."""
     if (metavar := given.get("metavar")) in PLACES:
         given.setdefault("callback", named(metavar))
     return typer.Option(default, *names, rich_help_panel=panel, **given)
@@ -58,7 +59,7 @@ input_option = functools.partial(option, panel=PANEL_INPUT)
 compute_option = functools.partial(option, panel=PANEL_COMPUTE)
 loading_option = functools.partial(option, panel=PANEL_LOADING)
 output_option = functools.partial(option, panel=PANEL_OUTPUT)
-format_option = functools.partial(output_option, None, "--format", metavar="FORMAT", show_default=False)
+format_option = functools.partial(output_option, None, "--format", metavar="FORMAT")
 
 
 def same_dashes(name: str) -> str:
@@ -86,7 +87,6 @@ Dtype = Literal["float32", "float64", "bfloat16", "float16", "fp32", "fp64", "bf
 MODEL = typer.Argument(
     None,
     metavar="MODEL",
-    show_default=False,
     help="Folder of a checkpoint, or a hub id such as org/name. Without it: the bundled demo model.",
 )
 LAYERS = input_option(None, "--layers", metavar="LIST", help="Report these blocks only, such as 0-3,7.")
@@ -104,20 +104,18 @@ class Texts(Options):
     """What a model is to read."""
 
     prompt: list[str] | None = input_option(
-        None, metavar="TEXT", help="A text to run; repeatable; - reads standard input. Without any: a bundled set."
+        metavar="TEXT", help="A text to run; repeatable; - reads standard input. Without any: a bundled set."
     )
     prompts: str | None = input_option(
-        None,
         metavar="FILE",
         help='Texts, one a line; a name that ends in .jsonl holds JSON lines with "text", "messages" or "input_ids"; '
         'in .parquet a column "text", "prompt", "messages" or "input_ids"; with .gz behind it, lines are compressed. '
         "- reads standard input, one text a line.",
     )
-    max_tokens: int | None = input_option(None, metavar="N", min=1, help="Cut every prompt after N tokens.")
+    max_tokens: int | None = input_option(metavar="N", min=1, help="Cut every prompt after N tokens.")
     chat: bool = input_option(
-        False,
         help="Put every text into the checkpoint's chat template, as what a user says, with what opens the answer. "
-        'Lines of a .jsonl file may hold "messages" in the place of "text".',
+        'Lines of a .jsonl file may hold "messages" in the place of "text".'
     )
 
     def request(self, files: InputFiles | None = None) -> PromptRequest:
@@ -129,10 +127,7 @@ class Texts(Options):
 
 def _stack(more: str = "") -> Any:
     return input_option(
-        None,
-        "--stack",
         metavar="PART",
-        show_default=False,
         help="vision, audio or text: that part of a model of several alone. encoder or decoder: of an encoder-decoder."
         + more,
     )
@@ -140,10 +135,7 @@ def _stack(more: str = "") -> Any:
 
 def _decoder_prompt(stacks: str) -> Any:
     return input_option(
-        None,
-        "--decoder-prompt",
         metavar="TEXT",
-        show_default=False,
         help=f"With --stack {stacks}: what the decoder reads, for every prompt. Without: the first 15 tokens that the "
         "model itself writes.",
     )
@@ -153,12 +145,10 @@ class Files(Options):
     """What a model of images or sound is to read, and which stacks of a model of several."""
 
     image: list[str] | None = input_option(
-        None,
-        metavar="FILE",
-        help="A picture for a model that reads pictures; repeatable; needs Pillow, the extra vision.",
+        metavar="FILE", help="A picture for a model that reads pictures; repeatable; needs Pillow, the extra vision."
     )
     audio: list[str] | None = input_option(
-        None, metavar="FILE", help="A PCM .wav file for a model that reads sound; repeatable."
+        metavar="FILE", help="A PCM .wav file for a model that reads sound; repeatable."
     )
     tensors: list[str] | None = input_option(
         None,
@@ -190,7 +180,6 @@ class Loading(Options):
 
     device: str = loading_option("auto", metavar="DEVICE", help="cpu, cuda, cuda:1, or auto: a GPU if there is one.")
     device_map: str | None = loading_option(
-        None,
         metavar="MAP",
         help="Read weights block by block, and keep on the devices what fits there: auto, balanced, sequential, or a "
         "JSON file of modules and devices (cpu, disk, cuda:1). --device computes. More: duat explain size.",
@@ -202,25 +191,22 @@ class Loading(Options):
         "float32 because the certificate is only as sharp as the arithmetic.",
     )
     memory: str | None = loading_option(
-        None,
         metavar="SIZE",
         help="What the process may take, such as 8GB, of a GPU where one computes. Weights that do not fit are read "
         "block by block. Without it: what the system leaves.",
     )
-    revision: str | None = loading_option(None, metavar="REV", help="Branch, tag or commit of a hub checkpoint.")
+    revision: str | None = loading_option(metavar="REV", help="Branch, tag or commit of a hub checkpoint.")
     token: str | None = loading_option(
-        None,
         metavar="TOKEN",
         callback=_hidden,
         help="Hub access token, never printed. Default: HF_TOKEN, or the one of 'hf auth login'.",
     )
     cache_dir: str | None = loading_option(
-        None, metavar="DIR", help="Where hub files are kept. Default: the hub's own cache."
+        metavar="DIR", help="Where hub files are kept. Default: the hub's own cache."
     )
     trust_remote_code: bool = loading_option(
-        False,
         help="Run Python code that comes with the checkpoint. Off: such a model is refused, or read as "
-        "transformers' own class of its type, with a warning.",
+        "transformers' own class of its type, with a warning."
     )
 
     def request(self, model: str | None, task: Task | None = None) -> ModelRequest:
@@ -236,7 +222,7 @@ class Page(Options):
     form: PageFormat | None = format_option(
         help="table, json, or html: a page with pictures. Default: table, or what the output file's name ends in.",
     )
-    json: bool = output_option(False, help="Short for --format json.")
+    json: bool = output_option(help="Short for --format json.")
     output: str | None = output_option(
         None,
         "--output",
@@ -272,7 +258,7 @@ class Voice(Options):
 
     quiet: bool = output_option(False, "--quiet", "-q", help="Only the result and errors.")
     verbose: bool = output_option(False, "--verbose", "-v", help="Also every step, and the libraries' progress.")
-    no_color: bool = output_option(False, help="No colour; NO_COLOR does the same.")
+    no_color: bool = output_option(help="No colour; NO_COLOR does the same.")
 
 
 def require_hub(model: str | None, token: str | None) -> None:

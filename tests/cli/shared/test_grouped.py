@@ -15,7 +15,7 @@ class Shape(Options):
     width: int = typer.Option(2, "--width")
     colour: Literal["red", "blue"] = typer.Option("red", "--colour")
     closed: bool = typer.Option(False, "--closed")
-    no_line: bool = typer.Option(False)
+    no_line: bool = typer.Option(None)
 
 
 class Grey(Shape):
