@@ -299,17 +299,17 @@ def open_set(
     loaded, tokenizer = load_found(model, found, texts, longest, progress, prompts=len(keys))
     room, cut = limits(loaded.model), texts.max_tokens
     if not texts.own:  # a bundled text that does not suit the tokenizer is left out
-        prompts, notes = _encoded(tokenizer, loaded, list(read), cut, bundled=True)
+        prompts, notes = encoded(tokenizer, loaded, list(read), cut, bundled=True)
         lines = {prompt.line for prompt in prompts}
         read = [replace(text, where=f"bundled prompt {text.line}") for text in read if text.line in lines]
-        loaded, cut = _noted(loaded, notes), cut or room.max_positions
+        loaded, cut = noted(loaded, notes), cut or room.max_positions
         keys = keys_of(read)
 
-    def encoded(some: Sequence[PromptText]) -> list[Prompt]:
+    def made(some: Sequence[PromptText]) -> list[Prompt]:
         return encode(tokenizer, some, cut, room.max_positions, room.vocab_size, room.why)
 
     return loaded, PromptSet(
-        read, keys, encoded, "" if texts.template is None else str(getattr(tokenizer, "chat_template", None) or "")
+        read, keys, made, "" if texts.template is None else str(getattr(tokenizer, "chat_template", None) or "")
     )
 
 
@@ -341,8 +341,8 @@ def tokens_of(
     loaded: LoadedModel, tokenizer: Any, texts: PromptRequest, read: list[PromptText]
 ) -> tuple[LoadedModel, list[Prompt]]:
     """The texts as token ids, and the model with what is to be said of them."""
-    prompts, notes = _encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not texts.own)
-    return _noted(loaded, notes), prompts
+    prompts, notes = encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not texts.own)
+    return noted(loaded, notes), prompts
 
 
 def _counts(model: ModelRequest, found: Found, texts: PromptRequest, *sets: list[PromptText]) -> list[list[int]]:
@@ -356,30 +356,11 @@ def _counts(model: ModelRequest, found: Found, texts: PromptRequest, *sets: list
     return counts
 
 
-def open_with_calibration(
-    model: ModelRequest, texts: PromptRequest, holdout: str | None, calibration: str | None, progress: Progress
-) -> tuple[LoadedModel, list[Prompt], list[Prompt], list[Prompt]]:
-    """As `open_session`, with the prompts held out: of a file, a share of the prompts, or the bundled set (None); and
-    with the prompts of a file that a repair is fitted to, none without a file."""
-    from duat_cli.loading.prompts import read_prompts
-
-    read, apart, bundled = texts.read_apart(holdout, progress)
-    if model.task is not None and model.task.pruning is not None:
-        model.task.pruning.require_held_out(len(apart))
-    fitted = [] if calibration is None else read_prompts([], calibration, sys.stdin, "--calibration", chat=texts.chat)
-    found = model.find(progress)
-    loaded, tokenizer = load_found(model, found, texts, read, progress, apart, fitted)
-    prompts, notes = _encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not texts.own)
-    held_out, more = _encoded(tokenizer, loaded, apart, texts.max_tokens, bundled=bundled)
-    fitting, _ = _encoded(tokenizer, loaded, fitted, texts.max_tokens, bundled=False)
-    return _noted(loaded, [*notes, *more]), prompts, held_out, fitting
-
-
-def _noted(loaded: LoadedModel, notes: list[str]) -> LoadedModel:
+def noted(loaded: LoadedModel, notes: list[str]) -> LoadedModel:
     return replace(loaded, warnings=(*loaded.warnings, *notes)) if notes else loaded
 
 
-def _encoded(
+def encoded(
     tokenizer: Any, loaded: LoadedModel, read: list[PromptText], max_tokens: int | None, *, bundled: bool
 ) -> tuple[list[Prompt], list[str]]:
     """Token ids, and notes. A bundled text that is too long or foreign for this tokenizer is no user's error."""

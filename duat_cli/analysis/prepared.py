@@ -16,7 +16,7 @@ from duat_cli.loading.inputs.files import Home, digest_of, in_tiles, read_image,
 from duat_cli.loading.inputs.request import READS, InputFiles, StackName, by_part, label
 from duat_cli.loading.inputs.within import DEFAULT, placeholder_of, with_pictures
 from duat_cli.loading.model.load import LoadedModel, class_of, skeleton
-from duat_cli.loading.prompts import Prompt, limits
+from duat_cli.loading.prompts import Prompt, limits, set_apart
 from duat_cli.loading.quiet import foreign_errors
 from duat_cli.loading.texts import PromptText
 from duat_cli.models.discovery.modality import (
@@ -119,9 +119,10 @@ def open_prepared(
     files: InputFiles,
     read: Sequence[PromptText],
     progress: Progress,
+    share: float | None = None,
 ) -> tuple[LoadedModel, list[Prompt]] | None:
     """The model, or the part of it that --stack names, and the images or sound that it reads; None where that is token
-    ids alone. read: the texts."""
+    ids alone. read: the texts; share: of what is read, that is planned as held out."""
     trust = model.trust_remote_code
 
     def shell() -> Any:
@@ -133,7 +134,8 @@ def open_prepared(
     if not prepared:
         return None
     counts = [one.positions for one in prepared if one.positions is not None]
-    counted = model.counted(counts)
+    planned = (counts,) if share is None or len(counts) < len(prepared) else set_apart(counts, share)
+    counted = model.counted(*planned)
     if counted.task is not None:
         counted = replace(counted, task=replace(counted.task, probe=prepared[0].positions or 0))
     loaded = model.load(found, progress, counted.way(found, progress))

@@ -15,9 +15,9 @@ from duat_cli.analysis.opening import (
     ModelRequest,
     PromptRequest,
     open_texts,
-    open_with_calibration,
     tokens_of,
 )
+from duat_cli.analysis.prune.opening import inputs_apart, of_encoder, open_with_calibration
 from duat_cli.api.ground import load_libraries, undisturbed
 from duat_cli.api.settings import one_of, whole, whole_numbers
 from duat_cli.checks.nearest import suggestion
@@ -215,7 +215,16 @@ class Asked:
         if not self.in_memory:
             return open_with_calibration(self.request(task), self.texts, holdout, None, progress)[:3]
         read, apart, bundled = self.texts.read_apart(holdout, progress)
-        loaded, tokenizer = self._given(progress), self._own_tokenizer()
+        loaded = self._loaded(progress)
+        if (files := self.files) is not None:
+            from duat_cli.analysis.prepared import open_given
+
+            asked = replace(files, stack=None) if files.names_blocks else files
+            loaded, made = open_given(loaded, self.tokenizer, self.texts, asked, read)
+            loaded = of_encoder(loaded, files)
+            if made is not None:
+                return loaded, *inputs_apart(made, holdout, task.pruning)[:2]
+        tokenizer = self._own_tokenizer()
         loaded, prompts = tokens_of(loaded, tokenizer, self.texts, read)
         others = replace(self.texts, file=self.texts.file if bundled else holdout)
         loaded, held_out = tokens_of(loaded, tokenizer, others, apart)

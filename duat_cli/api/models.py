@@ -33,6 +33,7 @@ from duat_cli.api.results import (
     VerifyResult,
 )
 from duat_cli.api.settings import (
+    PRUNED,
     blocks_of,
     kinds_of,
     no_decoder,
@@ -277,6 +278,10 @@ def prune_bound(
     holdout: File | float | None = None,
     max_tokens: int | None = None,
     chat: bool = False,
+    image: Pictures | None = None,
+    audio: File | Sequence[File] | None = None,
+    inputs: Tensors | None = None,
+    stack: StackName | None = None,
     granularity: str | Iterable[str] | None = None,
     metric: MetricName | None = None,
     effort: Literal["quick", "default", "thorough"] = "default",
@@ -296,7 +301,8 @@ def prune_bound(
 ) -> PruneResult:
     """`duat prune-bound`: what can be removed, and how far the output moves. Also of a model in memory.
 
-    holdout: a file of prompts that test the chosen sets, or a share of the prompts. remove: the share of parameters, of
+    holdout: a file of prompts that test the chosen sets, or a share of the prompts. image, audio, inputs, stack: as of
+    `inspect`, of no decoder. remove: the share of parameters, of
     the blocks or of all, that a set is to hold. criteria: whether sets that other criteria choose are run on the
     held-out prompts. Sets are written by the command.
     """
@@ -317,7 +323,8 @@ def prune_bound(
         ablate_mean=ablate == "mean", uniform=uniform, joint=apart(kinds), remove=remove, of_all=remove_of == "all",
         rounds=rounds, criteria=criteria, effort=effort,
     )  # fmt: skip
-    asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, chat=chat)
+    files = input_files(image, audio, inputs, no_decoder(stack, PRUNED))
+    asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files, chat=chat)
     task, held = Task("prune-bound", pruning=options), None if holdout is None else str(holdout)
     outcome = compute(*asked.open_apart(task, held, heard(progress)), options, heard(progress))
     return PruneResult.of(outcome.report)

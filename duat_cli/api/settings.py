@@ -119,13 +119,14 @@ def texts_only(**given: object) -> None:
             raise InputError(f"{name}: expected a text, got {type(value).__name__}")
 
 
-def no_decoder(stack: str | None) -> str | None:
-    """Of `matrix`."""
+EXPLICIT = "the explicit matrices are of stacks without cross-attention that run alone; duat inspect and verify read it"
+PRUNED = "prune-bound removes terms of stacks without cross-attention that run alone; duat inspect and verify read it"
+
+
+def no_decoder(stack: str | None, why: str = EXPLICIT) -> str | None:
+    """Of `matrix` and `prune-bound`."""
     if stack is not None and stack not in READS and stack != "encoder":
-        raise InputError(
-            f"--stack {clean(stack)}: the explicit matrices are of stacks without cross-attention that run "
-            "alone; duat inspect and verify read it"
-        )
+        raise InputError(f"--stack {clean(stack)}: {why}")
     return stack
 
 

@@ -13,7 +13,7 @@ import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from duat_cli.compat.transformers import stated
 from duat_cli.errors import InputError
@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # texts are read before torch is imported
     from torch import Tensor
     from transformers import PreTrainedModel
 
+T = TypeVar("T")
 Spans = tuple[tuple[int, int], ...]
 
 DEFAULT_SET = "prompts/default.jsonl"
@@ -75,6 +76,11 @@ class Prompt:
     def given(self) -> Tensor | Mapping[str, Tensor]:
         """What the model is run on."""
         return self.input_ids if self.prepared is None else self.prepared
+
+    @property
+    def read(self) -> tuple[int, ...] | str:
+        """The same for all prompts on which a model gives the same: its tokens, or a hash of what is prepared."""
+        return tuple(self.input_ids.flatten().tolist()) if self.prepared is None else self.sha256
 
 
 @dataclass(frozen=True)
@@ -140,8 +146,9 @@ def holdout_prompts(*, chat: bool = False) -> list[PromptText]:
     return all_asked(_bundled(HOLDOUT_SET), chat)
 
 
-def set_apart(texts: Sequence[PromptText], share: float) -> tuple[list[PromptText], list[PromptText]]:
-    """The texts in two: the second, a random `share` of them, is held out. The same in every run."""
+def set_apart(texts: Sequence[T], share: float) -> tuple[list[T], list[T]]:
+    """The texts, or what stands for each, in two: the second, a random `share` of them, is held out. The same in every
+    run."""
     count = min(max(round(share * len(texts)), 1), len(texts) - 1)
     if count < 1:
         raise InputError(f"--holdout {share:g}: nothing is left to hold out of {len(texts)} prompt; give more prompts")

@@ -1,25 +1,16 @@
-"""Opening a checkpoint: the order in which faults are told, the bundled texts, and the prompts held out."""
+"""Opening a checkpoint: the order in which faults are told, and the bundled texts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from duat_cli.analysis.opening import (
-    ModelRequest,
-    PromptRequest,
-    open_session,
-    open_with_calibration,
-)
+from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_session
 from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading import prompts
-from duat_cli.loading.model import lengths
-from duat_cli.loading.prompts import default_prompts, holdout_prompts
 from duat_cli.loading.texts import PromptText
 
 
@@ -90,55 +81,3 @@ def test_a_bundled_text_that_does_not_suit_is_left_out_and_an_own_one_refused(
     texts.pop(0)
     with pytest.raises(InputError, match="no bundled prompt suits this tokenizer, give --prompt"):
         open_session(request(checkpoint), PromptRequest(None, None, None), Steps())
-
-
-def test_what_is_held_out(checkpoint: Path, tmp_path: Path) -> None:
-    own, bundled = PromptRequest(["a", "b", "c", "d"], None, 3), PromptRequest(None, None, 3)
-
-    def texts(asked: PromptRequest, holdout: str | None) -> tuple[list[str], list[str]]:
-        _, chosen, apart, _ = open_with_calibration(request(checkpoint), asked, holdout, None, Steps())
-        return [p.text for p in chosen], [p.text for p in apart]
-
-    assert texts(own, None) == (["a", "b", "c", "d"], [])
-    assert texts(bundled, None) == ([p.text for p in default_prompts()], [p.text for p in holdout_prompts()])
-    chosen, apart = texts(own, "0.25")
-    assert (len(chosen), len(apart), sorted(chosen + apart)) == (3, 1, ["a", "b", "c", "d"])
-    file = tmp_path / "apart.txt"
-    file.write_text("x\ny\n")
-    assert texts(own, str(file)) == (["a", "b", "c", "d"], ["x", "y"])
-    for share in ("0", "1", "-0.5", "nan"):
-        with pytest.raises(InputError, match="expected a share between 0 and 1, or a file of prompts"):
-            texts(own, share)
-
-
-def test_a_text_that_cannot_be_counted_costs_the_counts_of_its_own_set_alone(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    planned, own = list[tuple[Sequence[int], ...]](), ModelRequest.counted
-
-    def fails_at_x(*_: Any, **__: Any) -> Any:
-        def counts(texts: Sequence[PromptText]) -> list[int]:
-            if any(text.text == "x" for text in texts):
-                raise InputError("the tokenizer fails")
-            return [7 for _ in texts]
-
-        return counts
-
-    def counted(model: ModelRequest, *sets: Sequence[int], **more: int) -> ModelRequest:
-        planned.append(sets)
-        return own(model, *sets, **more)
-
-    monkeypatch.setattr(lengths, "token_counter", fails_at_x)
-    monkeypatch.setattr(ModelRequest, "counted", counted)
-    apart, fitted = tmp_path / "apart.txt", tmp_path / "fitted.txt"
-    apart.write_text("x\ny\n")
-    fitted.write_text("z\n")
-    asked = replace(request(checkpoint), task=Task("prune-bound", pruning=PruneOptions(exceed=0.9)))
-    open_with_calibration(asked, PromptRequest(["a", "b"], None, 3), str(apart), str(fitted), Steps())
-    assert planned == [([7, 7], [], [7])]
-
-
-def test_too_few_held_out_prompts_are_said_before_a_checkpoint_is_looked_for() -> None:
-    asked = ModelRequest("/not/there", task=Task("prune-bound", pruning=PruneOptions()))
-    with pytest.raises(InputError, match="at least 29 are needed"):
-        open_with_calibration(asked, PromptRequest(["a", "b"], None, None), "0.5", None, Steps())

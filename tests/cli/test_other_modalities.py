@@ -40,7 +40,7 @@ SAID = {
     "vit": "ViTForImageClassification (vit) takes `pixel_values` (images), no token ids",
     "whisper": "WhisperForConditionalGeneration (whisper) takes `input_features` (sound), no token ids",
 }
-READ = "duat inspect, verify, matrix and check read such models"
+READ = "duat inspect, verify, matrix, check and prune-bound (without --out) read such models"
 
 
 @pytest.fixture(autouse=True)
@@ -61,13 +61,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(root / name) for name in SAID}
 
 
-@pytest.mark.parametrize("command", ["prune-bound", "attribute"])
+@pytest.mark.parametrize("command", ["compare --prompt ab --prompt ac", "attribute", "prune-bound --out out"])
 @pytest.mark.parametrize("name", SAID)
 def test_what_it_takes_and_what_is_read(
-    name: str, command: str, folders: dict[str, str], capsys: pytest.CaptureFixture[str]
+    name: str,
+    command: str,
+    folders: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     capsys.readouterr()  # the progress bar of saving
-    assert run([command, folders[name], "-q"]) == 2
+    words = command.split()
+    monkeypatch.chdir(tmp_path)
+    assert run([words[0], folders[name], *words[1:], "-q"]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith(f"duat: error: {SAID[name]}; {READ}")
@@ -83,7 +90,7 @@ def test_support_runs_it_on_drawn_input(name: str, folders: dict[str, str], caps
 
 
 @pytest.mark.parametrize(("name", "made"), [("vit", "drawn picture"), ("whisper", "computed tone")])
-@pytest.mark.parametrize("command", ["inspect", "verify", "matrix", "check"])
+@pytest.mark.parametrize("command", ["inspect", "verify", "matrix", "check", "prune-bound"])
 def test_without_a_file_something_is_drawn(
     command: str, name: str, made: str, folders: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

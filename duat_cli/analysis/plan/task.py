@@ -248,7 +248,8 @@ class Task:
     @property
     def chosen_on(self) -> tuple[int, ...]:
         """Tokens of every prompt as `prune-bound` runs it to choose sets."""
-        most = None if self.pruning is None else longest(self.tokens, self.pruning.spent)
+        cut = self.pruning is not None and not self.probe  # pictures and sound are left whole
+        most = longest(self.tokens, self.pruned.spent) if cut else None
         return self.tokens if most is None else tuple(min(n, most) for n in self.tokens)
 
     @property

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from duat_cli.analysis.prune.terms.ablation import Effect
 from duat_cli.analysis.prune.terms.criteria import Activations
-from duat_cli.analysis.prune.terms.damage import Loss, why_no_loss
+from duat_cli.analysis.prune.terms.damage import Loss, token_ids, why_no_loss
 from duat_cli.analysis.prune.terms.ground import Ground
 from duat_cli.analysis.prune.terms.readings import Readings
 from duat_cli.analysis.prune.terms.responses import Responses, TermList, Without
 from duat_cli.analysis.session import Session
 from duat_cli.models.discovery.causality import LogitsPass
+from duat_cli.models.discovery.modality import Given
 from duat_cli.models.sweep.passes import Means, Recorded
 
 
@@ -53,12 +54,12 @@ class Responder:
         session: Session,
         ground: Ground,
         terms: TermList,
-        ids: Sequence[Tensor],
+        given: Sequence[Given],
         probes: int,
         means: Means | None,
     ) -> None:
-        """ids: of all prompts, (1, N) each. means: as of `Responses`."""
-        self._session, self._ground, self._terms, self._ids = session, ground, terms, ids
+        """given: of all prompts. means: as of `Responses`."""
+        self._session, self._ground, self._terms, self._given = session, ground, terms, given
         self._structure, self._weights = session.structure, session.weights
         self._probes, self._means = probes, means
         model = session.loaded.model
@@ -77,19 +78,19 @@ class Responder:
             if self._loss is not None and self._scored(number):
                 own = (responses if slope is None else slope.found())[0]
                 if name != "hidden":
-                    loss = self._loss.loss(passed.output, self._ids[number]), passed.output.shape[-1]
+                    loss = self._loss.loss(passed.output, self._given[number]), passed.output.shape[-1]
             responded.append(Responded(responses, own, loss))
         return responded
 
     def of_metric(self, number: int, recorded: Recorded, without: Without | None = None) -> Responses:
         """Those to the probes of the metric, to be carried."""
         return Responses(
-            self._structure, self._ground.sites, self._ground.metric, self._ids[number], recorded, self._terms,
+            self._structure, self._ground.sites, self._ground.metric, self._given[number], recorded, self._terms,
             self._probes, number, self._means, self._weights, without,
         )  # fmt: skip
 
     def _scored(self, number: int) -> bool:
-        return self._loss is not None and self._ids[number].shape[1] >= 2
+        return self._loss is not None and token_ids(self._given[number]).shape[1] >= 2
 
     def _slopes(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Responses | None]:
         """Of the loss, where that is none of the responses already; it needs a pass that ends in logits."""
@@ -97,7 +98,7 @@ class Responder:
         wanted = [number for number in numbers if self._scored(number) and name != "nll"]
         known = self._ground.logits
         apart = [number for number in wanted if name == "hidden" and number not in known]
-        heads = {number: LogitsPass(model, self._ids[number]) for number in apart}
+        heads = {number: LogitsPass(model, self._given[number]) for number in apart}
         self._session.together(list(heads.values()))
         found: list[Responses | None] = []
         for number, one in zip(numbers, recorded, strict=True):
@@ -111,7 +112,7 @@ class Responder:
                 passed = Recorded(logits, one.calls)
             found.append(
                 Responses(
-                    self._structure, self._ground.sites, self._loss, self._ids[number], passed, self._terms, 0, 0,
+                    self._structure, self._ground.sites, self._loss, self._given[number], passed, self._terms, 0, 0,
                     weights=self._weights,
                 )
             )  # fmt: skip

@@ -99,7 +99,7 @@ class PruneOutcome:
             kinds = kinds_of_blocks(loaded.model, self.session.structure, gone)
             return mergekit_slices(facts.blocks, gone, model=path, dtype=dtype, kinds=kinds)
         structure, weights = self.session.structure, self.session.weights
-        chosen = chosen_set(loaded.model, structure, self.ablator.sites, terms, facts, weights)
+        chosen = chosen_set(loaded.whole or loaded.model, structure, self.ablator.sites, terms, facts, weights)
         return chosen.model_dump_json(indent=2) + "\n"
 
     def applied(self, terms: Sequence[TermId], directory: Path) -> Written:
@@ -123,7 +123,7 @@ class PruneOutcome:
             kind=self.report.plans[0].granularity,
             terms=len(terms),
             repaired=repaired is not None and not repaired.dropped,
-            no_loss=why_no_loss(loaded.model, head_of(loaded.model, self.session.structure.stack)),
+            no_loss=why_no_loss(loaded.model, head_of(loaded.model, self.session.structure.stack, loaded.like)),
         )
         write_card(directory, loaded.files.path, self.report, written)
         return written
@@ -182,6 +182,7 @@ def begin(
     _require_finite(loaded)
     if options.repair and loaded.paged is not None:
         raise InputError(STREAMED)
+    options = replace(options, whole=options.whole or loaded.like is not None)  # a picture is cut nowhere
     held_out, notes = fresh([*prompts, *calibration], held_out)
     options.require_held_out(len(held_out))
     calibration = calibration or prompts
@@ -296,19 +297,19 @@ def _require_finite(loaded: LoadedModel) -> None:
 def fresh(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> tuple[list[Prompt], list[str]]:
     """The held-out prompts that played no part in choosing, each once, and a note on the others.
 
-    Compared as token ids: texts that differ only behind --max-tokens are the same prompt.
+    Compared as what the model reads: texts that differ only behind --max-tokens are the same prompt.
     """
-    seen = {tuple(p.input_ids.flatten().tolist()) for p in prompts}
+    seen = {p.read for p in prompts}
     kept = []
     for prompt in held_out:
-        ids = tuple(prompt.input_ids.flatten().tolist())
-        if ids not in seen:
+        if prompt.read not in seen:
             kept.append(prompt)
-            seen.add(ids)
+            seen.add(prompt.read)
     dropped = len(held_out) - len(kept)
     if not dropped:
         return kept, []
-    what = f"{dropped} of {len(held_out)} held-out prompts are left out: the same tokens chose the sets, or came before"
+    same = "tokens" if held_out[0].prepared is None else "numbers"
+    what = f"{dropped} of {len(held_out)} held-out prompts are left out: the same {same} chose the sets, or came before"
     if not kept:
         raise InputError(f"--holdout: {what}; nothing is left to hold out, give other prompts")
     return kept, [what]

@@ -45,6 +45,7 @@ from duat_cli.kinds import WHOLE, Kind, names_of
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.budgets import CARRIED
+from duat_cli.models.discovery.modality import placed
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.lockstep import Pass, Visit
 from duat_cli.models.sweep.passes import Means, Recorded, RecordingPass, record
@@ -71,8 +72,9 @@ class Work:
         `Printing`."""
         self.session, self.prompts, self.options, self.processes = session, prompts, options, processes
         self.weights, device = session.weights, session.loaded.device
-        self._ids = [prompt.input_ids.to(device) for prompt in prompts]
-        beside = [] if self.weights is None or (in_parts and not options.ablate_mean) else self._ids
+        dtype = session.loaded.model.dtype
+        self._given = [placed(prompt.given, device, dtype) for prompt in prompts]
+        beside = [] if self.weights is None or (in_parts and not options.ablate_mean) else self._given
         if self.weights is not None:
             processes(0, 1, f"discovery of the model's structure, {len(beside)} prompts side by side")
         means = options.ablate_mean and self.weights is not None
@@ -80,7 +82,7 @@ class Work:
         self.structure, self.sites, self.branches = session.structure, self._ground.sites, self._ground.branches
         self.metric: Metric = self._ground.metric
         self.classes = self._ground.head.classes
-        self.embeds = self.metric.name == "hidden" and not self._ground.head.predicts
+        self.embeds = self.metric.name == "hidden" and not self._ground.head.predicts and session.loaded.like is None
         self.skipped: list[Skipped] = []
         self.kinds = kinds_of(self.structure, self.sites, options, self.skipped)
         self.terms = TermList.of(self.structure, self.sites, self.kinds)
@@ -110,10 +112,12 @@ class Work:
         self.losses: list[tuple[float, int]] = []  # a prompt's own loss, nats a token, and the size of the vocabulary
         self._seen = Activations() if in_parts else self._ground.seen
         self._scores = WeightScores(self.structure, self.sites, self.terms, self._seen)
-        self.certified = Certified(self.structure, self.sites, self.branches, device, self.weights, self.kinds)
+        self.certified = Certified(
+            self.structure, self.sites, self.branches, device, self.weights, self.kinds, session.loaded.like
+        )
         waiting = session.loaded.waiting
         self.ablator = Ablator(self.structure, self.sites, self.metric, self._means(), device, waiting)
-        self._responder = Responder(session, self._ground, self.terms, self._ids, options.probes, self.ablator.means)
+        self._responder = Responder(session, self._ground, self.terms, self._given, options.probes, self.ablator.means)
         self.printing = Printing(
             session, self.ablator, self.terms, options, prompts, processes, self.groups, tried=tried
         )
@@ -124,7 +128,7 @@ class Work:
         if self._ground.sums is not None:
             return self._ground.sums.means()
         self.processes(0, 1, "mean activations")
-        return mean_values(self.structure, self.sites, self.metric, [p.input_ids for p in self.prompts])
+        return mean_values(self.structure, self.sites, self.metric, [p.given for p in self.prompts])
 
     # -- prompts -----------------------------------------------------------------------------------------------
 
@@ -137,7 +141,7 @@ class Work:
         if self.processes.count > 1:  # the comparison with the model that has no instruments is made in this one
             self.session.sweep_beside([self.prompts[0]], lambda _place: lambda _run: None, [])
         self.draw()
-        for part in self.processes.each(lambda number: self.parts([number])[0], range(len(self._ids))):
+        for part in self.processes.each(lambda number: self.parts([number])[0], range(len(self._given))):
             self.add(part)
         self.choose()
 
@@ -172,7 +176,7 @@ class Work:
 
     def _record(self, numbers: Sequence[int], seen: Sequence[Activations]) -> list[Recorded]:
         passes = [
-            RecordingPass(self.structure, self.metric.forward(self._ids[number]), self.sites, one.see)
+            RecordingPass(self.structure, self.metric.forward(self._given[number]), self.sites, one.see)
             for number, one in zip(numbers, seen, strict=True)
         ]
         self.session.together(passes)
@@ -263,11 +267,11 @@ class Work:
     def _again(self, gone: Sequence[TermId]) -> Sketch:
         """A sketch of the model without these terms."""
         removals, rows, starts = self.ablator.removals(gone), list[Tensor](), list[float]()
-        for number, ids in enumerate(self._ids):
-            self.processes(number, len(self._ids), f"responses without {len(gone)} terms")
-            output = self.ablator.record(ids).output
-            recorded = record(self.structure, self.metric.forward(ids), gone=removals)
-            starts.append(self.metric.measured(output, recorded.output, ids))
+        for number, given in enumerate(self._given):
+            self.processes(number, len(self._given), f"responses without {len(gone)} terms")
+            output = self.ablator.record(given).output
+            recorded = record(self.structure, self.metric.forward(given), gone=removals)
+            starts.append(self.metric.measured(output, recorded.output, given))
             rows.append(self._responder.of_metric(number, recorded, Without(removals, output)).alone())
         return Sketch(self.metric, rows, starts)
 
@@ -308,7 +312,7 @@ class Work:
         """Of the terms in the sample, under each of these prompts."""
         gone, done = [self.ablator.removals([term]) for term in self.ablated], self._steps.ablating(numbers)
         return [
-            self.ablator.ablations(one, self._ids[number], gone, done, self.weights)
+            self.ablator.ablations(one, self._given[number], gone, done, self.weights)
             for number, one in zip(numbers, recorded, strict=True)
         ]
 
@@ -316,8 +320,8 @@ class Work:
         """Of all candidates, under every prompt; of none where some prompts alone are recorded."""
         gone = [self.ablator.removals(terms) for one in wanted for terms in one.sets]
         return [
-            self.ablator.ablations(one, ids, gone, weights=self.weights)
-            for ids, one in zip(self._ids, recorded, strict=bool(wanted))
+            self.ablator.ablations(one, given, gone, weights=self.weights)
+            for given, one in zip(self._given, recorded, strict=bool(wanted))
         ]
 
     def _measure(

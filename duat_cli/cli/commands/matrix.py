@@ -33,12 +33,6 @@ class Asked(Options):
     chat: bool = options.Texts.chat
 
 
-class Files(options.OneStack):
-    """Without a decoder."""
-
-    decoder_prompt: None = None
-
-
 class Places(Options):
     """Where the report goes, and where the matrices."""
 
@@ -68,7 +62,7 @@ def matrix(
     model: str | None = options.MODEL,
     *,
     asked: Asked,
-    files: Files,
+    files: options.NoDecoder,
     loading: options.Loading,
     places: Places,
     voice: options.Voice,

@@ -60,6 +60,7 @@ def prune_bound(
     model: str | None = options.MODEL,
     *,
     asked: Pruning,
+    files: options.NoDecoder,
     loading: options.Loading,
     shown: options.Page,
     wide: bool = options.WIDE,
@@ -72,14 +73,20 @@ def prune_bound(
     output, ablates a sample of them for real, and says how good the prediction was. Exit code: 0 done, 1 the
     certificate is not exact, 2 could not tell.
     """
-    from duat_cli.analysis.opening import PromptRequest, open_with_calibration
+    from duat_cli.analysis.opening import PromptRequest
     from duat_cli.analysis.plan.task import Task
+    from duat_cli.analysis.prune.opening import open_with_calibration
+    from duat_cli.api.settings import PRUNED, no_decoder
     from duat_cli.compat.libc import keep_freed_memory
     from duat_cli.loading.model.gpu import use_gpu
 
     wanted = loading.request(model)
-    texts = PromptRequest(asked.prompt, asked.prompts, asked.max_tokens, chat=asked.chat)
-    talk, settings, out = talk_of(voice), asked.settings(), asked.out
+    no_decoder(files.stack, PRUNED)
+    talk, settings, out, given = talk_of(voice), asked.settings(), asked.out, files.given()
+    if out is not None:
+        options.refuse_stack(given)
+    known = given if out is None else None  # results are kept of texts
+    texts = PromptRequest(asked.prompt, asked.prompts, asked.max_tokens, known, chat=asked.chat)
     task = Task("prune-bound", pruning=settings, processes=1 if out is not None else processes())
     wanted = replace(wanted, task=task)
     presentation = Presentation.of(shown, voice, wide=wide)
@@ -186,8 +193,14 @@ class _Chosen:
                 "--apply: a checkpoint is written from weights that are all in memory, and these are read block by "
                 "block; use --export FILE, or run it where the model fits"
             )
+        sliced = self.export is not None and self.export.path is not None and self.export.path.suffix != ".json"
+        if loaded.whole is not None and (self.apply is not None or sliced):
+            raise InputError(
+                f"{'--apply' if self.apply is not None else '--export'}: writes whole models, and --stack "
+                f"{loaded.stack} is a part of one; use --export FILE.json"
+            )
         if self.apply is not None and settings.ablate_mean:
-            require_biases(loaded.model, settings.kinds)
+            require_biases(loaded.model, settings.kinds, loaded.like)
 
     def write(self, outcome: PruneOutcome, progress: Progress) -> tuple[Written | None, list[str]]:
         """The set that was asked for, and what is to be said of it."""

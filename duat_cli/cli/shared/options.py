@@ -175,6 +175,12 @@ class OneStack(Files):
     decoder_prompt: str | None = _decoder_prompt("decoder")
 
 
+class NoDecoder(OneStack):
+    """The same of a command that reads no decoder."""
+
+    decoder_prompt: str | None = None
+
+
 class Loading(Options):
     """How a checkpoint is loaded."""
 

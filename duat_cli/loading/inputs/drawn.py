@@ -22,6 +22,7 @@ SIDE = 224  # pixels, where the config does not say
 
 def drawn_picture(config: Any) -> Tensor:
     """A disc, a square and stripes on a gradient, (1, channels, height, width); channels have mean 0 and spread 1."""
+    config = getattr(config, "vision_config", config)  # of a classifier that is made of a part of a model (CLIP)
     side = getattr(config, "image_size", None) or SIDE
     height, width = (side, side) if isinstance(side, int) else tuple(side)[:2]
     channels = getattr(config, "num_channels", None) or 3

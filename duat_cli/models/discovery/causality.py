@@ -13,14 +13,16 @@ from torch import Tensor
 from duat_cli.compat.transformers import encoder_output, stated
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, wide
-from duat_cli.models.discovery.modality import STATES, is_pair, of_libraries, stack_of, without_decoder
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, run_stack
+from duat_cli.models.discovery.modality import STATES, Given, is_pair, of_libraries, stack_of, without_decoder
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, probe_inputs, run_stack
 from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.hooks import patched
 
 Classes = Literal["text", "token"]
-"""Of what a classifier gives the class."""
-_OF_INPUTS = tuple(f"For{what}Classification" for what in ("Image", "Video", "Audio", "Sequence", "Token"))
+"""Of what a classifier gives the class: all that it reads, or each token."""
+OF_TEXTS = "ForSequenceClassification", "ForTokenClassification"
+SEEN = "ForImageClassification", "ForImageClassificationWithTeacher", "ForVideoClassification", "ForAudioClassification"
+"""What classes of classifiers of pictures, videos and sound are called: they run whole, for their logits."""
 KEPT = DISCOVERY_TOKENS // 2  # tokens in front of those that are changed
 LOGITS_BYTES = 256 << 20  # of the logits that are in memory at once, where the model can give some tokens' alone
 
@@ -28,19 +30,23 @@ LOGITS_BYTES = 256 << 20  # of the logits that are in memory at once, where the 
 class HeadTest:
     """Two short passes that show whether a model puts out, as `logits`, logits over its vocabulary for every token that
     it reads, and whether a token's depend on later tokens: all behind the first few are changed. Of a classifier one
-    pass shows that its logits are over its classes.
+    pass shows that its logits are over its classes; pictures and sound have no next token, so that only their
+    classifiers are looked at.
 
     There are none where the class alone shows that the model has no such head.
     """
 
-    def __init__(self, model: Any, stack: Any, device: str | None = None) -> None:
-        """device: as of `probe_ids`."""
+    def __init__(
+        self, model: Any, stack: Any, device: str | None = None, like: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """device, like: as of `probe_inputs`."""
         self._name, self._eps = type(model).__name__, float(torch.finfo(model.dtype).eps)
         self._pair, self._labels = is_pair(model), is_classifier(model, stack)
+        self._texts = like is None
         self.passes: list[LogitsPass] = []
         if self._labels and class_count(model):
-            self.passes = [LogitsPass(model, probe_ids(stack, DISCOVERY_TOKENS, device))]
-        elif _may_have_head(model, stack):
+            self.passes = [LogitsPass(model, probe_inputs(stack, like, DISCOVERY_TOKENS, device))]
+        elif like is None and _may_have_head(model, stack):
             ids = probe_ids(stack, DISCOVERY_TOKENS, device)
             other = torch.cat([ids[:, :KEPT], ids[:, : DISCOVERY_TOKENS - KEPT]], dim=1)
             self.passes = [LogitsPass(model, ids), LogitsPass(model, other)]
@@ -87,7 +93,7 @@ class HeadTest:
     def _instead(self) -> str:
         """What a model without an LM head does."""
         if self.classes is not None:
-            return f"it predicts the class of a {self.classes}"
+            return f"it predicts the class of a {self.classes if self._texts else 'picture or a sound'}"
         return "it gives no distribution over classes" if self._labels else "it has no LM head"
 
 
@@ -97,8 +103,9 @@ class LogitsPass:
     Or those of a classifier: `classes`, (1, 1, classes) of a text or (1, tokens, classes) of its tokens.
     """
 
-    def __init__(self, model: Any, ids: Tensor, rows: slice | None = None) -> None:
-        self._model, self._ids, self._rows = model, ids, rows
+    def __init__(self, model: Any, given: Given, rows: slice | None = None) -> None:
+        self._model, self._given, self._rows = model, given, rows
+        self._shape = given.shape if isinstance(given, Tensor) else None  # of token ids
         self.found: Tensor | None = None
         self.classes: Tensor | None = None
 
@@ -108,12 +115,12 @@ class LogitsPass:
 
     def run(self) -> None:
         # a class for pretraining may hold its head's output under another name
-        logits = getattr(run_stack(self._model, self._ids), "logits", None)
+        logits = getattr(run_stack(self._model, self._given), "logits", None)
         if not isinstance(logits, Tensor):
             return
-        if logits.shape[:-1] == self._ids.shape and over_tokens(self._model, logits):
+        if logits.shape[:-1] == self._shape and over_tokens(self._model, logits):
             self.found = logits if self._rows is None else logits[:, self._rows].clone()
-        elif class_count(self._model) == logits.shape[-1] and logits.shape[:-1] in (self._ids.shape, (1,)):
+        elif class_count(self._model) == logits.shape[-1] and logits.shape[:-1] in (self._shape, (1,)):
             self.classes = by_row(logits)
 
 
@@ -127,14 +134,14 @@ def is_classifier(model: Any, stack: Any) -> bool:
 
     By its class's name, because a class for choices or for answers may not read a prompt as it is.
     """
-    named = type(model).__name__.endswith(("ForSequenceClassification", "ForTokenClassification"))
-    return named and model is not stack and not is_pair(model)
+    name = type(model).__name__
+    return name.endswith(SEEN) or (name.endswith(OF_TEXTS) and model is not stack and not is_pair(model))
 
 
 def why_no_classes(model: Any) -> str | None:
     """Why a classifier, of whatever it reads, gives no distribution over its classes; None where the model gives one or
     is none."""
-    if not type(model).__name__.endswith(_OF_INPUTS) or is_pair(model) or class_count(model):
+    if not type(model).__name__.endswith((*OF_TEXTS, *SEEN)) or is_pair(model) or class_count(model):
         return None
     if stated(model.config, "problem_type") == "multi_label_classification":
         return "its labels may hold together: it gives no distribution over classes"
@@ -144,8 +151,8 @@ def why_no_classes(model: Any) -> str | None:
 def class_count(model: Any) -> int:
     """How many classes it gives one distribution over; 0 of a model that gives none, as a regression, or one whose
     labels may hold together."""
-    labels = stated(model.config, "num_labels") or 0
-    apart = stated(model.config, "problem_type") in (None, "single_label_classification")
+    labels = getattr(model.config, "num_labels", 0)  # of the whole model, whose parts (CLIP's) may state others
+    apart = getattr(model.config, "problem_type", None) in (None, "single_label_classification")
     return labels if apart and labels > 1 else 0
 
 
@@ -164,17 +171,17 @@ def over_tokens(model: Any, logits: Tensor) -> bool:
 
 
 @torch.no_grad()
-def probe_output(model: Any) -> Tensor:
+def probe_output(model: Any, like: Mapping[str, Tensor] | None = None) -> Tensor:
     """What a model gives for the tokens that discovery reads: logits, or hidden states; of an encoder-decoder what its
-    encoder gives."""
+    encoder gives. like: as of `probe_inputs`."""
     stack = without_decoder(model)
-    found: Tensor = run_stack(stack, probe_ids(stack, DISCOVERY_TOKENS))[0]
+    found: Tensor = run_stack(stack, probe_inputs(stack, like, DISCOVERY_TOKENS))[0]
     return found
 
 
-def head_of(model: Any, stack: Any) -> HeadTest:
-    """The test, run alone."""
-    found = HeadTest(model, stack)
+def head_of(model: Any, stack: Any, like: Mapping[str, Tensor] | None = None) -> HeadTest:
+    """The test, run alone. like: as of `HeadTest`."""
+    found = HeadTest(model, stack, like=like)
     for one in found.passes:
         with one.active():
             one.run()
@@ -202,7 +209,7 @@ def class_logits(model: Any, stack: Any, output: Any, given: Mapping[str, Tensor
 
     output: as of `head_logits`, for `given`, by its names.
     """
-    if not type(model).__name__.endswith(_OF_INPUTS) or is_pair(model):
+    if not type(model).__name__.endswith((*OF_TEXTS, *SEEN)) or is_pair(model):
         return None
     with patched(stack, lambda *_call: output), torch.no_grad():
         logits = getattr(model(**given), "logits", None)

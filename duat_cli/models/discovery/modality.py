@@ -181,7 +181,7 @@ def require_token_ids(model: Any) -> None:
         kind = "" if read is None else f" ({read})"
         raise UnsupportedModelError(
             f"{type(model).__name__} ({model.config.model_type}) takes `{name}`{kind}, no token ids; duat inspect, "
-            f"verify, matrix and check read such models{DECODER if writes(model) else ''}"
+            f"verify, matrix, check and prune-bound (without --out) read such models{DECODER if writes(model) else ''}"
         )
 
 
@@ -193,6 +193,13 @@ def placed(given: Given, device: Any, dtype: torch.dtype) -> Given:
 def placed_tensors(given: Mapping[str, Tensor], device: Any, dtype: torch.dtype) -> dict[str, Tensor]:
     """The same of prepared inputs."""
     return {n: t.to(device, dtype if t.is_floating_point() else t.dtype) for n, t in given.items()}
+
+
+def in_rows(given: Given, rows: int) -> Given:
+    """The same as often as that, in rows of a batch; of more than one, every tensor has 1 in front."""
+    if isinstance(given, Tensor):
+        return given.expand(rows, *given.shape[1:]).contiguous()
+    return given if rows == 1 else {n: t.expand(rows, *t.shape[1:]).contiguous() for n, t in given.items()}
 
 
 def noise_like(given: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:

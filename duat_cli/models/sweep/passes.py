@@ -54,6 +54,11 @@ class Recorded:
     output: Tensor
     calls: list[BlockCall]
 
+    @property
+    def tokens(self) -> int:
+        """Of the prompt."""
+        return self.calls[0].before.shape[1]
+
 
 class Calls(Protocol):
     """Recorded block calls by number."""
@@ -251,8 +256,9 @@ class Leading:
     """A recording pass that keeps no more than passes need which follow it block by block: the calls since it was last
     taken up."""
 
-    def __init__(self, blocks: Discovered, forward: Forward) -> None:
-        self._first = 0
+    def __init__(self, blocks: Discovered, forward: Forward, tokens: int = 0) -> None:
+        """tokens: of the prompt, where they are asked for."""
+        self._first, self.tokens = 0, tokens
         self._pass = RecordingPass(blocks, forward)
 
     def __getitem__(self, number: int) -> BlockCall:

@@ -81,6 +81,8 @@ def without_each(
         return tensor.expand(len(gone), *tensor.shape[1:])
 
     def block(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if len(parts.hidden.get(args, kwargs)) != len(gone):  # as where pictures of a batch stand behind each other
+            raise NotInRowsError(f"{parts.name} takes one sequence for the {len(gone)} rows of a batch")
         output = removed(number, parts, original, args, kwargs)
         if number == len(structure.calls) - 1:
             last(hidden_of(output, parts.hidden.get(args, kwargs)))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from duat_cli.errors import UnsupportedModelError, or_reason
+from duat_cli.errors import DuatError, UnsupportedModelError, or_reason
 from duat_cli.models.arrays import gaussian, moved, random_like, relative_error, rounding, tolerance_for, wide
 from duat_cli.models.instrument.hooks import giving
 from duat_cli.models.instrument.records import Replay, silent_attention
@@ -128,6 +128,11 @@ def branch_of(run: BlockRun, site: Site) -> Branch:
     nothing, stream = (_without(run, z, site.module) for z in (zero, random_like(run.input)))
     with giving([site.module], noise):
         alone = run.replay(zero, attention=silent_attention(run, 1))
+    if not sent:  # no reason beside others: what is taken for terms of the block are none
+        raise DuatError(
+            f"{run.parts.name}: a layer that was found to end a branch ({site.kind}) does not run where the block is "
+            "replayed, so its terms cannot be told apart; duat inspect and verify read this model"
+        )
     # Nothing is written down in front of attention.
     if nothing.values and moved(torch.cat([nothing.values[0], alone.values[0]]), 1):
         raise UnsupportedModelError("its branch stands in front of attention, which reads it")

@@ -26,7 +26,7 @@ from duat_cli.models.arrays import relative_error, rounding, same_storage
 from duat_cli.models.block.linears import has_matrix
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.block.slots import joined, parted, put, slots_of, taken
-from duat_cli.models.discovery.structure import ModelStructure, probe_trace
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs, probe_trace
 from duat_cli.models.instrument.calls import without_cache
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.routers import Routing, experts_of, routing_slots
@@ -149,9 +149,9 @@ def _at_input(site: Site, edit: Edit) -> contextlib.AbstractContextManager[None]
 # -- finding -------------------------------------------------------------------------------------------------
 
 
-def find_sites(structure: ModelStructure) -> dict[nn.Module, BlockSites]:
-    """The sites of every distinct block module, found on one short run."""
-    written = probe_trace(structure.stack)
+def find_sites(structure: ModelStructure, like: Mapping[str, Tensor] | None = None) -> dict[nn.Module, BlockSites]:
+    """The sites of every distinct block module, found on one short run. like: as of `probe_inputs`."""
+    written = probe_trace(structure.stack, probe_inputs(structure.stack, like, DISCOVERY_TOKENS))
     return {block.parts.module: block_sites(block.parts, written) for block in structure.blocks}
 
 

@@ -16,6 +16,7 @@ from duat_cli.analysis.prune.repair.refit import Calls, Refit, Refitting, output
 from duat_cli.analysis.prune.terms.ablation import Ablator
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.budgets import KEPT_BYTES
+from duat_cli.models.discovery.modality import Given
 from duat_cli.models.edits.surgery import exchanged
 from duat_cli.models.sweep.passes import Recorded, record
 from duat_cli.models.terms.sites import BlockSites, Site, TermId
@@ -23,7 +24,7 @@ from duat_cli.results.base import Skipped
 
 Damages = list[tuple[float, float]]
 """Of every prompt: without the repair, and with it."""
-Key = tuple[int, ...]  # a prompt's tokens
+Key = tuple[int, ...] | str  # as of `Prompt.read`
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Repairer:
             ]
         self.tokens = self._refitting.tokens
 
-    def _calls(self, ids: Tensor, left: int) -> Calls:
+    def _calls(self, given: Given, left: int) -> Calls:
         """Of a calibration prompt; what the dense model gives is kept where that takes no more than `left` bytes."""
         structure, sites = self._ablator.structure, outputs(self._consumers)
         own: dict[Site, list[Tensor]] = {site: [] for site in sites}
@@ -95,7 +96,7 @@ class Repairer:
             module: BlockSites(tuple(s for s in sites if s.module in set(module.modules())))
             for module in structure.calls
         }
-        recorded = record(structure, self._ablator.metric.forward(ids), seen, see)
+        recorded = record(structure, self._ablator.metric.forward(given), seen, see)
         size = sum(call.after.nbytes for call in recorded.calls)
         return Calls.of(structure, recorded.calls, own if 2 * size <= left else None)
 
@@ -128,23 +129,22 @@ class Repairer:
         without = self._without[1]
         for k, prompt in enumerate(prompts):
             self._progress(k, len(prompts), what)
-            ids = self._ablator.place(prompt)
-            key = tuple(ids.flatten().tolist())
-            recorded = self._recorded(ids, key)
+            given, key = self._ablator.place(prompt), prompt.read
+            recorded = self._recorded(given, key)
             if key not in without:
-                without[key] = self._ablator.damage(recorded, ids, gone)
+                without[key] = self._ablator.damage(recorded, given, gone)
             after = without[key]
             if repaired.refit.values and not repaired.dropped:
                 with repaired.in_place():
-                    after = self._ablator.damage(recorded, ids, gone)
+                    after = self._ablator.damage(recorded, given, gone)
             found.append((without[key], after))
         return found
 
-    def _recorded(self, ids: Tensor, key: Key) -> Recorded:
-        """A prompt's own pass. ids: (1, N)."""
+    def _recorded(self, given: Given, key: Key) -> Recorded:
+        """A prompt's own pass."""
         if key in self._kept:
             return self._kept[key]
-        found = self._ablator.record(ids)
+        found = self._ablator.record(given)
         size = found.output.nbytes + sum(call.after.nbytes for call in found.calls)
         if size <= self._room:
             self._kept[key] = found

@@ -34,10 +34,10 @@ def biases(
     return values
 
 
-def require_biases(model: nn.Module, kinds: Sequence[Kind]) -> None:
-    """UnsupportedModelError where what reads terms of these kinds cannot hold their means."""
-    structure = discover(model)
-    sites = find_sites(structure)
+def require_biases(model: nn.Module, kinds: Sequence[Kind], like: Mapping[str, Tensor] | None = None) -> None:
+    """UnsupportedModelError where what reads terms of these kinds cannot hold their means. like: as of `discover`."""
+    structure = discover(model, like)
+    sites = find_sites(structure, like)
     every = {
         number: [site for kind in kinds for site in sites[module].of(kind)]
         for number, module in enumerate(structure.calls)

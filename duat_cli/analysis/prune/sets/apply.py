@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ from duat_cli.loading.quiet import described, hushed
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.discovery.causality import probe_output
 from duat_cli.models.discovery.modality import is_pair, without_decoder
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs
 from duat_cli.models.edits.cutting import without_parts
 from duat_cli.models.edits.parameters import BlockParameters
 from duat_cli.models.edits.surgery import without_blocks, zeroed
@@ -47,6 +47,10 @@ WEIGHTS = {
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".h5", ".msgpack", ".onnx", ".onnx_data", ".npz",
     ".ot", ".tflite", ".mlmodel", ".pkl",
 }  # fmt: skip
+
+
+Like: TypeAlias = Mapping[str, Tensor] | None
+"""As of `probe_inputs`."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def apply_terms(
     if not terms:
         raise InputError("--apply: the chosen set is empty; there is nothing to remove")
     model, files, unused = loaded.model, loaded.files, loaded.unexpected
-    expected = _ablated(model, structure, sites, terms)
+    expected = _ablated(model, structure, sites, terms, loaded.like)
     notes: list[str] = []
     if unused:
         many = plural(len(unused), "tensor")
@@ -113,7 +117,7 @@ def apply_terms(
         part = _part_folder(directory)
         try:
             dtype = _written(model, structure, sites, plan, part, files)
-            error, size = _read_back(part, model, expected)
+            error, size = _read_back(part, model, expected, loaded.like)
             if not error <= tolerance_for(model.dtype):
                 raise UnsupportedModelError(f"it then gives another output than the ablation (relative {error:.1e})")
             _open_to_all(part)
@@ -239,38 +243,41 @@ def _state_dtype(config: Path, dtype: torch.dtype) -> None:
     config.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _ablated(model: Any, structure: ModelStructure, sites: Sites, terms: Sequence[TermId]) -> Tensor:
+def _ablated(model: Any, structure: ModelStructure, sites: Sites, terms: Sequence[TermId], like: Like) -> Tensor:
     """The output of the model with the terms removed by hooks, its weights untouched."""
-    forward = functools.partial(probe_output, model)
+    forward = functools.partial(probe_output, model, like)
     return run_without(structure, forward, record(structure, forward), removals(structure, sites, terms))
 
 
-def _read_back(part: Path, model: Any, expected: Tensor) -> tuple[float, int]:
+def _read_back(part: Path, model: Any, expected: Tensor, like: Like) -> tuple[float, int]:
     """How far the written checkpoint, read back, is from what was meant; and the bytes of its tensors."""
     again = load(str(part), dtype=str(model.dtype).removeprefix("torch."), device=str(model.device))
-    error = relative_error(probe_output(again.model), expected)
-    fault = _fault_as_called(again.model)
-    if fault is not None and _fault_as_called(model) is None:
+    error = relative_error(probe_output(again.model, like), expected)
+    fault = _fault_as_called(again.model, like)
+    if fault is not None and _fault_as_called(model, like) is None:
         raise UnsupportedModelError(f"it then runs with use_cache=False alone ({described(fault)})")
     return error, again.files.total_bytes
 
 
 @torch.no_grad()
-def _fault_as_called(model: Any) -> Exception | None:
+def _fault_as_called(model: Any, like: Like) -> Exception | None:
     """What the model raises as others call it, with a cache and one token behind the first ones. A hybrid that has no
     attention left may not know how long its cache is, and a decoder's may be made with the number of the encoder's
     blocks."""
-    ids = probe_ids(without_decoder(model), DISCOVERY_TOKENS)
+    ids, writes = probe_inputs(without_decoder(model), like, DISCOVERY_TOKENS), is_pair(model) and model.can_generate()
     try:
         with hushed():
-            if is_pair(model) and model.can_generate():
+            if not isinstance(ids, Tensor):  # of pictures or sound
+                (functools.partial(model.generate, max_new_tokens=2, do_sample=False) if writes else model)(**ids)
+                return None
+            if writes:
                 model.generate(input_ids=ids, decoder_start_token_id=int(ids[0, 0]), max_new_tokens=2, do_sample=False)
                 return None
-            read = "decoder_input_ids" if is_pair(model) else "input_ids"
-            given = {"input_ids": ids, read: ids}
+            name = "decoder_input_ids" if is_pair(model) else "input_ids"
+            given = {"input_ids": ids, name: ids}
             kept = getattr(model(**given), "past_key_values", None)
             if kept is not None:
-                model(**given | {read: ids[:, -1:]}, past_key_values=kept)
+                model(**given | {name: ids[:, -1:]}, past_key_values=kept)
     except Exception as fault:  # of code that is not duat's
         return fault
     return None

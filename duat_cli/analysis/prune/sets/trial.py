@@ -138,9 +138,9 @@ def try_alone(
 
     def under(item: tuple[int, list[tuple[int, int]]]) -> dict[tuple[int, int], float]:
         p, wanted = item
-        ids = ablator.place(held_out[p])
+        given = ablator.place(held_out[p])
         done = counted(tick, p * len(wanted), len(wanted) * len(held_out))
-        effects = ablator.effects(ablator.record(ids), ids, [removals[place][k] for place, k in wanted], done)
+        effects = ablator.effects(ablator.record(given), given, [removals[place][k] for place, k in wanted], done)
         return {one: effect.damage for one, effect in zip(wanted, effects, strict=True)}
 
     running = (
@@ -166,12 +166,12 @@ def try_together(
         wanted = [(place, k) for place, trial in enumerate(trials) for k in trial.running]
         passes, found, size = list[Pass](), list[Ablations](), 0
         for prompt in left:
-            ids = ablator.place(prompt)
-            own = Leading(ablator.structure, ablator.metric.forward(ids))
+            given = ablator.place(prompt)
+            own = Leading(ablator.structure, ablator.metric.forward(given), prompt.input_ids.shape[1])
             gone = [removals[place][k] for place, k in wanted]
             done = counted(functools.partial(_at_end, own.forget), 0, len(gone))
-            one = ablator.ablations(own, ids, gone, done)
-            held = one.size + LEADING * waiting_bytes(ids.shape[1], ablator.structure.hidden_size)
+            one = ablator.ablations(own, given, gone, done)
+            held = one.size + LEADING * waiting_bytes(own.tokens, ablator.structure.hidden_size)
             if found and size + held > ablator.waiting:
                 break
             found.append(one)

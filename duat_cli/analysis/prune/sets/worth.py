@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import statistics
 import time
@@ -15,11 +16,11 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.prune.sets.apply import Applied
-from duat_cli.analysis.prune.terms.damage import Loss, Metric, hidden_states
+from duat_cli.analysis.prune.terms.damage import Loss, Metric, last_states, token_ids
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.causality import by_row
-from duat_cli.models.discovery.modality import stack_of, without_decoder
+from duat_cli.models.discovery.modality import Given, placed, stack_of, without_decoder
 from duat_cli.models.discovery.structure import run_stack
 from duat_cli.results.prune.written import Written
 
@@ -49,18 +50,19 @@ def worth(
     the model has no perplexity, if it has none."""
     again = load(str(directory), dtype=str(loaded.model.dtype).removeprefix("torch."), device=str(loaded.model.device))
     on: Literal["held out", "chose the set"] = "held out" if held_out else "chose the set"
-    ids = [prompt.input_ids.to(loaded.model.device) for prompt in held_out or prompts]
-    scored = sum(x.shape[1] - 1 for x in ids)
+    run = held_out or prompts
+    given = [placed(prompt.given, loaded.model.device, loaded.model.dtype) for prompt in run]
+    scored = sum(prompt.input_ids.shape[1] - 1 for prompt in run)
     why = no_loss or (None if scored else NO_TOKENS)
-    losses = [None if why else _loss(model, ids) for model in (loaded.model, again.model)]
+    losses = [None if why else _loss(model, given) for model in (loaded.model, again.model)]
     reasons = {name: why or _large(loss) for name, loss in zip(_PERPLEXITIES, losses, strict=True)}
-    damages = _damages(metric, loaded.model, again.model, ids)
+    damages = _damages(metric, loaded.model, again.model, given)
     mean = sum(damages) / len(damages)
     if not math.isfinite(mean):
         reasons["damage"] = "it is not finite under some prompt"
-    timed = _some(ids)
+    timed = given[: _some([prompt.input_ids.shape[1] for prompt in run])]
     seconds = _timed([_runs(model, timed) for model in (loaded.model, again.model)], str(loaded.model.device))
-    tokens = sum(x.shape[1] for x in timed)
+    tokens = sum(prompt.input_ids.shape[1] for prompt in run[: len(timed)])
     return Written(
         granularity=kind,
         terms=terms,
@@ -69,7 +71,7 @@ def worth(
         parameters_before=_parameters(loaded.model),
         parameters_after=_parameters(again.model),
         measured_on=on,
-        prompts=len(ids),
+        prompts=len(run),
         tokens=scored,
         damage=mean if math.isfinite(mean) else None,
         exceeded=sum(not damage <= budget for damage in damages),
@@ -89,26 +91,26 @@ def _parameters(model: Any) -> int:
 
 
 @torch.no_grad()
-def _loss(model: Any, ids: Sequence[Tensor]) -> float:
+def _loss(model: Any, given: Sequence[Given]) -> float:
     """Nats a token, over all tokens that have a next one."""
     loss, total, count = Loss(model), 0.0, 0
-    for one in ids:
-        if one.shape[1] > 1:
-            total += loss.loss(run_stack(model, one).logits, one) * (one.shape[1] - 1)
-            count += one.shape[1] - 1
+    for one in given:
+        if (tokens := token_ids(one).shape[1]) > 1:
+            total += loss.loss(run_stack(model, one).logits, one) * (tokens - 1)
+            count += tokens - 1
     return total / count
 
 
 @torch.no_grad()
-def _damages(metric: Metric, model: Any, other: Any, ids: Sequence[Tensor]) -> list[float]:
+def _damages(metric: Metric, model: Any, other: Any, given: Sequence[Given]) -> list[float]:
     """How far the other model's output lies from the model's, of each prompt."""
 
-    def output(one: Any, prompt: Tensor) -> Tensor:
+    def output(one: Any, prompt: Given) -> Tensor:
         if metric.name == "hidden":
-            return hidden_states(run_stack(stack_of(one), prompt))
+            return last_states(run_stack(stack_of(one), prompt))
         return by_row(run_stack(one, prompt).logits)
 
-    return [metric.measured(output(model, prompt), output(other, prompt), prompt) for prompt in ids]
+    return [metric.measured(output(model, prompt), output(other, prompt), prompt) for prompt in given]
 
 
 def _exp(loss: float | None) -> float | None:
@@ -122,22 +124,18 @@ def _large(loss: float | None) -> str | None:
     return "its loss is not finite" if not math.isfinite(loss) else f"e to the loss of {loss:.3g} nats is no number"
 
 
-def _some(ids: Sequence[Tensor]) -> list[Tensor]:
-    """The first prompts that fit, and one at least."""
-    found: list[Tensor] = []
-    for one in ids:
-        if found and sum(x.shape[1] for x in found) + one.shape[1] > TIMED_TOKENS:
-            break
-        found.append(one)
-    return found
+def _some(tokens: Sequence[int]) -> int:
+    """How many prompts fit, of so many tokens, from the first; one at least."""
+    sums = itertools.accumulate(tokens)
+    return max(1, sum(total <= TIMED_TOKENS for total in sums))
 
 
-def _runs(model: Any, ids: Sequence[Tensor]) -> Callable[[], None]:
+def _runs(model: Any, given: Sequence[Given]) -> Callable[[], None]:
     """Of an encoder-decoder its encoder, which is what was pruned."""
     stack = without_decoder(model)
 
     def run() -> None:
-        for one in ids:
+        for one in given:
             run_stack(stack, one)
 
     return run

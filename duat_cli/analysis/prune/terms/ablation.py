@@ -21,6 +21,7 @@ from duat_cli.loading.model.processes import Each, in_turn
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.budgets import ABLATION_BYTES, waiting_bytes
+from duat_cli.models.discovery.modality import Given, in_rows, placed
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.sweep.lockstep import Pass, Weights, one_by_one
 from duat_cli.models.sweep.passes import (
@@ -65,7 +66,7 @@ class AblationPass:
         self,
         ablator: Ablator,
         reference: Recorded | Leading,
-        ids: Tensor,
+        given: Given,
         gone: Sequence[Removals],
         places: Sequence[int],
         weights: Weights | None,
@@ -74,18 +75,18 @@ class AblationPass:
     ) -> None:
         """reference, weights, done: as of `Ablator.ablations`. places: numbers of its sets. like: a pass whose last row
         is the one set of this one, which checks it and says nothing itself."""
-        self._metric, self._rows, self._reference, self._ids = ablator.metric, ablator.rows, reference, ids
+        self._metric, self._rows, self._reference, self._given = ablator.metric, ablator.rows, reference, given
         self._gone, self.places, self._done, self._like = gone, places, done, like
         self._calls = len(ablator.structure.calls)
         self.start = min(min(removals, default=0) for removals in gone)
         """Its first block."""
-        self.size = len(gone) * waiting_bytes(ids.shape[1], ablator.structure.hidden_size)
+        self.size = len(gone) * waiting_bytes(reference.tokens, ablator.structure.hidden_size)
         """Bytes that it holds, about, while it waits for the next block."""
         self.moved: list[float] = []  # of every row, at the last block
         self.judged: list[Judged] = []  # of every set, once it has run; none where rows do not keep apart
         self.checked = False  # whether another pass checks the last row
         self.last: Tensor | None = None  # its output then
-        forward = self._metric.forward(ids.expand(len(gone), *ids.shape[1:]).contiguous())
+        forward = self._metric.forward(in_rows(given, len(gone)))
         made = without_each(ablator.structure, forward, reference.calls, gone, weights, self._ended)
         self._pass: BlockPass | None = made
 
@@ -102,7 +103,9 @@ class AblationPass:
                 self._judge(self._pass.output)
             except NotInRowsError:
                 self._rows.apart = False
-            except ValueError:  # a classifier of the last token takes no rows where its config has no padding token
+            # A classifier of the last token takes no rows where its config has no padding token, and code that reads
+            # pictures may know one alone.
+            except (ValueError, RuntimeError):
                 if len(self._gone) == 1:
                     raise
                 self._rows.apart = False
@@ -130,9 +133,9 @@ class AblationPass:
             return
         self.last = output[-1:].clone() if self.checked else None
         if len(self._gone) == 1:
-            damages = [self._metric.measured(self._reference.output, output, self._ids)]
+            damages = [self._metric.measured(self._reference.output, output, self._given)]
         else:
-            damages = self._metric.measured_each(self._reference.output, output, self._ids)
+            damages = self._metric.measured_each(self._reference.output, output, self._given)
         self.judged = [_finite(*one, output.dtype) for one in zip(damages, self._gone, strict=True)]
 
 
@@ -193,18 +196,18 @@ class Ablator:
         self.rows = _Rows()
         self._width = 0  # of the output, once a prompt is recorded
 
-    def place(self, prompt: Prompt) -> Tensor:
-        """A prompt's token ids where the model is."""
-        return prompt.input_ids.to(self._device)
+    def place(self, prompt: Prompt) -> Given:
+        """What a prompt has the model run on, where the model is."""
+        return placed(prompt.given, self._device, self.structure.stack.dtype)
 
-    def record(self, ids: Tensor) -> Recorded:
+    def record(self, given: Given) -> Recorded:
         """The unablated pass of a prompt."""
-        return record(self.structure, self.metric.forward(ids))
+        return record(self.structure, self.metric.forward(given))
 
     def ablations(
         self,
         reference: Recorded | Leading,
-        ids: Tensor,
+        given: Given,
         gone: Sequence[Removals],
         done: Callable[[], None] = lambda: None,
         weights: Weights | None = None,
@@ -216,17 +219,19 @@ class Ablator:
         The first time that rows go beside a prompt that is recorded, the last of them is also run alone: a model whose
         rows see each other, such as one whose experts take a limited number of tokens, is found out.
         """
-        tokens, passes, rows = ids.shape[1], list[AblationPass](), self.rows
+        tokens, passes, rows = reference.tokens, list[AblationPass](), self.rows
         if isinstance(reference, Recorded):
             self._width = reference.output.numel() // tokens
+        if not isinstance(given, Tensor) and any(len(one) != 1 for one in given.values()):
+            rows.apart = False  # such as patches of a picture, (N, width)
         alone = rows.apart is False or (rows.apart is None and not isinstance(reference, Recorded))
         for wave in [[k] for k in range(len(gone))] if alone else in_waves(gone, tokens, self._width * tokens):
             some = [gone[k] for k in wave]
-            one = AblationPass(self, reference, ids, some, wave, weights, done)
+            one = AblationPass(self, reference, given, some, wave, weights, done)
             passes.append(one)
             if len(wave) > 1 and not rows.checked:
                 rows.checked = one.checked = True
-                passes.append(AblationPass(self, reference, ids, some[-1:], (), weights, like=one))
+                passes.append(AblationPass(self, reference, given, some[-1:], (), weights, like=one))
         return Ablations(passes)
 
     def settled(self, found: Sequence[Ablations]) -> bool:
@@ -251,17 +256,17 @@ class Ablator:
             others(wave)
         return found if self.settled(found) else self.ablate(made, others, others)
 
-    def damage(self, recorded: Recorded, ids: Tensor, removals: Removals) -> float:
+    def damage(self, recorded: Recorded, given: Given, removals: Removals) -> float:
         """What removing all these terms together does to one prompt."""
-        return self.effects(recorded, ids, [removals])[0].damage
+        return self.effects(recorded, given, [removals])[0].damage
 
     def effects(
-        self, recorded: Recorded, ids: Tensor, gone: Sequence[Removals], done: Callable[[], None] = lambda: None
+        self, recorded: Recorded, given: Given, gone: Sequence[Removals], done: Callable[[], None] = lambda: None
     ) -> list[Effect]:
         """What removing each of these does to one prompt, where all weights are in memory. done: called after each."""
-        found = self.ablations(recorded, ids, gone, done)
+        found = self.ablations(recorded, given, gone, done)
         one_by_one(found.passes)
-        return found.effects if self.settled([found]) else self.effects(recorded, ids, gone, done)
+        return found.effects if self.settled([found]) else self.effects(recorded, given, gone, done)
 
     def removals(self, terms: Iterable[TermId]) -> Removals:
         """What to take out of which block call: the same for every prompt."""
@@ -276,8 +281,8 @@ def effects_of(
     every = len(sets) * len(prompts)
 
     def under(p: int) -> list[Effect]:
-        ids = ablator.place(prompts[p])
-        return ablator.effects(ablator.record(ids), ids, removed, counted(tick, p * len(sets), every))
+        given = ablator.place(prompts[p])
+        return ablator.effects(ablator.record(given), given, removed, counted(tick, p * len(sets), every))
 
     return list(each(under, range(len(prompts))))
 
@@ -346,9 +351,10 @@ def _channels_first(module: nn.Module, value: Tensor) -> bool:
     return last is not None and value.shape[1] == last.out_channels
 
 
-def mean_values(structure: ModelStructure, sites: Sites, metric: Metric, inputs: Sequence[Tensor]) -> Means:
+def mean_values(structure: ModelStructure, sites: Sites, metric: Metric, inputs: Sequence[Given]) -> Means:
     """The means over these prompts, run one after the other."""
-    found = MeanSums()
-    for ids in inputs:
-        found.add(record(structure, metric.forward(ids.to(structure.stack.device)), sites, found.see).calls)
+    found, stack = MeanSums(), structure.stack
+    for given in inputs:
+        forward = metric.forward(placed(given, stack.device, stack.dtype))
+        found.add(record(structure, forward, sites, found.see).calls)
     return found.means()

@@ -12,7 +12,7 @@ max|g| / sqrt(eps), a thousand and more each: nothing true that could be said th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from duat_cli.kinds import KINDS, Kind
 from duat_cli.models.arrays import equal
 from duat_cli.models.block.norm_scale import ball_of
 from duat_cli.models.budgets import BOUNDED_ENTRIES
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs, run_stack
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.tracing import Event, Trace, Tracer
 from duat_cli.models.sweep.lockstep import Call, Pass, Visit, Weights
@@ -122,12 +122,13 @@ class Certified:
         device: str | None = None,
         weights: Weights | None = None,
         kinds: Collection[Kind] = KINDS,
+        like: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """device: as of `probe_ids`. weights: as of `Visit`. kinds: of the terms whose bounds are asked for."""
-        ids = probe_ids(structure.stack, DISCOVERY_TOKENS, device)
+        """device, like: as of `probe_inputs`. weights: as of `Visit`. kinds: of the terms that have bounds."""
+        given = probe_inputs(structure.stack, like, DISCOVERY_TOKENS, device)
 
         def forward() -> Any:
-            return run_stack(structure.stack, ids)
+            return run_stack(structure.stack, given)
 
         self._structure, self._sites, self._branches, self._kinds = structure, sites, branches, kinds
         self._written: list[tuple[Event, Trace] | None] = []  # a block call; None: its bounds are found

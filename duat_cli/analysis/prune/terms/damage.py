@@ -27,6 +27,7 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.kinds import MetricName
 from duat_cli.models.arrays import rounding_for, wide
 from duat_cli.models.discovery.causality import Classes, HeadTest, by_row, head_of
+from duat_cli.models.discovery.modality import Given
 from duat_cli.models.discovery.structure import ModelStructure, run_stack
 from duat_cli.models.sweep.passes import Forward
 from duat_cli.statistics.chi_square import mean_length, mean_square
@@ -46,20 +47,21 @@ class Metric(Protocol):
     def meaning(self) -> str:
         """In words: of a report's numbers, which are means over the prompts."""
 
-    def forward(self, ids: Tensor) -> Forward:
-        """A pass over one prompt, (1, N), to the output whose change counts."""
+    def forward(self, given: Given) -> Forward:
+        """A pass over one prompt, (1, N), or over what is prepared of a picture or a sound, to the output whose change
+        counts."""
 
-    def measured(self, reference: Tensor, output: Tensor, ids: Tensor) -> float:
+    def measured(self, reference: Tensor, output: Tensor, given: Given) -> float:
         """The damage of an ablated output."""
 
-    def measured_each(self, reference: Tensor, outputs: Tensor, ids: Tensor) -> list[float]:
+    def measured_each(self, reference: Tensor, outputs: Tensor, given: Given) -> list[float]:
         """The same of several outputs, (B, N, ...), beside a reference of (1, N, ...)."""
-        return [self.measured(reference, output[None], ids) for output in outputs]
+        return [self.measured(reference, output[None], given) for output in outputs]
 
     def probes(self, reference: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
         """Random directions, (count, *reference.shape). noise: draws a tensor of a shape, which may be written to."""
 
-    def first_order(self, reference: Tensor, ids: Tensor) -> Tensor | None:
+    def first_order(self, reference: Tensor, given: Given) -> Tensor | None:
         """The direction along which the damage grows at once, (*reference.shape); None where it has none: it is then
         of second order. Responses to it stand in front of those to the probes."""
         return None
@@ -77,7 +79,7 @@ class Metric(Protocol):
         """What adds up over terms that move the output in different directions: of a length its square."""
         return damage
 
-    def slope(self, reference: Tensor, output: Tensor, ids: Tensor) -> Tensor:
+    def slope(self, reference: Tensor, output: Tensor, given: Given) -> Tensor:
         """Gradient of the damage at `output`, of `reference`; for hidden half that of its square."""
 
     def of_moved(self, responses: Tensor, start: float) -> Tensor:
@@ -95,10 +97,10 @@ class Hidden(Metric):
     unit: str = "relative"
     meaning: str = "mean over prompts of |change of the final hidden states| / |final hidden states|, over all tokens"
 
-    def forward(self, ids: Tensor) -> Forward:
-        return lambda: hidden_states(run_stack(self.structure.stack, ids))
+    def forward(self, given: Given) -> Forward:
+        return lambda: last_states(run_stack(self.structure.stack, given))
 
-    def measured(self, reference: Tensor, output: Tensor, ids: Tensor) -> float:
+    def measured(self, reference: Tensor, output: Tensor, given: Given) -> float:
         size = torch.linalg.vector_norm(reference.double())
         return float(torch.linalg.vector_norm(output.double() - reference.double()) / size)
 
@@ -115,7 +117,7 @@ class Hidden(Metric):
     def adding(self, damage: Tensor) -> Tensor:
         return damage.square()
 
-    def slope(self, reference: Tensor, output: Tensor, ids: Tensor) -> Tensor:
+    def slope(self, reference: Tensor, output: Tensor, given: Given) -> Tensor:
         change = output.double() - reference.double()
         return (change / reference.double().square().sum()).to(output)
 
@@ -146,13 +148,13 @@ class Divergence(Metric):
         over = "" if self.classes == "text" else "the mean over tokens of "
         return f"mean over prompts of {over}KL(model's {what} || the ablated one), nats"
 
-    def forward(self, ids: Tensor) -> Forward:
-        return lambda: by_row(_logits(self.model, ids))
+    def forward(self, given: Given) -> Forward:
+        return lambda: by_row(_logits(self.model, given))
 
-    def measured(self, reference: Tensor, output: Tensor, ids: Tensor) -> float:
+    def measured(self, reference: Tensor, output: Tensor, given: Given) -> float:
         return float(kl(reference[0], output[0]).mean())
 
-    def measured_each(self, reference: Tensor, outputs: Tensor, ids: Tensor) -> list[float]:
+    def measured_each(self, reference: Tensor, outputs: Tensor, given: Given) -> list[float]:
         found: list[float] = kl_each(reference[0], outputs).mean(dim=1).tolist()
         return found
 
@@ -160,7 +162,7 @@ class Divergence(Metric):
         tokens = reference.shape[1]
         return _fisher_noise(reference, noise, count).div_(math.sqrt(2 * tokens))
 
-    def slope(self, reference: Tensor, output: Tensor, ids: Tensor) -> Tensor:
+    def slope(self, reference: Tensor, output: Tensor, given: Given) -> Tensor:
         found = wide(output).softmax(dim=-1) - wide(reference).softmax(dim=-1)
         return (found / output.shape[1]).to(output)
 
@@ -176,21 +178,21 @@ class Loss(Metric):
         "mean over prompts of the change of the mean next-token loss on the prompt's own tokens, nats; may be negative"
     )
 
-    def forward(self, ids: Tensor) -> Forward:
-        if ids.shape[1] < 2:
+    def forward(self, given: Given) -> Forward:
+        if token_ids(given).shape[1] < 2:
             raise InputError("--metric nll: a prompt of one token has no next token; use longer prompts")
-        return lambda: _logits(self.model, ids)
+        return lambda: _logits(self.model, given)
 
-    def measured(self, reference: Tensor, output: Tensor, ids: Tensor) -> float:
-        return self.loss(output, ids) - self.loss(reference, ids)
+    def measured(self, reference: Tensor, output: Tensor, given: Given) -> float:
+        return self.loss(output, given) - self.loss(reference, given)
 
-    def measured_each(self, reference: Tensor, outputs: Tensor, ids: Tensor) -> list[float]:
-        before = self.loss(reference, ids)
-        return [self.loss(output[None], ids) - before for output in outputs]
+    def measured_each(self, reference: Tensor, outputs: Tensor, given: Given) -> list[float]:
+        before = self.loss(reference, given)
+        return [self.loss(output[None], given) - before for output in outputs]
 
-    def loss(self, logits: Tensor, ids: Tensor) -> float:
+    def loss(self, logits: Tensor, given: Given) -> float:
         """Mean next-token loss of one prompt, nats a token. logits: (1, N, vocabulary)."""
-        pieces = by_tokens(logits[0, :-1])
+        pieces, ids = by_tokens(logits[0, :-1]), token_ids(given)
         targets = ids[0, 1:].split(len(pieces[0]))
         total = 0.0
         for piece, target in zip(pieces, targets, strict=True):
@@ -203,8 +205,8 @@ class Loss(Metric):
         fisher[:, :, -1] = 0  # the last token's next one is not known
         return fisher
 
-    def first_order(self, reference: Tensor, ids: Tensor) -> Tensor:
-        return self.slope(reference, reference, ids)
+    def first_order(self, reference: Tensor, given: Given) -> Tensor:
+        return self.slope(reference, reference, given)
 
     def predicted(self, responses: Tensor, confidence: float) -> Interval:
         first = -responses[:, 0].double().mean(dim=0)
@@ -214,8 +216,8 @@ class Loss(Metric):
     def of_set(self, responses: Tensor) -> Tensor:
         return -responses[:, 0].double() + responses[:, 1:].double().square().mean(dim=1)
 
-    def slope(self, reference: Tensor, output: Tensor, ids: Tensor) -> Tensor:
-        found = wide(output).softmax(dim=-1)
+    def slope(self, reference: Tensor, output: Tensor, given: Given) -> Tensor:
+        found, ids = wide(output).softmax(dim=-1), token_ids(given)
         found[0, :-1].scatter_add_(1, ids[0, 1:, None], -torch.ones_like(ids[0, 1:, None], dtype=found.dtype))
         found[:, -1] = 0
         return (found / (output.shape[1] - 1)).to(output)
@@ -234,6 +236,11 @@ def metric_for(name: MetricName | None, model: Any, structure: ModelStructure, h
     if (why := why_no_loss(model, head)) is not None:
         raise InputError(f"--metric nll: {why}; use --metric kl")
     return Loss(model)
+
+
+def token_ids(given: Given) -> Tensor:
+    """(1, N): a loss is of a text."""
+    return given if isinstance(given, Tensor) else given["input_ids"]
 
 
 def rounding_of(name: MetricName, dtype: torch.dtype) -> float:
@@ -261,8 +268,15 @@ def hidden_states(output: Any) -> Tensor:
     return hidden
 
 
-def _logits(model: Any, ids: Tensor) -> Tensor:
-    return run_stack(model, ids).logits
+def last_states(output: Any) -> Tensor:
+    """The same, of an encoder that runs within its model (DETR's) its own, not those of the decoder behind it."""
+    encoded = getattr(output, "encoder_last_hidden_state", None)
+    return encoded if isinstance(encoded, Tensor) else hidden_states(output)
+
+
+def _logits(model: Any, given: Given) -> Tensor:
+    logits: Tensor = run_stack(model, given).logits
+    return logits
 
 
 def _fisher_noise(logits: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:

@@ -10,13 +10,16 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.prune.terms.ablation import MeanSums
 from duat_cli.analysis.prune.terms.criteria import Activations
-from duat_cli.analysis.prune.terms.damage import Metric, hidden_states, metric_for
+from duat_cli.analysis.prune.terms.damage import Metric, last_states, metric_for
 from duat_cli.analysis.session import Session
+from duat_cli.errors import NoSignalError, UnsupportedModelError
 from duat_cli.kinds import MetricName
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.causality import HeadTest, LogitsPass, by_row
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, Discovered, probe_ids, run_stack
+from duat_cli.models.discovery.modality import Given
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, Discovered, probe_inputs, run_stack
 from duat_cli.models.edits.parameters import BlockParameters, block_parameters
+from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.sweep.chain import Chain
 from duat_cli.models.sweep.lockstep import Placing
@@ -41,8 +44,8 @@ class Ground:
     sums: MeanSums | None  # the same, if asked for
 
 
-def ground_of(session: Session, name: MetricName | None, prompts: Sequence[Tensor], *, means: bool) -> Ground:
-    """Of a model, with each of these prompts, (1, N), recorded as of `Session.discover_beside`.
+def ground_of(session: Session, name: MetricName | None, prompts: Sequence[Given], *, means: bool) -> Ground:
+    """Of a model, with each of these prompts recorded as of `Session.discover_beside`.
 
     means: whether means are asked for. Which output the metric looks at is only known at the end: where it is not the
     one that the model's class promises, the prompts are recorded once more.
@@ -53,7 +56,7 @@ def ground_of(session: Session, name: MetricName | None, prompts: Sequence[Tenso
     metric = metric_for(name, session.loaded.model, structure, guest.head)
     records = guest.records
     if guest.logits != (metric.name != "hidden"):
-        records = [RecordingPass(structure, metric.forward(ids)) for ids in prompts]
+        records = [RecordingPass(structure, metric.forward(one)) for one in prompts]
         session.together(records)
     recorded = [one.recorded for one in records]
     for one in guest.records if means else ():
@@ -67,38 +70,58 @@ class _Guest(Placing):
     """Everything that goes through the model beside one attempt at its discovery."""
 
     def __init__(
-        self, session: Session, found: Discovered, prompts: Sequence[Tensor], *, hidden: bool, means: bool
+        self, session: Session, found: Discovered, prompts: Sequence[Given], *, hidden: bool, means: bool
     ) -> None:
         model, device = session.loaded.model, session.loaded.device
         super().__init__()
         self.parameters: dict[nn.Module, BlockParameters] = {}
-        self.head = HeadTest(model, found.stack, device)
+        like = session.loaded.like
+        self.head = HeadTest(model, found.stack, device, like)
         self.logits = bool(self.head.passes) and not hidden
-        probe = probe_ids(found.stack, DISCOVERY_TOKENS, device)
+        probe = probe_inputs(found.stack, like, DISCOVERY_TOKENS, device)
         self.chain = Chain(found, lambda: run_stack(found.stack, probe)[0])
         self.seen, self.sums, self._means = Activations(), MeanSums(), means
         self.records = [
-            RecordingPass(found, self._output(model if self.logits else found.stack, ids), self.sites, self._see)
-            for ids in prompts
+            RecordingPass(found, self._output(model if self.logits else found.stack, one), self.sites, self._see)
+            for one in prompts
         ]
         besides = prompts if self.head.passes and not self.logits else ()
-        self.heads = [LogitsPass(model, ids) for ids in besides]  # the loss is asked for in any case
+        self.heads = [LogitsPass(model, one) for one in besides]  # the loss is asked for in any case
         self.passes = [*self.chain.passes, *self.head.passes, *self.records, *self.heads]
 
     def proved(self, parts: BlockParts, written: Trace) -> None:
+        if parts.hidden.flat:
+            raise UnsupportedModelError(
+                f"{parts.name} takes hidden states without a batch, and removals are followed in rows of one; duat "
+                "inspect, verify and matrix read this model"
+            )
         super().proved(parts, written)
         self.parameters[parts.module] = block_parameters(parts, self.sites[parts.module], written)
+
+    def probe(self, run: BlockRun) -> None:
+        if not run.input.any():
+            raise NoSignalError(
+                f"the stream in front of {run.parts.name} is zero, so what meets it there cannot be told apart: does a "
+                "mask leave nothing of the input? give another by --inputs"
+            )
+        if run.output.shape != run.input.shape:
+            before, after = (f"{one.shape[1]} tokens of width {one.shape[2]}" for one in (run.input, run.output))
+            raise UnsupportedModelError(
+                f"{run.parts.name} makes {after} of {before}: a removal is followed, and compared, along one stream; "
+                "duat inspect and verify read this model"
+            )
+        super().probe(run)
 
     def _see(self, number: int, site: Site, value: Tensor) -> None:
         self.seen.see(number, site, value)
         if self._means:
             self.sums.see(number, site, value)
 
-    def _output(self, model: Any, ids: Tensor) -> Callable[[], Any]:
+    def _output(self, model: Any, given: Given) -> Callable[[], Any]:
         def forward() -> Any:
-            output = run_stack(model, ids)
+            output = run_stack(model, given)
             if not self.logits:
-                return hidden_states(output)
+                return last_states(output)
             logits = getattr(output, "logits", None)
             return None if logits is None else by_row(logits)
 

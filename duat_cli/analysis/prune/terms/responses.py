@@ -19,6 +19,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.kinds import Kind
 from duat_cli.models.arrays import wide
 from duat_cli.models.budgets import probes_at_once, pulled_at_once
+from duat_cli.models.discovery.modality import Given
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.sweep.gradients import Backward, BlockGradient
 from duat_cli.models.sweep.lockstep import Weights, one_by_one
@@ -86,7 +87,7 @@ class Responses:
         structure: ModelStructure,
         sites: Sites,
         metric: Metric,
-        ids: Tensor,
+        given: Given,
         recorded: Recorded,
         terms: TermList,
         count: int,
@@ -97,7 +98,7 @@ class Responses:
     ) -> None:
         """weights: as of `BlockPass`. without: what `recorded` was recorded without; the first response is then to
         the slope of the damage there."""
-        self._metric, self._ids, self._terms, self._means = metric, ids, terms, means
+        self._metric, self._given, self._terms, self._means = metric, given, terms, means
         self._output, self._without = recorded.output, without
         self._noise = functools.partial(noise, generator=torch.Generator().manual_seed(SEED + seed))
         kinds = {kind for kind, _ in terms.starts}
@@ -111,7 +112,7 @@ class Responses:
             Backward(
                 structure,
                 watched,
-                metric.forward(ids),
+                metric.forward(given),
                 recorded,
                 functools.partial(self._probes, size),
                 weights,
@@ -132,8 +133,8 @@ class Responses:
 
     def _first_order(self) -> Tensor | None:
         if self._without is None:
-            return self._metric.first_order(self._output, self._ids)
-        return self._metric.slope(self._without.output, self._output, self._ids)
+            return self._metric.first_order(self._output, self._given)
+        return self._metric.slope(self._without.output, self._output, self._given)
 
     def alone(self) -> Tensor:
         """What is found once one piece after the other has been taken through everything."""

@@ -1,0 +1,85 @@
+"""What `prune-bound` opens: a model, and what it reads: to choose sets, to test them, and to fit a repair to."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from duat_cli.analysis.opening import encoded, load_found, noted
+from duat_cli.errors import InputError
+from duat_cli.loading.importing import uncollected
+from duat_cli.text import clean
+
+if TYPE_CHECKING:
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest
+    from duat_cli.analysis.plan.task import PruneOptions
+    from duat_cli.analysis.progress import Progress
+    from duat_cli.loading.inputs.request import InputFiles
+    from duat_cli.loading.model.load import LoadedModel
+    from duat_cli.loading.prompts import Prompt
+
+
+def open_with_calibration(
+    model: ModelRequest, texts: PromptRequest, holdout: str | None, calibration: str | None, progress: Progress
+) -> tuple[LoadedModel, list[Prompt], list[Prompt], list[Prompt]]:
+    """As `open_session`, with the prompts held out: of a file, a share of the prompts, or the bundled set (None); and
+    with the prompts of a file that a repair is fitted to, none without a file. Of pictures and sound as of
+    `inputs_apart`."""
+    from duat_cli.loading.prompts import read_prompts, share_of
+
+    read, apart, bundled = texts.read_apart(holdout, progress)
+    pruning, files = None if model.task is None else model.task.pruning, texts.files
+    if pruning is not None and (files is None or texts.own):  # else the model may read no texts
+        pruning.require_held_out(len(apart))
+    fitted = [] if calibration is None else read_prompts([], calibration, sys.stdin, "--calibration", chat=texts.chat)
+    found = model.find(progress)
+    if files is not None:
+        texts = replace(texts, files=replace(files, stack=None) if files.names_blocks else files)
+        progress(0, 0, "loading torch and transformers")
+        with uncollected():
+            from duat_cli.analysis.prepared import open_prepared, part_of
+        made = open_prepared(model, found, texts, texts.files or files, read, progress, share_of(holdout))
+        if made is not None:
+            return of_encoder(made[0], files), *inputs_apart(made[1], holdout, pruning, calibration)
+        if pruning is not None:
+            pruning.require_held_out(len(apart))
+    loaded, tokenizer = load_found(model, found, texts, read, progress, apart, fitted)
+    if files is not None:
+        loaded = of_encoder(loaded if texts.files is None else part_of(loaded, texts.files.part), files)
+    prompts, notes = encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not texts.own)
+    held_out, more = encoded(tokenizer, loaded, apart, texts.max_tokens, bundled=bundled)
+    fitting, _ = encoded(tokenizer, loaded, fitted, texts.max_tokens, bundled=False)
+    return noted(loaded, [*notes, *more]), prompts, held_out, fitting
+
+
+def inputs_apart(
+    prompts: Sequence[Prompt], holdout: str | None, pruning: PruneOptions | None, calibration: str | None = None
+) -> tuple[list[Prompt], list[Prompt], list[Prompt]]:
+    """Pictures or sounds that choose sets, and those held out: a share of them, none without one; none is left for a
+    repair alone. InputError for a file, which would hold texts, and where too few are held out."""
+    from duat_cli.loading.prompts import set_apart, share_of
+
+    share = share_of(holdout)
+    if holdout is not None and share is None:
+        raise InputError(f"--holdout {clean(holdout)}: a file holds texts; of pictures or sounds give a share, as 0.5")
+    if calibration is not None:
+        raise InputError(
+            "--calibration: a file holds texts; a repair is fitted to the pictures or sounds of the report"
+        )
+    kept, apart = (list(prompts), []) if share is None else set_apart(prompts, share)
+    if pruning is not None:
+        pruning.require_held_out(len(apart))
+    return kept, apart, []
+
+
+def of_encoder(loaded: LoadedModel, files: InputFiles) -> LoadedModel:
+    """The model, with --stack encoder named as such; InputError where that is no encoder-decoder."""
+    from duat_cli.models.discovery.modality import is_pair
+
+    if files.stack != "encoder":
+        return loaded
+    if not is_pair(loaded.model):
+        raise InputError(f"--stack encoder: {type(loaded.model).__name__} is no encoder with a decoder; leave it out")
+    return replace(loaded, stack="encoder")
