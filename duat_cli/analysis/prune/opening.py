@@ -58,9 +58,15 @@ def inputs_apart(
     prompts: Sequence[Prompt], holdout: str | None, pruning: PruneOptions | None, calibration: str | None = None
 ) -> tuple[list[Prompt], list[Prompt], list[Prompt]]:
     """Pictures or sounds that choose sets, and those held out: a share of them, none without one; none is left for a
-    repair alone. InputError for a file, which would hold texts, and where too few are held out."""
+    repair alone. InputError for pictures within a text, for a file, which would hold texts, and where too few are held
+    out."""
     from duat_cli.loading.prompts import set_apart, share_of
 
+    if any("input_ids" in (prompt.prepared or {}) for prompt in prompts):
+        raise InputError(
+            "prune-bound reads a text alone, or with --stack vision pictures alone, and no pictures within a text; "
+            "duat inspect and attribute read them"
+        )
     share = share_of(holdout)
     if holdout is not None and share is None:
         raise InputError(f"--holdout {clean(holdout)}: a file holds texts; of pictures or sounds give a share, as 0.5")

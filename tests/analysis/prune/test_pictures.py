@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import picture_texts
 import pytest
 import torch
-from image_models import CASES, build
+import transformers as t
+from image_models import CASES, SMALL, build
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -112,10 +114,10 @@ def test_weights_read_block_by_block_give_the_same(name: str, tmp_path: Path) ->
     streamed = prune_bound(str(tmp_path / "model"), **asked, device_map=str(on_disk))
     assert any(plan.guarantee is not None for plan in resident.plans)
     assert [plan.removed for plan in resident.plans] == [plan.removed for plan in streamed.plans]
-    for field, name in (("terms", "measured"), ("terms", "linearised"), ("plans", "measured"), ("eq16", "measured")):
-        one, other = ([getattr(entry, name) for entry in getattr(report, field)] for report in (resident, streamed))
-        for mine, theirs in zip(one, other, strict=True):  # rows of a batch are others, and attention rounds to float32
-            assert mine == theirs or mine == pytest.approx(theirs, rel=1e-5, abs=1e-12), (field, name)
+    for field, value in (("terms", "measured"), ("terms", "linearised"), ("plans", "measured"), ("eq16", "measured")):
+        one, other = ([getattr(entry, value) for entry in getattr(report, field)] for report in (resident, streamed))
+        for mine, theirs in zip(one, other, strict=True):  # other rows; attention rounds to float32
+            assert mine == theirs or mine == pytest.approx(theirs, rel=1e-5, abs=1e-12), (field, value)
 
 
 def test_a_set_is_written_and_measured_again(tmp_path: Path) -> None:
@@ -141,3 +143,22 @@ def test_what_it_cannot_follow_is_refused() -> None:
         InputError, match="--stack decoder: prune-bound removes terms of stacks without cross-attention"
     ):
         prune_bound(build("whisper"), inputs=inputs("whisper", 1), stack="decoder")  # type: ignore[arg-type]
+
+
+def test_a_part_of_a_model_of_several_is_pruned_as_that_part_alone() -> None:
+    text = {key: value for key, value in SMALL.items() if key not in ("image_size", "patch_size")}
+    config = t.CLIPConfig(
+        vision_config=SMALL, text_config=text | {"vocab_size": 90, "bos_token_id": 1, "eos_token_id": 2}
+    )
+    model = t.CLIPModel(config).eval()
+    read = inputs("clip_vision_model", 1)
+    part = prune_bound(model, inputs=read, stack="vision", measure=4, probes=8)
+    alone = prune_bound(model.vision_model, inputs=read, measure=4, probes=8)
+    assert any(note.startswith("--stack vision: the CLIPVision") for note in part.warnings)
+    assert [one.model_dump() for one in part.terms] == [one.model_dump() for one in alone.terms]
+
+
+def test_pictures_within_a_text_are_refused() -> None:
+    model = picture_texts.build("llava")
+    with pytest.raises(InputError, match="prune-bound reads a text alone, or with --stack vision pictures alone"):
+        prune_bound(model, inputs=picture_texts.inputs("llava", model))
