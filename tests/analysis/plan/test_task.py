@@ -68,6 +68,12 @@ def test_whole_parts_are_ablated_four_times_as_often(kind: Kind, count: int, exp
     assert ablated(kind, count, 0) == 0
 
 
+def test_a_picture_or_a_sound_is_cut_nowhere() -> None:
+    task = Task("prune-bound", tokens=(1500, 1500), pruning=PruneOptions())
+    assert task.chosen_on == (384, 384)
+    assert replace(task, probe=1500).chosen_on == (1500, 1500)
+
+
 def test_the_help_and_the_page_say_what_an_effort_takes() -> None:
     quick, usual, thorough = (EFFORTS[effort] for effort in ("quick", "default", "thorough"))
     assert f"cut to {quick.tokens} tokens together (by default {usual.tokens})" in Pruning.effort.help

@@ -24,6 +24,11 @@ def test_a_picture_has_the_shape_of_the_config(side: int | tuple[int, int], chan
     assert torch.equal(picture, drawn_picture(SimpleNamespace(image_size=side, num_channels=channels)))
 
 
+def test_of_a_model_of_several_parts_its_shape_is_that_of_the_part_that_sees() -> None:
+    eye = SimpleNamespace(image_size=16, num_channels=3)
+    assert torch.equal(drawn_picture(SimpleNamespace(vision_config=eye)), drawn_picture(eye))
+
+
 def test_its_parts_differ() -> None:
     picture = drawn_picture(SimpleNamespace(image_size=32, num_channels=3))
     patches = picture.unfold(2, 8, 8).unfold(3, 8, 8).reshape(3, 16, -1)[0]

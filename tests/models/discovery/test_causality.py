@@ -8,6 +8,7 @@ import pytest
 import torch
 from classifiers import KINDS, classifier
 from helpers import single_model
+from image_models import build, picture
 
 from duat_cli.models.discovery import causality
 from duat_cli.models.discovery.causality import head_logits, head_of
@@ -29,6 +30,17 @@ def ids_of(model: Any) -> torch.Tensor:
 
 
 @torch.no_grad()
+def test_a_classifier_of_pictures_has_a_distribution_over_its_classes() -> None:
+    model, like = build("vit"), picture()
+    head = head_of(model, stack_of(model), like)
+    assert (head.exists, head.classes, head.predicts) == (False, "text", True)
+    assert "it predicts the class of a picture or a sound" in str(head.why_no_next_token())
+    model.config.problem_type = "multi_label_classification"
+    assert not head_of(model, stack_of(model), like).predicts
+    bare = model.vit
+    assert not head_of(bare, stack_of(bare), like).passes
+
+
 def test_it_gives_the_model_s_own_logits(model: Any) -> None:
     ids, stack = ids_of(model), stack_of(model)
     [(start, found)] = head_logits(model, stack, run_stack(stack, ids), ids)
