@@ -243,7 +243,7 @@ def _state_dtype(config: Path, dtype: torch.dtype) -> None:
     config.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _ablated(model: Any, structure: ModelStructure, sites: Sites, terms: Sequence[TermId], like: Like) -> Tensor:
+def _ablated(model: Any, structure: ModelStructure, sites: Sites, terms: Sequence[TermId], like: Like = None) -> Tensor:
     """The output of the model with the terms removed by hooks, its weights untouched."""
     forward = functools.partial(probe_output, model, like)
     return run_without(structure, forward, record(structure, forward), removals(structure, sites, terms))
