@@ -30,6 +30,7 @@ from duat_cli.analysis.plan.terms import (
     term,
     through_block,
 )
+from duat_cli.compat.libc import GROWN
 from duat_cli.kinds import WHOLE, Kind
 from duat_cli.models.budgets import (
     BOUNDED_ENTRIES,
@@ -182,9 +183,9 @@ def _kept(shape: Shape, task: Task, weights: Residence) -> Moment:
 
 def _freed(shape: Shape, task: Task, weights: Residence) -> int:
     """Memory that is freed and not given back; more where all weights are there: it costs less to use it again."""
-    if weights == "streamed":  # it is given back between blocks
+    if weights == "streamed":  # it is given back between blocks, once there is so much of it
         waiting = max(ablation_bytes(shape, task))
-        return min(FREED // 2, shape.weights + min(waiting, task.waiting))
+        return min(FREED // 2 + GROWN, shape.weights + min(waiting, task.waiting))
     freed, (few, many) = min(FREED, shape.weights), OUTPUTS
     outputs = min(few + len(task.chosen_on), many) * _longest(task) * _ending(shape, task) * shape.wide
     gradients = int(GRADIENTS * _gradients(shape, task))
