@@ -63,11 +63,8 @@ def register_attention(name: str, function: Callable[..., Any]) -> None:
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
 
 
-def attention_implementations(model: Any) -> list[tuple[Any, str | None]]:
-    """The configs of a model and of all that it holds, its own first, and the attention implementation that each names.
-
-    Without it, whether a model accepted another name is unknown, and the old ones are lost.
-    """
+def attention_configs(model: Any) -> list[Any]:
+    """The configs of a model and of all that it holds, its own first: each names an attention implementation."""
     found: dict[int, Any] = {}
     waiting = [module.config for module in model.modules() if hasattr(module, "set_attn_implementation")]
     while waiting:
@@ -75,12 +72,18 @@ def attention_implementations(model: Any) -> list[tuple[Any, str | None]]:
         if config is not None and id(config) not in found:
             found[id(config)] = config
             waiting += [getattr(config, name) for name in config.sub_configs]
-    return [(config, config._attn_implementation_internal) for config in found.values()]
+    return list(found.values())
+
+
+def attention_implementation(config: Any) -> str | None:
+    """The name in force. Without it, whether a model accepted another name is unknown, and the old one is lost."""
+    name: str | None = config._attn_implementation
+    return name
 
 
 def set_attention_implementation(config: Any, name: str | None) -> None:
     """Of this config alone, as `set_attn_implementation` does for each that a model holds, without its search and its
-    checks: one of `attention_implementations`. Without it, every switch of a pass costs two walks over the model."""
+    checks: one of `attention_configs`. Without it, every switch of a pass costs two walks over the model."""
     config._attn_implementation_internal = name
 
 

@@ -59,18 +59,17 @@ def test_a_field_is_none_where_a_config_states_it_twice_or_not_at_all() -> None:
 def test_every_implementation_in_force_is_read_and_set() -> None:
     """As transformers' own switch does, of the parts of a model as well, each apart from the others."""
     model = tiny.tiny_model("llava").eval()
-    names = [name for _, name in compat.attention_implementations(model)]
-    configs = [config for config, _ in compat.attention_implementations(model)]
+    configs = compat.attention_configs(model)
+    names = [compat.attention_implementation(config) for config in configs]
     assert configs[0] is model.config
     assert {id(model.config.text_config), id(model.config.vision_config)} < {id(config) for config in configs}
     model.set_attn_implementation("sdpa")
-    switched = [name for _, name in compat.attention_implementations(model)]
-    assert set(switched) == {"sdpa"}
+    assert {compat.attention_implementation(config) for config in configs} == {"sdpa"}
     for config, name in zip(configs, names, strict=True):
         compat.set_attention_implementation(config, name)
-    assert [config._attn_implementation for config in configs] == names
+    assert [compat.attention_implementation(config) for config in configs] == names
     compat.set_attention_implementation(model.config, "sdpa")
-    assert model.config.text_config._attn_implementation == names[0] == "eager"
+    assert compat.attention_implementation(model.config.text_config) == names[0] == "eager"
 
 
 def test_eager_attention_stands_beside_the_class(llama: Any) -> None:
@@ -137,7 +136,8 @@ def test_fusion_is_still_asked_of_the_config(llama: Any) -> None:
 def test_a_model_from_a_config_alone() -> None:
     config = tiny.tiny_config("llama")
     model = compat.eager_model(modeling_llama.LlamaForCausalLM, config, torch.float64)
-    assert compat.attention_implementations(model) == [(model.config, "eager")]
+    assert compat.attention_configs(model) == [model.config]
+    assert compat.attention_implementation(model.config) == "eager"
     assert {p.dtype for p in model.parameters()} == {torch.float64}
 
 

@@ -26,7 +26,8 @@ from transformers import PreTrainedModel
 
 from duat_cli.compat.transformers import (
     ATTENTION_ARGUMENTS,
-    attention_implementations,
+    attention_configs,
+    attention_implementation,
     eager_attention,
     register_attention,
     set_attention_implementation,
@@ -385,11 +386,10 @@ class Interface:
         """Yields whether the model accepted it."""
         if not self._switched:
             register_attention(INTERFACE_NAME, _interface)
-            before = attention_implementations(self._model)
+            before = [(config, attention_implementation(config)) for config in attention_configs(self._model)]
             with contextlib.suppress(ValueError, KeyError, AttributeError, ImportError):
                 self._model.set_attn_implementation(INTERFACE_NAME)
-            after = attention_implementations(self._model)
-            self._switched = [(config, name, new) for (config, name), (_, new) in zip(before, after, strict=True)]
+            self._switched = [(config, name, attention_implementation(config)) for config, name in before]
         for config, _, new in self._switched:
             set_attention_implementation(config, new)
         try:
