@@ -25,8 +25,13 @@ def notable(report: PruneReport) -> list[str]:
     return [
         _answer(best, report, alone=not others),
         *([f"Other kinds: {'; '.join(others)}."] if others else []),
-        *([] if report.written else _next(best, report)),
+        *([] if report.written or _of_a_part(report) else _next(best, report)),
     ]
+
+
+def _of_a_part(report: PruneReport) -> bool:
+    """Whether --stack names a part of the model, without which no checkpoint is written; an encoder is one as well."""
+    return report.model.stack not in (None, "encoder")
 
 
 def _nothing(report: PruneReport) -> str:

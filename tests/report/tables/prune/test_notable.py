@@ -99,6 +99,15 @@ def test_what_was_written_needs_no_next_command() -> None:
     assert not any("--apply DIR" in text for text in notable(sample.prune_report(repaired=True)))
 
 
+def test_a_part_of_a_model_is_not_written_alone() -> None:
+    report = sample.prune_report()
+    told = [
+        len(notable(report.model_copy(update={"model": report.model.model_copy(update={"stack": stack})})))
+        for stack in (None, "encoder", "vision", "text")
+    ]
+    assert told == [3, 3, 2, 2]
+
+
 def test_the_terminal_ends_with_it() -> None:
     words = " ".join(render_prune(sample.prune_report(), Page(80)).split())
     assert words.index("Guarantee") < words.index("exact: ") < words.index("notable") < words.index("skipped")
