@@ -265,13 +265,14 @@ def _fault_as_called(model: Any, like: Like) -> Exception | None:
     attention left may not know how long its cache is, and a decoder's may be made with the number of the encoder's
     blocks."""
     ids, writes = probe_inputs(without_decoder(model), like, DISCOVERY_TOKENS), is_pair(model) and model.can_generate()
+    generate = functools.partial(model.generate, max_new_tokens=2, do_sample=False) if writes else None
     try:
         with hushed():
-            if not isinstance(ids, Tensor):  # of pictures or sound
-                (functools.partial(model.generate, max_new_tokens=2, do_sample=False) if writes else model)(**ids)
+            if not isinstance(ids, Tensor):  # pictures or sound
+                (generate or model)(**ids)
                 return None
-            if writes:
-                model.generate(input_ids=ids, decoder_start_token_id=int(ids[0, 0]), max_new_tokens=2, do_sample=False)
+            if generate is not None:
+                generate(input_ids=ids, decoder_start_token_id=int(ids[0, 0]))
                 return None
             name = "decoder_input_ids" if is_pair(model) else "input_ids"
             given = {"input_ids": ids, name: ids}
