@@ -40,7 +40,7 @@ class Spent:
     """Whether no more prompts are held out than it takes to let one of them exceed the budget."""
 
 
-NO_HOLDOUT = "no held-out prompts: give --holdout FILE, or a share such as --holdout 0.5"
+NO_HOLDOUT = "no held-out prompts: give --holdout 0.5, a share of the prompts, or --holdout FILE of other texts"
 RANDOM_SETS = 5  # beside one of duat's
 BESIDES = 2  # sets of each order, that others stand beside: see `besides`
 CRITERIA, BLOCK_CRITERIA = 4, 3  # that choose sets of a kind, and of whole blocks
