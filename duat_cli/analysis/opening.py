@@ -238,7 +238,7 @@ def open_reading(
     """As `open_texts`, of a model that is found; where the texts cannot be made tokens, the whole model alone."""
     made, tokenizer = None, None
     if (files := texts.files) is not None:
-        asked = replace(files, stack=None) if files.names_blocks else files
+        asked = files.without_blocks
         texts = replace(texts, files=asked)
         progress(0, 0, "loading torch and transformers")
         with uncollected():

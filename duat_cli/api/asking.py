@@ -197,8 +197,7 @@ class Asked:
         if files is None:
             loaded = self._given(progress)
         else:
-            asked = replace(files, stack=None) if files.names_blocks else files
-            loaded, made = open_given(self._loaded(progress), self.tokenizer, texts, asked, read)
+            loaded, made = open_given(self._loaded(progress), self.tokenizer, texts, files.without_blocks, read)
         if made is None:
             loaded, made = tokens_of(loaded, self._own_tokenizer(), texts, read)
         if files is not None and files.names_blocks:
@@ -219,8 +218,7 @@ class Asked:
         if (files := self.files) is not None:
             from duat_cli.analysis.prepared import open_given
 
-            asked = replace(files, stack=None) if files.names_blocks else files
-            loaded, made = open_given(loaded, self.tokenizer, self.texts, asked, read)
+            loaded, made = open_given(loaded, self.tokenizer, self.texts, files.without_blocks, read)
             loaded = of_encoder(loaded, files)
             if made is not None:
                 return loaded, *inputs_apart(made, holdout, task.pruning)[:2]

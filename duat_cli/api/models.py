@@ -302,9 +302,8 @@ def prune_bound(
     """`duat prune-bound`: what can be removed, and how far the output moves. Also of a model in memory.
 
     holdout: a file of prompts that test the chosen sets, or a share of the prompts. image, audio, inputs, stack: as of
-    `inspect`, of no decoder. remove: the share of parameters, of
-    the blocks or of all, that a set is to hold. criteria: whether sets that other criteria choose are run on the
-    held-out prompts. Sets are written by the command.
+    `inspect`, of no decoder. remove: the share of parameters, of the blocks or of all, that a set is to hold. criteria:
+    whether sets that other criteria choose are run on the held-out prompts. Sets are written by the command.
     """
     from duat_cli.analysis.prune.run import prune_bound as compute
 

@@ -1,4 +1,4 @@
-"""The C library's allocator: known to work with glibc 2.36; elsewhere nothing is changed."""
+"""Memory of the process, and glibc's allocator, known to work with 2.36; with another C library nothing is changed."""
 
 from __future__ import annotations
 
@@ -56,6 +56,11 @@ def give_back_free_memory() -> None:
     give_back_free_pages()
 
 
+def resident_memory() -> int:
+    """Resident memory of this process now, bytes."""
+    return psutil.Process().memory_info().rss
+
+
 class Holes:
     """Free memory between what passes that wait still hold. Given back, it costs a fault a page once it is used again,
     a tenth of the time where blocks are small: so only where the process has grown much."""
@@ -65,16 +70,12 @@ class Holes:
 
     def close(self) -> None:
         """Give back free pages, where the process has grown by more than `GROWN` since it last did."""
-        resident = _resident()
+        resident = resident_memory()
         if resident > self._least + GROWN:
             give_back_free_pages()
-            self._least = _resident()
+            self._least = resident_memory()
         else:
             self._least = min(self._least, resident)
-
-
-def _resident() -> int:
-    return psutil.Process().memory_info().rss
 
 
 def give_back_free_pages() -> None:

@@ -38,8 +38,7 @@ def test_a_block_that_was_freed_is_used_again() -> None:
 
 HOLES = """
 import torch
-from duat_cli.compat.libc import return_freed_memory
-from duat_cli.loading.model.memory import resident_memory
+from duat_cli.compat.libc import resident_memory, return_freed_memory
 return_freed_memory()
 before, held = resident_memory(), []
 for _ in range(40):
@@ -67,7 +66,7 @@ def test_free_pages_are_given_back_once_the_process_has_grown(monkeypatch: pytes
     resident = iter([500, 480, 470, 500, 517, 530, 490, 537, 540, 500])
     given: list[int] = []
     monkeypatch.setattr(libc, "GROWN", 47)
-    monkeypatch.setattr(libc, "_resident", lambda: given.append(next(resident)) or given[-1])
+    monkeypatch.setattr(libc, "resident_memory", lambda: given.append(next(resident)) or given[-1])
     monkeypatch.setattr(libc, "give_back_free_pages", lambda: given.append(0))
     holes = libc.Holes()
     for _ in range(7):

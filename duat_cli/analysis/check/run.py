@@ -295,7 +295,7 @@ def _declared(found: Found, reading: Reading, request: CheckRequest, read: list[
         resolved=fields.resolved(reading.loaded.model.config),
         resolved_by=transformers.__version__,
         generation_defaults=generation_defaults(),
-        generation_fault=generation_fault(fields.generation(found.files.path, nested=True)),
+        generation_fault=generation_fault(fields.generation_file(found.files.path)),
         tokenizer=None if tokenizer is None else tokenizer_facts(tokenizer, found.files.path, texts),
         rows=None if tokenizer is None else limits(reading.loaded.model).vocab_size,
         texts=asked_hash(request.texts, read),

@@ -24,10 +24,10 @@ from duat_cli.analysis.inspect.total import PromptSweep
 from duat_cli.analysis.plan.memory import SPARE
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.cache.tensors import DocumentCache, TensorCache, identity
-from duat_cli.compat.libc import give_back_free_memory
+from duat_cli.compat.libc import give_back_free_memory, resident_memory
 from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel, PagedWeights
-from duat_cli.loading.model.memory import available_memory, resident_memory
+from duat_cli.loading.model.memory import available_memory
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.model.weights_check import Scan
 from duat_cli.loading.paged.drawn import untrained_model

@@ -36,18 +36,19 @@ def open_with_calibration(
     fitted = [] if calibration is None else read_prompts([], calibration, sys.stdin, "--calibration", chat=texts.chat)
     found = model.find(progress)
     if files is not None:
-        texts = replace(texts, files=replace(files, stack=None) if files.names_blocks else files)
+        asked = files.without_blocks
+        texts = replace(texts, files=asked)
         progress(0, 0, "loading torch and transformers")
         with uncollected():
             from duat_cli.analysis.prepared import open_prepared, part_of
-        made = open_prepared(model, found, texts, texts.files or files, read, progress, share_of(holdout))
+        made = open_prepared(model, found, texts, asked, read, progress, share_of(holdout))
         if made is not None:
             return of_encoder(made[0], files), *inputs_apart(made[1], holdout, pruning, calibration)
         if pruning is not None:
             pruning.require_held_out(len(apart))
     loaded, tokenizer = load_found(model, found, texts, read, progress, apart, fitted)
     if files is not None:
-        loaded = of_encoder(loaded if texts.files is None else part_of(loaded, texts.files.part), files)
+        loaded = of_encoder(part_of(loaded, asked.part), files)
     prompts, notes = encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not texts.own)
     held_out, more = encoded(tokenizer, loaded, apart, texts.max_tokens, bundled=bundled)
     fitting, _ = encoded(tokenizer, loaded, fitted, texts.max_tokens, bundled=False)

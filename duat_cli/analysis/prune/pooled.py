@@ -72,7 +72,7 @@ def _cosines(work: Work, pooling: Pooling, sets: Sequence[Removals], prompts: Se
         passes, rows = list[Pass](), []
         for k in wave:
             forward = work.metric.forward(work.ablator.place(prompts[k]))
-            own = Leading(work.structure, forward)
+            own = Leading(work.structure, forward, prompts[k].input_ids.shape[1])
             rows.append((own, [without_each(work.structure, forward, own, [gone]) for gone in sets]))
             passes += [own, *rows[-1][1]]
         work.session.together(passes)

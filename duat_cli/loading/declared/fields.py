@@ -63,19 +63,23 @@ def resolved(config: Any) -> dict[str, Any]:
     return flat(json.loads(json.dumps(config.to_dict(), default=str)))
 
 
-def generation(folder: Path, *, nested: bool = False) -> dict[str, Any]:
-    """The fields that generation_config.json states; {} where there is no such file. CheckpointError names a fault.
-    nested: as they stand in the file, not flat."""
-    return _stated(folder / GENERATION, nested=nested)
+def generation(folder: Path) -> dict[str, Any]:
+    """The fields that generation_config.json states; {} where there is no such file. CheckpointError names a fault."""
+    return flat(generation_file(folder))
+
+
+def generation_file(folder: Path) -> dict[str, Any]:
+    """The same as it stands there."""
+    return _stated(folder / GENERATION)
 
 
 def processor(folder: Path) -> dict[str, Any]:
     """'preprocessor_config.json.image_mean' -> value, of all that says how pictures and sounds become tensors."""
-    return {f"{name}.{path}": value for name in (*PROCESSORS, _VIDEO) for path, value in _stated(folder / name).items()}
+    stated = {name: flat(_stated(folder / name)) for name in (*PROCESSORS, _VIDEO)}
+    return {f"{name}.{path}": value for name, fields in stated.items() for path, value in fields.items()}
 
 
-def _stated(path: Path, *, nested: bool = False) -> dict[str, Any]:
+def _stated(path: Path) -> dict[str, Any]:
     if not (path.exists() or path.is_symlink()):
         return {}
-    found = read_json(path, limit=MAX_BYTES)
-    return found if nested else flat(found)
+    return read_json(path, limit=MAX_BYTES)

@@ -181,10 +181,11 @@ def _template_fault(template: object) -> str | None:
 
 
 def _template_fails(tokenizer: Any) -> str | None:
+    where = "one message of a user"
     try:
-        written(tokenizer, conversation([{"role": USER, "content": "Hello"}], "one message of a user", 1))
+        written(tokenizer, conversation([{"role": USER, "content": "Hello"}], where, 1))
     except CheckpointError as fault:
-        return str(fault).partition("the chat template ")[2].partition("; give")[0]
+        return str(fault).removeprefix(f"{where}: the chat template ").partition("; give")[0]
     return None
 
 

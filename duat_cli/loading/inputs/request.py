@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from duat_cli.errors import InputError
@@ -61,6 +61,11 @@ class InputFiles:
     def names_blocks(self) -> bool:
         """Whether it names a stack of an encoder-decoder, or one of several chains of blocks."""
         return self.stack in ("encoder", "decoder") or self.chain is not None
+
+    @property
+    def without_blocks(self) -> InputFiles:
+        """What the model is opened with: the same, but for a stack that is chosen once it is there."""
+        return replace(self, stack=None) if self.names_blocks else self
 
     @property
     def part(self) -> StackName | None:

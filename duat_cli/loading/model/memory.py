@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from duat_cli.compat.libc import resident_memory
 from duat_cli.loading.checkpoint.dtypes import SHORT, SIZES, auto_dtype
 from duat_cli.loading.checkpoint.files import fail
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
@@ -43,11 +44,6 @@ def require_memory(files: CheckpointFiles, dtype: str) -> None:
 def memory_limit() -> int:
     """Bytes that this process may have in all."""
     return int(available_memory()) + resident_memory()
-
-
-def resident_memory() -> int:
-    """Resident memory of this process now, bytes."""
-    return psutil.Process().memory_info().rss
 
 
 def own_memory() -> int:

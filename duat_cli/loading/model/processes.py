@@ -23,8 +23,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import nn
 
+from duat_cli.compat.libc import resident_memory
 from duat_cli.errors import DuatError
-from duat_cli.loading.model.memory import own_memory, resident_memory
+from duat_cli.loading.model.memory import own_memory
 
 T = TypeVar("T")
 R = TypeVar("R")

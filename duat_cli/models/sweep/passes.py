@@ -256,8 +256,8 @@ class Leading:
     """A recording pass that keeps no more than passes need which follow it block by block: the calls since it was last
     taken up."""
 
-    def __init__(self, blocks: Discovered, forward: Forward, tokens: int = 0) -> None:
-        """tokens: of the prompt, where they are asked for."""
+    def __init__(self, blocks: Discovered, forward: Forward, tokens: int) -> None:
+        """tokens: of the prompt."""
         self._first, self.tokens = 0, tokens
         self._pass = RecordingPass(blocks, forward)
 

@@ -44,7 +44,7 @@ def _case(report: MatrixReport) -> str:
 
 def _verdict(report: MatrixReport) -> Verdict:
     """Of the certificate and the checks together."""
-    plain = verdict_of(verdict(report.certificate))
+    plain = verdict_of(verdict(report.certificate), exact=report.certificate.exact)
     failed = [check.name for check in report.checks if check.holds is False]
     made = sum(check.holds is not None for check in report.checks)
     if failed:

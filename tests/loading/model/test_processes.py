@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+from duat_cli.compat.libc import resident_memory
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
-from duat_cli.loading.model.memory import resident_memory
 from duat_cli.loading.model.processes import Processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")

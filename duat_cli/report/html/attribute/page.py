@@ -33,7 +33,7 @@ def attribute_sheet(report: AttributeReport, beside: Sequence[AttributeReport]) 
     figures += [coloured(report, number, whole=False) for number in range(drawn, drawn + texts)]
     figures += [_predictions(report, drawn, texts), _means(report)]
     lists = [("How to read it", [NOT_CAUSAL]), ("Held fixed between the last block and the logits", report.held)]
-    said = verdict_of(verdict(report.certificate))
+    said = verdict_of(verdict(report.certificate), exact=report.certificate.exact)
     return sheet_of(report, report.prompts, _tiles(report), lists, figures, said=said)
 
 

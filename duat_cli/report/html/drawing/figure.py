@@ -115,7 +115,7 @@ def sheet_of(
         command=report.command,
         name=facts.named(report.model) + of,
         facts=[*loaded(report.model, report.environment, prompts), *more],
-        verdict=said or verdict_of(facts.verdict(report.certificate)),
+        verdict=said or verdict_of(facts.verdict(report.certificate), exact=report.certificate.exact),
         tiles=tiles,
         lists=[*lists, skipped(getattr(report, "skipped", ())), ("Warnings", report.warnings)],
         figures=[figure for figure in figures if figure is not None],
@@ -138,10 +138,10 @@ def noted(count: int, what: str) -> list[str]:
     return [f"{count} {what}"] if count > 0 else []
 
 
-def verdict_of(said: Text) -> Verdict:
-    """A table's verdict, that of a certificate."""
+def verdict_of(said: Text, *, exact: bool) -> Verdict:
+    """What a table says of a certificate."""
     word, _, text = said.plain.partition(": ")
-    return Verdict("good" if word == "exact" else "bad", word, text)
+    return Verdict("good" if exact else "bad", word, text)
 
 
 def skipped(entries: Sequence[Skipped]) -> tuple[str, list[str]]:
