@@ -56,9 +56,10 @@ def read_keys(adapter: AdapterFiles) -> Keys:
     for key in adapter.tensors:
         if ".original_module." in key:  # a copy of the base beside a saved module
             continue
-        name = key.removeprefix(PREFIX)
-        if name == key:
-            dialects[f"keys without the prefix '{PREFIX}'"] = None
+        once = key.removeprefix(PREFIX)
+        name = once.removeprefix(PREFIX)
+        if once == key or once != name:
+            dialects[f"keys {'without the prefix' if once == key else 'with twice the prefix'} '{PREFIX}'"] = None
         found = _PART.match(name)
         if found is None:
             _put(adapter, saved, _INFIXES.sub("", name), key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from duat_cli.errors import CheckpointError
@@ -49,6 +49,25 @@ def lost_modules(adapter: AdapterFiles, keys: Keys, base: BaseWeights) -> list[s
         if module != name and module not in have and sibling and targeted(adapter.config, _renamed(module, *sibling)):
             found.append(module)
     return found
+
+
+def unsaved_modules(wanted: Iterable[str], keys: Keys, base: BaseWeights) -> list[str]:
+    """Modules of the base that modules_to_save names, by the last letters of their names as PEFT does, and that have no
+    tensor in the adapter."""
+    ends, have = tuple(wanted), {path for parameter in keys.saved for path in _above(parameter)}
+    named = (next((path for path in _above(tensor) if path.endswith(ends)), None) for tensor in base.files.tensors)
+    return [one for one in dict.fromkeys(named) if one is not None and not any(_alike(one, other) for other in have)]
+
+
+def _above(parameter: str) -> Iterator[str]:
+    """Names of the modules that hold it, the outermost first."""
+    parts = parameter.split(".")
+    return (".".join(parts[:count]) for count in range(1, len(parts)))
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether two names mean one module, of which either may lack a prefix."""
+    return f".{one}".endswith(f".{other}") or f".{other}".endswith(f".{one}")
 
 
 def _numberless(module: str) -> str:

@@ -17,7 +17,7 @@ from duat_cli.loading.adapter.base_weights import EMBEDDINGS, HEADS, VOCABULARY,
 from duat_cli.loading.adapter.folder import ADAPTER_CONFIG, AdapterFiles, names, number, patterns
 from duat_cli.loading.adapter.keys import Keys
 from duat_cli.loading.adapter.parameter import ParameterPlan
-from duat_cli.loading.adapter.targets import excluded, lost_modules
+from duat_cli.loading.adapter.targets import excluded, lost_modules, unsaved_modules
 from duat_cli.loading.quantised.formula import leaf_of
 from duat_cli.operators.lowrank import energy, inner, is_zero, nonfinite
 from duat_cli.results.lora import LintFinding
@@ -60,6 +60,7 @@ def _of_plans(one: Opened, base: BaseWeights | None) -> Iterator[LintFinding]:
     yield from _alpha(adapter)
     yield from _mutated(known)
     yield from _saved(adapter, known)
+    yield from _unsaved(adapter, keys, base)
     yield from _unmatched(adapter, keys, base)
     if base is not None:
         yield from _lost(adapter, keys, base)
@@ -124,6 +125,17 @@ def _saved(adapter: AdapterFiles, known: list[ParameterPlan]) -> Iterator[LintFi
         if caught:
             yield finding("module-saved-by-accident", ADAPTER_CONFIG, f"modules_to_save {shown(name)} also caught "
                           f"{listed(caught)}")  # fmt: skip
+
+
+def _unsaved(adapter: AdapterFiles, keys: Keys, base: BaseWeights | None) -> Iterator[LintFinding]:
+    wanted = names(adapter, "modules_to_save")
+    lost = [] if base is None else unsaved_modules(wanted, keys, base)
+    if lost:
+        yield finding("saved-missing", adapter.name, f"modules_to_save names {listed(lost)}, which have no tensor in "
+                      "the file: lost when the adapter was saved; PEFT does not load it")  # fmt: skip
+    elif wanted and not keys.saved:
+        message = f"modules_to_save names {listed(wanted)}, and the file holds no saved module"
+        yield LintFinding(rule="saved-missing", level="warning", where=adapter.name, message=message)
 
 
 def _named(module: str, name: str) -> bool:

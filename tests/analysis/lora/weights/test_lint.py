@@ -13,6 +13,7 @@ import adapters
 import peft
 import pytest
 import torch
+import transformers
 from adapters import weights_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -22,7 +23,7 @@ from duat_cli.analysis.lora.weights.lint import lint_adapter, relative_norm
 from duat_cli.checks.rules.adapter import LEVELS
 from duat_cli.cli.main import run
 from duat_cli.loading.adapter.folder import open_adapter
-from duat_cli.loading.adapter.keys import read_keys
+from duat_cli.loading.adapter.keys import PREFIX, read_keys
 from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.adapter.plan import plans
 from duat_cli.results.lora import LintFinding
@@ -91,17 +92,13 @@ def _caught(t: Tensors, c: dict[str, Any]) -> None:
     c["modules_to_save"] = ["norm"]
 
 
-def _dialect(t: Tensors, c: dict[str, Any]) -> None:
-    for key in list(t):
-        t[key.replace(".weight", ".default.weight")] = t.pop(key)
-
-
 FAULTS: dict[str, Callable[[Tensors, dict[str, Any]], None]] = {
     "alpha-zero": lambda t, c: c.update(lora_alpha=0),
     "dora-magnitude-missing": lambda t, c: c.update(use_dora=True),
     "dora-flag-missing": _magnitude,
     "factor-missing": _half,
     "non-finite": _nan,
+    "saved-missing": lambda t, c: c.update(modules_to_save=["embed_tokens"]),
     "rank-mismatch": lambda t, c: c.update(r=4),
     "shape-mismatch": _narrow,
     "target-absent": _elsewhere,
@@ -111,7 +108,6 @@ FAULTS: dict[str, Callable[[Tensors, dict[str, Any]], None]] = {
     "base-name": lambda t, c: c.update(base_model_name_or_path="org/other-7b"),
     "untouched": _untouched,
     "embedding-saved": _saved,
-    "key-dialect": _dialect,
     "config": lambda t, c: c.update(alpha_pattern={"q_proj": "high"}),
     "foreign-code": lambda t, c: c.update(megatron_config={"a": 1}, megatron_core="os"),
     "convolution": lambda t, c: t.update({A: torch.ones(3, 4, 2, 2)}),
@@ -126,6 +122,32 @@ def test_every_fault_is_found_by_its_rule(rule: str, good: tuple[Path, Path], tm
     assert all(f.level == LEVELS[f.rule] for f in found if f.rule != "magnitude")  # of its own tests
     if LEVELS[rule] == "error":
         assert found[0].level == "error"  # errors first
+
+
+@pytest.mark.parametrize(
+    ("renamed", "said"),
+    [
+        (lambda key: f"{PREFIX}{key}", "with twice the prefix 'base_model.model.'"),
+        (lambda key: key.removeprefix(PREFIX), "without the prefix 'base_model.model.'"),
+        (lambda key: key.replace(".weight", ".default.weight"), "with the adapter's name"),
+    ],
+)
+def test_keys_that_peft_does_not_write_are_read_and_named(
+    renamed: Callable[[str], str], said: str, good: tuple[Path, Path], tmp_path: Path
+) -> None:
+    def rename(tensors: Tensors, config: dict[str, Any]) -> None:
+        for key in list(tensors):
+            tensors[renamed(key)] = tensors.pop(key)
+
+    folder = broken(good[1], tmp_path / "a", rename)
+    [found] = findings(good[0], folder)
+    assert (found.rule, said in found.message) == ("key-dialect", True)
+    ours, expected = adapters.ours(good[0], folder), adapters.ours(good[0], good[1])
+    assert ours.keys() == expected.keys()
+    assert all(torch.equal(ours[name], expected[name]) for name in ours)
+    if "prefix" in said:
+        peft_s = adapters.merged(good[0], folder)
+        assert not any(peft_s[name].any() for name in expected)
 
 
 @pytest.mark.parametrize("with_base", [True, False])
@@ -151,6 +173,36 @@ def test_a_target_that_exclude_modules_takes_out_is_no_finding(
     targets = ["q_proj", "o_proj", "up_proj"]  # as PEFT writes 'all-linear' out
     folder = broken(good[1], tmp_path / "a", lambda t, c: c.update(target_modules=targets, exclude_modules=out))
     assert findings(good[0], folder) == []
+
+
+@pytest.mark.parametrize("names", [["lm_head"], ["embed_tokens", "lm_head"]])
+def test_a_saved_module_whose_tensor_was_lost_is_an_error_as_peft_does_not_load_it(
+    names: list[str], good: tuple[Path, Path], tmp_path: Path
+) -> None:
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=names)
+    made = adapters.make(good[0], tmp_path / "whole", config)
+    assert "saved-missing" not in [f.rule for f in findings(good[0], made)]
+
+    def lose(tensors: Tensors, config: dict[str, Any]) -> None:
+        del tensors["base_model.model.lm_head.weight"]
+
+    folder = broken(made, tmp_path / "a", lose)
+    [found] = [f for f in findings(good[0], folder) if f.rule == "saved-missing"]
+    assert found.level == "error"
+    assert "names 'lm_head', which" in found.message
+    with pytest.raises(KeyError, match="lm_head"):
+        peft.PeftModel.from_pretrained(adapters.load_base(good[0]), folder)
+    alone = [f.level for f in findings(None, folder) if f.rule == "saved-missing"]
+    assert alone == (["warning"] if names == ["lm_head"] else [])  # another was saved: without the base it may be tied
+
+
+def test_a_head_that_peft_names_by_itself_and_the_base_lacks_is_no_finding(tmp_path: Path) -> None:
+    bare, base = adapters.base_of("bert", tmp_path / "bare"), tmp_path / "base"
+    transformers.BertForSequenceClassification.from_pretrained(bare).save_pretrained(base)
+    made = adapters.make(base, tmp_path / "a", peft.LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS"))
+    assert open_adapter(made, "a").config["modules_to_save"] == ["classifier", "score"]
+    for folder in (bare, base, None):
+        assert "saved-missing" not in [f.rule for f in findings(folder, made)]
 
 
 def test_a_target_that_exclude_modules_takes_out_of_one_layer_is_still_called_lost(
