@@ -292,7 +292,7 @@ def is_load_report(line: str) -> bool:
     return "LOAD REPORT" in line
 
 
-# -- tokenizers and generation -----------------------------------------------------------------------------------------
+# -- tokenizers --------------------------------------------------------------------------------------------------------
 
 
 def named_tokens(tokenizer: Any) -> dict[str, str]:
@@ -301,28 +301,6 @@ def named_tokens(tokenizer: Any) -> dict[str, str]:
     tables = (getattr(tokenizer, "_special_tokens_map", None), getattr(tokenizer, "init_kwargs", None))
     found = {str(name): token for table in tables for name, token in (table or {}).items() if token is not None}
     return {name: str(token) for name, token in found.items() if name.endswith("_token")}
-
-
-def generation_defaults() -> dict[str, Any]:
-    """Every field of generation, and what it takes for one that generation_config.json does not state. Without the
-    defaults, a file that states them differs from one that does not."""
-    from transformers import GenerationConfig
-
-    plain = GenerationConfig()
-    defaults = getattr(plain, "_get_default_generation_params", dict)
-    return {name: None for name in vars(plain) if not name.startswith("_")} | defaults()
-
-
-def generation_fault(stated: Mapping[str, Any]) -> str | None:
-    """Why transformers refuses the fields of generation_config.json, and so the model that it stands beside; None where
-    it takes them. Without it, such a checkpoint passes, whose weights alone are read here."""
-    from transformers import GenerationConfig
-
-    try:
-        GenerationConfig.from_dict(dict(stated)).validate()
-    except (ValueError, TypeError) as fault:
-        return str(fault)
-    return None
 
 
 # -- loading a part ----------------------------------------------------------------------------------------------------

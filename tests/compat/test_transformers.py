@@ -188,7 +188,7 @@ def test_every_initialiser_goes_through_a_function_and_comes_back() -> None:
     assert called == []
 
 
-# -- tokenizers and generation -----------------------------------------------------------------------------------------
+# -- tokenizers --------------------------------------------------------------------------------------------------------
 
 
 def test_tokens_by_role(tmp_path: Path) -> None:
@@ -202,11 +202,6 @@ def test_tokens_by_role(tmp_path: Path) -> None:
     with hushed():
         read = AutoTokenizer.from_pretrained(tmp_path)
     assert compat.named_tokens(read)["image_token"] == "<image>"
-
-
-def test_defaults_of_generation() -> None:
-    found = compat.generation_defaults()
-    assert {"temperature": 1.0, "do_sample": False, "num_beams": 1}.items() <= found.items()
 
 
 def test_what_is_wrong_with_a_chat_template() -> None:

@@ -285,17 +285,19 @@ def _declared(found: Found, reading: Reading, request: CheckRequest, read: list[
     """The same with defaults and the tokenizer."""
     import transformers
 
-    from duat_cli.compat.transformers import generation_defaults, generation_fault
+    from duat_cli.compat.generation import generation_defaults, generation_fault, sampling_fault
     from duat_cli.loading.prompts import limits
 
     said = _said(found)
-    tokenizer, texts = reading.tokenizer, [text.text for text in read if text.ids is None]
+    stated, tokenizer = fields.generation_file(found.files.path), reading.tokenizer
+    texts = [text.text for text in read if text.ids is None]
     return replace(
         said,
         resolved=fields.resolved(reading.loaded.model.config),
         resolved_by=transformers.__version__,
         generation_defaults=generation_defaults(),
-        generation_fault=generation_fault(fields.generation_file(found.files.path)),
+        generation_fault=generation_fault(stated),
+        sampling_fault=sampling_fault(stated),
         tokenizer=None if tokenizer is None else tokenizer_facts(tokenizer, found.files.path, texts),
         rows=None if tokenizer is None else limits(reading.loaded.model).vocab_size,
         texts=asked_hash(request.texts, read),

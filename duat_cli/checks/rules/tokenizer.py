@@ -33,6 +33,9 @@ def _tokenizer(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     if said.generation_fault:
         text = f"generation_config.json: transformers does not load a model beside it: {clean(said.generation_fault)}"
         yield Measurement(1, text, where="generation_config.json")
+    elif said.sampling_fault:
+        text = f"generation_config.json: generate() fails by it: {clean(said.sampling_fault)}"
+        yield Measurement(1, text, where="generation_config.json")
     if lost := tokenizer.lost:
         many = plural(len(lost), "text")
         text = f"tokenizer: {many} not the same after encoding and decoding, such as {shown(lost[0], 60)}"

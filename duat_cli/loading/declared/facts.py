@@ -30,6 +30,8 @@ class Declared:
     generation_defaults: dict[str, Any] = field(default_factory=dict)
     generation_fault: str | None = None
     """Why transformers refuses generation_config.json; None where it does not, or was not asked."""
+    sampling_fault: str | None = None
+    """Why it refuses to generate by it, likewise."""
     tokenizer: TokenizerFacts | None = None
     rows: int | None = None
     """Rows of the input embedding; needs the load."""

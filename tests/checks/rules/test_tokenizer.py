@@ -81,6 +81,10 @@ def both(**fields: Any) -> Callable[[Path], None]:
         (lambda d: bad.jedit(d / "tokenizer_config.json", eos_token="<end>"), "2048 ('<end>'), beyond"),
         (generation(eos_token_id="1"), "generation_config.json: eos_token_id is '1': expected a whole number"),
         (generation(max_new_tokens=0), "transformers does not load a model beside it: `max_new_tokens` must be"),
+        (
+            generation(do_sample=True, temperature=0),
+            "generate() fails by it: temperature: `temperature` (=0) has",
+        ),
         (tokenizer(lambda c: c.update(decoder=None)), "1 text not the same after encoding and decoding"),
     ],
 )
@@ -97,6 +101,7 @@ def test_what_contradicts_itself_fails(breakage: Any, words: str, demo: Path, du
     "change",
     [
         lambda d: None,
+        generation(do_sample=False, temperature=0.0),  # not used
         generation(eos_token_id=[1, 0]),  # more ways to end a text
         config(eos_token_id=[1]),
         config(pad_token_id=-1),
