@@ -43,6 +43,10 @@ class NoSignalError(UnsupportedModelError):
     """A model whose hidden states are zero: the certificate is relative to them, so it is not defined."""
 
 
+class NotFiniteError(UnsupportedModelError):
+    """A model that puts out NaN or infinite values: nothing can be measured relative to them."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """torch raises its own kinds, on the CPU a plain RuntimeError."""
     text = str(error).lower()

@@ -23,7 +23,7 @@ from duat_cli.analysis.plan.waves import prompt_waves
 from duat_cli.analysis.prepared import stack_read
 from duat_cli.analysis.progress import Progress
 from duat_cli.cache.tensors import TensorCache, gram_key
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import NotFiniteError, UnsupportedModelError
 from duat_cli.loading.model.fingerprint import fingerprint
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
@@ -275,7 +275,7 @@ class Session:
         def listen(run: BlockRun) -> None:
             if not all(math.isfinite(bound) for bounds in run.extent for bound in bounds):
                 why = f"block {run.index} puts out values that are not finite in {self.loaded.dtype}"
-                raise of_weights(self.loaded, UnsupportedModelError(why))
+                raise of_weights(self.loaded, NotFiniteError(why))
             require_signal(run, given)
             self.count_heads(run)
             self._checks = checks

@@ -51,6 +51,8 @@ class Evidence:
     report: InspectReport | None = None
     silent: bool = False
     """Whether there is none because the hidden states are zero."""
+    overflow: str | None = None
+    """Why there is none, where finite weights give outputs that are NaN or infinite."""
     slack: PruneReport | None = None
     """Neurons and heads alone; only where a rule asks for it, because it takes minutes."""
     behaviour: Behaviour | None = None

@@ -497,6 +497,12 @@ BREAKAGES: dict[str, Breakage] = {
         "integrity.nonfinite",
         "integrity.nonfinite",
     ),
+    "a finite value that overflows": Breakage(
+        DAMAGE,
+        one(block(0, "mlp.gate_proj"), one_value(lambda v: v * 0 + 3e38)),
+        "integrity.nonfinite",
+        "integrity.nonfinite",
+    ),
     "one block zero": Breakage(DAMAGE, weights(zero_block), "integrity.zero_blocks", "integrity.zero_blocks"),
     "one matrix zero": Breakage(
         DAMAGE, one(block(0, "mlp.up_proj"), torch.zeros_like), "warns integrity.zero_matrices", MOVED
@@ -631,6 +637,9 @@ BREAKAGES: dict[str, Breakage] = {
     ),
     "generation_config: max_new_tokens 0": Breakage(
         TEXTS, fields("generation_config.json", max_new_tokens=0), IDS, IDS
+    ),
+    "generation_config: sampling at temperature 0": Breakage(
+        TEXTS, fields("generation_config.json", do_sample=True, temperature=0), IDS, IDS
     ),
     "generation_config: an unknown key": Breakage(
         TEXTS, fields("generation_config.json", frobnicate=3), "passes", "drift.tokenizer"

@@ -153,6 +153,8 @@ class Asking:
             return "next token"
         if getattr(self._tokenizer, "mask_token_id", None) is not None:
             return "masked token"
+        if not head.finite:  # which of the two cannot be told, and either counts them
+            return "next token"
         self._why_none = _NO_MASK
         return "embedding"
 

@@ -26,6 +26,7 @@ from duat_cli.errors import (
     ForwardError,
     InputError,
     NoSignalError,
+    NotFiniteError,
     UnsupportedModelError,
     is_out_of_memory,
 )
@@ -193,7 +194,8 @@ def seen(
     if report is None:  # the rules on weights say what is zero, or not finite
         why = str(ran.fault or "weights that are not finite leave nothing to compute")
         evidence.absent.update({"report": why, "slack": why, "behaviour": why})
-        evidence = replace(evidence, silent=isinstance(ran.fault, NoSignalError))
+        overflow = str(ran.fault) if isinstance(ran.fault, NotFiniteError) else None
+        evidence = replace(evidence, silent=isinstance(ran.fault, NoSignalError), overflow=overflow)
         return evidence, Subject(loaded.name, loaded.revision, None, (*loaded.warnings, *loaded.value_notes()))
     if loaded.like is not None:
         evidence.absent["slack"] = "terms are ablated where token ids alone are read"
@@ -238,7 +240,7 @@ def run_of(
         return Ran(loaded)
     if fault is None:
         return Ran(loaded, found, asking=asking)
-    if isinstance(fault, (NoSignalError, ForwardError)):
+    if isinstance(fault, (NoSignalError, NotFiniteError, ForwardError)):
         return Ran(loaded, fault=fault)
     if isinstance(fault, UnsupportedModelError):
         return Ran(loaded, fault=_with_hint(fault))

@@ -36,6 +36,8 @@ def _nonfinite(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
         yield Measurement(count, text, block_number(name), name)
     for file, count in evidence.declared.embedder.nonfinite.items() if evidence.declared else ():
         yield Measurement(count, f"{plural(count, 'non-finite value')} (NaN or Inf) in {clean(file)}", where=file)
+    if evidence.overflow is not None:
+        yield Measurement(1, f"no weight is NaN or infinite, and {clean(evidence.overflow)}", where="forward")
 
 
 def _zero_matrices(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
@@ -235,7 +237,7 @@ RULES = [
     ),
     Rule(
         "integrity.nonfinite",
-        "NaN and infinite values",
+        "NaN and infinite values, of the weights or of what finite weights put out",
         "Go back to the last sound checkpoint: one such value makes every output NaN.",
         _nonfinite,
         unit="values",

@@ -68,6 +68,11 @@ class HeadTest:
         return self.exists or self.classes is not None
 
     @property
+    def finite(self) -> bool:
+        """Whether its logits are, once the passes have run."""
+        return all(bool(one.found.isfinite().all()) for one in self.passes if one.found is not None)
+
+    @property
     def causal(self) -> bool:
         """Whether no token's logits depend on a later token.
 
@@ -83,7 +88,7 @@ class HeadTest:
             return f"{self._name} writes with its decoder, and what is read here is its encoder"
         if not self.exists:
             return f"{self._name} is no next-token model: {self._instead}"
-        if not all(bool(one.found.isfinite().all()) for one in self.passes if one.found is not None):
+        if not self.finite:
             return f"{self._name} gives logits that are not finite"
         if not self.causal:
             return f"{self._name} is no next-token model: its outputs move with later tokens"

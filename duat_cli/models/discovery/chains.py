@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import NotFiniteError, UnsupportedModelError
 from duat_cli.models.arrays import fit, relative_error, rounding, wide
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.modality import stack_of
@@ -118,7 +118,7 @@ def chained(name: str, position: int, before: Event, after: Event, *, added: boo
     """
     taken = hidden_slot(after).get(after.args, after.kwargs)
     if not bool(torch.isfinite(taken).all()):
-        raise UnsupportedModelError(f"block {position} puts out values that are not finite")
+        raise NotFiniteError(f"{name}.{position} puts out values that are not finite")
     given = hidden_of(before.output, taken)
     if torch.equal(taken, given):
         return True

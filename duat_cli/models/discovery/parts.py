@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.compat.torch import buffers_of, parameters_of, standing_in
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import NotFiniteError, UnsupportedModelError
 from duat_cli.models.arrays import equal, random_like, relative_error, rounding, same_storage, tolerance_for, wide
 from duat_cli.models.block.norms import NormForm, recognise, scale_invariant
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.block.slots import HiddenSlot
 from duat_cli.models.discovery.cross import find_cross, with_projections
-from duat_cli.models.instrument.calls import handed
+from duat_cli.models.instrument.calls import handed, hidden_of
 from duat_cli.models.instrument.routers import routing_weights
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.value_path.projections import latent_projection, output_projection, value_projection
@@ -31,10 +31,13 @@ MOST_GROUPS = 16  # of channels, that a norm may scale apart
 
 
 def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
-    """The parts of the block that `event` is a call of; `written` is what happened within."""
+    """The parts of the block that `event` is a call of; `written` is what happened within. NotFiniteError where it puts
+    out NaN or infinite values, which no probe within it could tell from another fault."""
     block = event.module
     inside = set(block.modules())
     hidden = hidden_slot(event)
+    if not bool(torch.isfinite(hidden_of(event.output, hidden.get(event.args, event.kwargs))).all()):
+        raise NotFiniteError(f"{name} puts out values that are not finite")
     cross = find_cross(event, hidden, written)
     other = set() if cross is None else {cross.module}
     attention = tuple(dict.fromkeys(c.module for c in written.attention if c.module in inside - other))

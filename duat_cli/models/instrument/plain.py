@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import NotFiniteError, UnsupportedModelError
 from duat_cli.models.arrays import relative_error
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.hooks import hooked
@@ -75,7 +75,7 @@ def deviation(instrumented: Outputs, plain: Outputs) -> float:
     """The larger relative error of the two outputs. UnsupportedModelError where one is not finite."""
     block = hidden_of(plain.block, instrumented.block)
     if not bool(torch.isfinite(block).all() and torch.isfinite(plain.whole).all()):
-        raise UnsupportedModelError("the model's own output, without duat's instruments, is not finite")
+        raise NotFiniteError("the model's own output, without duat's instruments, is not finite")
     error = max(relative_error(instrumented.block, block), relative_error(instrumented.whole, plain.whole))
     if not math.isfinite(error):
         raise UnsupportedModelError("under duat's instruments the model's output is not finite, though its own is")

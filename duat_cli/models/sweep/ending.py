@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duat_cli.errors import NoSignalError, UnsupportedModelError
+from duat_cli.errors import NoSignalError, NotFiniteError, UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, tolerance_for
 from duat_cli.models.block.norms import FrozenNorm, NormForm, freeze_whole, recognise
 from duat_cli.models.instrument.calls import first_tensor, only_tensor
@@ -95,7 +95,7 @@ class Ending:
 def find_ending(model: Any, behind: Behind) -> EndingForm:
     """The form of what follows the last block, from a recorded pass of a short input; UnsupportedModelError without."""
     if not bool(torch.isfinite(behind.recorded.output).all()):
-        raise UnsupportedModelError(f"{type(model).__name__}: its output is not finite; duat check finds such weights")
+        raise NotFiniteError(f"{type(model).__name__}: its output is not finite; duat check finds such weights")
     if not bool(behind.hidden.any()):
         raise NoSignalError(
             f"{type(model).__name__}: every hidden state behind its last block is zero, so there is nothing that its "

@@ -153,6 +153,27 @@ def test_broken_weights_read_block_by_block_make_the_same_report(value: float, w
     assert "exactness.certificate" in skipped(reports[0])
 
 
+@pytest.mark.parametrize("where", ["layers.0.self_attn.o_proj", "layers.1.mlp.down_proj", "model.norm.weight"])
+def test_finite_weights_that_overflow_are_a_finding(where: str, tmp_path: Path) -> None:
+    folder = saved("llama", tmp_path, lambda name, tensor: tensor.fill_(3e38) if where in name else None)
+    reports = [checked(folder, streamed=streamed)[0] for streamed in (False, True)]
+    for report in reports:
+        [found] = [one for one in report.outcomes if one.rule == "integrity.nonfinite"]
+        assert found.status == "failed"
+        assert found.message.startswith("no weight is NaN or infinite, and ")
+        assert "not finite" in skipped(report)["exactness.certificate"]
+    assert reports[0].outcomes == reports[1].outcomes
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_head_that_overflows_is_a_finding(streamed: bool, tmp_path: Path) -> None:
+    folder = saved("llama", tmp_path, lambda name, tensor: tensor.fill_(3e38) if "lm_head" in name else None)
+    report, _ = checked(folder, streamed=streamed)
+    [found] = [one for one in report.outcomes if one.rule == "behaviour.logits"]
+    assert found.status == "failed"
+    assert found.message.endswith("are NaN or infinite")
+
+
 def test_no_tensor_is_read_more_than_once_for_the_sketch_and_once_for_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
