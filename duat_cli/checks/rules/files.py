@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from duat_cli.checks.places import block_of, depth
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
-from duat_cli.loading.checkpoint.dtypes import RUN_IN
+from duat_cli.loading.checkpoint.dtypes import RUN_IN, rounded_at_load
 from duat_cli.loading.checkpoint.index import INDEX
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.text import clean, listed, plural, shown, some
@@ -57,6 +57,15 @@ def _dtype(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
         if names and dtype not in allowed:
             text = f"{plural(len(names), 'tensor')} stored as {dtype}: {listed(names)}; allowed: {', '.join(allowed)}"
             yield Measurement(len(names), text, where=min(names))
+
+
+def _stated_dtype(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    rounded = rounded_at_load(evidence.files)
+    if rounded is not None:
+        stored, loaded = rounded
+        what = "rounds them, and what is larger than 65,504 becomes infinite" if loaded == "float16" else "rounds them"
+        text = f"config.json says {loaded}, most weights are stored in {stored}: transformers {what}"
+        yield Measurement(1, text, where="config.json")
 
 
 def _mixed(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
@@ -109,6 +118,13 @@ RULES = [
         _dtype,
         unit="tensors",
         allowed=tuple(RUN_IN),
+    ),
+    Rule(
+        "integrity.stated_dtype",
+        "a dtype in config.json, in which transformers loads the weights, that cannot hold what is stored",
+        "Correct dtype in config.json, or store the weights in it.",
+        _stated_dtype,
+        level="warn",
     ),
     Rule(
         "integrity.mixed_dtypes",

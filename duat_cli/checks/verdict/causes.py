@@ -21,7 +21,8 @@ from duat_cli.text import indices, plural, shown, some
 Origin = Literal["files", "config", "tokenizer", "weights", "adapter", "forward", "policy"]
 _ORDER: tuple[Origin, ...] = ("files", "config", "tokenizer", "weights", "adapter", "forward", "policy")
 _STORAGE = (
-    "integrity.files", "integrity.dtype", "integrity.mixed_dtypes", "integrity.quantised", "integrity.per_layer_config",
+    "integrity.files", "integrity.dtype", "integrity.stated_dtype", "integrity.mixed_dtypes", "integrity.quantised",
+    "integrity.per_layer_config",
 )  # fmt: skip
 """Rules about how tensors are stored, or about what is ignored: no output follows from them."""
 _LAST = math.inf

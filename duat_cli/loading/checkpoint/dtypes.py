@@ -4,6 +4,8 @@ headers, without torch, whose names are used."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
@@ -14,6 +16,8 @@ SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a number of a dtype that models run in."""
 SHORT = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """What `--dtype` may call them as well."""
+BITS = {"float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat16": (8, 7)}
+"""Bits of exponent and mantissa of a number, likewise."""
 _STATED = {"double": "float64", "float": "float32", "half": "float16"}
 RUN_IN = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """What models run in, by safetensors' names."""
@@ -38,11 +42,24 @@ def auto_dtype(files: CheckpointFiles) -> str:
 
 def stated_dtype(files: CheckpointFiles) -> str | None:
     """The dtype that config.json states, if models run in it."""
-    for config in (files.config, text_config(files.config)):
-        stated = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
-        if _STATED.get(stated, stated) in SIZES:
-            return _STATED.get(stated, stated)
-    return None
+    return _stated_in(files.config) or _stated_in(text_config(files.config))
+
+
+def rounded_at_load(files: CheckpointFiles) -> tuple[str, str] | None:
+    """The dtype of most stored bytes and the one in which transformers loads them, by config.json, if that cannot hold
+    every number of the first. None of quantised weights."""
+    stored, loaded = most_bytes_in(files), _stated_in(files.config)
+    if files.quantised or loaded is None or stored not in BITS:
+        return None
+    held = all(kept >= bits for kept, bits in zip(BITS[loaded], BITS[stored], strict=True))
+    return None if held else (stored, loaded)
+
+
+def _stated_in(config: Mapping[str, Any]) -> str | None:
+    """The dtype that one config states, if models run in it."""
+    stated = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    name = _STATED.get(stated, stated)
+    return name if name in SIZES else None
 
 
 def most_stored_name(files: CheckpointFiles) -> str | None:

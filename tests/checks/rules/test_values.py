@@ -9,8 +9,9 @@ from pathlib import Path
 import bad_checkpoints as bad
 import pytest
 import torch
+import transformers
 from running_checks import Duat
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from duat_cli.checks.registry import all_rules
 from duat_cli.checks.rule import Evidence, Settings
@@ -244,6 +245,36 @@ def test_labels_that_contradict_each_other_warn(tmp_path: Path, duat: Duat) -> N
         said = [o["message"] for o in done.findings("warned")]
         assert (done.code, len(said)) == (0, len(found))
         assert all(word in one for word, one in zip(found, said, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("stored", "stated", "said"),
+    [
+        (torch.bfloat16, "float16", "stored in bfloat16: transformers rounds them, and what is larger than 65,504"),
+        (
+            torch.float32,
+            "bfloat16",
+            "config.json says bfloat16, most weights are stored in float32: transformers rounds",
+        ),
+        (torch.float16, "bfloat16", "rounds them"),
+        (torch.bfloat16, "float32", None),
+        (torch.float16, "float16", None),
+        (torch.float32, None, None),
+    ],
+)
+def test_a_dtype_that_cannot_hold_what_is_stored_warns(
+    stored: torch.dtype, stated: str | None, said: str | None, tmp_path: Path, duat: Duat
+) -> None:
+    bad.llama(tmp_path / "m", tok=False)
+    bad.wedit(tmp_path / "m", lambda state: {name: tensor.to(stored) for name, tensor in state.items()})
+    bad.jedit(tmp_path / "m" / bad.CFG, dtype=stated)
+    done = duat("check", tmp_path / "m", "--weights-only", "--select", "integrity.stated_dtype", "-q", "--json")
+    found = [one["message"] for one in done.findings("warned")]
+    assert (done.code, len(found)) == (0, int(said is not None))
+    assert all((said or "") in one for one in found)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m").model.embed_tokens.weight.detach()
+    kept = load_file(tmp_path / "m" / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(loaded.double(), kept.double()) == (said is None)
 
 
 def test_what_is_no_fault(tmp_path: Path, duat: Duat) -> None:
