@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import adapters
 import bad_checkpoints
+import peft
 import pytest
 import torch
 import typer
@@ -172,6 +174,11 @@ def _models_of_images_and_sound(folder: Path) -> None:
     save_llava(folder / "llava")
     build("vit").save_pretrained(folder / "vit")
     build("whisper").save_pretrained(folder / "whisper")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "fc2"], modules_to_save=["classifier"])
+    adapters.make(folder / "vit", folder / "vit-adapter", config)
+    tuned = build("whisper")
+    tuned.model.encoder.layers[0].fc2.weight.data.mul_(1.1)
+    tuned.save_pretrained(folder / "whisper-tuned")
     ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder / "vit")
     WhisperFeatureExtractor(feature_size=8, chunk_length=1, hop_length=500).save_pretrained(folder / "whisper")
     Image.new("RGB", (20, 20), (200, 80, 10)).save(folder / "picture.png")
@@ -187,7 +194,8 @@ def place(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     for name in ("path/to/checkpoint", "model", "models/my-model", "base"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).symlink_to(models / "base")
-    media = ("t5", "hrm", "llava", "vit", "whisper", "picture.png", "speech.wav", "prepared.safetensors")
+    media = ("t5", "hrm", "llava", "vit", "whisper", "vit-adapter", "whisper-tuned")
+    media += ("picture.png", "speech.wav", "prepared.safetensors")
     for name in ("tuned", "instruct", "adapter", "other-adapter", *media):
         (tmp_path / name).symlink_to(models / name)
     (tmp_path / "my.txt").write_text("def main(argv):\nReturn the number of items.\n", encoding="utf-8")

@@ -63,6 +63,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         loading/adapter/lora loading/adapter/others loading/adapter/parameter loading/adapter/plan""",
     "against PEFT's wrapped model: analysis/lora/test_prompts.py": """
         analysis/lora/applied analysis/lora/ground analysis/lora/places analysis/lora/report models/edits/tuned""",
+    "what both models read: analysis/lora/test_pictures.py": "analysis/lora/reading",
     "against the model's attention: analysis/matrix/test_run.py": """
         analysis/matrix/case analysis/matrix/checks analysis/matrix/convolution
         analysis/matrix/forms report/tables/matrix""",

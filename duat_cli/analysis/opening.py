@@ -172,12 +172,19 @@ class PromptRequest:
     chat: bool = False
     """Whether a text is what a user says in a conversation, which the checkpoint's chat template writes out."""
     template: Path | None = None
-    """The folder whose template stands in for one that the checkpoint lacks."""
+    """The folder whose chat template and processor stand in for those that the checkpoint lacks."""
 
     @property
     def own(self) -> bool:
         """Whether they are the user's; otherwise the bundled set."""
         return bool(self.prompts) or self.file is not None
+
+    def home(self, path: Path) -> Path:
+        """The folder whose processor makes pictures and sounds into tensors. path: of the checkpoint."""
+        from duat_cli.loading.inputs.files import has_processor
+
+        other = self.template
+        return path if other is None or has_processor(path) or not has_processor(other) else other
 
     def read(self, progress: Progress) -> list[PromptText]:
         """The texts, before anything is loaded."""
@@ -212,9 +219,11 @@ def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) 
     return reading.loaded, reading.inputs
 
 
-def open_texts(model: ModelRequest, texts: PromptRequest, read: list[PromptText], progress: Progress) -> Reading:
-    """As `open_session`, of texts that are read, with the tokenizer."""
-    reading = open_reading(model, model.find(progress), texts, read, progress)
+def open_texts(
+    model: ModelRequest, texts: PromptRequest, read: list[PromptText], progress: Progress, found: Found | None = None
+) -> Reading:
+    """As `open_session`, of texts that are read, with the tokenizer. found: of the model, if it is."""
+    reading = open_reading(model, found or model.find(progress), texts, read, progress)
     if reading.fault is not None:
         raise reading.fault
     return reading

@@ -129,8 +129,8 @@ def open_prepared(
         progress(0, 0, "reading the inputs")
         return skeleton(found.files, trust)
 
-    cls, path = class_of(found.files, trust), found.place.path
-    prepared = asked_inputs(cls, shell, path, texts, files, read, trust_remote_code=trust)
+    cls, home = class_of(found.files, trust), texts.home(found.place.path)
+    prepared = asked_inputs(cls, shell, home, texts, files, read, trust_remote_code=trust)
     if not prepared:
         return None
     counts = [one.positions for one in prepared if one.positions is not None]
@@ -242,7 +242,7 @@ def prepared_inputs(shell: Any, home: Home, given: InputFiles, *, trust_remote_c
         if place < len(found):  # what a processor makes beside what is read
             held = {key: value for key, value in held.items() if key in taken}
         _check(held, name, taken, where, kind, whole=(GRID,) if GRID in taken else None)
-        prepared.append(Prepared(where, held, _expected_positions(shell, held)))
+        prepared.append(Prepared(where, held, expected_positions(shell, held)))
     return prepared
 
 
@@ -250,10 +250,10 @@ def _video(shell: Any, name: str, picture: Mapping[str, Tensor]) -> dict[str, Te
     """The drawn picture in as many frames as the config states, where the model reads a video and no picture."""
     config = getattr(stack_of(shell), "config", shell.config)
     frames = getattr(config, "num_frames", None)
-    if name != "pixel_values" or not isinstance(frames, int) or _expected_positions(shell, picture) is not None:
+    if name != "pixel_values" or not isinstance(frames, int) or expected_positions(shell, picture) is not None:
         return None
     video = {name: drawn_video(config, frames)}
-    return None if _expected_positions(shell, video) is None else video
+    return None if expected_positions(shell, video) is None else video
 
 
 def _at_once(shell: Any, files: InputFiles, *, given: bool) -> list[Prepared]:
@@ -353,7 +353,7 @@ def _check(
             raise InputError(f"{where}: {clean(key)} holds values that are not finite")
 
 
-def _expected_positions(shell: Any, tensors: Mapping[str, Tensor]) -> int | None:
+def expected_positions(shell: Any, tensors: Mapping[str, Tensor]) -> int | None:
     """By a pass of what is there: without weights some models cannot make one, for they look at values on their way."""
     stack = stack_of(shell)
     for asked in ({"output_hidden_states": True}, {}):

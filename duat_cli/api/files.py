@@ -21,7 +21,7 @@ from duat_cli.api.asking import (
 )
 from duat_cli.api.ground import heard, load_libraries, undisturbed
 from duat_cli.api.results import CheckResult, LoraResult, PlanResult
-from duat_cli.api.settings import one_of, whole_numbers
+from duat_cli.api.settings import COMPARED, no_decoder, one_of, whole_numbers
 from duat_cli.api.target import FileTarget, refuse_overwriting
 from duat_cli.errors import InputError
 from duat_cli.kinds import Patched, Planned
@@ -42,6 +42,10 @@ def lora_diff(
     default_prompts: bool = False,
     max_tokens: int | None = None,
     chat: bool = False,
+    image: Pictures | None = None,
+    audio: File | Sequence[File] | None = None,
+    inputs: Tensors | None = None,
+    stack: StackName | None = None,
     lint: bool = False,
     no_base: bool = False,
     directions: bool = False,
@@ -52,13 +56,14 @@ def lora_diff(
     """`duat lora-diff`: what an adapter, or a full fine-tune, really changed. Of folders and hub ids.
 
     `tuned` and `other` may name a revision of theirs, as in 'org/name@v2'. Without prompts, and unless
-    `default_prompts`, the weights alone are compared.
+    `default_prompts`, the weights alone are compared. image, audio, inputs, stack: as of `inspect`, of no decoder.
     """
     from duat_cli.analysis.clock import Clock
     from duat_cli.analysis.lora.run import LoraRequest, texts_to_run
     from duat_cli.analysis.lora.run import lora_diff as compute
 
-    asked, clock = Asked(base, None, prompts, prompts_file, max_tokens, loading, chat=chat), Clock()
+    files = input_files(image, audio, inputs, no_decoder(stack, COMPARED))
+    asked, clock = Asked(base, None, prompts, prompts_file, max_tokens, loading, files, chat=chat), Clock()
     wanted = asked.request(own_code=False)
     texts = texts_to_run(asked.texts, default_prompts=default_prompts)
     request = LoraRequest(

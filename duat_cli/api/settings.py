@@ -123,8 +123,11 @@ EXPLICIT = "the explicit matrices are of stacks without cross-attention that run
 PRUNED = "prune-bound removes terms of stacks without cross-attention that run alone; duat inspect and verify read it"
 
 
+COMPARED = "lora-diff compares stacks without cross-attention that run alone; duat inspect and verify read it"
+
+
 def no_decoder(stack: str | None, why: str = EXPLICIT) -> str | None:
-    """Of `matrix` and `prune-bound`."""
+    """Of `matrix`, `prune-bound` and `lora-diff`."""
     if stack is not None and stack not in READS and stack != "encoder":
         raise InputError(f"--stack {clean(stack)}: {why}")
     return stack

@@ -299,7 +299,7 @@ class LoraReport(Report):
     reshaped: list[str] = Field(
         default=[], description="parameters that are longer or shorter than the base's, and are not compared"
     )
-    added: list[str] = Field(description="parameters that the base has not")
+    added: list[str] = Field(description="parameters that the base has not, or has for another number of classes")
     removed: list[str] = Field(description="parameters that only the base has")
     matched: list[BlockOrigin] | None = Field(
         default=None,

@@ -40,7 +40,7 @@ SAID = {
     "vit": "ViTForImageClassification (vit) takes `pixel_values` (images), no token ids",
     "whisper": "WhisperForConditionalGeneration (whisper) takes `input_features` (sound), no token ids",
 }
-READ = "duat inspect, verify, matrix, check and prune-bound (without --out) read such models"
+READ = "duat inspect, verify, matrix, check, prune-bound and lora-diff (without --out) read such models"
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +99,27 @@ def test_without_a_file_something_is_drawn(
     report = json.loads(capsys.readouterr().out)
     assert report["certificate"]["relative_error"] < 1e-5
     assert f"no file was given: read was a {made}" in report["warnings"]
+
+
+@pytest.mark.parametrize(("name", "made"), [("vit", "drawn picture"), ("whisper", "computed tone")])
+def test_lora_diff_draws_something_where_it_is_asked_for(
+    name: str, made: str, folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = [folders[name], folders[name]]
+    capsys.readouterr()
+    assert run(["lora-diff", *both, "--default-prompts", "-q", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert f"no file was given: read was a {made}" in report["warnings"]
+    assert [block["terms"]["output"] for block in report["blocks"]] == [0.0, 0.0]
+    for words, said in (
+        (["--image", "a.png", "--out", str(tmp_path / "out")], "--out and --image contradict each other"),
+        (["--default-prompts", "--out", str(tmp_path / "out")], f"{SAID[name]}; {READ}"),
+        (["--stack", "decoder", "--default-prompts"], "--stack decoder: lora-diff compares stacks without cross-"),
+    ):
+        assert run(["lora-diff", *both, *words, "-q"]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert err.startswith(f"duat: error: {said}")
 
 
 def test_files_are_prompts_one_by_one(

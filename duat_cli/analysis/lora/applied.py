@@ -6,11 +6,12 @@ import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torch import Tensor
 
 from duat_cli.analysis.lora.weights.change import Change, Opened, Read, change_of, opened
+from duat_cli.analysis.prepared import chosen_stack
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles
@@ -65,10 +66,17 @@ def tuned_model(loaded: LoadedModel, one: Opened, base: BaseWeights, changed: It
     changes = {name: functools.partial(whole, planned[name], one.read, base) for name in changed}
     tied = frozenset(plan.parameter for plan in one.plans if plan.kind == "trainable tokens")  # wherever they are used
     if loaded.paged is None:
-        return replace(loaded, model=tuned_copy(loaded.model, changes, tied=tied))
+        return _with_model(loaded, tuned_copy(loaded.named, changes, tied=tied))
     place, edit = Source(loaded.files.path, loaded.name, loaded.revision), TunedPages(changes, tied)
     other = load_files(place, loaded.files, dtype=loaded.dtype, device=loaded.device, paged=True, edit=edit)
-    return replace(loaded, model=other.model, paged=other.paged)
+    return replace(_with_model(loaded, other.model), paged=other.paged)
+
+
+def _with_model(loaded: LoadedModel, model: Any) -> LoadedModel:
+    """The same of another model of the class, or of the same part of it."""
+    if loaded.whole is None:
+        return replace(loaded, model=model)
+    return replace(loaded, model=chosen_stack(model, loaded.stack), whole=model)
 
 
 @contextlib.contextmanager

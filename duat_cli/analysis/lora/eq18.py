@@ -24,6 +24,7 @@ from duat_cli.errors import UnsupportedModelError, or_reason
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.block.linears import applied_axis
+from duat_cli.models.discovery.modality import placed
 from duat_cli.models.discovery.structure import ModelStructure, run_stack
 from duat_cli.models.edits.tuned import joined_places, own_names
 from duat_cli.models.instrument.hooks import hooked
@@ -70,19 +71,21 @@ class Eq18Test:
     ) -> None:
         """base: with its layers. changed: the report's parameters."""
         self._ground, self._base, self._tuned, self._stated = base, base.session, tuned, stated
-        model = self._base.loaded.model
+        self._model = model = self._base.loaded.named
+        self._calls = self._base.structure.calls  # of now: a later sweep finds them anew, behind the tuned model's
         self._joined = joined_places(model, list(changed))
         self._places = own_names(model, [name for name in changed if name not in self._joined])
         self._reasons = dict(base.reasons)
         self._sides: dict[str, Side] = {name: side for one in base.layers.values() for name, side in one.items()}
-        model, stack, device = tuned.loaded.model, tuned.structure.stack, tuned.loaded.device
+        model, stack, device = tuned.loaded.named, tuned.structure.stack, tuned.loaded.device
         layers = ((name, _tuned_module(model, name)) for name in self._sides)
         self._layers = {name: module for name, module in layers if module is not None}
         first = prompts[:INPUTS]
         self._each = max(1, INPUTS // len(first))
         self._seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
         self._found: dict[str, _Layer | None] = {}
-        self._runs = [Watched(functools.partial(run_stack, stack, one.input_ids.to(device))) for one in first]
+        given = [placed(one.given, device, model.dtype) for one in first]
+        self._runs = [Watched(functools.partial(run_stack, stack, one)) for one in given]
         self.passes: list[Pass] = [*self._runs, Visit(tuned.structure.calls, self._look, tuned.weights)]
 
     def attached(self) -> contextlib.AbstractContextManager[None]:
@@ -105,14 +108,14 @@ class Eq18Test:
         for name in self._layers:
             if name in self._seen and name not in self._found:
                 self._test(name)
-        places, tolerance = self._places | self._joined, tolerance_for(self._base.loaded.model.dtype)
+        places, tolerance = self._places | self._joined, tolerance_for(self._model.dtype)
         known = {name: layer for name in self._seen if (layer := self._found.get(name)) is not None}
         failed = [name for name, layer in known.items() if not layer.holds(tolerance)]
         # one that only rounding moved is no change; one that moves and is not in the report has failed
         listed = {module for module, _ in places.values()}
         tested = {name: layer for name, layer in known.items() if name in listed or name in failed}
         found: dict[str, list[str]] = {place: [] for place in ("second", "third", "attention", "elsewhere", "block")}
-        model, structure = self._base.loaded.model, self._base.structure
+        model, structure = self._model, self._base.structure
         for name, (module, _) in places.items():
             place = self._sides[module] if module in tested else _where(model, structure, module)
             found[place].append(name)
@@ -146,11 +149,11 @@ class Eq18Test:
             self._seen.setdefault(name, []).append((x[at].cpu(), y[at].cpu()))
 
     def _look(self, number: int) -> None:
-        calls = self._base.structure.calls
+        calls = self._calls
         if calls[number] in calls[number + 1 :]:
             return
         for name in self._ground.layers[calls[number]]:
-            layers = self._base.loaded.model.get_submodule(name), self._layers.get(name)
+            layers = self._model.get_submodule(name), self._layers.get(name)
             there = not any(p.is_meta for one in layers if one is not None for p in one.parameters())
             if name in self._seen and there:  # else it is brought in the end
                 self._test(name)
@@ -164,7 +167,7 @@ class Eq18Test:
         except UnsupportedModelError as reason:
             self._reasons[name] = str(reason)
             return
-        if found is not None and found.holds(tolerance_for(self._base.loaded.model.dtype)) is None:
+        if found is not None and found.holds(tolerance_for(self._model.dtype)) is None:
             share, dtype = f"{found.rounding:.1%}", self._tuned.loaded.dtype
             self._reasons[name] = f"rounding to {dtype} makes about {share} of dW x there; a wider --dtype tells"
             return
@@ -172,7 +175,7 @@ class Eq18Test:
 
     def _compared(self, name: str, seen: tuple[Tensor, Tensor]) -> _Layer | None:
         """One layer; None where nothing changes. UnsupportedModelError says why it cannot be tested."""
-        old, new = self._base.loaded.model.get_submodule(name), self._layers[name]
+        old, new = self._model.get_submodule(name), self._layers[name]
         self._base.loaded.bring(old)
         self._tuned.loaded.bring(new)
         parameters = {leaf: parameter for parameter, (module, leaf) in self._places.items() if module == name}

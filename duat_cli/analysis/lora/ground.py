@@ -11,9 +11,11 @@ from typing import Literal
 from torch import nn
 
 from duat_cli.analysis.session import Session
+from duat_cli.compat.libc import give_back_free_memory
 from duat_cli.errors import or_reason
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.causality import Classes, HeadTest
+from duat_cli.models.discovery.structure import Discovered
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.sweep.lockstep import Placing
 from duat_cli.models.terms.branches import Branches
@@ -39,8 +41,14 @@ class Ground:
 
 def ground_of(session: Session, *, layers: bool) -> Ground:
     """layers: whether the FFNs' linear layers are looked for."""
-    model, device = session.loaded.model, session.loaded.device
-    guest = session.discover_beside(lambda found: _Guest(model, HeadTest(model, found.stack, device), layers=layers))
+    loaded = session.loaded
+
+    def guest_of(found: Discovered) -> _Guest:
+        return _Guest(loaded.named, HeadTest(loaded.model, found.stack, loaded.device, loaded.like), layers=layers)
+
+    guest = session.discover_beside(guest_of)
+    if loaded.like is not None:  # what is written down of all blocks is as large as a picture
+        give_back_free_memory()
     head = guest.head
     return Ground(session, guest.branches, guest.layers, guest.reasons, head.why_no_next_token(), head.classes)
 

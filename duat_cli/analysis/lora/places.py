@@ -15,6 +15,7 @@ from duat_cli.analysis.session import Session
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import random_like, same_storage, wide
 from duat_cli.models.block.norms import NormForm
+from duat_cli.models.discovery.modality import placed
 from duat_cli.models.discovery.structure import run_stack
 from duat_cli.models.edits.tuned import own_names
 from duat_cli.models.instrument.hooks import hooked
@@ -40,7 +41,7 @@ class FrontNorms:
 
     def __init__(self, session: Session, prompt: Prompt, names: Sequence[str]) -> None:
         """names: of the changed parameters. UnsupportedModelError where one has no place in the model."""
-        model, structure, device = session.loaded.model, session.structure, session.loaded.device
+        model, structure, device = session.loaded.named, session.structure, session.loaded.device
         own = own_names(model, list(names))
         self._modules = {name: model.get_submodule(module) for name, (module, _) in own.items()}
         self._loaded = session.loaded
@@ -48,7 +49,7 @@ class FrontNorms:
         self._made: dict[nn.Module, Tensor] = {}
         self._read: dict[nn.Module, Tensor] = {}
         self._gains: dict[nn.Module, Tensor] = {}
-        run = functools.partial(run_stack, structure.stack, prompt.input_ids.to(device))
+        run = functools.partial(run_stack, structure.stack, placed(prompt.given, device, model.dtype))
         self._pass = Watched(run)
         self.passes: list[Pass] = [self._pass, Visit(structure.calls, self._look, session.weights)]
 

@@ -26,7 +26,8 @@ from duat_cli.compat.transformers import stated
 from duat_cli.errors import InputError, or_reason
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
-from duat_cli.models.discovery.causality import head_logits
+from duat_cli.models.discovery.causality import class_logits, head_logits
+from duat_cli.models.discovery.modality import placed
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.lockstep import Guest, Pass, Weights, in_step, one_by_one
 from duat_cli.models.terms.branches import ffn_terms
@@ -197,29 +198,37 @@ class Comparer:
 
     def _logits(self, prompt: Prompt, row: _Row) -> tuple[Tensor, Tensor] | str:
         """Of both models, or why they are not those of the next token, or of classes."""
-        before, after = self._grounds
-        if not self._classes and (why := before.why_no_next_token or after.why_no_next_token) is not None:
-            return why
+        if not self._classes:
+            without = sorted(self._grounds, key=lambda ground: ground.classes is not None)
+            if whys := [ground.why_no_next_token for ground in without if ground.why_no_next_token is not None]:
+                return whys[0]  # of a classifier it says the least
         pairs = zip(self._sessions, row.outputs, strict=True)
-        p, q = (logits_of(session, output, prompt.input_ids) for session, output in pairs)
+        p, q = (logits_of(session, output, prompt) for session, output in pairs)
         return p, q
 
 
-def logits_of(session: Session, output: Any, ids: Tensor) -> Tensor:
-    """(N, vocabulary) of one prompt (1, N), or over classes as of `head_logits`. output: what the stack gave for it."""
-    pieces = head_logits(session.loaded.model, session.structure.stack, output, ids.to(session.loaded.device))
-    return torch.cat([logits for _, logits in pieces])
+def logits_of(session: Session, output: Any, prompt: Prompt) -> Tensor:
+    """(N, vocabulary) of one prompt, or over classes as of `head_logits`. output: what the stack gave for it."""
+    loaded, stack = session.loaded, session.structure.stack
+    given = placed(prompt.given, loaded.device, loaded.model.dtype)
+    if not isinstance(given, Tensor):
+        found = class_logits(loaded.model, stack, output, given)
+        assert found is not None  # as the test of its head found
+        return found
+    return torch.cat([logits for _, logits in head_logits(loaded.model, stack, output, given)])
 
 
 def _check_room(base: Session, prompt: Prompt) -> None:
     tokens = prompt.input_ids.shape[1]
-    heads = stated(base.loaded.model.config, "num_attention_heads") or 1
+    given = stated(base.loaded.model.config, "num_attention_heads") or 1
+    heads = max(given) if isinstance(given, list) else given  # of stages one each
     size = len(base.structure.calls) * heads * tokens**2 * 4
     if size > KEPT_BYTES:
         most = int((KEPT_BYTES / (4 * heads * len(base.structure.calls))) ** 0.5)
+        way = f"use --max-tokens {most}" if prompt.prepared is None else f"{most} fit"
         raise InputError(
             f"a prompt of {tokens} tokens: its attention matrices take {size >> 20} MiB in {len(base.structure.calls)} "
-            f"blocks, more than {KEPT_BYTES >> 20}; use --max-tokens {most}"
+            f"blocks, more than {KEPT_BYTES >> 20}; {way}"
         )
 
 

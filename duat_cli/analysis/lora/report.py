@@ -6,6 +6,8 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,11 +20,12 @@ from duat_cli.analysis.lora.ground import Ground, ground_of
 from duat_cli.analysis.lora.notable import notable
 from duat_cli.analysis.lora.places import NONE_IN_FRONT, Front, FrontNorms, sup_local
 from duat_cli.analysis.lora.prompts import Comparer, Decode
-from duat_cli.analysis.lora.weights.change import Change, change_of, opened
+from duat_cli.analysis.lora.weights.change import Change, Opened, change_of, opened
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.cache.tensors import gram_key
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.compat.transformers import targets_of
+from duat_cli.errors import UnsupportedModelError, or_reason
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles, digest_of
 from duat_cli.loading.adapter.parameter import ParameterPlan
@@ -30,6 +33,7 @@ from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.discovery.modality import stack_of
 from duat_cli.models.edits.tuned import own_names
 from duat_cli.operators.lowrank import Piece, is_zero
 from duat_cli.results.base import Run, Skipped
@@ -48,7 +52,8 @@ def adapter_pair(
         refuse_other_base(adapter, one.plans)
         progress(0, 1, "applying the adapter")
         planned = one.by_parameter
-        tuned = tuned_model(loaded, one, base, _changed(planned, report))
+        head = own_head(loaded.named, one)
+        tuned = tuned_model(loaded, one, base, _changed(planned, report, set(head)))
 
         def pieces(name: str) -> Change | None:
             return change_of(planned[name][0], one.read, base) if len(planned[name]) == 1 else None
@@ -56,7 +61,7 @@ def adapter_pair(
         def stated(name: str) -> Piece | None:
             return _piece([change_of(plan, one.read, base) for plan in planned.get(name, [])])
 
-        yield Pair(report, loaded, tuned, stated, pieces, progress, adapter)
+        yield Pair(report, loaded, tuned, stated, pieces, progress, adapter, next(iter(head.values()), None))
 
 
 @contextlib.contextmanager
@@ -65,8 +70,11 @@ def checkpoint_pair(report: LoraReport, loaded: LoadedModel, tuned: LoadedModel,
     sources = [Source(one.files.path, one.name, one.revision) for one in (loaded, tuned)]
     weights = [BaseWeights(source, one.files) for source, one in zip(sources, (loaded, tuned), strict=True)]
 
+    targets = targets_of(loaded.named, report.unchanged)
+    in_files = {target: name for name, (target, made) in targets.items() if not made}
+
     def stated(name: str) -> Piece | None:
-        places = [one.find(name, load=False) for one in weights]
+        places = [one.find(name, load=False) or one.find(in_files.get(name, name), load=False) for one in weights]
         if places[0] is None or places[1] is None or places[0].shape != places[1].shape:
             raise UnsupportedModelError("the files do not both hold it in one shape under its name")
         old, new = (one.read(place) for one, place in zip(weights, places, strict=True) if place is not None)
@@ -89,9 +97,11 @@ class Pair:
         pieces: Callable[[str], Change | None] | None,
         progress: Progress,
         adapter: AdapterFiles | None = None,
+        why_no_head: str | None = None,
     ) -> None:
-        """stated: as of `Eq18Test`. pieces: a parameter's change, where an adapter makes it; None of several."""
-        self._adapter = adapter
+        """stated: as of `Eq18Test`. pieces: a parameter's change, where an adapter makes it; None of several.
+        why_no_head: why the tuned model runs without its own head."""
+        self._adapter, self._why_no_head = adapter, why_no_head
         self._norms: FrontNorms | None = None  # once a prompt has run
         self._report, self._stated, self._pieces, self.progress = report, stated, pieces, progress
         self.base = Session(loaded, progress, cache=False)
@@ -118,7 +128,10 @@ class Pair:
     @functools.cached_property
     def _grounds(self) -> tuple[Ground, Ground]:
         self.progress(0, 1, "discovery of both models' structure")
-        return ground_of(self.base, layers=True), ground_of(self.tuned, layers=False)
+        before, after = ground_of(self.base, layers=True), ground_of(self.tuned, layers=False)
+        if self._why_no_head is not None:
+            after = replace(after, classes=None, why_no_next_token=self._why_no_head)
+        return before, after
 
     def norms(self, prompt: Prompt) -> FrontNorms | None:
         """What has to go through the base with the prompt, if it is the first; None for a checkpoint, of which no
@@ -153,7 +166,7 @@ class Pair:
     def _with_sups(
         self, modules: Sequence[ModuleChange], norms: Mapping[str, Front], pieces: Callable[[str], Change | None]
     ) -> list[ModuleChange]:
-        model = self.base.loaded.model
+        model = self.base.loaded.named
         moved = {model.get_submodule(module) for module, _ in own_names(model, self._changed).values()}
         return [_with_sup(one, norms.get(one.whole_name), pieces, moved) for one in modules]
 
@@ -207,8 +220,29 @@ def whole_report(
     )
 
 
-def _changed(planned: Mapping[str, Sequence[ParameterPlan]], report: LoraReport) -> list[str]:
-    """The parameters that the adapter changes; UnsupportedModelError where a change is not defined."""
+def own_head(model: Any, one: Opened) -> dict[str, str]:
+    """The parameters of an adapter's own head, which the base runs without: of other classes than its own, or of a
+    layer that it lacks, outside of what runs. And why nothing that the two predict is compared."""
+    found, prefix = {}, f"{model.base_model_prefix}."
+    for plan in (plan for plan in one.plans if plan.place is None and "saved" in plan.parts):
+        name, shape = plan.parameter, one.adapter.tensors[plan.parts["saved"]].shape
+        own = or_reason(functools.partial(own_names, model, [name]))
+        if isinstance(own, str):
+            outermost = name.removeprefix(prefix).partition(".")[0]
+            if not any(hasattr(inner, outermost) for inner in (model, stack_of(model))):
+                found[name] = f"the adapter has a head of its own, {name}, which the base lacks"
+        else:
+            old = getattr(model.get_submodule(own[name][0]), own[name][1])
+            if old is not None and old.shape != shape:  # none is a bias that the base lacks
+                found[name] = f"the models predict {len(old)} and {shape[0]} classes"
+    return found
+
+
+def _changed(
+    planned: Mapping[str, Sequence[ParameterPlan]], report: LoraReport, head: Set[str] = frozenset()
+) -> list[str]:
+    """The parameters that the adapter changes in what runs; UnsupportedModelError where a change is not defined. head:
+    of the adapter's own head."""
     undefined = [m.whole_name for m in report.modules if m.frobenius_norm is None]
     undefined += [entry.what for entry in report.skipped]
     if undefined:
@@ -218,7 +252,8 @@ def _changed(planned: Mapping[str, Sequence[ParameterPlan]], report: LoraReport)
     for resized in (m for m in report.modules if m.added_rows):
         refuse_resized(report.tuned, resized.whole_name, resized.shape[0], resized.added_rows)
     unchanged = set(report.unchanged)
-    return [name for name, plans in planned.items() if len(plans) > 1 or name not in unchanged]
+    moved = (name for name, plans in planned.items() if len(plans) > 1 or name not in unchanged)
+    return [name for name in moved if name not in head]
 
 
 def _piece(changes: list[Change]) -> Piece | None:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, load_found, open_set, tokens_of
+from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, open_set, open_texts
 from duat_cli.analysis.plan.task import Task
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.adapter.folder import AdapterFiles, is_adapter, open_adapter
@@ -85,14 +85,20 @@ class LoraRequest:
 
 
 def texts_to_run(texts: PromptRequest, *, default_prompts: bool) -> PromptRequest | None:
-    """What both models run: these texts, the bundled ones where they are asked for, or none."""
-    if default_prompts and texts.own:
+    """What both models run: these texts, pictures or sounds, the bundled ones where they are asked for, or none."""
+    files = texts.files
+    own = texts.own or (files is not None and files.option is not None)
+    if default_prompts and own:
         raise InputError("--default-prompts: give either it or prompts of your own")
-    if texts.own or default_prompts:
+    if own or default_prompts:
         return texts
-    for option, given in (("--max-tokens", texts.max_tokens is not None), ("--chat", texts.chat)):
+    stack = files is not None and files.stack is not None
+    for option, given in (("--max-tokens", texts.max_tokens is not None), ("--chat", texts.chat), ("--stack", stack)):
         if given:
-            raise InputError(f"{option}: there are no prompts; give --prompt, --prompts or --default-prompts")
+            raise InputError(
+                f"{option}: there are no prompts; give --prompt, --prompts, --image, --audio, --inputs or "
+                "--default-prompts"
+            )
     return None
 
 
@@ -175,6 +181,15 @@ def _checkpoint(
 
     paged = asked.loaded.paged is not None
     other = load_files(tuned.place, tuned.files, dtype=request.base.dtype, device=request.base.device, paged=paged)
+    if request.texts is not None and (files := request.texts.files) is not None:
+        from duat_cli.analysis.lora.reading import require_alike
+        from duat_cli.analysis.prepared import part_of
+
+        if asked.loaded.like is not None:
+            assert isinstance(asked.prompts, Sequence)
+            require_alike(found.files, tuned.files, files.without_blocks.part, asked.prompts)
+        other = part_of(other, files.without_blocks.part)
+        other = replace(other, like=asked.loaded.like, stack=asked.loaded.stack)
     return _on_prompts(request, checkpoint_pair(report, asked.loaded, other, progress), asked)
 
 
@@ -217,14 +232,16 @@ def _asked(
     if request.into is not None:
         loaded, prompts = open_set(base, request.texts, progress, request.gpu, found)
     else:
-        read = request.texts.read(progress)
-        loaded, prompts = tokens_of(*load_found(base, found, request.texts, read, progress), request.texts, read)
-    from duat_cli.loading.model.tokenizer import tokenizer_if_any
-    from duat_cli.loading.prompts import said
+        opened = open_texts(base, request.texts, request.texts.read(progress), progress, found)
+        from duat_cli.analysis.lora.reading import with_note
+        from duat_cli.loading.inputs.within import refuse_within
 
-    tokenizer = tokenizer_if_any(loaded.files.path)
-    facts = functools.partial(run, loaded.planned_memory, device=loaded.device)
-    return Asked(loaded, prompts, lambda i: clean(said(tokenizer, [i])), facts), facts
+        loaded, prompts = with_note(opened.loaded, request.texts), opened.inputs
+        refuse_within("lora-diff", prompts)
+    from duat_cli.loading.model.tokenizer import token_texts
+
+    said, facts = token_texts(loaded, False), functools.partial(run, loaded.planned_memory, device=loaded.device)
+    return Asked(loaded, prompts, lambda i: clean(said(i)), facts), facts
 
 
 def _weights(found: Found) -> BaseWeights:

@@ -23,6 +23,7 @@ from duat_cli.analysis.plan.terms import (
     FORKED,
     PREDICTIONS,
     PREPARED,
+    PROOF,
     READERS,
     READERS_SIZE,
     SHARING,
@@ -36,6 +37,7 @@ from duat_cli.analysis.plan.terms import (
     loading,
     on_gpu,
     page_of,
+    proof_bytes,
     size_of,
     term,
     through_block,
@@ -46,13 +48,11 @@ from duat_cli.models.budgets import BATCH_BYTES_GPU, IMPULSES, batched_bytes, me
 from duat_cli.results.plan import MemoryTerm, Residence
 
 SPARE = 1.25  # memory that must be left for a byte of a second model: the first one's blocks run beside it
-PROVED = 8  # replays that go together through a block that is proved
 ENTRIES = 2048  # sampled of every V_h O_h, kept for every block
 
 # tensors alive at once
 RECORDED = 2  # (H, N, N) behind a block: what is recorded, and H of W'
 GRAMS = 2  # (N, H, M): the values through O, and an operand of their products
-REPLAYS = 16  # (N, M) of each replay of a proof: the stream, keys and values, what attention and FFN give
 PIECES = 6  # elements of Ĥ that are worked on at once
 IMPULSE_STATES = 2.4  # (channels, state) of every such value; the others of `STATES` are there once
 KERNEL_ROWS = 2.5  # (channels, N, N) of H that such impulses show
@@ -202,7 +202,8 @@ def _at_a_block(shape: Shape, task: Task, n: int) -> Moment:
     The Gram matrix of the heads is a sum over (H d, H d) products, two in w and one in float64, and one of (K d, K d).
     """
     scores, streams = shape.heads * n**2 * shape.wide, STREAMS * shape.width * n * shape.wide
-    through = max([through_block(shape, n)], [_proof(shape, task.probe)], *_kernel(shape, task, n), key=size_of)
+    proof = [term(PROOF, proof_bytes(shape, task.probe))]
+    through = max([through_block(shape, n)], proof, *_kernel(shape, task, n), key=size_of)
     if not _has_statistics(task):
         return through
     side, few = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
@@ -214,11 +215,6 @@ def _at_a_block(shape: Shape, task: Task, n: int) -> Moment:
         term("statistics of W'", max(gram, products + pieces)),
     ]
     return max(through, after, key=size_of)
-
-
-def _proof(shape: Shape, n: int) -> MemoryTerm:
-    """Of a probe of so many tokens while discovery proves one block on it, with H held."""
-    return term("the proof of one block", (shape.heads * n**2 + PROVED * REPLAYS * n * shape.width) * shape.wide)
 
 
 def _kernel(shape: Shape, task: Task, n: int) -> list[Moment]:

@@ -6,6 +6,7 @@ from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import (
     FORKED,
+    PROOF,
     REUSED,
     SHARING,
     STRUCTURE,
@@ -15,6 +16,8 @@ from duat_cli.analysis.plan.terms import (
     layer_of,
     loading,
     page_of,
+    probed,
+    proof_bytes,
     size_of,
     structure_bytes,
     term,
@@ -30,6 +33,7 @@ ADAPTED, COMPARED = 4, 6.5  # a matrix in float64: its change, and what spectrum
 TESTED = 3  # the same of a layer that Eq. 18 is tested on
 STATES = 8  # (N, M) of a block under one prompt, kept until another comes there: in and out, biases, the hidden layer
 FREED = 20 << 20  # by the prompts' passes through two models, and not given back
+PROOFS = 5  # of a block of both models on a probe as large as a picture, and as much that is freed in between
 KEPT = 4  # (N, M) of a block that the other model's is compared with
 
 
@@ -57,7 +61,9 @@ def two_models(shape: Shape, task: Task, weights: Residence, tuned: Shape | None
     tested = term("a layer that Eq. 18 is tested on, in float64", 8 * TESTED * _inside(shape))
     if weights == "resident":
         running = _both_resident(shape, task, tuned)
+        proof = [probed(shape, task.probe), term(PROOF, proof_bytes(shape, task.probe))] if task.probe else []
         return [
+            [*running, *proof],
             [*held(shape, weights, running=False), _second(shape, task, tuned), loading(other, gpu=task.gpu)],
             [*running, *_through_both(shape, longest)],
             [*running, tested],
@@ -80,6 +86,7 @@ def two_models(shape: Shape, task: Task, weights: Residence, tuned: Shape | None
     return [
         [*pages, prompts, through_block(shape, longest)],
         [*pages, prompts, tested],
+        [*pages, prompts, term(PROOF, PROOFS * proof_bytes(shape, task.probe))],
         [*both, *layer_of(shape), *layer_of(other)[:1], prompts],
     ]
 

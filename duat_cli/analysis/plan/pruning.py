@@ -23,6 +23,7 @@ from duat_cli.analysis.plan.terms import (
     held,
     layer_of,
     page_of,
+    probed,
     recorded_of,
     replayed,
     size_of,
@@ -52,7 +53,6 @@ from duat_cli.results.plan import MemoryTerm, Residence
 RESPONSES = "responses of all terms"
 SETS_ON_THEIR_WAY = "sets on their way to the last block"
 CERTIFIED = "certified bounds of a block"
-PROBED = "what all blocks do with the probe, written down"
 BATCHED = 12 << 20
 FREED = 60 << 20  # by earlier prompts, and not given back
 OUTPUTS, OUTPUT_BYTES = (6, 16), 144 << 20  # the same, of (N, V): with few prompts and with many; all together at most
@@ -74,7 +74,7 @@ PREDICTED_BYTES = 16  # the same while damage is predicted: side by side, square
 def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     """The moments: those of every prompt, certified bounds, the report, and repair."""
     options, streamed = task.pruned, weights == "streamed"
-    probed = [_probed(shape, task)] if task.probe and not streamed else []
+    written = [probed(shape, task.probe)] if task.probe and not streamed else []  # once more for bounds; not given back
     moments = [
         *_by_prompt(shape, task, weights),
         *(
@@ -85,13 +85,7 @@ def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
         [*held(shape, weights), *_kept(shape, task, weights), term(REPORT, _report(shape, task))],
         *([[*_every(shape, task, weights), *repairing(shape, task)]] if options.repair and not streamed else []),
     ]
-    return [[*moment, *probed] for moment in moments]
-
-
-def _probed(shape: Shape, task: Task) -> MemoryTerm:
-    """What all blocks do with a probe that is noise of the shape of a picture or a sound, written down to find terms
-    and once more to bound them; not given back. Of texts the probe is short."""
-    return term(PROBED, len(shape.parts.blocks) * through_block(shape, task.probe).bytes)
+    return [[*moment, *written] for moment in moments]
 
 
 def shared(shape: Shape, task: Task, processes: int) -> Moment:

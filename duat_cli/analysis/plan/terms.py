@@ -39,6 +39,11 @@ FFN = 3  # (N, F)
 STATES = 4.3  # (N, channels, state) of a kernel that treats each channel by itself
 REPLAYED = 8  # (N, M) of a term that is carried through a block
 
+PROOF = "the proof of one block"
+PROBED = "what all blocks do with the probe, written down"
+PROVED = 8  # replays that go together through a block that is proved
+REPLAYS = 16  # (N, M) of each replay of a proof: the stream, keys and values, what attention and FFN give
+
 
 def term(what: str, size: float) -> MemoryTerm:
     return MemoryTerm(what=what, bytes=int(size))
@@ -130,3 +135,14 @@ def through_block(shape: Shape, tokens: int) -> MemoryTerm:
     kernel = STATES * shape.channels * shape.state
     sizes = SCORES * shape.heads * tokens**2 + tokens * (STREAMS * shape.width + FFN * shape.inner + kernel)
     return term("one prompt through one block", sizes * shape.wide)
+
+
+def proof_bytes(shape: Shape, n: int) -> float:
+    """Of a probe of so many tokens while discovery proves one block on it, with H held."""
+    return (shape.heads * n**2 + PROVED * REPLAYS * n * shape.width) * shape.wide
+
+
+def probed(shape: Shape, n: int) -> MemoryTerm:
+    """What all blocks do with a probe of so many tokens, noise of the shape of a picture or a sound, written down to
+    find terms. Of texts the probe is short."""
+    return term(PROBED, len(shape.parts.blocks) * through_block(shape, n).bytes)

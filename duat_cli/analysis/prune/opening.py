@@ -61,13 +61,10 @@ def inputs_apart(
     """Pictures or sounds that choose sets, and those held out: a share of them, none without one; none is left for a
     repair alone. InputError for pictures within a text, for a file, which would hold texts, and where too few are held
     out."""
+    from duat_cli.loading.inputs.within import refuse_within
     from duat_cli.loading.prompts import set_apart, share_of
 
-    if any("input_ids" in (prompt.prepared or {}) for prompt in prompts):
-        raise InputError(
-            "prune-bound reads a text alone, or with --stack vision pictures alone, and no pictures within a text; "
-            "duat inspect and attribute read them"
-        )
+    refuse_within("prune-bound", prompts)
     share = share_of(holdout)
     if holdout is not None and share is None:
         raise InputError(f"--holdout {clean(holdout)}: a file holds texts; of pictures or sounds give a share, as 0.5")

@@ -32,7 +32,9 @@ class Asked(Options):
     )
     prompts: str | None = options.Texts.prompts
     default_prompts: bool = options.input_option(
-        False, "--default-prompts", help="Also run the bundled texts through both models."
+        False,
+        "--default-prompts",
+        help="Also run the bundled texts through both models, or a picture that is drawn, or a tone.",
     )
     max_tokens: int | None = options.Texts.max_tokens
     chat: bool = options.Texts.chat
@@ -79,6 +81,7 @@ def lora_diff(
     ),
     *,
     asked: Asked,
+    files: options.NoDecoder,
     loading: Loading,
     shown: options.Page,
     wide: bool = options.WIDE,
@@ -95,11 +98,16 @@ def lora_diff(
     from duat_cli.analysis.lora.run import LoraRequest, texts_to_run
     from duat_cli.analysis.lora.run import lora_diff as compute
     from duat_cli.analysis.opening import PromptRequest
+    from duat_cli.api.settings import COMPARED, no_decoder
 
     clock = Clock()
-    talk = talk_of(voice)
+    no_decoder(files.stack, COMPARED)
+    talk, given = talk_of(voice), files.given()
     presentation = Presentation.of(shown, voice, wide=wide, every=every)
-    read = PromptRequest(asked.prompt, asked.prompts, asked.max_tokens, chat=asked.chat)
+    if asked.out is not None:
+        options.refuse_stack(given)
+    known = given if asked.out is None else None  # results are kept of texts
+    read = PromptRequest(asked.prompt, asked.prompts, asked.max_tokens, known, chat=asked.chat)
     texts = texts_to_run(read, default_prompts=asked.default_prompts)
     request = LoraRequest(
         loading.request(base),

@@ -124,6 +124,12 @@ class BaseWeights:
         sizes = {v for k, v in config_fields(self.files.config) if k.rpartition(".")[2] == "vocab_size"}
         return bool(place.shape) and (place.shape[0] in sizes or _module_of(place.parameter) in VOCABULARY)
 
+    def has_row_a_class(self, place: Place) -> bool:
+        """Whether a parameter may be of a head that gives a score to every label, of which transformers has 2 where
+        config.json states none."""
+        labels = self.files.config.get("id2label")
+        return place.shape[:1] == (len(labels) if isinstance(labels, dict) else 2,)
+
     @property
     def ties_head(self) -> bool:
         """Whether the head is the embedding: as config.json says; where it is silent, if the files have no head."""

@@ -98,7 +98,9 @@ def saved(adapter: AdapterFiles, parameter: str, key: str, base: BaseWeights | N
     place = None if base is None else base.find(replicated(adapter, parameter))
     shape = adapter.tensors[key].shape
     resized = place is not None and base is not None and base.is_vocabulary(place) and place.shape[1:] == shape[1:]
-    if place is not None and place.shape != shape and not resized:
+    if place is not None and base is not None and base.has_row_a_class(place) and place.shape[1:] == shape[1:]:
+        place = place if place.shape == shape else None  # a head of other classes stands in the place of the base's
+    elif place is not None and place.shape != shape and not resized:
         return fault(adapter, "shape-mismatch", f"{shown(parameter)}: shape mismatch, the adapter has {list(shape)}, "
                       f"the base has {list(place.shape)}")  # fmt: skip
     name = place.parameter if place is not None else parameter

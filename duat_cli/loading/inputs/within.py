@@ -13,6 +13,7 @@ from duat_cli.errors import InputError
 from duat_cli.loading.chat import written
 from duat_cli.loading.inputs.files import Home, load_processor, open_picture
 from duat_cli.loading.inputs.request import label
+from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.quiet import foreign_errors, hushed
 from duat_cli.loading.texts import PromptText, asked
 from duat_cli.text import clean, plural
@@ -79,3 +80,12 @@ def _mark(processor: Any) -> str:
     names = ("boi_token", "image_token", "fake_image_token")
     found = (getattr(processor, name, None) for name in names)
     return next((str(mark) for mark in found if mark), "<image>")
+
+
+def refuse_within(command: str, prompts: Sequence[Prompt]) -> None:
+    """InputError of a command that reads no pictures within a text."""
+    if any("input_ids" in (prompt.prepared or {}) for prompt in prompts):
+        raise InputError(
+            f"{command} reads a text alone, or with --stack vision pictures alone, and no pictures within a text; "
+            "duat inspect and attribute read them"
+        )

@@ -88,6 +88,11 @@ class LoadedModel:
         """Positions of a picture or a sound, which some models read in their place, say nothing."""
         return self.like is None or "input_ids" in self.like
 
+    @property
+    def named(self) -> PreTrainedModel:
+        """The model whose modules are called as in the files: `model`, or what it is a part of by --stack."""
+        return self.model if self.whole is None else self.whole
+
     def bring(self, module: nn.Module) -> None:
         """Have the weights of this module in memory, where they are read block by block."""
         if self.paged is not None:

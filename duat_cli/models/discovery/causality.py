@@ -99,7 +99,9 @@ class HeadTest:
         """What a model without an LM head does."""
         if self.classes is not None:
             return f"it predicts the class of a {self.classes if self._texts else 'picture or a sound'}"
-        return "it gives no distribution over classes" if self._labels else "it has no LM head"
+        if self._labels:
+            return "it gives no distribution over classes"
+        return "it has no LM head" if self._texts else "it predicts no classes"
 
 
 class LogitsPass:

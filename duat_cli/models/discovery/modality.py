@@ -178,10 +178,10 @@ def require_token_ids(model: Any) -> None:
                 f"{type(model).__name__}: its forward pass takes `{name}`; name the argument for token ids input_ids, "
                 "as transformers' models do"
             )
-        kind = "" if read is None else f" ({read})"
+        kind, decoder = "" if read is None else f" ({read})", DECODER if writes(model) else ""
         raise UnsupportedModelError(
             f"{type(model).__name__} ({model.config.model_type}) takes `{name}`{kind}, no token ids; duat inspect, "
-            f"verify, matrix, check and prune-bound (without --out) read such models{DECODER if writes(model) else ''}"
+            f"verify, matrix, check, prune-bound and lora-diff (without --out) read such models{decoder}"
         )
 
 

@@ -108,8 +108,11 @@ def block_branches(run: BlockRun, sites: BlockSites) -> BlockBranches:
     norms = [one.norm for one in found.values() if isinstance(one, Branch) and one.norm is not None]
     zero, stream = torch.zeros_like(run.input), random_like(run.input)
     constant, passed = (_without(run, z, *(end.module for end in ends), *norms).end for z in (zero, stream))
-    error = relative_error(wide(passed) - wide(constant), wide(stream))
-    return BlockBranches(found, error <= tolerance_for(run.input.dtype), bool(constant.any()))
+    through = passed.shape == stream.shape  # else it makes other tokens of them
+    if through:
+        error = relative_error(wide(passed) - wide(constant), wide(stream))
+        through = error <= tolerance_for(run.input.dtype)
+    return BlockBranches(found, through, bool(constant.any()))
 
 
 def branch_of(run: BlockRun, site: Site) -> Branch:

@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 from transformers import core_model_loading
 
-from duat_cli.analysis.plan.memory import BATCHES, IMPULSE_STATES, KERNEL_SQUARES, MOST_PREPARED, PROVED, REPLAYS, peak
+from duat_cli.analysis.plan.memory import BATCHES, IMPULSE_STATES, KERNEL_SQUARES, MOST_PREPARED, peak
 from duat_cli.analysis.plan.shape import LOADERS, Shape, shape_of
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import (
     LIBRARIES,
     LIBRARIES_GPU,
     PREPARED,
+    PROVED,
     READERS,
     READERS_SIZE,
+    REPLAYS,
     STATES,
     STRUCTURE,
     size_of,

@@ -12,7 +12,7 @@ from duat_cli.analysis.plan.memory import peak, shared
 from duat_cli.analysis.plan.pair import two_models
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import Task
-from duat_cli.analysis.plan.terms import FORKED, STRUCTURE, size_of
+from duat_cli.analysis.plan.terms import FORKED, PROBED, PROOF, PROVED, REPLAYS, STRUCTURE, size_of, through_block
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import open_adapter
 from duat_cli.loading.adapter.keys import read_keys
@@ -66,6 +66,22 @@ def test_eq_18_takes_three_float64_copies_of_a_layer_beside_both_models(
     moments = two_models(shape, task, weights, None)
     [tested] = [one for moment in moments for one in moment if "Eq. 18" in one.what]
     assert tested.bytes == 3 * 8 * max(sizes)
+
+
+def test_a_probe_as_large_as_a_picture_is_written_down_or_proved_on_in_both_models(found: Found, shape: Shape) -> None:
+    """In float32, of ViTs of 12 blocks: width 384 and 577 tokens took 1021 MiB resident and 1042 streamed."""
+    task = replace(task_of(found, find_tuned(None), runs=True), tokens=(577,), probe=577)
+    small = replace(shape, width=384, heads=6)
+    resident, streamed = (
+        [{one.what: one.bytes for one in moment} for moment in two_models(small, task, weights, None)]
+        for weights in ("resident", "streamed")
+    )
+    proof = 4 * (6 * 577**2 + PROVED * REPLAYS * 577 * 384)
+    written = len(small.parts.blocks) * through_block(small, 577).bytes
+    assert any(moment.get(PROOF) == proof and moment.get(PROBED) == written for moment in resident)
+    assert any(moment.get(PROOF) == 5 * proof for moment in streamed)
+    texts = [one for way in ("resident", "streamed") for one in two_models(small, replace(task, probe=0), way, None)]
+    assert not any(one.bytes for moment in texts for one in moment if one.what in (PROOF, PROBED))
 
 
 def test_processes_that_share_prompts_keep_a_prompt_in_the_base_each(found: Found, shape: Shape) -> None:

@@ -1,0 +1,46 @@
+"""Pictures and sounds that base and tuned model both read: made once, as the base's processor makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from duat_cli.analysis.opening import PromptRequest, noted
+from duat_cli.analysis.prepared import chosen_stack, expected_positions
+from duat_cli.errors import InputError
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.loading.declared.fields import processor
+from duat_cli.loading.inputs.request import StackName
+from duat_cli.loading.model.load import LoadedModel, skeleton
+from duat_cli.loading.prompts import Prompt
+from duat_cli.text import clean, some
+
+SHOWN = 4  # settings of a processor in a note
+
+
+def with_note(loaded: LoadedModel, texts: PromptRequest) -> LoadedModel:
+    """The base, with a note of the settings in which the processor of the tuned model differs from what both read."""
+    files, tuned = texts.files, texts.template
+    if loaded.like is None or tuned is None or files is None or files.option == "--inputs":
+        return loaded
+    other = processor(tuned)
+    both = [(field, value, other[field]) for field, value in processor(loaded.files.path).items() if field in other]
+    changes = [f"{field} {before} and {after}" for field, before, after in both if before != after]
+    note = f"what makes inputs differs: {some(changes, SHOWN)}; both models read what the base's makes"
+    return noted(loaded, [clean(note)] if changes else [])
+
+
+def require_alike(
+    base: CheckpointFiles, tuned: CheckpointFiles, stack: StackName | None, prompts: Sequence[Prompt]
+) -> None:
+    """InputError where the tuned checkpoint cannot read what the base does, or makes another number of tokens of it; as
+    far as passes without weights tell."""
+    shells = [chosen_stack(skeleton(files), stack) for files in (base, tuned)]
+    for prompt in {_shapes(one): one for one in reversed(prompts)}.values():
+        own, other = (expected_positions(shell, prompt.prepared or {}) for shell in shells)
+        if own != other:
+            how = "cannot read it in these sizes" if other is None else f"makes {other} tokens of it, the base {own}"
+            raise InputError(f"{prompt.text}: the tuned checkpoint {how}; both have to read the same")
+
+
+def _shapes(prompt: Prompt) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(tensor.shape) for tensor in (prompt.prepared or {}).values())
