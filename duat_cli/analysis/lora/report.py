@@ -229,7 +229,7 @@ def own_head(model: Any, one: Opened) -> dict[str, str]:
         own = or_reason(functools.partial(own_names, model, [name]))
         if isinstance(own, str):
             outermost = name.removeprefix(prefix).partition(".")[0]
-            if not any(hasattr(inner, outermost) for inner in (model, stack_of(model))):
+            if not any(isinstance(getattr(inner, outermost, None), nn.Module) for inner in (model, stack_of(model))):
                 found[name] = f"the adapter has a head of its own, {name}, which the base lacks"
         else:
             old = getattr(model.get_submodule(own[name][0]), own[name][1])

@@ -349,7 +349,7 @@ def _next(report: LoraReport) -> list[str]:
         return []
     if report.summary.relative_frobenius is None:
         return []  # the base was not read, or some change has no meaning
-    given = "--default-prompts, or --prompts FILE,"
+    given = "--default-prompts, or --prompts FILE (--image, --audio),"
     return [f"Next: the same command with {given} measures what it does to routing, to FFNs and to the loss."]
 
 

@@ -64,6 +64,7 @@ def _of_plans(one: Opened, base: BaseWeights | None) -> Iterator[LintFinding]:
     yield from _unmatched(adapter, keys, base)
     if base is not None:
         yield from _lost(adapter, keys, base)
+        yield from _other_classes(one, base)
         yield from _base_name(adapter, base)
     yield from _experts(adapter, known)
     yield from _tied(known, base)
@@ -136,6 +137,18 @@ def _unsaved(adapter: AdapterFiles, keys: Keys, base: BaseWeights | None) -> Ite
     elif wanted and not keys.saved:
         message = f"modules_to_save names {listed(wanted)}, and the file holds no saved module"
         yield LintFinding(rule="saved-missing", level="warning", where=adapter.name, message=message)
+
+
+def _other_classes(one: Opened, base: BaseWeights) -> Iterator[LintFinding]:
+    """A head of other classes than the base's, which a base as it is stored does not take."""
+    heads = [plan.parameter for plan in one.plans if plan.place is None and "saved" in plan.parts]
+    found = [name for name in heads if base.find(name, load=False) is not None]
+    if found:
+        message = (
+            f"{listed(found)}: of another number of classes than the base's: PEFT loads it onto a base that is built "
+            "with as many (num_labels, ignore_mismatched_sizes)"
+        )
+        yield LintFinding(rule="shape-mismatch", level="warning", where=one.adapter.name, message=message)
 
 
 def _named(module: str, name: str) -> bool:
