@@ -182,9 +182,11 @@ def _models_of_images_and_sound(folder: Path) -> None:
     ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder / "vit")
     WhisperFeatureExtractor(feature_size=8, chunk_length=1, hop_length=500).save_pretrained(folder / "whisper")
     Image.new("RGB", (20, 20), (200, 80, 10)).save(folder / "picture.png")
-    with wave.open(str(folder / "speech.wav"), "wb") as file:
-        file.setparams((1, 2, 16_000, 0, "NONE", ""))
-        file.writeframes(bytes(range(256)) * 100)
+    Image.linear_gradient("L").convert("RGB").save(folder / "other.png")
+    for name, samples in (("speech", bytes(range(256)) * 100), ("other", bytes(range(0, 256, 2)) * 200)):
+        with wave.open(str(folder / f"{name}.wav"), "wb") as file:
+            file.setparams((1, 2, 16_000, 0, "NONE", ""))
+            file.writeframes(samples)
     save_file({"pixel_values": torch.ones(1, 3, 16, 16)}, folder / "prepared.safetensors")
 
 
@@ -195,7 +197,7 @@ def place(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).symlink_to(models / "base")
     media = ("t5", "hrm", "llava", "vit", "whisper", "vit-adapter", "whisper-tuned")
-    media += ("picture.png", "speech.wav", "prepared.safetensors")
+    media += ("picture.png", "other.png", "speech.wav", "other.wav", "prepared.safetensors")
     for name in ("tuned", "instruct", "adapter", "other-adapter", *media):
         (tmp_path / name).symlink_to(models / name)
     (tmp_path / "my.txt").write_text("def main(argv):\nReturn the number of items.\n", encoding="utf-8")

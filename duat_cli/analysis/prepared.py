@@ -28,6 +28,7 @@ from duat_cli.models.discovery.modality import (
     is_pair,
     kind_read,
     needs_more,
+    noise_like,
     placed_tensors,
     require_token_ids,
     stack_of,
@@ -45,8 +46,7 @@ WITHIN = "input_ids", "attention_mask"
 
 
 def chosen_stack(model: Any, stack: StackName | None) -> Any:
-    """The part of a model that --stack names: the outermost of its models that
-    reads such input alone; the model without."""
+    """The part of a model that --stack names, the outermost of its models that reads such input alone; else itself."""
     if stack is None:
         return model
     for inner in model.modules():
@@ -92,8 +92,7 @@ def stack_read(loaded: LoadedModel) -> str | None:
 
 
 def asked_of_parts(shell: Any, texts: PromptRequest, files: InputFiles) -> list[PromptRequest]:
-    """What --stack all asks of a model that is no encoder-decoder: every part of its own, of
-    which it has several, with what that part reads."""
+    """What --stack all asks of a model of several parts that is no encoder-decoder: of each, with what it reads."""
     stacks = parts_of(shell)
     if files.tensors:
         raise InputError("--inputs: tensors are of one stack; give it beside --stack vision, audio or text")
@@ -162,7 +161,8 @@ def _reading(loaded: LoadedModel, files: InputFiles, prepared: Sequence[Prepared
     if text is not None and text.where == DEFAULT:
         loaded = replace(loaded, warnings=(*loaded.warnings, f"no --prompt was given: read was {text.text!r}"))
     if files.option is None:
-        loaded = replace(loaded, warnings=(*loaded.warnings, f"no file was given: read was a {prepared[0].where}"))
+        read = " and ".join(one.where for one in prepared)
+        loaded = replace(loaded, warnings=(*loaded.warnings, f"no file was given: read was a {read}"))
     return loaded, as_prompts(loaded, prepared)
 
 
@@ -217,7 +217,7 @@ def asked_inputs(
 
 
 def prepared_inputs(shell: Any, home: Home, given: InputFiles, *, trust_remote_code: bool) -> list[Prepared]:
-    """One a file; without files, one of a drawn picture or a computed tone.
+    """One a file; without files, one of a drawn picture or a computed tone, of a pair beside noise.
 
     shell: the model without weights. InputError names the file, and what was expected of it.
     """
@@ -236,6 +236,7 @@ def prepared_inputs(shell: Any, home: Home, given: InputFiles, *, trust_remote_c
         drawn = "drawn picture" if read == KINDS["pixel_values"] else "computed tone"
         video = _video(shell, name, made)
         found = [(drawn, made) if video is None else ("drawn video", video)]
+        found += [("noise of its shape", noise_like(found[0][1], seed=2))] if given.pair else []
     prepared = []
     for place, (where, each) in enumerate((*found, *own)):
         held = _as_taken(each, name, taken)

@@ -7,14 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from duat_cli.analysis.plan.task import Task
-from duat_cli.api.asking import Asked, File, Loading, Model, Texts, computing
+from duat_cli.api.asking import Asked, File, Loading, Model, Pictures, Tensors, Texts, computing, input_files
 from duat_cli.api.ground import heard
 from duat_cli.api.results import CompareResult
-from duat_cli.api.settings import beside_shared, blocks_of, texts_only
+from duat_cli.api.settings import beside_shared, blocks_of, no_decoder, texts_only
 from duat_cli.kinds import Patched
 
 if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress
+    from duat_cli.loading.inputs.request import StackName
 
 
 @computing
@@ -29,6 +30,10 @@ def compare(
     answer: str | None = None,
     max_tokens: int | None = None,
     chat: bool = False,
+    image: Pictures | None = None,
+    audio: File | Sequence[File] | None = None,
+    inputs: Tensors | None = None,
+    stack: StackName | None = None,
     layers: int | str | Iterable[int] | None = None,
     align: Literal["text", "position"] = "text",
     patch: Patched | None = None,
@@ -44,10 +49,11 @@ def compare(
     """`duat compare`: which parameters follow the input. Also of a model in memory.
 
     prompts: two or more, the first compared with each other one; or a `shared` text behind each of `prefixes`, and an
-    `answer` to it. align: whether the tokens that both prompts have are compared, or those at one place. patch:
-    what of the second prompt is put into the pass of the first, one at a time. target, against: the tokens whose logits
-    it follows; target_field, against_field: the names under which every pair of `prompts_file` has its own. What `duat
-    compare --fixed` asks is `compare_fixed`.
+    `answer` to it. image, audio, inputs, stack: as of `inspect`, of no decoder; two pictures or sounds, or more, in the
+    place of prompts. align: whether the tokens that both prompts have are compared, or those at one place. patch: what
+    of the second prompt is put into the pass of the first, one at a time. target, against: the tokens or classes whose
+    logits it follows; target_field, against_field: the names under which every pair of `prompts_file` has its own. What
+    `duat compare --fixed` asks is `compare_fixed`.
     """
     from duat_cli.analysis.compare.answers import Asked as Answers
     from duat_cli.analysis.compare.request import texts_of
@@ -55,17 +61,20 @@ def compare(
     from duat_cli.analysis.compare.run import compare as compute
     from duat_cli.loading.words import Words
 
-    given = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, chat=chat)
+    files = replace(input_files(image, audio, inputs, no_decoder(stack, "compare reads")), pair=True)
+    given = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files, chat=chat)
     beside_shared(max_tokens, align, shared, patch)
     texts_only(shared=shared, answer=answer, target=target, against=against)
     texts_only(target_field=target_field, against_field=against_field)
     blocks, own = blocks_of(layers), given.texts
-    texts = texts_of(own.prompts, own.file, shared, prefixes, answer, chat=chat)
+    texts = texts_of(own.prompts, own.file, shared, prefixes, answer, chat=chat, files=files)
     answers = Answers(target, against, target_field, against_field).of(texts, own.file, patched=patch is not None)
-    asked = replace(given, prompts=[text.ids or text.text for text in texts.texts], file=None)
+    written = None if files.option else [text.ids or text.text for text in texts.texts]
+    asked = replace(given, prompts=written, file=None, made_up=texts.made_up)
     opened = asked.open(Task("compare", patch=patch is not None), heard(progress), texts.texts)
     options = CompareOptions(blocks, per_prompt, cache, by_place=align == "position", patch=patch, answers=answers)
-    report = compute(opened.loaded, texts, opened.prompts, options, Words(opened.tokenizer), heard(progress))
+    words = Words(opened.tokenizer if opened.prompts[0].prepared is None else None)
+    report = compute(opened.loaded, texts, opened.prompts, options, words, heard(progress))
     return CompareResult.of(report)
 
 

@@ -21,7 +21,7 @@ from duat_cli.api.asking import (
 )
 from duat_cli.api.ground import heard, load_libraries, undisturbed
 from duat_cli.api.results import CheckResult, LoraResult, PlanResult
-from duat_cli.api.settings import COMPARED, no_decoder, one_of, whole_numbers
+from duat_cli.api.settings import no_decoder, one_of, whole_numbers
 from duat_cli.api.target import FileTarget, refuse_overwriting
 from duat_cli.errors import InputError
 from duat_cli.kinds import Patched, Planned
@@ -62,7 +62,7 @@ def lora_diff(
     from duat_cli.analysis.lora.run import LoraRequest, texts_to_run
     from duat_cli.analysis.lora.run import lora_diff as compute
 
-    files = input_files(image, audio, inputs, no_decoder(stack, COMPARED))
+    files = input_files(image, audio, inputs, no_decoder(stack, "lora-diff compares"))
     asked, clock = Asked(base, None, prompts, prompts_file, max_tokens, loading, files, chat=chat), Clock()
     wanted = asked.request(own_code=False)
     texts = texts_to_run(asked.texts, default_prompts=default_prompts)

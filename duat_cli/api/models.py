@@ -33,7 +33,6 @@ from duat_cli.api.results import (
     VerifyResult,
 )
 from duat_cli.api.settings import (
-    PRUNED,
     blocks_of,
     kinds_of,
     no_decoder,
@@ -196,7 +195,7 @@ def matrix(
     refuse_overwriting([("output", output)], [("model", model), *(("inputs", one) for one in several(inputs))])
     if dense and target is None:
         raise InputError("dense: writes W' to a file; give output as well")
-    files = input_files(image, audio, inputs, no_decoder(stack))
+    files = input_files(image, audio, inputs, no_decoder(stack, "the explicit matrices are of"))
     whole_numbers(layer=layer)
     text = PAPER_PROMPT if prompt is None else prompt
     asked = Asked(model, tokenizer, [text], None, max_tokens, loading, files, prompt is None, chat=chat)
@@ -322,7 +321,7 @@ def prune_bound(
         ablate_mean=ablate == "mean", uniform=uniform, joint=apart(kinds), remove=remove, of_all=remove_of == "all",
         rounds=rounds, criteria=criteria, effort=effort,
     )  # fmt: skip
-    files = input_files(image, audio, inputs, no_decoder(stack, PRUNED))
+    files = input_files(image, audio, inputs, no_decoder(stack, "prune-bound removes terms of"))
     asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files, chat=chat)
     task, held = Task("prune-bound", pruning=options), None if holdout is None else str(holdout)
     outcome = compute(*asked.open_apart(task, held, heard(progress)), options, heard(progress))

@@ -119,17 +119,11 @@ def texts_only(**given: object) -> None:
             raise InputError(f"{name}: expected a text, got {type(value).__name__}")
 
 
-EXPLICIT = "the explicit matrices are of stacks without cross-attention that run alone; duat inspect and verify read it"
-PRUNED = "prune-bound removes terms of stacks without cross-attention that run alone; duat inspect and verify read it"
-
-
-COMPARED = "lora-diff compares stacks without cross-attention that run alone; duat inspect and verify read it"
-
-
-def no_decoder(stack: str | None, why: str = EXPLICIT) -> str | None:
-    """Of `matrix`, `prune-bound` and `lora-diff`."""
+def no_decoder(stack: str | None, what: str) -> str | None:
+    """The stack, of a command that reads no decoder; InputError for one. what: the command does with stacks."""
     if stack is not None and stack not in READS and stack != "encoder":
-        raise InputError(f"--stack {clean(stack)}: {why}")
+        alone = "stacks without cross-attention that run alone; duat inspect and verify read it"
+        raise InputError(f"--stack {clean(stack)}: {what} {alone}")
     return stack
 
 

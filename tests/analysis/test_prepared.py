@@ -261,6 +261,10 @@ def test_a_model_of_videos_reads_a_drawn_one_with_and_without_its_weights(tmp_pa
         assert made.where == "drawn video"
         assert made.tensors["pixel_values"].shape == (1, 4, 3, 8, 8)
         assert made.positions == 8  # two pairs of frames, four patches each
+        first, second = prepared_inputs(shell, tmp_path, InputFiles(pair=True), trust_remote_code=False)
+        assert (first.where, second.where) == ("drawn video", "noise of its shape")
+        assert torch.equal(first.tensors["pixel_values"], made.tensors["pixel_values"])
+        assert second.tensors["pixel_values"].shape == (1, 4, 3, 8, 8)
     held = replace(loaded, like=made.tensors)
     assert verify(held, as_prompts(held, [made]), quiet).certificate.relative_error < 1e-5
     assert support_of(loaded).status == "exact"

@@ -40,7 +40,7 @@ SAID = {
     "vit": "ViTForImageClassification (vit) takes `pixel_values` (images), no token ids",
     "whisper": "WhisperForConditionalGeneration (whisper) takes `input_features` (sound), no token ids",
 }
-READ = "duat inspect, verify, matrix, check, prune-bound and lora-diff (without --out) read such models"
+READ = "duat inspect, verify, matrix, compare, check, prune-bound and lora-diff (without --out) read such models"
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(root / name) for name in SAID}
 
 
-@pytest.mark.parametrize("command", ["compare --prompt ab --prompt ac", "attribute", "prune-bound --out out"])
+@pytest.mark.parametrize("command", ["compare --fixed", "attribute", "prune-bound --out out"])
 @pytest.mark.parametrize("name", SAID)
 def test_what_it_takes_and_what_is_read(
     name: str,
@@ -90,7 +90,7 @@ def test_support_runs_it_on_drawn_input(name: str, folders: dict[str, str], caps
 
 
 @pytest.mark.parametrize(("name", "made"), [("vit", "drawn picture"), ("whisper", "computed tone")])
-@pytest.mark.parametrize("command", ["inspect", "verify", "matrix", "check", "prune-bound"])
+@pytest.mark.parametrize("command", ["inspect", "verify", "matrix", "compare", "check", "prune-bound"])
 def test_without_a_file_something_is_drawn(
     command: str, name: str, made: str, folders: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,7 +98,8 @@ def test_without_a_file_something_is_drawn(
     assert run([command, folders[name], "-q", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["certificate"]["relative_error"] < 1e-5
-    assert f"no file was given: read was a {made}" in report["warnings"]
+    beside = " and noise of its shape" if command == "compare" else ""
+    assert f"no file was given: read was a {made}{beside}" in report["warnings"]
 
 
 @pytest.mark.parametrize(("name", "made"), [("vit", "drawn picture"), ("whisper", "computed tone")])
@@ -160,6 +161,35 @@ def test_a_part_of_a_model_of_two(tmp_path: Path, capsys: pytest.CaptureFixture[
     for words in (["verify", "--prompt", "ab"], ["prune-bound", "--prompt", "ab"], ["attribute", "--prompt", "ab"]):
         assert run([words[0], str(tmp_path), *words[1:], "-q"]) == 2
         assert "; duat inspect and verify read its parts by --stack vision, text or all\n" in capsys.readouterr().err
+
+
+def test_two_pictures_are_compared(folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", folders["vit"]]
+    for name, seed in (("a", 1), ("b", 2)):
+        pixels = np.random.default_rng(seed).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{name}.png")
+        words += ["--image", str(tmp_path / f"{name}.png")]
+    capsys.readouterr()
+    for more in ([], ["--align", "position"]):
+        assert run([*words, *more, "--json", "-q", "--patch", "heads", "--target", "LABEL_1", "--against", "0"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert [prompt["label"] for prompt in report["prompts"]] == [f"--image {name}" for name in words[3::2]]
+        assert report["pairs"][0]["aligned"] == 17
+        assert report["pairs"][0]["kl"] > 0
+        assert (report["patched"]["pairs"][0]["token_b"], report["patched"]["holds"]) == ("LABEL_1", True)
+    assert run(words) == 0
+    out, err = capsys.readouterr()
+    assert "17 aligned" in out
+    assert "paper" not in err
+    for more, said in (
+        (["--fixed"], "--fixed: takes --prompt or --prompts"),
+        (["--max-tokens", "3"], "--max-tokens: pictures, sounds and texts with pictures are read whole"),
+        (["--prompt", "ab"], "--image and --prompt: compare reads texts, or pictures or sounds"),
+    ):
+        assert run([*words, *more, "-q"]) == 2
+        assert said in capsys.readouterr().err
+    assert run(["compare", folders["vit"], "--prompt", "ab", "--prompt", "ac", "-q"]) == 2
+    assert "ViTForImageClassification reads no token ids here; give --image" in capsys.readouterr().err
 
 
 WRONG = {

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from duat_cli.errors import InputError
+from duat_cli.loading.prompts import Prompt
+
+ONE_SIZE = (
+    "so that one place in both is another part of them; compared is place by place: give pictures of one size, sounds "
+    "of one length"
+)
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,32 @@ def align_places(a: Sequence[int], b: Sequence[int], names: tuple[str, str], *, 
             f"{option}: {names[0]} has {len(a)} tokens and {names[1]} {len(b)}, expected as many in both; {way}"
         )
     return _aligned([(k, k) for k in range(len(a))], a, b)
+
+
+def align_inputs(a: Prompt, b: Prompt) -> Aligned:
+    """Every position of two pictures, videos or sounds beside the one at its place, but for those that a mask leaves
+    out. InputError where these are other places: there are not as many, or a mask or the sizes of a grid differ."""
+    counts = a.input_ids.shape[1], b.input_ids.shape[1]
+    if counts[0] != counts[1]:
+        raise InputError(f"{a.text} has {counts[0]} positions and {b.text} {counts[1]}, {ONE_SIZE}")
+    ours, theirs = _layout(a), _layout(b)
+    if other := [name for name in ours | theirs if ours.get(name) != theirs.get(name)]:
+        raise InputError(f"{a.text} and {b.text}: other {other[0]}, {ONE_SIZE}")
+    kept = torch.ones(counts, dtype=torch.bool)[0]
+    for name, mask in (a.prepared or {}).items():  # such as of patches that only fill up a picture (SigLIP 2)
+        kept &= mask[0] != 0 if name.endswith("attention_mask") and mask.shape == a.input_ids.shape else True
+    return every_place(counts[0], kept.nonzero()[:, 0].tolist())
+
+
+def every_place(count: int, some: Sequence[int] | None = None) -> Aligned:
+    """Of two inputs of as many positions; some: only these."""
+    return _aligned([(k, k) for k in some or range(count)], range(count), range(count))
+
+
+def _layout(prompt: Prompt) -> dict[str, list[Any]]:
+    """What says where the positions stand: masks and sizes. One that is all ones says nothing."""
+    every = (prompt.prepared or {}).items()
+    return {name: one.tolist() for name, one in every if not one.is_floating_point() and not bool((one == 1).all())}
 
 
 def align_ends(a: Sequence[int], b: Sequence[int], count: int) -> Aligned:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.aggregate import mean_over
-from duat_cli.analysis.compare.alignment import Aligned
+from duat_cli.analysis.compare.alignment import Aligned, every_place
 from duat_cli.analysis.compare.states import BlockState
 from duat_cli.models.arrays import wide
 from duat_cli.operators.input_change import PARTS, Routed, change, share_from
@@ -22,7 +22,10 @@ NO_ROWS = "W' is zero on the aligned tokens"
 
 
 def relative_change(before: Tensor, after: Tensor, aligned: Aligned) -> float | None:
-    """|b - a| / |a| of vectors (N, width) on the aligned tokens; None where |a| is zero and |b| is not or both are."""
+    """|b - a| / |a| of vectors (N, width) on the aligned tokens, on all where a block merges places into fewer; None
+    where |a| is zero and |b| is not or both are."""
+    if len(before) == len(after) < min(aligned.tokens):
+        aligned = every_place(len(before))
     a = wide(before)[aligned.a.to(before.device)].double()
     b = wide(after)[aligned.b.to(after.device)].double()
     size = float(a.norm())

@@ -22,6 +22,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, rounding_for, tolerance_for
 from duat_cli.models.budgets import ABLATION_BYTES, PATCH_VECTORS, waiting_bytes
 from duat_cli.models.discovery.causality import HeadTest, by_row
+from duat_cli.models.discovery.modality import Given, placed
 from duat_cli.models.discovery.structure import run_stack
 from duat_cli.models.instrument.attention import StoredRows
 from duat_cli.models.instrument.held import Held
@@ -115,10 +116,11 @@ class Patcher:
         model, self._structure = session.loaded.model, session.structure
         self._tolerance = tolerance_for(model.dtype)
         self._layers = chosen(layers, len(self._structure.calls))
-        ids = [prompt.input_ids.to(session.loaded.device) for prompt in prompts]
-        self._forwards = [functools.partial(_last_logits, model, one) for one in ids]
-        self._thirds = third_texts(ids, pairs)
-        head = HeadTest(model, self._structure.stack, session.loaded.device)
+        device, like = session.loaded.device, session.loaded.like
+        given = [placed(prompt.given, device, model.dtype) for prompt in prompts]
+        self._forwards = [functools.partial(_last_logits, model, one) for one in given]
+        self._thirds = third_texts(prompts, pairs)
+        head = HeadTest(model, self._structure.stack, device, like)
         session.together(head.passes)
         why_not = head.why_no_next_token()
         if why_not is not None and head.classes != "text":
@@ -268,26 +270,26 @@ def _rise(targets: Sequence[Target]) -> float:
     return rise if abs(rise) > sum(target.rounding for target in targets) else math.nan
 
 
-def third_texts(ids: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> list[int] | None:
+def third_texts(prompts: Sequence[Prompt], pairs: Sequence[tuple[int, int]]) -> list[int] | None:
     """Of every pair, the second prompt of the next pair that is neither of its two texts and has as many tokens; None
     where a pair has none.
 
-    ids: of every prompt. Texts may be given twice, and with one of its own two a null would say nothing.
+    Texts may be given twice, and with one of its own two a null would say nothing.
     """
     found = []
     for number, pair in enumerate(pairs):
         others = (b for _, b in [*pairs[number + 1 :], *pairs[:number]])
-        fitting = (b for b in others if ids[b].shape == ids[pair[0]].shape)
-        third = next((b for b in fitting if not any(torch.equal(ids[b], ids[own]) for own in pair)), None)
+        fitting = (b for b in others if prompts[b].input_ids.shape == prompts[pair[0]].input_ids.shape)
+        third = next((b for b in fitting if not any(prompts[b].read == prompts[own].read for own in pair)), None)
         if third is None:
             return None
         found.append(third)
     return found
 
 
-def _last_logits(model: Any, ids: Tensor) -> Tensor:
-    """Behind the last token, (vocabulary,), or of a text, (classes,)."""
-    return by_row(run_stack(model, ids).logits)[0, -1].clone()
+def _last_logits(model: Any, given: Given) -> Tensor:
+    """Behind the last token, (vocabulary,), or of a whole input, (classes,)."""
+    return by_row(run_stack(model, given).logits)[0, -1].clone()
 
 
 def _with_head(own: Captured, other: Captured, head: int) -> Held:

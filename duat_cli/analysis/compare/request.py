@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from duat_cli.errors import InputError
-from duat_cli.loading.prompts import read_prompts
+from duat_cli.loading.inputs.request import InputFiles, label
+from duat_cli.loading.prompts import Prompt, read_prompts
 from duat_cli.loading.texts import PromptText, all_asked, checked, pairs_of
 
 PAPER = ("Nui zi created Nui zi dynamics", "Nui zi created gravitation and relativity theory")  # of Wang & Li
 BREAK = "\n"
+ALONE = (
+    "compare reads texts, or pictures or sounds, each alone; of a model of several kinds give --stack vision, audio or "
+    "text"
+)
 
 
 @dataclass(frozen=True)
@@ -43,11 +48,16 @@ def texts_of(
     answer: str | None,
     *,
     chat: bool = False,
+    files: InputFiles | None = None,
 ) -> Texts:
     """Of --prompt, --prompts, or --shared with --prefix and --answer; without any, the paper's own two prompts. chat:
-    each text is what a user says in a conversation."""
+    each text is what a user says in a conversation. files: pictures or sounds in the place of texts, which stand for
+    them by their names."""
     given = [name for name, value in (("--prompt", prompts), ("--prompts", file), ("--shared", shared))
              if value is not None and value != []]  # fmt: skip
+    option = None if files is None else files.option
+    if given and option is not None:
+        raise InputError(f"{option} and {given[0]}: {ALONE}")
     if len(given) > 1:
         raise InputError(f"{given[0]} and {given[1]}: give pairs of prompts in one way")
     for name, value in (("--prefix", prefixes), ("--answer", answer)):
@@ -59,6 +69,8 @@ def texts_of(
         )
     if shared is not None:
         return _contexts(shared, list(prefixes or ()), answer)
+    if files is not None and option is not None:
+        return _of_files(files, option, chat=chat)
     if file is not None:
         pairs = list(pairs_of(file, sys.stdin))
         texts = [text for pair in pairs for text in pair]
@@ -69,8 +81,29 @@ def texts_of(
         raise InputError("--prompt: one prompt has nothing to be compared with; give a second --prompt")
     else:
         texts = read_prompts(prompts, None, sys.stdin)
-    first_with_each = [(0, k) for k in range(1, len(texts))]
-    return Texts(all_asked(texts, chat), len(texts), first_with_each, made_up=not prompts)
+    return _first_with_each(all_asked(texts, chat), made_up=not prompts)
+
+
+def _first_with_each(texts: list[PromptText], *, made_up: bool = False) -> Texts:
+    return Texts(texts, len(texts), [(0, k) for k in range(1, len(texts))], made_up=made_up)
+
+
+def _of_files(files: InputFiles, first: str, *, chat: bool) -> Texts:
+    if chat:
+        raise InputError(f"--chat: a template stands around a text, and {first} is none; leave it out")
+    names = [label(option, one, k) for option, each in files.by_option for k, one in enumerate(each, 1)]
+    if len(names) == 1:
+        raise InputError(f"{names[0]}: one input has nothing to be compared with; give a second {first}")
+    return _first_with_each([PromptText(name, name, k) for k, name in enumerate(names, 1)])
+
+
+def as_read(texts: Texts, prompts: Sequence[Prompt]) -> Texts:
+    """The same; of pictures or sounds, with what these are called. InputError for pictures within a text."""
+    if any("input_ids" in (prompt.prepared or {}) for prompt in prompts):
+        raise InputError(f"{prompts[0].text}: {ALONE}")
+    if all(prompt.prepared is None for prompt in prompts):
+        return texts
+    return replace(texts, texts=[PromptText(prompt.text, prompt.text, prompt.line) for prompt in prompts])
 
 
 def _contexts(shared: str, prefixes: list[str], answer: str | None) -> Texts:

@@ -8,14 +8,23 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from duat_cli.analysis.compare.alignment import Aligned, Stretch, align, align_ends, align_places, common_end
+from duat_cli.analysis.compare.alignment import (
+    Aligned,
+    Stretch,
+    align,
+    align_ends,
+    align_inputs,
+    align_places,
+    common_end,
+    every_place,
+)
 from duat_cli.analysis.compare.answers import tokens_of
 from duat_cli.analysis.compare.blocks import compare_block, mean_of
 from duat_cli.analysis.compare.captured import as_many_tokens, require_equal
 from duat_cli.analysis.compare.context import Context
 from duat_cli.analysis.compare.parameters import Moves
 from duat_cli.analysis.compare.patching import Patcher
-from duat_cli.analysis.compare.request import Texts
+from duat_cli.analysis.compare.request import Texts, as_read
 from duat_cli.analysis.compare.states import BlockState, require_room, state_of
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.inspect.run import chosen
@@ -28,7 +37,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.words import Labels, Named, Words
 from duat_cli.models.arrays import rounding_for
 from duat_cli.models.discovery.causality import HeadTest, LogitsPass, is_classifier
-from duat_cli.models.discovery.modality import stack_of
+from duat_cli.models.discovery.modality import Given, placed, stack_of
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routers
 from duat_cli.results.compare.report import (
@@ -85,14 +94,16 @@ def compare(
     words: Words,
     progress: Progress,
 ) -> CompareReport:
-    """The report. prompts: all of `texts` as token ids."""
+    """The report. prompts: all of `texts` as token ids; or pictures or sounds, whatever these are."""
+    texts = as_read(texts, prompts)
     if texts.made_up and (options.by_place or options.patch is not None):
         prompts = as_many_tokens(prompts)
     runs = prompts[: texts.runs]
     pairs = pairs_of(texts, prompts, words.special, options)
     if options.patch == "tokens":
         require_equal("--patch tokens", runs)
-    labels = Labels(loaded.model.config) if is_classifier(loaded.model, stack_of(loaded.model)) else None
+    tokens = prompts[0].prepared is None and not is_classifier(loaded.model, stack_of(loaded.model))
+    labels = None if tokens else Labels(loaded.model.config)
     followed = None if options.answers is None else tokens_of(options.answers, labels or words)
     session = Session(loaded, progress, cache=options.cache)
     chosen(options.layers, session.depth)
@@ -101,8 +112,8 @@ def compare(
     patched = None
     if options.patch is not None:
         patcher = Patcher(session, runs, texts.pairs, options.patch, options.layers, progress, followed)
-        said, tokens = _said(runs[texts.pairs[0][0]], words)
-        patched = patcher.report(said if labels is None else labels.text, tokens)
+        said, every = _said(runs[texts.pairs[0][0]], words)
+        patched = patcher.report(said if labels is None else labels.text, every)
         del patcher  # what it keeps of the prompts is not needed any more
     context = None
     if texts.answered:
@@ -114,7 +125,7 @@ def compare(
     layers = chosen(options.layers, len(session.structure.calls))
     session.save_cache()
     progress(0, 0, "predictions")
-    wanted = [(prompt.input_ids, slice(-1, None)) for prompt in runs]
+    wanted: list[tuple[Given, slice]] = [(prompt.given, slice(-1, None)) for prompt in runs]
     answers = [] if context is None else [(answer.ids, answer.rows) for answer in context.answers]
     logits = logits_of(session, [*wanted, *answers], classes=context is None)
     rows = [[side.rows[number][i] for i in layers] for number in range(len(pairs))]
@@ -147,6 +158,8 @@ def pairs_of(texts: Texts, prompts: Sequence[Prompt], special: frozenset[int], o
     ids: list[list[int]] = [prompt.input_ids[0].tolist() for prompt in prompts]
     names = [text.where for text in texts.texts]
     patched = options.patch is not None
+    if prompts[0].prepared is not None:
+        return [Pair(a, b, align_inputs(prompts[a], prompts[b])) for a, b in texts.pairs]
     if texts.alone is None and (options.by_place or patched):
         return [Pair(a, b, align_places(ids[a], ids[b], (names[a], names[b]), patched=patched)) for a, b in texts.pairs]
     if texts.alone is None:
@@ -188,7 +201,7 @@ class SideBySide:
 
     def listener(self, number: int) -> Listener:
         """Of one prompt; asked for in the order of the prompts, and again where a sweep begins anew."""
-        decomposition, tokens = Decomposition(), self._prompts[number].input_ids.shape[1]
+        decomposition, prompt = Decomposition(), self._prompts[number]
 
         def listen(run: BlockRun) -> None:
             step = decomposition.advance(run)
@@ -196,6 +209,8 @@ class SideBySide:
             if self._layers is None or run.index in self._layers:
                 assert decomposition.carried is not None
                 routed = list(self.routers.inside(run.parts.module).values())
+                # of pictures a block may work on other places than the one in front of it
+                tokens = (prompt.input_ids if prompt.prepared is None else run.input).shape[1]
                 self._see(number, state_of(self._session, run, step, decomposition.carried, tokens, routed))
             self._tick(number)
 
@@ -208,24 +223,27 @@ class SideBySide:
         for place, pair in enumerate(self._pairs):
             if pair.b == number:
                 before = self._kept[pair.a, state.index]
-                row = self.rows[place][state.index] = compare_block(name, before, state, pair.aligned, self._rounding)
-                self.moves.add(before, state, pair.aligned, row)
+                text, count = self._prompts[number].prepared is None, len(state.input)
+                aligned = pair.aligned if text or count == pair.aligned.tokens[0] else every_place(count)
+                row = self.rows[place][state.index] = compare_block(name, before, state, aligned, self._rounding)
+                self.moves.add(before, state, aligned, row)
                 if self._last[pair.a] == number:
                     del self._kept[pair.a, state.index]
         if number in self._last:
             self._kept[number, state.index] = state
 
 
-def logits_of(session: Session, wanted: Sequence[tuple[Tensor, slice]], *, classes: bool) -> list[Tensor] | str:
+def logits_of(session: Session, wanted: Sequence[tuple[Given, slice]], *, classes: bool) -> list[Tensor] | str:
     """The logits of some tokens of every text, (tokens, vocabulary), or why they are not those of a next token.
 
-    wanted: ids (1, N), and which tokens. classes: whether those of a classifier of texts, (1, classes), do as well.
+    wanted: ids (1, N) or what is read in their place, and which tokens. classes: whether those of a classifier of whole
+    inputs, (1, classes), do as well.
     """
     model, device = session.loaded.model, session.loaded.device
-    head = HeadTest(model, session.structure.stack, device)
+    head = HeadTest(model, session.structure.stack, device, session.loaded.like)
     if not head.passes:
         return head.why_no_next_token() or ""
-    passes = [LogitsPass(model, ids.to(device), rows) for ids, rows in wanted]
+    passes = [LogitsPass(model, placed(given, device, model.dtype), rows) for given, rows in wanted]
     session.together([*head.passes, *passes])
     if classes and head.classes == "text":
         return [one.classes[0] for one in passes if one.classes is not None]

@@ -144,7 +144,8 @@ def _gates(run: BlockRun, tokens: int) -> Tensor | None:
 def block_bytes(session: Session, tokens: int, vectors: int) -> int:
     """Of one block under one prompt: its attention matrices, and so many vectors of the hidden size a token."""
     config = session.loaded.model.config
-    heads, width = (stated(config, name) or 1 for name in ("num_attention_heads", "hidden_size"))
+    each = (stated(config, name) or 1 for name in ("num_attention_heads", "hidden_size"))
+    heads, width = (max(one) if isinstance(one, list | tuple) else one for one in each)  # one a stage
     return 4 * tokens * (heads * tokens + vectors * width)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from duat_cli.analysis.plan.attribution import attribution, predicted
-from duat_cli.analysis.plan.pair import kept_prompts, look_at_weights, two_models
+from duat_cli.analysis.plan.pair import beside_another, kept_prompts, look_at_weights, two_models
 from duat_cli.analysis.plan.pair import shared as shared_pair
 from duat_cli.analysis.plan.pruning import pruning
 from duat_cli.analysis.plan.pruning import shared as shared_pruning
@@ -214,6 +214,8 @@ def _at_a_block(shape: Shape, task: Task, n: int) -> Moment:
         term("one prompt behind one block", RECORDED * scores + streams),
         term("statistics of W'", max(gram, products + pieces)),
     ]
+    if task.command == "compare" and task.probe and not task.patch:  # of texts some tokens alone have a partner
+        after[1] = max(term(after[1].what, gram), beside_another(shape, n), key=lambda one: one.bytes)
     return max(through, after, key=size_of)
 
 

@@ -32,6 +32,9 @@ PIECE = 64 << 20  # of a tensor that is looked at piece by piece
 ADAPTED, COMPARED = 4, 6.5  # a matrix in float64: its change, and what spectrum and rounding of it take
 TESTED = 3  # the same of a layer that Eq. 18 is tested on
 STATES = 8  # (N, M) of a block under one prompt, kept until another comes there: in and out, biases, the hidden layer
+UNIFORM = 2  # (H, N, N) that are uniform, of both prompts
+CHANGES = 12  # pieces of Ĥ: H and S of both, their differences, what these make
+ELEMENTS = 1 << 20  # of each, as of `operators.input_change`, which imports torch
 FREED = 20 << 20  # by the prompts' passes through two models, and not given back
 PROOFS = 5  # of a block of both models on a probe as large as a picture, and as much that is freed in between
 KEPT = 4  # (N, M) of a block that the other model's is compared with
@@ -138,6 +141,13 @@ def kept_prompts(shape: Shape, task: Task, weights: Residence) -> MemoryTerm:
             kept += min(ABLATION_BYTES, passes * waiting_bytes(longest, shape.width))
         return term("what is kept of all prompts", kept + state)  # freed in between, but not always used again
     return term("the first prompt in the blocks", state)
+
+
+def beside_another(shape: Shape, tokens: int) -> MemoryTerm:
+    """Of `compare`: what a block did under the second prompt, and pieces of Ĥ of both in float64."""
+    elements = shape.heads * tokens**2
+    second = (UNIFORM + 1) * elements * shape.wide + STATES * shape.width * tokens * shape.wide
+    return term("two prompts in one block", second + CHANGES * 8 * min(ELEMENTS, elements))
 
 
 def _inside(shape: Shape) -> int:

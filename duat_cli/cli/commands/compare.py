@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from duat_cli.cli.shared import options
@@ -45,7 +46,7 @@ class Asked(Options):
         "text",
         metavar="HOW",
         help="Which tokens are compared: those that both prompts have (text), or each with the one at its place "
-        "(position), for prompts of as many tokens that differ in a word.",
+        "(position), for prompts of as many tokens that differ in a word, and always of pictures and sounds.",
     )
     fixed: bool = options.compute_option(
         help="Instead: what dynamic parameters buy. The loss with attention weights, then norm scales, then router "
@@ -60,8 +61,8 @@ class Asked(Options):
     )
     target: str | None = options.compute_option(
         metavar="TEXT",
-        help="With --patch and --against: the token whose logit is followed, as --target of duat attribute. Without "
-        "both: the one whose probability rises most from the first prompt to the second.",
+        help="With --patch and --against: the token, or class, whose logit is followed, as --target of duat attribute. "
+        "Without both: the one whose probability rises most from the first prompt to the second.",
     )
     against: str | None = options.compute_option(
         metavar="TEXT",
@@ -80,6 +81,7 @@ def compare(
     model: str | None = options.MODEL,
     *,
     asked: Asked,
+    files: options.NoDecoder,
     loading: options.Loading,
     shown: options.Page,
     wide: bool = options.WIDE,
@@ -87,7 +89,7 @@ def compare(
 ) -> int:
     """Which parameters follow the input: two prompts through one model, W', biases and terms of every block compared.
 
-    Two checkpoints are compared by duat lora-diff.
+    Or two pictures or sounds, of a model that reads them. Two checkpoints are compared by duat lora-diff.
 
     Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell.
     """
@@ -95,10 +97,11 @@ def compare(
     from duat_cli.analysis.compare.request import texts_of
     from duat_cli.analysis.opening import PromptRequest, open_session, open_texts
     from duat_cli.analysis.plan.task import Task
-    from duat_cli.api.settings import beside_shared, blocks_of
+    from duat_cli.api.settings import beside_shared, blocks_of, no_decoder
 
     wanted = loading.request(model, Task("compare", fixed=asked.fixed, patch=asked.patch is not None))
-    talk = talk_of(voice)
+    no_decoder(files.stack, "compare reads")
+    talk, given = talk_of(voice), replace(files.given(), pair=True)
     chosen = blocks_of(asked.layers)
     presentation = Presentation.of(shown, voice, wide=wide)
     prompt, prompts, shared, prefix, answer = asked.prompt, asked.prompts, asked.shared, asked.prefix, asked.answer
@@ -106,13 +109,14 @@ def compare(
     together = shared is not None or prefix or answer is not None
     followed = Answers(asked.target, asked.against, asked.target_field, asked.against_field)
     compared = chosen is not None or asked.per_prompt or asked.align != "text" or asked.patch or followed != Answers()
+    compared = compared or given.option is not None or given.stack is not None
     if asked.fixed and (together or compared):
         raise InputError("--fixed: takes --prompt or --prompts, and no option of a comparison")
-    texts = None if asked.fixed else texts_of(prompt, prompts, shared, prefix, answer, chat=asked.chat)
+    texts = None if asked.fixed else texts_of(prompt, prompts, shared, prefix, answer, chat=asked.chat, files=given)
     answers = None if texts is None else followed.of(texts, prompts, patched=asked.patch is not None)
-    if not asked.fixed and not prompt and prompts is None and shared is None:
+    if texts is not None and texts.made_up:
         cut = ", cut to as many tokens" if asked.patch is not None or asked.align == "position" else ""
-        talk.note(f"no prompts given: using the paper's own two{cut}")
+        talk.note(f"no prompts given: where the model reads text, using the paper's own two{cut}")
 
     announce(model, talk)
     with Progress(talk) as progress:
@@ -123,7 +127,8 @@ def compare(
 
             report = fixed(loaded, encoded, own.own, progress)
         else:
-            read = PromptRequest([text.text for text in texts.texts], None, asked.max_tokens)
+            written = None if given.option is not None else [text.text for text in texts.texts]
+            read = PromptRequest(written, None, asked.max_tokens, given, texts.made_up)
             reading = open_texts(wanted, read, texts.texts, progress)
             from duat_cli.analysis.compare.run import CompareOptions
             from duat_cli.analysis.compare.run import compare as compute

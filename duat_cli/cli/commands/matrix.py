@@ -79,7 +79,7 @@ def matrix(
     from duat_cli.api.target import operator_file, tensor_target
 
     wanted = loading.request(model, Task("matrix"))
-    no_decoder(files.stack)
+    no_decoder(files.stack, "the explicit matrices are of")
     given = files.given()
     texts = or_papers(PromptRequest(asked.prompt, asked.prompts, asked.max_tokens, given, chat=asked.chat))
     talk = talk_of(voice)

@@ -50,6 +50,8 @@ class InputFiles:
     stack: str | None = None
     """A `StackName`, 'all', or the name of one of several chains of blocks."""
     decoder_prompt: str | None = None
+    pair: bool = False
+    """Whether two inputs are made up where no file is given."""
 
     def asked(self) -> InputFiles:
         """The same, as a user asks for it; InputError where it contradicts itself."""

@@ -101,7 +101,7 @@ class HeadTest:
             return f"it predicts the class of a {self.classes if self._texts else 'picture or a sound'}"
         if self._labels:
             return "it gives no distribution over classes"
-        return "it has no LM head" if self._texts else "it predicts no classes"
+        return "it has no LM head" if self._texts else "it is no classifier of a picture or a sound"
 
 
 class LogitsPass:

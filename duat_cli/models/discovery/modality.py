@@ -181,7 +181,7 @@ def require_token_ids(model: Any) -> None:
         kind, decoder = "" if read is None else f" ({read})", DECODER if writes(model) else ""
         raise UnsupportedModelError(
             f"{type(model).__name__} ({model.config.model_type}) takes `{name}`{kind}, no token ids; duat inspect, "
-            f"verify, matrix, check, prune-bound and lora-diff (without --out) read such models{decoder}"
+            "verify, matrix, compare, check, prune-bound and lora-diff (without --out) read such models" + decoder
         )
 
 

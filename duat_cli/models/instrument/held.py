@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.norms import FrozenNorm
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.block.slots import joined, parted
@@ -80,6 +81,9 @@ class HeldRig(Rig):
         if rows is None:
             return None
         windows = Windows(len(value)) if len(value) > 1 else None
+        if windows is not None and rows.tokens != value.shape[2]:
+            name = type(module).__name__
+            raise UnsupportedModelError(f"{name} attends within windows, where no other weights can be held")
         mixed = mixed_by(rows, value, windows)
         return mixed if windows is None else windows.outward(mixed)
 

@@ -200,12 +200,12 @@ class PairFacts(WithReasons):
     b: int = Field(description="number of the second prompt")
     aligned: int = Field(
         description="tokens that are compared: the longest common subsequence of ids, special tokens last, or with "
-        "--align position all"
+        "--align position all; of pictures and sounds all positions that no mask leaves out"
     )
     runs: list[AlignedRun] = Field(description="the aligned tokens")
     kl: Annotated[Finite | None, _KL] = Field(
-        description="KL(a || b) of the next-token distributions behind the last token, or of a text classifier's "
-        "classes, nats"
+        description="KL(a || b) of the next-token distributions behind the last token, or of the classes of a "
+        "classifier of whole inputs, nats"
     )
     blocks: Annotated[list[BlockComparison] | None, Meaning(needs="per_prompt")] = Field(
         default=None, description="of this pair alone; with --per-prompt"

@@ -6,11 +6,21 @@ import functools
 import itertools
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duat_cli.analysis.compare.alignment import Stretch, align, align_ends, align_places, common, common_end
+from duat_cli.analysis.compare.alignment import (
+    Stretch,
+    align,
+    align_ends,
+    align_inputs,
+    align_places,
+    common,
+    common_end,
+)
 from duat_cli.errors import InputError
+from duat_cli.loading.prompts import Prompt
 
 IDS = st.lists(st.integers(0, 4), max_size=14)
 
@@ -98,3 +108,23 @@ def test_ends() -> None:
     assert common_end([[1], [2]]) == 0
     found = align_ends([1, 2, 3], [2, 3], 2)
     assert (found.a.tolist(), found.b.tolist()) == ([1, 2], [0, 1])
+
+
+def read(name: str, count: int, **tensors: torch.Tensor) -> Prompt:
+    """What a model of pictures reads."""
+    return Prompt(name, name, torch.arange(count)[None], 1, prepared={"pixel_values": torch.ones(1, 3), **tensors})
+
+
+def test_positions_of_pictures_but_for_those_that_a_mask_leaves_out() -> None:
+    mask = torch.tensor([[1, 1, 0, 1]])
+    every = align_inputs(read("a", 4), read("b", 4))
+    assert every.stretches() == [Stretch(0, 0, 4)]
+    ones = {"attention_mask": torch.ones(1, 9, dtype=torch.int64)}  # of samples, all of which are read
+    assert align_inputs(read("a", 4, **ones), read("b", 4)).stretches() == [Stretch(0, 0, 4)]
+    some = align_inputs(read("a", 4, pixel_attention_mask=mask), read("b", 4, pixel_attention_mask=mask))
+    assert some.stretches() == [Stretch(0, 0, 2), Stretch(3, 3, 1)]
+    assert [places.tolist() for places in some.left_out()] == [[2], [2]]
+    with pytest.raises(InputError, match=r"a has 4 positions and b 5, .*: give pictures of one size, sounds of one"):
+        align_inputs(read("a", 4), read("b", 5))
+    with pytest.raises(InputError, match="a and b: other pixel_attention_mask, so that one place"):
+        align_inputs(read("a", 4, pixel_attention_mask=mask), read("b", 4))

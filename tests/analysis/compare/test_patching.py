@@ -7,6 +7,7 @@ import functools
 import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -341,8 +342,8 @@ def test_pairs_of_several_lengths(llama: Any) -> None:
     """Each as by itself, their differences summed; a text of another length is no null."""
     texts = [token_ids(llama, tokens, seed) for seed, tokens in enumerate((7, 7, 5, 5))]
     pairs = [(0, 1), (2, 3)]
-    assert third_texts(texts, pairs) is None
     prompts = [prompt_of(text) for text in texts]
+    assert third_texts(prompts, pairs) is None
     both = found_of(as_loaded(llama), "heads", pairs, prompts)
     assert both.holds
     alone = [found_of(as_loaded(llama), "heads", [pair], prompts) for pair in pairs]
@@ -354,12 +355,12 @@ def test_pairs_of_several_lengths(llama: Any) -> None:
 
 
 def test_a_third_text_is_neither_of_the_two(llama: Any) -> None:
-    a, b, c = (ids_of(llama, seed) for seed in range(3))
+    a, b, c = (prompt_of(ids_of(llama, seed)) for seed in range(3))
     assert third_texts([a, b, c], [(0, 1), (0, 2)]) == [2, 1]
     assert third_texts([a, b], [(0, 1)]) is None
-    assert third_texts([a, b, b.clone()], [(0, 1), (0, 2)]) is None  # b given twice would give the effect again
-    assert third_texts([a, b, a.clone(), c], [(0, 1), (2, 0), (2, 3)]) == [3, 3, 1]  # and a's own part nothing
-    found = found_of(as_loaded(llama), "tokens", prompts=[*map(prompt_of, (a, b, b))])
+    assert third_texts([a, b, replace(b)], [(0, 1), (0, 2)]) is None  # b given twice would give the effect again
+    assert third_texts([a, b, replace(a), c], [(0, 1), (2, 0), (2, 3)]) == [3, 3, 1]  # and a's own part nothing
+    found = found_of(as_loaded(llama), "tokens", prompts=[a, b, b])
     last = found.blocks[1].tokens[-1]
     assert (last.null, last.reasons) == (None, {"null": NO_THIRD})
 

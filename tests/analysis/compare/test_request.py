@@ -9,16 +9,25 @@ import pytest
 
 from duat_cli.analysis.compare.request import behind, texts_of
 from duat_cli.errors import InputError
+from duat_cli.loading.inputs.request import InputFiles
 
 
 def of(**given: Any) -> Any:
-    return texts_of(*(given.get(name) for name in ("prompts", "file", "shared", "prefixes", "answer")))
+    files, chat = given.pop("files", None), given.pop("chat", False)
+    texts = (given.get(name) for name in ("prompts", "file", "shared", "prefixes", "answer"))
+    return texts_of(*texts, files=files, chat=chat)
 
 
 def test_the_first_prompt_is_compared_with_every_other() -> None:
     found = of(prompts=["a", "b", "c"])
     assert [text.text for text in found.texts] == ["a", "b", "c"]
     assert (found.runs, found.pairs, found.alone) == (3, [(0, 1), (0, 2)], None)
+
+
+def test_of_pictures_their_names_stand_for_them() -> None:
+    found = of(files=InputFiles(images=("a.png", "b.png"), tensors=("c.safetensors",)))
+    assert [text.where for text in found.texts] == ["--image a.png", "--image b.png", "--inputs c.safetensors"]
+    assert (found.runs, found.pairs, found.made_up) == (3, [(0, 1), (0, 2)], False)
 
 
 def test_without_prompts_the_papers_own_two_run() -> None:
@@ -70,6 +79,11 @@ def test_white_space_is_left_as_it_is() -> None:
         ({"shared": "S", "prefixes": [""], "answer": "x"}, "--prefix: empty"),
         ({"file": "pairs.txt"}, "pairs of prompts are read from JSON lines"),
         ({"file": "nowhere.jsonl"}, "cannot be read"),
+        ({"files": InputFiles(images=("a.png",))}, r"--image a\.png: one input has nothing to be compared with"),
+        ({"files": InputFiles(images=("a", "b")), "prompts": ["a"]}, "--image and --prompt: compare reads texts, or"),
+        ({"files": InputFiles(sounds=("a", "b")), "shared": "S"}, "--audio and --shared: compare reads texts, or"),
+        ({"files": InputFiles(sounds=("a", "b")), "file": "x.jsonl"}, "--audio and --prompts: compare reads texts"),
+        ({"files": InputFiles(images=("a", "b")), "chat": True}, "--chat: a template stands around a text"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(given: dict[str, Any], words: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from duat_cli.analysis.lora.run import task_of
 from duat_cli.analysis.opening import Found
+from duat_cli.analysis.plan import pair
 from duat_cli.analysis.plan.memory import peak, shared
 from duat_cli.analysis.plan.pair import two_models
 from duat_cli.analysis.plan.shape import Shape, shape_of
@@ -21,6 +22,7 @@ from duat_cli.loading.adapter.plan import plans
 from duat_cli.loading.adapter.source import find_tuned
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path, resolve
+from duat_cli.operators import input_change
 from duat_cli.results.plan import Residence
 
 MIB = 1 << 20
@@ -110,3 +112,15 @@ def test_without_prompts_no_model_is_there(found: Found, shape: Shape) -> None:
 
 def test_a_check_of_weights_alone_takes_no_torch(shape: Shape) -> None:
     assert size_of(peak(shape, Task("check", runs=False), "streamed")) < 64 * MIB
+
+
+def test_two_pictures_are_compared_in_float64_piece_by_piece(shape: Shape) -> None:
+    assert pair.ELEMENTS == input_change.ELEMENTS
+    task = Task("compare", (500, 500), probe=500)
+    terms = {term.what: term.bytes for term in peak(shape, task, "resident")}
+    scores = shape.heads * 500**2
+    assert (
+        terms["two prompts in one block"] == 12 * 8 * min(1 << 20, scores) + 3 * 4 * scores + 8 * 4 * 500 * shape.width
+    )
+    texts = {term.what for term in peak(shape, replace(task, probe=0), "resident")}
+    assert "two prompts in one block" not in texts
