@@ -35,6 +35,7 @@ EIGENVALUES = 15  # M³: of a Gram matrix, in float64
 SPECTRAL_SIDE = 1536  # M up to which whole FFNs and attention are bounded by singular values, as in operators.bounds
 DRAWN = 300  # operations of a product that take as long as one random weight
 SWEPT = 2  # passes of a prompt for Eq. 16, under instruments and without
+PATCHED = 5  # reads of the blocks with --patch: what is captured, the head, records, own parts, the patches
 # of two versions of a weight side by side: the spectrum of a change, and how it lies to the base; operations of a
 # matrix product that take as long, measured; l, s: the longer and the shorter side of a matrix
 EXACT = 75, 45  # l s²: singular vectors of base, tuned weight and change, of a dense one and of low-rank factors
@@ -141,9 +142,10 @@ def _repaired(shape: Shape, task: Task, once: float, apart: float) -> float:
 def weight_reads(shape: Shape, task: Task, weights: Residence) -> float:
     """Bytes read / bytes of all tensors in the files.
 
-    Streamed, every wave of prompts reads the blocks once, and `matrix` once more, for their number; of `lora-diff` both
-    models once more, for their discovery, and a head for the logits of every wave; `prune-bound` as its passes go. Rows
-    of embeddings that a prompt needs are left out.
+    Streamed, every wave of prompts reads the blocks once, and `matrix` once more, for their number, as `compare` for
+    what is predicted, of a model without a head not at all, and with --patch as often as `PATCHED` says; of `lora-diff`
+    both models once more, for their discovery, and a head for the logits of every wave; `prune-bound` as its passes go.
+    Rows of embeddings that a prompt needs are left out.
     """
     parts = shape.parts
     layers = [layer.stored for layer in parts.layers]
@@ -164,7 +166,8 @@ def weight_reads(shape: Shape, task: Task, weights: Residence) -> float:
     found = 0.0
     if task.command != "prune-bound":
         waves = len(prompt_waves(task.tokens, shape.width, shape.element))
-        found += once + blocks * (waves + (task.command == "matrix"))
+        again = (task.command in ("matrix", "compare") and not task.fixed) + (PATCHED if task.patch else 0)
+        found += once + blocks * (waves + again)
     if task.pruning is not None:
         head = max(layers, default=0) if ends_in_logits(shape, task.pruning) else 0
         found += once + 3 * blocks + 2 * head + _more_sweeps(shape, task) * (blocks + head)

@@ -12,6 +12,8 @@ from helpers import prompt_of
 from paging import in_parts, pager_of, two_saved, whole
 from torch.utils.flop_counter import FlopCounterMode
 
+from duat_cli.analysis.compare.request import Texts
+from duat_cli.analysis.compare.run import CompareOptions, compare
 from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.run import inspect
 from duat_cli.analysis.inspect.verify import verify
@@ -34,12 +36,14 @@ from duat_cli.analysis.plan.work import (
     weight_reads,
 )
 from duat_cli.analysis.prune.run import prune_bound
-from duat_cli.kinds import Kind, MetricName
+from duat_cli.kinds import Kind, MetricName, Patched
 from duat_cli.loading.adapter.source import find_tuned
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_path, resolve
 from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.texts import PromptText
+from duat_cli.loading.words import Words
 from duat_cli.operators import bounds
 from duat_cli.operators.kronecker import HeadFactors, gram
 from duat_cli.results.plan import Planned, Residence
@@ -49,14 +53,28 @@ def quiet(*_: object) -> None:
     pass
 
 
-def run(command: Planned, loaded: LoadedModel) -> None:
+def run(command: Planned, loaded: LoadedModel, patch: Patched | None = None) -> None:
     prompt = prompt_of(torch.arange(40, 49)[None])
     if command == "inspect":
         inspect(loaded, [prompt], InspectOptions(cache=False), quiet)
     elif command == "verify":
         verify(loaded, [prompt], quiet)
+    elif command == "compare":
+        texts = Texts([PromptText(name, name, 1) for name in "ab"], 2, [(0, 1)])
+        other = prompt_of(torch.arange(42, 51)[None])
+        compare(loaded, texts, [prompt, other], CompareOptions(cache=False, patch=patch), Words(None), quiet)
     else:
         matrix(loaded, prompt, 0, str, quiet)
+
+
+@pytest.mark.parametrize("patch", [None, "blocks", "heads"])
+def test_weight_reads_of_comparing(patch: Patched | None, tmp_path: Path) -> None:
+    files = inspect_folder(two_saved("llama", tmp_path))
+    with in_parts(tmp_path, kept=1 << 30) as loaded:
+        run("compare", loaded, patch)
+        read = pager_of(loaded).bytes_read
+    task = Task("compare", (9, 9), patch=patch is not None)
+    assert weight_reads(shape_of(files, "float32"), task, "streamed") == pytest.approx(read / files.total_bytes)
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "matrix"])
