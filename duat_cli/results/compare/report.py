@@ -120,7 +120,8 @@ class FfnChange(WithReasons):
 
     module: str = Field(description="its name inside the block")
     relative: Annotated[Finite | None, _relative("f", "Eq. 11, 33")] = Field(
-        description="change of its term f_j: the FFN's output without the bias of its last layer"
+        description="change of its term f_j: the FFN's output without the bias of its last layer; where the block's "
+        "own code runs the FFN's layers (BERT), what the nonlinearity gives"
     )
 
 
@@ -136,7 +137,8 @@ class BlockComparison(WithReasons):
         "of a gated FFN, what its gate reads; of a mixture, what its shared expert reads, if it has one"
     )
     ffn: Annotated[Finite | None, _relative("f", "Eq. 11, 33")] = Field(
-        description="change of the FFN's term f_j; of several FFNs in a block, all as one vector"
+        description="change of the FFN's term f_j: its output without the bias of its last layer; where the block's "
+        "own code runs the FFN's layers (BERT), what the nonlinearity gives; of several FFNs all as one vector"
     )
     ffns: list[FfnChange] = Field(description="of each FFN of the block, where it has several")
     input: Annotated[Finite | None, _relative("x_{j-1}")] = Field(description="change of the block's input")
