@@ -178,7 +178,7 @@ def plan(
     """
     with undisturbed():
         from duat_cli.analysis.clock import Clock
-        from duat_cli.api.planning import PlanRequest, plan_report, task_of
+        from duat_cli.api.planning import PlanRequest, plan_report
 
         one_of("command", command, get_args(Planned))
         one_of("null", null, ("all", "uniform"))
@@ -191,24 +191,11 @@ def plan(
             whole_numbers(1, **{f"tokens[{number}]": count})
         asked, clock = Asked(model, None, prompts, prompts_file, max_tokens, loading, chat=chat), Clock()
         wanted = asked.request(own_code=False)
-        task = Task(
-            command,
-            reinitialised=null == "all",
-            pruning=pruning or PruneOptions(),
-            every_position=position == "all",
-            steps=steps,
-            fixed=fixed,
-            patch=patch is not None,
-        )
         request = PlanRequest(
-            model=wanted,
-            texts=asked.texts,
-            tokens=None if tokens is None else list(tokens),
-            task=task_of(task, folder(policy), list(select), wanted.dtype),
-            tuned=folder(tuned),
-            default_prompts=default_prompts,
-            holdout=None if holdout is None else str(holdout),
-            time=time,
-        )
+            model=wanted, texts=asked.texts, tokens=None if tokens is None else list(tokens), command=command,
+            null=null, tuned=folder(tuned), default_prompts=default_prompts,
+            holdout=None if holdout is None else str(holdout), pruning=pruning or PruneOptions(), policy=folder(policy),
+            select=list(select), position=position, steps=steps, fixed=fixed, patch=patch, time=time,
+        )  # fmt: skip
         report = plan_report(request, clock, heard(progress))
     return PlanResult.of(report)

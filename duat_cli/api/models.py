@@ -110,17 +110,7 @@ def inspect(
     whole_numbers(0, maps=maps)
     blocks, saved = blocks_of(layers), saved_of(save, save_to)
     options = InspectOptions(
-        layers=blocks,
-        threshold=threshold,
-        conv_width=conv_width,
-        spectrum=spectrum,
-        terms=terms,
-        end_to_end=end_to_end,
-        routing=routing,
-        heads=heads,
-        per_prompt=per_prompt,
-        null=null,
-        cache=cache,
+        blocks, threshold, conv_width, spectrum, terms, end_to_end, routing, heads, per_prompt, null, cache
     )
     target = tensor_target("matrices", matrices)
     read = [("model", model), ("prompts_file", prompts_file), *(("inputs", one) for one in several(inputs))]

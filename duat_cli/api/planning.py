@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from duat_cli import __version__
-from duat_cli.analysis.plan.task import Task
+from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.api.settings import one_prompt, or_papers
 from duat_cli.errors import CheckpointError, InputError
+from duat_cli.kinds import Patched, Planned
 from duat_cli.text import clean
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ SHARING = ("inspect", "verify", "attribute", "prune-bound", "lora-diff", "check"
 """Commands whose prompts several processes may share."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class PlanRequest:
     """What is planned."""
 
@@ -33,32 +35,61 @@ class PlanRequest:
     texts: PromptRequest
     tokens: list[int] | None
     """Numbers of tokens in place of texts."""
-    task: Task
-    """As of `task_of`."""
+    command: Planned
+    null: Literal["all", "uniform"]
     tuned: str | None
-    """Of lora-diff."""
     default_prompts: bool
-    """Of lora-diff: whether the bundled texts run."""
     holdout: str | None
-    """Of prune-bound."""
+    pruning: PruneOptions
+    policy: str | None
+    select: Sequence[str]
+    position: Literal["all"] | None
+    steps: int
+    fixed: bool
+    patch: Patched | None
+    """From `null` on: options of one command each, which are not looked at of another."""
     time: bool
     """Whether this machine is measured as well."""
     calibration: str | None = None
     """Of prune-bound, which repairs."""
     device: str = "cpu"
     """What computes."""
+    processes: int = 1
+    """How many may share the prompts of a command."""
+    task: Task = field(init=False)
 
     def __post_init__(self) -> None:
+        self.task = self._task()
         own = self.texts.own or self.default_prompts
         if self.tokens is not None and (own or self.holdout is not None or self.calibration is not None):
             raise InputError(
                 "--tokens stands in place of texts: give it without --prompt, --prompts, --holdout and --calibration"
             )
 
+    def _task(self) -> Task:
+        """Of `check`: of the rules that are on."""
+        command = self.command
+        if command == "check":
+            from duat_cli.analysis.check import run
+            from duat_cli.checks.verdict.conclude import plan
+
+            rules = plan(self.policy, self.select, None, False, False, self.model.dtype)
+            return replace(run.task_of(rules), processes=self.processes)
+        return Task(
+            command,
+            processes=self.processes if command in SHARING else 1,
+            reinitialised=command == "inspect" and self.null == "all",
+            pruning=self.pruning if command == "prune-bound" else None,
+            every_position=command == "attribute" and self.position == "all",
+            steps=self.steps if command == "attribute" else 0,
+            fixed=command == "compare" and self.fixed,
+            patch=command == "compare" and self.patch is not None,
+        )
+
     @property
     def runs(self) -> bool:
         """Whether the command runs the model on prompts."""
-        return self.task.command != "lora-diff" or self.texts.own or self.default_prompts or self.tokens is not None
+        return self.command != "lora-diff" or self.texts.own or self.default_prompts or self.tokens is not None
 
 
 def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanReport:
@@ -153,26 +184,6 @@ def _reads_texts(found: Found) -> bool:
         return class_reads_ids(class_of(found.files, False))
     except CheckpointError:
         return True
-
-
-def task_of(given: Task, policy: str | None, select: list[str], dtype: str) -> Task:
-    """A command without the options of others; of `check`: of the rules that are on."""
-    command = given.command
-    if command == "check":
-        from duat_cli.analysis.check import run
-        from duat_cli.checks.verdict.conclude import plan
-
-        return replace(run.task_of(plan(policy, select, None, False, False, dtype)), processes=given.processes)
-    return Task(
-        command,
-        processes=given.processes if command in SHARING else 1,
-        reinitialised=given.reinitialised and command == "inspect",
-        pruning=given.pruning if command == "prune-bound" else None,
-        every_position=given.every_position and command == "attribute",
-        steps=given.steps if command == "attribute" else 0,
-        fixed=given.fixed and command == "compare",
-        patch=given.patch and command == "compare",
-    )
 
 
 def _of_tuned(request: PlanRequest, found: Found, progress: Progress) -> tuple[Task, Path]:

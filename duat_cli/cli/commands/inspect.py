@@ -33,72 +33,54 @@ class Asked(Options):
     layers: str | None = options.LAYERS
     threshold: float = options.compute_option(
         0.01,
-        "--threshold",
         metavar="X",
         help="An entry of W' counts for the density above X times the root mean square entry.",
     )
     conv_width: int = options.compute_option(
-        3, "--conv-width", metavar="K", min=1, help="Width of the 1-D convolution that the density is compared with."
+        3, metavar="K", min=1, help="Width of the 1-D convolution that the density is compared with."
     )
-    spectrum: bool = options.compute_option(False, "--spectrum", help="Also the spectral norm and stable rank of W'.")
-    terms: bool = options.compute_option(False, "--terms", help="Also every UAT term's share of the last output.")
+    spectrum: bool = options.compute_option(help="Also the spectral norm and stable rank of W'.")
+    terms: bool = options.compute_option(help="Also every UAT term's share of the last output.")
     end_to_end: bool = options.compute_option(
-        False,
-        "--end-to-end",
         help="Also how tokens of the first block's input reach the last output through all blocks; beside "
         "uniform attention; as much work as two more passes a token.",
     )
     routing: bool = options.compute_option(
-        False,
-        "--routing",
         help="Also where attention weights come from: W_QK of every head, and what scores are explained by.",
     )
     heads: bool = options.compute_option(
-        False,
-        "--heads",
         help="Also what each attention head reads: the first, the previous, an equal or the token behind an equal one "
         "(induction), how many tokens and how far away; beside uniform attention.",
     )
-    per_prompt: bool = options.compute_option(
-        False, "--per-prompt", help="Also the values and spreads over the prompts."
-    )
+    per_prompt: bool = options.compute_option(help="Also the values and spreads over the prompts.")
     matrices: str | None = options.compute_option(
-        None,
-        "--matrices",
         metavar="FILE",
         help="Write every block's W' by its factors (H, V, O, scales), C, inputs and tokens to a .safetensors file, "
         "block by block; heads x N x N x 4 bytes a block and prompt of N tokens. To rebuild W': "
         "duat explain operator-file.",
     )
     maps: int | None = options.compute_option(
-        None,
-        "--maps",
         metavar="K",
         min=0,
         help="Also C of the first K prompts, token by token, up to 64 tokens. Default: 0, with --format html 1.",
     )
     save: str | None = options.compute_option(
-        None,
-        "--save",
         metavar="WHAT",
         help="Write what the input sets in every block, one .safetensors file a prompt, block by block: H (attention "
         "weights), S (norm scales), bias (b'_{j,2} and b'_{j,3}), separated by commas; needs --save-to. More: "
         "duat explain network.",
     )
     save_to: str | None = options.compute_option(
-        None, "--save-to", metavar="DIR", help="The folder of --save: a new one, or one without such files."
+        metavar="DIR", help="The folder of --save: a new one, or one without such files."
     )
     null: Literal["all", "uniform"] = options.compute_option(
         "all",
-        "--null",
         metavar="WHICH",
         help="What to compare the statistics of W' with: uniform attention, or all: also the same architecture "
         "re-initialised, which takes a second model's memory, or a second block's where weights are read in parts.",
     )
     out: str | None = options.OUT
-    no_cache: bool = options.compute_option(
-        False, "--no-cache", help="Neither read nor write the cache of Gram matrices and nulls."
-    )
+    no_cache: bool = options.compute_option(help="Neither read nor write the cache of Gram matrices and nulls.")
 
     def settings(self) -> InspectOptions:
         """InputError for --layers and --threshold that cannot be meant."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Literal
 
 from duat_cli.cli.commands import lora_diff
@@ -106,8 +106,7 @@ def plan(
     run, 2 it cannot.
     """
     from duat_cli.analysis.clock import Clock
-    from duat_cli.analysis.plan.task import Task
-    from duat_cli.api.planning import PlanRequest, plan_report, task_of
+    from duat_cli.api.planning import PlanRequest, plan_report
     from duat_cli.api.settings import one_question
 
     for of, names in OPTIONS_OF.items():
@@ -119,27 +118,17 @@ def plan(
     require_repair(asked.calibration, asked.repair)
     wanted = loading.request(model)
     pruning = Pruning(**{name: getattr(asked, name) for name in OPTIONS_OF["prune-bound"]})
-    task = Task(
-        command,
-        processes=processes(),
-        reinitialised=asked.null == "all",
-        pruning=pruning.settings(),
-        every_position=asked.position is not None,
-        steps=asked.steps,
-        fixed=asked.fixed,
-        patch=asked.patch is not None,
-    )
+    alike = {field.name for field in fields(PlanRequest)} & vars(asked).keys() - {"tokens", "select"}
     request = PlanRequest(
+        pruning=pruning.settings(),
         model=replace(wanted, device="cpu"),
         texts=texts.request(),
         tokens=_parse_tokens(asked.tokens),
-        task=task_of(task, asked.policy, asked.select or [], loading.dtype),
-        tuned=asked.tuned,
-        default_prompts=asked.default_prompts,
-        holdout=asked.holdout,
-        calibration=asked.calibration,
-        time=asked.time,
+        command=command,
+        select=asked.select or [],
         device=loading.device,
+        processes=processes(),
+        **{name: getattr(asked, name) for name in alike},
     )
     talk = talk_of(voice)
     presentation = Presentation.of(shown, voice)

@@ -32,15 +32,11 @@ class ChosenSet(Options):
     """Which set is written, and where."""
 
     export: str | None = options.output_option(
-        None,
-        "--export",
         metavar="FILE",
         help="Write the chosen set of the one --granularity: .json with module names; .yaml, for blocks, as mergekit "
         "slices.",
     )
     apply: str | None = options.output_option(
-        None,
-        "--apply",
         metavar="DIR",
         help="Write a checkpoint without the chosen set to a new folder; read back and compared with the ablation.",
     )
@@ -48,7 +44,6 @@ class ChosenSet(Options):
         None,
         "--set",
         metavar="guaranteed|largest|N",
-        show_default=False,
         help="The set of --export and --apply: the largest that is guaranteed on held-out prompts, the largest within "
         "the budget on the prompts that chose it, or the N least damaging terms. Default: guaranteed, where prompts "
         "are held out.",
@@ -167,9 +162,7 @@ class _Chosen:
             raise InputError(f"--export '{export}': expected a name that ends in {', '.join(EXPORT_SUFFIXES)}")
         if export is not None and Path(export).suffix != ".json" and tuple(kinds) != ("block",):
             raise InputError(f"--export '{export}': mergekit slices are for whole blocks; use --granularity block")
-        target = None
-        if export is not None:
-            target = Target.of("--export", export)
+        target = None if export is None else Target.of("--export", export)
         if apply is not None:
             from duat_cli.analysis.prune.sets.apply import check_directory
 

@@ -20,113 +20,78 @@ class Pruning(Options):
     prompt: list[str] | None = options.Texts.prompt
     prompts: str | None = options.Texts.prompts
     holdout: str | None = options.input_option(
-        None,
-        "--holdout",
         metavar="FILE|SHARE",
-        show_default=False,
         help="Prompts that test the chosen sets and play no part in choosing: a file, or a share of the prompts "
         "such as 0.5. Default: a bundled set, if the prompts are the bundled ones too.",
     )
     max_tokens: int | None = options.Texts.max_tokens
     chat: bool = options.Texts.chat
     granularity: str | None = options.compute_option(
-        None,
-        "--granularity",
         metavar="LIST",
-        show_default=False,
         help="What may go: neuron, head, expert, ffn, attention, block. Several with commas, such as neuron,head, go "
         "into one set, ordered by damage a parameter, if none is a part of another. Default: whatever the model has, a "
         "set of each kind.",
     )
     metric: MetricName | None = options.compute_option(
-        None,
-        "--metric",
         metavar="METRIC",
-        show_default=False,
         help="Damage: hidden (relative change of the final hidden states), kl (nats, of the distribution over "
         "next tokens, or over a classifier's classes), or nll (change of the loss). Default: kl where there is such a "
         "head, else hidden.",
     )
     effort: Effort = options.compute_option(
         "default",
-        "--effort",
         metavar="HOW",
         help="quick: fewer probes, ablations and tested sets, prompts that choose sets cut to 384 tokens together (by "
         "default 768), no certified bounds. thorough: more of each. --probes and --measure go before it.",
     )
     probes: int | None = options.compute_option(
-        None,
-        "--probes",
         metavar="K",
         min=2,
-        show_default=False,
         help="Random directions of the output that are carried back, for every prompt. Default: 32.",
     )
     measure: int | None = options.compute_option(
-        None,
-        "--measure",
         metavar="N",
         min=0,
-        show_default=False,
         help="Terms of every kind to ablate for real: all if there are no more, else a random sample; of whole parts "
         "four times as many. Default: 16.",
     )
-    budget: float = options.compute_option(
-        0.1, "--budget", metavar="X", help="Largest damage allowed, in the metric's unit."
-    )
+    budget: float = options.compute_option(0.1, metavar="X", help="Largest damage allowed, in the metric's unit.")
     ablate: Literal["zero", "mean"] = options.compute_option(
         "zero",
-        "--ablate",
         metavar="HOW",
         help="What stands in for a removed term: zero, or the mean of its activations over the prompts.",
     )
     remove: str | None = options.compute_option(
-        None,
-        "--remove",
         metavar="SHARE",
-        show_default=False,
         help="The set that holds this share of the blocks' parameters, such as 20%, or of all of the model's: 20%/all. "
         "In place of the largest within the budget.",
     )
     criteria: bool = options.compute_option(
-        False,
-        "--criteria",
         help="Also run on the held-out prompts what other criteria would remove (magnitude, Wanda, Taylor, ShortGPT), "
         "and 5 random sets, of as many parameters as the chosen set and the middle one of those tested: up to 28 "
         "passes more of every held-out prompt for each kind.",
     )
     rounds: int = options.compute_option(
         1,
-        "--rounds",
         metavar="K",
         min=1,
         help="Sketch the model again after each of K parts of the set is gone, and show what that brings over one.",
     )
     uniform: bool = options.compute_option(
-        False,
-        "--uniform",
         help="Sets take as many neurons of every FFN, and as many key and value heads, with the heads that use them, "
         "of every attention: then all of them can leave the file.",
     )
     repair: bool = options.compute_option(
-        False,
-        "--repair",
         help="Refit what is left by least squares to the dense model's outputs; budget, guarantee and --apply are then "
         "of the repaired model.",
     )
     calibration: str | None = options.input_option(
-        None,
-        "--calibration",
         metavar="FILE",
-        show_default=False,
         help="Prompts that --repair fits to, as of --prompts. Default: the prompts of the report.",
     )
-    confidence: float = options.compute_option(
-        0.95, "--confidence", metavar="P", help="Of every interval and of the guarantee."
-    )
+    confidence: float = options.compute_option(0.95, metavar="P", help="Of every interval and of the guarantee.")
     exceed: float = options.compute_option(
         0.1,
-        "--exceed",
         metavar="SHARE",
         help="The guarantee: at most this share of prompts has a damage above the budget.",
     )
