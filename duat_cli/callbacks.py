@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate.utils import broadcast_object_list
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -26,12 +26,10 @@ from duat_cli.checks.nearest import suggestion
 from duat_cli.checks.paths import asks_for, flatten, is_known, known_paths, matches
 from duat_cli.checks.verdict.conclude import plan
 from duat_cli.errors import DuatError, InputError
+from duat_cli.loading.texts import PromptText
 from duat_cli.results.behaviour import Behaviour
+from duat_cli.results.check import CheckReport
 from duat_cli.text import one_line, plural
-
-if TYPE_CHECKING:
-    from duat_cli.loading.texts import PromptText
-    from duat_cli.results.check import CheckReport
 
 METRICS = ("certificate.relative_error", "behaviour.loss_per_token", "summary.*")
 PREFIX = "duat/"

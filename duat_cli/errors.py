@@ -59,3 +59,9 @@ def or_reason(work: Callable[[], T]) -> T | str:
         return work()
     except UnsupportedModelError as reason:
         return str(reason)
+
+
+def needed(value: T | None) -> T:
+    """A value that is there wherever this is asked, by what was asked for, or done, before."""
+    assert value is not None
+    return value

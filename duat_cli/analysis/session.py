@@ -23,7 +23,7 @@ from duat_cli.analysis.plan.waves import prompt_waves
 from duat_cli.analysis.prepared import stack_read
 from duat_cli.analysis.progress import Progress
 from duat_cli.cache.tensors import TensorCache, gram_key
-from duat_cli.errors import NotFiniteError, UnsupportedModelError
+from duat_cli.errors import NotFiniteError, UnsupportedModelError, needed
 from duat_cli.loading.model.fingerprint import fingerprint
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
@@ -112,8 +112,7 @@ class Session:
     @functools.cached_property
     def fingerprint(self) -> str:
         """Of the weights."""
-        assert self.loaded.paged is not None
-        return self.loaded.paged.fingerprint(self.loaded.model)
+        return needed(self.loaded.paged).fingerprint(self.loaded.model)
 
     @property
     def structure(self) -> ModelStructure:
@@ -122,8 +121,7 @@ class Session:
             self.sweep_all([], lambda _number: _ignore)
         if self._discovering is not None:
             return self._discovering.so_far()
-        assert self._structure is not None
-        return self._structure
+        return needed(self._structure)
 
     @property
     def depth(self) -> int:
@@ -173,9 +171,7 @@ class Session:
         attempt, of which this is the last; else behind."""
         if self.weights is None:
             return shown(guest_of(self.structure), self.structure, self.loaded.like)
-        guest = self._sweep_paged({}, lambda _number: _ignore, lambda _number, _output: None, guest_of)
-        assert guest is not None
-        return guest
+        return needed(self._sweep_paged({}, lambda _number: _ignore, lambda _number, _output: None, guest_of))
 
     def together(self, passes: Sequence[Pass]) -> None:
         """Run passes over blocks that are discovered; where weights are read, side by side. The first goes through

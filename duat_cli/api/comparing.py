@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import Any, Literal, Unpack
 
 from duat_cli.analysis.plan.task import Task
+from duat_cli.analysis.progress import Progress
 from duat_cli.api.asking import Asked, File, Loading, Model, Pictures, Tensors, Texts, computing, input_files
 from duat_cli.api.ground import heard
 from duat_cli.api.results import CompareResult
 from duat_cli.api.settings import beside_shared, blocks_of, no_decoder, texts_only
 from duat_cli.kinds import Patched
 
-if TYPE_CHECKING:
-    from duat_cli.analysis.progress import Progress
-    from duat_cli.loading.inputs.request import StackName
-
+from duat_cli.loading.inputs.request import StackName
 
 @computing
 def compare(

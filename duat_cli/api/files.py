@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args
+from typing import Any, Literal, Unpack, get_args
 
 from duat_cli.analysis.plan.task import PruneOptions, Task
+from duat_cli.analysis.progress import Progress
 from duat_cli.api.asking import (
     Asked,
     File,
@@ -25,10 +26,7 @@ from duat_cli.api.settings import no_decoder, one_of, whole_numbers
 from duat_cli.api.target import FileTarget, refuse_overwriting
 from duat_cli.errors import InputError
 from duat_cli.kinds import Patched, Planned
-
-if TYPE_CHECKING:
-    from duat_cli.analysis.progress import Progress
-    from duat_cli.loading.inputs.request import StackName
+from duat_cli.loading.inputs.request import StackName
 
 
 @computing

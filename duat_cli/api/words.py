@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
+from duat_cli.analysis.progress import Progress
 from duat_cli.api.asking import File
 from duat_cli.api.ground import heard, load_libraries, undisturbed
 from duat_cli.api.results import AttributeResult, ExplainResult, InspectResult, LoraResult, PruneResult
 from duat_cli.api.settings import one_of
+from duat_cli.results.base import Report
 from duat_cli.text import expanded
-
-if TYPE_CHECKING:
-    from duat_cli.analysis.progress import Progress
-    from duat_cli.results.base import Report
 
 Merged = InspectResult | AttributeResult | LoraResult | PruneResult
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from duat_cli.checks.answers import Agreement, Answers
 from duat_cli.checks.drift import Deviation
@@ -25,13 +25,6 @@ Need = Literal[
     "load", "report", "slack", "behaviour", "predictions", "baseline", "answers", "adapter", "tuned", "declared",
     "tokenizer",
 ]  # fmt: skip
-_Needed = TypeVar("_Needed")
-
-
-def needed(value: _Needed | None) -> _Needed:
-    """What is there wherever the rule is judged, by its `needs`."""
-    assert value is not None
-    return value
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import UnsupportedModelError, needed
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.block.slots import parted
 from duat_cli.models.instrument.hooks import hooked
@@ -77,8 +77,7 @@ def expert_parts(
     half, none = (routed(scale).detach() for scale in (0.5, 0.0))
     if not relative_error(2 * (half - none), whole.detach() - none) <= tolerance_for(whole.dtype):
         return None, None
-    made = events[0].result
-    assert made is not None
+    made = needed(events[0].result)
     slope, at = pulled(whole, [leaves[0], made], gradient.reshape(len(gradient), *whole.shape))
     experts = held.site.collect(slope.double() * held.value.double(), held.index)
     form = known.of(events[0], held.site)

@@ -24,6 +24,7 @@ from duat_cli.analysis.attribute.parts import BlockParts, UnitParts
 from duat_cli.analysis.attribute.targets import Target
 from duat_cli.analysis.attribute.work import Found, Prediction, Work
 from duat_cli.analysis.session import Session
+from duat_cli.errors import needed
 from duat_cli.models.instrument.hooks import After, hooked
 from duat_cli.models.sweep.lockstep import Call
 from duat_cli.models.sweep.passes import BlockCall, RecordingPass, Removal, Removals, removals
@@ -63,8 +64,7 @@ class Measurer:
 
     def __init__(self, session: Session, work: Work, ids: Tensor, target: Target, count: int) -> None:
         """work: done, on this prompt. count: how many heads, neurons and tokens are taken out."""
-        assert work.form is not None
-        self._session, self._sites, self._layer = session, work.sites, work.form.layer
+        self._session, self._sites, self._layer = session, work.sites, needed(work.form).layer
         self._columns = work.known.columns
         self._model, self._ids, self._target = session.loaded.model, ids, target
         self._count = count
@@ -166,8 +166,7 @@ class Measurer:
         return self._running(removals(self._session.structure, self._sites, [term]), calls)
 
     def _without_neuron(self, unit: UnitParts, place: Place, calls: Sequence[BlockCall]) -> _Seen:
-        site = unit.site
-        assert site is not None
+        site = needed(unit.site)
         if unit.in_expert is None:
             return self._without(TermId("neuron", place.block, site.offset + place.number), calls)
         where = divmod(place.number, unit.in_expert)
@@ -190,8 +189,7 @@ class Measurer:
             return output
 
         plain = Call(Prediction(self._model, self._ids))
-        assert self._embedding is not None
-        return _Seen(plain, self._layer, (self._embedding, put))
+        return _Seen(plain, self._layer, (needed(self._embedding), put))
 
     @functools.cached_property
     def _embedding(self) -> nn.Module | None:
@@ -205,8 +203,7 @@ class Measurer:
     @functools.cached_property
     def _mean(self) -> Tensor:
         """Of what every token of the vocabulary is embedded as, (M,) float64."""
-        embedding, count = self._embedding, self._model.config.get_text_config().vocab_size
-        assert embedding is not None
+        embedding, count = needed(self._embedding), self._model.config.get_text_config().vocab_size
         total = torch.zeros(1, dtype=torch.float64)
         with torch.no_grad():
             for first in range(0, count, ROWS):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.analysis.attribute.experts import KnownExperts, expert_parts
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import UnsupportedModelError, needed
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.instrument.records import UnitCall
 from duat_cli.models.instrument.rig import BlockRun
@@ -174,8 +174,7 @@ def _unit_parts(block: BlockAdjoint, place: int, unit: UnitCall, call: int, know
     experts, inside = (None, None) if routed is None else expert_parts(routed, unit, both, known)
     site, in_expert = None if held is None else held.site, None
     if neurons is None and inside is not None:
-        assert routed is not None
-        neurons, site, in_expert = inside.flatten(1), routed.site, inside.shape[2]
+        neurons, site, in_expert = inside.flatten(1), needed(routed).site, inside.shape[2]
     return UnitParts(
         name=type(unit.module).__name__,
         mixes=unit.module in run.parts.mixing,

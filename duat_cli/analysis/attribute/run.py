@@ -16,7 +16,7 @@ from duat_cli.analysis.attribute.total import Attributed, AttributeHead, Attribu
 from duat_cli.analysis.attribute.work import Found, Work
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session, prompt_facts
-from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.errors import InputError, UnsupportedModelError, needed
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
@@ -125,8 +125,7 @@ class Attributor:
 
     def _measurer(self, some: Found, text: Prompt) -> Measurer:
         work, session = self._work, self._session
-        assert work.chain is not None
-        work.chain.require()
+        needed(work.chain).require()
         self._progress(some.prompt, work.count, f"removing what leads in prompt {some.prompt + 1} of {work.count}")
         ids = text.input_ids.to(session.loaded.device)
         return Measurer(session, work, ids, some.targets[0], self._options.measure)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.compat.transformers import stated
-from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.errors import InputError, UnsupportedModelError, needed
 from duat_cli.loading.words import Labels, Named, Words
 from duat_cli.models.arrays import relative_error, tolerance_for, wide
 from duat_cli.text import clean
@@ -38,8 +38,7 @@ class Target:
         row = self.row(output).double()
         if self.direction is not None:
             return row @ self.direction
-        assert self.token is not None
-        found = row[self.token]
+        found = row[needed(self.token)]
         if self.against is not None:
             found = found - row[self.against]
         return found - row.mean() if self.against_mean else found

@@ -24,7 +24,7 @@ from duat_cli.analysis.plan.waves import recorded_waves
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.compat.libc import give_back_free_memory
-from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.errors import InputError, UnsupportedModelError, needed
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.block.parts import BlockParts as BlockModules
 from duat_cli.models.budgets import TARGET_BYTES, target_bytes
@@ -66,8 +66,7 @@ class _Prompt:
     record: RecordingPass | None = None
 
     def recorded(self) -> Recorded:
-        assert self.record is not None
-        return self.record.recorded
+        return needed(self.record).recorded
 
 
 class Work:

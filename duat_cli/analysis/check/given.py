@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from duat_cli.analysis.check.run import NO_ADAPTER, Ran, run_of, seen, settings, with_answers
+from duat_cli.analysis.clock import RunFacts
+from duat_cli.analysis.progress import Progress
 from duat_cli.checks.rule import Evidence
 from duat_cli.checks.verdict.conclude import CheckPlan, conclude
 from duat_cli.checks.weights import facts_of
 from duat_cli.loading.model.given import streamed
-
-if TYPE_CHECKING:
-    from duat_cli.analysis.clock import RunFacts
-    from duat_cli.analysis.progress import Progress
-    from duat_cli.loading.model.load import LoadedModel
-    from duat_cli.loading.prompts import Prompt
-    from duat_cli.results.check import CheckReport
-    from duat_cli.results.inspect import InspectReport
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.prompts import Prompt
+from duat_cli.results.check import CheckReport
+from duat_cli.results.inspect import InspectReport
 
 IN_MEMORY = "the model is in memory: there are no files to look at"
 

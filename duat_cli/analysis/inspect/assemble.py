@@ -10,6 +10,7 @@ from torch import Tensor
 from duat_cli.analysis.decomposition import BlockTerms, Carried, PartNumbers, ThreeParts
 from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers
 from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.errors import needed
 from duat_cli.models.arrays import relative_error
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.coupling import CouplingNumbers, CouplingSums
@@ -191,13 +192,12 @@ def _part(numbers: PartNumbers) -> Part:
 def end_to_end(carried: Carried) -> EndToEnd:
     """How source tokens reach the last block's output through the whole network, dynamic parameters frozen: of one
     prompt the coupling numbers of c_ij = ‖(T_L…T_1)(e_j ⊗ x_0[j])_i‖."""
-    assert carried.sources is not None
-    assert carried.uniform is not None
-    uniform, reasons = _by_source(carried.uniform), {"reinitialised": NOT_CARRIED}
+    sources, reasons = needed(carried.sources), {"reinitialised": NOT_CARRIED}
+    uniform = _by_source(needed(carried.uniform))
     return EndToEnd(
-        coupling=_by_source(carried.sources),
+        coupling=_by_source(sources),
         null=EndToEndNulls(uniform=uniform, reinitialised=None, reasons=reasons),
-        certificate_error=relative_error(carried.sources.sum(dim=0), carried.linear),
+        certificate_error=relative_error(sources.sum(dim=0), carried.linear),
     )
 
 

@@ -9,7 +9,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import UnsupportedModelError, needed
 from duat_cli.models.arrays import relative_error
 from duat_cli.models.instrument.attention import AttentionCall, ScoreInputs
 from duat_cli.models.instrument.functions.scores import ScoreLayer, score_layers
@@ -65,8 +65,7 @@ def routing(run: BlockRun) -> Routing:
 
 def _rebuilt(call: AttentionCall) -> tuple[float | None, str | None]:
     """How far softmax of the rebuilt scores is from the captured H, or why it is not that softmax."""
-    assert call.scored is not None
-    given = call.scored
+    given = needed(call.scored)
     rest = sorted(
         name
         for name, value in given.options.items()

@@ -31,7 +31,7 @@ from duat_cli.analysis.inspect.total import PromptSweep
 from duat_cli.analysis.inspect.uniform import UniformNulls
 from duat_cli.analysis.progress import Progress, ticker
 from duat_cli.analysis.session import Listener, Session
-from duat_cli.errors import DuatError, UnsupportedModelError, or_reason
+from duat_cli.errors import DuatError, UnsupportedModelError, needed, or_reason
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.activations import largest_activations
 from duat_cli.models.instrument.rig import BlockRun
@@ -175,11 +175,9 @@ class _Sweep:
         if beside is not None:
             first.beside = beside.ended(self._session, self._prompts[0], output)
         if self._options.terms:
-            assert self._output is not None
-            first.terms = _uat_terms(self._decomposition, self._output)
+            first.terms = _uat_terms(self._decomposition, needed(self._output))
         if self._options.end_to_end:
-            assert carried is not None
-            first.end_to_end = end_to_end(carried)
+            first.end_to_end = end_to_end(needed(carried))
         tokens = self._prompts[0].input_ids.shape[1]
         for prompt, sweep in enumerate(self._found):
             for index, numbers in self._uniform.numbers(prompt).items():
@@ -190,8 +188,7 @@ class _Sweep:
 
 def _uat_terms(decomposition: Decomposition, output: Tensor) -> list[UatTerm]:
     """Every term of the sum at the last block's output."""
-    carried = decomposition.carried
-    assert carried is not None
+    carried = needed(decomposition.carried)
     encoder = [] if carried.encoder is None else [carried.encoder]
     kinds: list[tuple[str, Literal["linear", "static", "dynamic", "encoder"], int | None]] = [
         ("x_0", "linear", None),

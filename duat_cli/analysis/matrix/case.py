@@ -15,7 +15,7 @@ from torch import Tensor
 from duat_cli.analysis.decomposition import Decomposition, Step
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import UnsupportedModelError, needed
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.factors import own_contribution
@@ -133,8 +133,7 @@ def _case(session: Session, run: BlockRun, step: Step, error: float) -> tuple[At
     except UnsupportedModelError as fault:
         reason = f"block {run.index} ({run.parts.name}) has no explicit matrices: {fault}"
         raise UnsupportedModelError(reason) from fault
-    known = block.factors
-    assert known is not None
+    known = needed(block.factors)
     mixed, contribution = own_contribution(run, known.tap)
     if known.gated:  # also where the factors of a head's channels are one, and part of its H
         mixed = mixed * gate_of(run, step.given)[0].transpose(0, 1)

@@ -20,7 +20,7 @@ from duat_cli.analysis.network.file import FORMAT, NetworkFile, require_room
 from duat_cli.analysis.network.layer import Hidden, hidden_of, layer_of, own_pre_activation, places_of
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session, prompt_facts
-from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.errors import InputError, UnsupportedModelError, needed
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.block.parts import BlockParts
@@ -180,8 +180,7 @@ def _known(number: int, parts: BlockParts, routed: Any, written: Trace) -> Known
     if isinstance(form, FeedForward):
         return Known(unit, form)
     event = written.calls(form.module)[0]
-    slots = routing_slots(event.args, event.kwargs)
-    assert slots is not None
+    slots = needed(routing_slots(event.args, event.kwargs))
     return Known(unit, form, taken(event.args, event.kwargs, slots.index).shape[1])
 
 

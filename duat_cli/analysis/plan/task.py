@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from duat_cli.errors import InputError
+from duat_cli.errors import InputError, needed
 from duat_cli.kinds import KINDS, WHOLE, Effort, Kind, MetricName, apart
 from duat_cli.models.budgets import ABLATION_BYTES
 from duat_cli.statistics.binomial import prompts_needed
@@ -242,8 +242,7 @@ class Task:
     @property
     def pruned(self) -> PruneOptions:
         """`pruning` of a command that has it."""
-        assert self.pruning is not None
-        return self.pruning
+        return needed(self.pruning)
 
     @property
     def chosen_on(self) -> tuple[int, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from duat_cli.checks.policy import Level
-from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings, needed
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.errors import needed
 from duat_cli.results.behaviour import CLASSES, NOT_FINITE, Behaviour
 from duat_cli.text import plural
 

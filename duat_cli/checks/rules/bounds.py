@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from duat_cli.checks.paths import asks_for, block_index, flatten, matches, place_of
 from duat_cli.checks.policy import BoundTable, Layer
-from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings, needed
-from duat_cli.errors import InputError
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.errors import InputError, needed
 from duat_cli.text import shown
 
 

@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings, needed
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.errors import needed
 from duat_cli.grouping import by_key
 from duat_cli.loading.declared.embedder import PATHS, TYPES
 from duat_cli.loading.declared.facts import (

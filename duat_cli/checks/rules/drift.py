@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from duat_cli.checks.baseline import metric_of
 from duat_cli.checks.drift import Deviation
-from duat_cli.checks.rule import Evidence, Measurement, Need, Rule, Settings, needed
+from duat_cli.checks.rule import Evidence, Measurement, Need, Rule, Settings
+from duat_cli.errors import needed
 from duat_cli.grouping import by_key
 from duat_cli.text import apart, listed, plural, shown
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Literal
 
 from duat_cli.checks.places import BlockPlace, block_of, config_of_blocks, depth_field
-from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings, needed
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.errors import needed
 from duat_cli.grouping import by_key
 from duat_cli.text import listed, plural, shown
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings, needed
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.errors import needed
 
 
 def _slack(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings, needed
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.errors import needed
 from duat_cli.loading.declared.facts import Declared
 from duat_cli.loading.declared.tokenizer import TokenizerFacts
 from duat_cli.text import clean, listed, plural, shown

@@ -8,6 +8,7 @@ from torch import Tensor
 from duat_cli.analysis.geometry import Geometry
 from duat_cli.analysis.inspect.measured.entries import PAIR_DRAWS, are_counted, cutoff_of, draws
 from duat_cli.analysis.inspect.measured.numbers import OperatorNumbers, row_pieces, spectral
+from duat_cli.errors import needed
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.coupling import CouplingSums, channel_squares, narrow
 from duat_cli.operators.gated import SPECTRUM_SIDE, GatedSums
@@ -22,8 +23,7 @@ def measure_gated(
     operator: AttentionOperator, geometry: Geometry, *, threshold: float, spectrum: bool, matrix: bool
 ) -> OperatorNumbers:
     """All statistics of W' in one pass over the rows of H."""
-    gate = operator.gate
-    assert gate is not None
+    gate = needed(operator.gate)
     heads, tokens, _ = gate.shape
     sums, coupling = GatedSums(geometry.channels(), gate), CouplingSums(kinds=2)
     root = narrow(operator.factors.output.flatten(0, 1))
@@ -60,8 +60,7 @@ def measure_gated(
 
 def _filled(operator: AttentionOperator, pattern: EntryPattern, reached: Tensor) -> float:
     """Σ over blocks of the share of entries that can be nonzero; a gate of zero closes its channel."""
-    gate = operator.gate
-    assert gate is not None
+    gate = needed(operator.gate)
     sources = operator.source_scale.abs()  # (heads, N)
     live = reached & (operator.token_scale != 0).reshape(-1, 1)
     if bool((gate != 0).all()):
@@ -76,8 +75,7 @@ def _filled(operator: AttentionOperator, pattern: EntryPattern, reached: Tensor)
 def _numerical(operator: AttentionOperator, norm: float, threshold: float, nonzero: float) -> ShareEstimate | None:
     """The share of entries above the threshold: counted for a small W', else of drawn entries of drawn blocks."""
     whole = operator.matrix()
-    gate, factors, tokens = operator.gate, operator.factors, whole.left.shape[-1]
-    assert gate is not None
+    gate, factors, tokens = needed(operator.gate), operator.factors, whole.left.shape[-1]
     inner, outer = tokens * factors.width, tokens * factors.hidden_size
     cutoff = cutoff_of(inner, outer, norm, threshold)
     values = factors.value.repeat_interleave(factors.groups, 0)

@@ -34,7 +34,7 @@ from duat_cli.analysis.inspect.save.asked import KINDS, require_folder
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.tensor_file import TensorFile, require_disk
 from duat_cli.compat.transformers import stated
-from duat_cli.errors import InputError
+from duat_cli.errors import InputError, needed
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.text import clean, one_line
@@ -121,8 +121,7 @@ class StateFiles:
             for name, tensor in norm_scales(run):
                 here.add(run.index, name, tensor)
         if "bias" in self._kinds:
-            carried = decomposition.carried
-            assert carried is not None
+            carried = needed(decomposition.carried)
             static = torch.zeros_like(carried.linear) if carried.static is None else carried.static
             here.add(run.index, "b3", static)
             here.bias(run, step)

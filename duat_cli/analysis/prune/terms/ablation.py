@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.plan.waves import waves
 from duat_cli.analysis.prune.terms.damage import Metric
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import UnsupportedModelError, needed
 from duat_cli.loading.model.processes import Each, in_turn
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, tolerance_for
@@ -92,8 +92,7 @@ class AblationPass:
 
     def active(self) -> contextlib.AbstractContextManager[None]:
         """What `run` needs around it."""
-        assert self._pass is not None
-        return self._pass.active()
+        return needed(self._pass).active()
 
     def run(self) -> None:
         assert self._pass is not None

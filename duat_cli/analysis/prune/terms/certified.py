@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.prune.terms.layers import Layers
 from duat_cli.compat.libc import give_back_free_pages
-from duat_cli.errors import UnsupportedModelError, or_reason
+from duat_cli.errors import UnsupportedModelError, needed, or_reason
 from duat_cli.kinds import KINDS, Kind
 from duat_cli.models.arrays import equal
 from duat_cli.models.block.norm_scale import ball_of
@@ -151,9 +151,7 @@ class Certified:
         self._written.append((event, written))
 
     def _bound(self, number: int) -> None:
-        found = self._written[number]
-        assert found is not None
-        (event, written), self._written[number] = found, None
+        (event, written), self._written[number] = needed(self._written[number]), None
         with torch.no_grad():
             inner = inner_of(self._structure, self._sites, written, number)
             norms = _Norms(written, self._tracer.outside, self._before, self._structure.hidden_size, self._balls)
@@ -326,8 +324,7 @@ class _Block:
 
     def _capped(self, arrival: _Arrival, count: int) -> TermBounds:
         """Terms in front of a branch's norm: only what any change there could do."""
-        assert arrival.norm is not None
-        most = self.norms.ball(arrival.norm).largest_difference() * arrival.factor
+        most = self.norms.ball(needed(arrival.norm)).largest_difference() * arrival.factor
         return TermBounds(torch.full((count,), most, dtype=torch.float64), vacuous=True)
 
 

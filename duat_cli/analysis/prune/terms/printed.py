@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.prune.terms.frozen import FrozenBlock, Neurons
+from duat_cli.errors import needed
 from duat_cli.models.arrays import wide
 from duat_cli.models.budgets import AT_ONCE, drawn_in_block
 from duat_cli.models.instrument.rig import BlockRun
@@ -58,8 +59,7 @@ class _Set:
     @property
     def moving(self) -> list[Tensor]:
         """All that is missing from the stream without the set."""
-        assert self.carried is not None
-        return [self.carried, *self.each]
+        return [needed(self.carried), *self.each]
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,11 @@ class PrintedReader(Generic[Of]):
 
     def found(self) -> dict[Of, Printed]:
         """Of every set, behind the last block."""
-        assert self._output is not None
-        whole = wide(self._output).double()
+        whole = wide(needed(self._output)).double()
         size = float(whole.norm())
         results = {}
         for of, one in self._sets.items():
-            assert one.carried is not None
-            assert one.held is not None
-            carried, held = wide(one.carried).double(), wide(one.held).double()
+            carried, held = wide(needed(one.carried)).double(), wide(needed(one.held)).double()
             bound = float(carried.norm())
             triangle, variance = bound, 0.0
             if one.each:
@@ -144,9 +141,8 @@ class PrintedReader(Generic[Of]):
         for one in begun:
             removal = one.removals.get(block.run.index)
             if removal is not None:
-                assert one.held is not None
                 block.move(one.moving, removal)
-                one.held = block.whole(one.held, removal)
+                one.held = block.whole(needed(one.held), removal)
 
     def _add(self, one: _Set, block: FrozenBlock, terms: Sequence[TermId], alone: dict[TermId, Tensor]) -> None:
         """What the set has in this block. alone: parts of single terms that other sets asked for already."""

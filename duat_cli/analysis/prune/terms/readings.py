@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.analysis.prune.terms.frozen import FrozenBlock, Neurons
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import UnsupportedModelError, needed
 from duat_cli.models.arrays import gaussian, relative_error, rounding, tolerance_for, wide
 from duat_cli.models.block.norm_scale import NormScale, norm_scale
 from duat_cli.models.budgets import NEURONS_AT_ONCE
@@ -168,8 +168,7 @@ class _Here(FrozenBlock):
 
     def scale(self, branch: Branch) -> NormScale:
         """Of the norm on the branch."""
-        norm = branch.norm
-        assert norm is not None
+        norm = needed(branch.norm)
         if norm not in self._scales:
             self._scales[norm] = norm_scale(norm, self.run.parts.norms[norm], branch.in_front_of_norm(self.intact))
         return self._scales[norm]
