@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Unpack, get_args
 
+from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.analysis.progress import Progress
 from duat_cli.api.asking import (
@@ -56,7 +57,6 @@ def lora_diff(
     `tuned` and `other` may name a revision of theirs, as in 'org/name@v2'. Without prompts, and unless
     `default_prompts`, the weights alone are compared. image, audio, inputs, stack: as of `inspect`, of no decoder.
     """
-    from duat_cli.analysis.clock import Clock
     from duat_cli.analysis.lora.run import LoraRequest, texts_to_run
     from duat_cli.analysis.lora.run import lora_diff as compute
 
@@ -105,7 +105,6 @@ def check(
     if not weights_only:
         load_libraries()
     with undisturbed():
-        from duat_cli.analysis.clock import Clock
         from duat_cli.checks.verdict.conclude import plan as planned
 
         if isinstance(select, str):
@@ -175,7 +174,6 @@ def plan(
     fixed, patch: of `compare`.
     """
     with undisturbed():
-        from duat_cli.analysis.clock import Clock
         from duat_cli.api.planning import PlanRequest, plan_report
 
         one_of("command", command, get_args(Planned))

@@ -14,6 +14,7 @@ from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.api.settings import one_prompt, or_papers
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.kinds import Patched, Planned
+from duat_cli.loading.checkpoint.source import has_tokenizer
 from duat_cli.text import clean
 
 if TYPE_CHECKING:
@@ -159,8 +160,6 @@ def _on_device(request: PlanRequest, task: Task) -> tuple[str, Task, int | None]
 
 def _require_tokenizer(found: Found) -> None:
     """Texts are counted by it; a model of images or sound has none, or reads no texts."""
-    from duat_cli.loading.checkpoint.source import has_tokenizer
-
     path = clean(str(found.place.path))
     told = "give --tokens N, for a model of images or sound its number of patches or frames"
     if not has_tokenizer(found.place.path):
@@ -172,7 +171,6 @@ def _require_tokenizer(found: Found) -> None:
 def _reads_texts(found: Found) -> bool:
     """Whether the model reads token ids: where the folder has what makes images or sound into tensors, or no tokenizer,
     its class says it, if it is known; only then is torch imported."""
-    from duat_cli.loading.checkpoint.source import has_tokenizer
     from duat_cli.loading.declared.fields import processor
 
     if has_tokenizer(found.place.path) and not processor(found.place.path):
