@@ -199,11 +199,7 @@ def train_tokenizer(documents: list[str], vocabulary: int) -> FastTokenizer:
         single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, core.token_to_id(BOS))]
     )
     return FastTokenizer(
-        tokenizer_object=core,
-        bos_token=BOS,
-        eos_token=EOS,
-        model_max_length=512,
-        clean_up_tokenization_spaces=False,
+        tokenizer_object=core, bos_token=BOS, eos_token=EOS, model_max_length=512, clean_up_tokenization_spaces=False
     )
 
 

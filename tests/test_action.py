@@ -143,12 +143,7 @@ def test_what_cannot_be_told_is_code_2_with_the_reason_in_every_place(models: Pa
 
 @pytest.mark.parametrize(
     ("model", "fail_on", "code"),
-    [
-        ("broken", "undecided", 0),
-        ("broken", "never", 0),
-        ("empty", "undecided", 2),
-        ("empty", "never", 0),
-    ],
+    [("broken", "undecided", 0), ("broken", "never", 0), ("empty", "undecided", 2), ("empty", "never", 0)],
 )
 def test_fail_on_decides_the_code_and_not_the_result(
     model: str, fail_on: str, code: int, models: Path, tmp_path: Path

@@ -126,14 +126,7 @@ def test_private_names_stand_in_compat_alone() -> None:
 def test_compat_has_them() -> None:
     """What is looked for is there to be found."""
     found = [fault for path in (ROOT / "compat").glob("*.py") for fault in faults(path.read_text(encoding="utf-8"))]
-    for name in (
-        "_parameters",
-        "_attn_implementation",
-        "_from_config",
-        "torch._C",
-        "typer.core",
-        "MODEL_MAPPING",
-    ):
+    for name in ("_parameters", "_attn_implementation", "_from_config", "torch._C", "typer.core", "MODEL_MAPPING"):
         assert any(name in fault for fault in found), name
 
 

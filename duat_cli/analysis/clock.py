@@ -28,12 +28,7 @@ class Clock:
         self._tick = time.perf_counter()
 
     def run(
-        self,
-        planned_memory: int | None = None,
-        not_planned: str = NOT_PLANNED,
-        *,
-        device: str = "cpu",
-        shared: int = 0,
+        self, planned_memory: int | None = None, not_planned: str = NOT_PLANNED, *, device: str = "cpu", shared: int = 0
     ) -> Run:
         """The report's `run` object. planned_memory: bytes at most, where it was planned; else why it was not. device:
         what computed. shared: bytes that several processes had together at most, this one among them."""

@@ -24,13 +24,7 @@ from duat_cli.loading.quiet import described
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.chains import ByNameError
 from duat_cli.models.discovery.modality import STATES, decoder_of, input_name, is_pair, stack_of
-from duat_cli.models.discovery.structure import (
-    SEED,
-    ModelStructure,
-    discover,
-    probe_inputs,
-    run_stack,
-)
+from duat_cli.models.discovery.structure import SEED, ModelStructure, discover, probe_inputs, run_stack
 from duat_cli.models.discovery.unread import ENCODER_ALONE
 from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.foreign import model_code

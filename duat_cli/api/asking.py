@@ -11,12 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, get_args
 
-from duat_cli.analysis.opening import (
-    ModelRequest,
-    PromptRequest,
-    open_texts,
-    tokens_of,
-)
+from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_texts, tokens_of
 from duat_cli.analysis.prune.opening import inputs_apart, of_encoder, open_with_calibration
 from duat_cli.api.ground import load_libraries, undisturbed
 from duat_cli.api.settings import one_of, whole, whole_numbers

@@ -24,14 +24,7 @@ from duat_cli.api.asking import (
     several,
 )
 from duat_cli.api.ground import heard, undisturbed
-from duat_cli.api.results import (
-    AttributeResult,
-    InspectResult,
-    MatrixResult,
-    PruneResult,
-    SupportResult,
-    VerifyResult,
-)
+from duat_cli.api.results import AttributeResult, InspectResult, MatrixResult, PruneResult, SupportResult, VerifyResult
 from duat_cli.api.settings import (
     blocks_of,
     kinds_of,
@@ -320,11 +313,7 @@ def prune_bound(
 
 @computing
 def support(
-    model: Model = None,
-    *,
-    all_types: bool = False,
-    progress: Progress | None = None,
-    **loading: Unpack[Loading],
+    model: Model = None, *, all_types: bool = False, progress: Progress | None = None, **loading: Unpack[Loading]
 ) -> SupportResult:
     """`duat support`: how far duat understands a model, in memory too; all_types: every model type."""
     from duat_cli.analysis.clock import Clock

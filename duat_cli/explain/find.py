@@ -60,10 +60,7 @@ def explain(asked: str | None) -> ExplainReport:
     entries = everything()
     if asked is not None:
         wanted = _plain(asked)
-        entries = sorted(
-            next(filter(None, _found(wanted)), []),
-            key=lambda entry: _rank(entry, wanted),
-        )
+        entries = sorted(next(filter(None, _found(wanted)), []), key=lambda entry: _rank(entry, wanted))
         if not entries:
             known = dict.fromkeys(name for entry in everything() for name in _names(entry))
             raise InputError(

@@ -43,9 +43,7 @@ _Cross = Annotated[
     ),
 ]
 _WithRouting = Annotated[
-    Routing | None,
-    Meaning(needs="routing", by_name=True),
-    Field(description="where H comes from; with --routing"),
+    Routing | None, Meaning(needs="routing", by_name=True), Field(description="where H comes from; with --routing")
 ]
 _WithHeads = Annotated[
     Heads | None,
@@ -92,8 +90,7 @@ class Range(WithReasons):
 
 class Part(WithReasons):
     share: Annotated[
-        Finite | None,
-        Meaning("share", "exact", formula="<part, x> / |x|^2", source=_SUM, signed=True, drift="number"),
+        Finite | None, Meaning("share", "exact", formula="<part, x> / |x|^2", source=_SUM, signed=True, drift="number")
     ] = Field(description="what it makes of the whole; the shares of a place sum to 1")
     norm: Annotated[
         Finite | None, Meaning("relative", "exact", formula="|part| / |x|", source=_SUM, drift="number")
@@ -254,8 +251,7 @@ class EndToEnd(Result):
     )
     null: EndToEndNulls = Field(description="the same numbers where nothing was learned")
     certificate_error: Annotated[
-        Finite,
-        replace(_ERROR, formula="|sum_j (T_L...T_1)(e_j (x) x_0[j]) - (T_L...T_1) x_0| / |the latter|"),
+        Finite, replace(_ERROR, formula="|sum_j (T_L...T_1)(e_j (x) x_0[j]) - (T_L...T_1) x_0| / |the latter|")
     ] = Field(description="how far the source tokens' parts together are from the linear part of the output")
 
 

@@ -54,10 +54,9 @@ class OperatorChange(WithReasons):
     relative_change: Annotated[Finite | None, _of_operator("|W'_tuned - W'_base|_F / |W'_base|_F")] = Field(
         description="the whole difference"
     )
-    routing: Annotated[
-        Finite | None,
-        _of_operator("|sum_h (H'_h S' - H_h S) (x) A_h^T|_F / |W'_base|_F"),
-    ] = Field(description="the part of the difference that lies in what attention looks at, scales of norms included")
+    routing: Annotated[Finite | None, _of_operator("|sum_h (H'_h S' - H_h S) (x) A_h^T|_F / |W'_base|_F")] = Field(
+        description="the part of the difference that lies in what attention looks at, scales of norms included"
+    )
     weights: Annotated[Finite | None, _of_operator("|sum_h (H_h S) (x) (A'_h - A_h)^T|_F / |W'_base|_F")] = Field(
         description="the part that lies in what attention carries"
     )

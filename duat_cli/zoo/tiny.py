@@ -180,12 +180,7 @@ def _default(config_class: type[PreTrainedConfig], *attempts: dict[str, Any]) ->
 
 
 def _small_values(
-    default: PreTrainedConfig,
-    declared: set[str],
-    depth: int,
-    how: How,
-    widths: frozenset[int],
-    whole: Collection[str],
+    default: PreTrainedConfig, declared: set[str], depth: int, how: How, widths: frozenset[int], whole: Collection[str]
 ) -> dict[str, Any]:
     """whole: configs of parts that are not asked for."""
     values = _stored(default, declared)

@@ -8,13 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.common import (
-    Row,
-    interleaved,
-    median_seconds,
-    processes,
-    python,
-)
+from benchmarks.common import Row, interleaved, median_seconds, processes, python
 
 
 def check(runs: int) -> list[Row]:

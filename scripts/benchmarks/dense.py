@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.common import (
-    Row,
-    median_seconds,
-    seconds,
-)
+from benchmarks.common import Row, median_seconds, seconds
 
 
 def dense(runs: int) -> list[Row]:

@@ -76,13 +76,7 @@ def _ours(path: Path) -> tuple[list[float], list[int], int, int]:
 def _checkpoints(folder: Path) -> Iterator[tuple[str, Path]]:
     """Random biases but those of the FFNs' outputs: the peer counts them with the FFN, duat among biases."""
     import torch
-    from transformers import (
-        AutoTokenizer,
-        GPT2Config,
-        GPT2LMHeadModel,
-        LlamaConfig,
-        LlamaForCausalLM,
-    )
+    from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
     from duat_cli.zoo import tiny
 

@@ -9,11 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.common import (
-    Row,
-    median_seconds,
-    seconds,
-)
+from benchmarks.common import Row, median_seconds, seconds
 
 _WIDTH, _FFN, _DEPTH, _RANK = 4096, 11008, 32, 16
 _LINEARS = {

@@ -5,13 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from benchmarks.common import (
-    Row,
-    llama_shape,
-    loaded_model,
-    peak,
-    random_prompt,
-)
+from benchmarks.common import Row, llama_shape, loaded_model, peak, random_prompt
 
 
 def memory(runs: int) -> list[Row]:

@@ -14,12 +14,7 @@ from benchmarks.common import DEMO, Row, process_environment, python
 from benchmarks.shapes import SHAPES, write
 
 TEXTS = ["--prompt", "def read(path):", "--prompt", "for k in range(10): print(k)"]
-COMMANDS = {
-    "inspect": ["--null", "uniform"],
-    "prune-bound": ["--measure", "4"],
-    "check": [],
-    "lora-diff": [],
-}
+COMMANDS = {"inspect": ["--null", "uniform"], "prune-bound": ["--measure", "4"], "check": [], "lora-diff": []}
 
 
 def planned(_runs: int) -> list[Row]:

@@ -5,14 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 
-from benchmarks.common import (
-    DEMO,
-    PROMPT,
-    Row,
-    process_environment,
-    processes,
-    python,
-)
+from benchmarks.common import DEMO, PROMPT, Row, process_environment, processes, python
 
 
 def process(runs: int) -> list[Row]:

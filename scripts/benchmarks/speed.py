@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import time
 
-from benchmarks.common import (
-    Row,
-    interleaved,
-    llama_shape,
-    loaded_model,
-    random_prompt,
-)
+from benchmarks.common import Row, interleaved, llama_shape, loaded_model, random_prompt
 
 EACH = 12  # prompts for each core
 

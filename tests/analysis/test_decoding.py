@@ -408,8 +408,7 @@ def test_what_no_decoder_is_asked_for_is_one_line(
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["--out", "kept", "--stack", "decoder"], ["--matrices", "w.safetensors", "--stack", "all"]],
+    "words", [["--out", "kept", "--stack", "decoder"], ["--matrices", "w.safetensors", "--stack", "all"]]
 )
 def test_what_is_kept_in_files_is_of_one_stack(
     words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]

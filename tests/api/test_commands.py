@@ -277,11 +277,7 @@ def test_a_peft_model_is_its_merged_model(demo: Any, tokenizer: Any, tmp_path: P
     [
         (["inspect", "nowhere/there"], lambda: duat.inspect("./nowhere/there"), duat.DuatError),
         (["matrix", DEMO, "--layer", "9"], lambda: duat.matrix(DEMO, layer=9), duat.InputError),
-        (
-            ["inspect", DEMO, "--threshold", "-1"],
-            lambda: duat.inspect(DEMO, threshold=-1.0),
-            duat.InputError,
-        ),
+        (["inspect", DEMO, "--threshold", "-1"], lambda: duat.inspect(DEMO, threshold=-1.0), duat.InputError),
         (["prune-bound", "--budget", "0"], lambda: duat.prune_bound(budget=0), duat.InputError),
         (
             ["prune-bound", "--uniform", "--granularity", "block"],
@@ -290,11 +286,7 @@ def test_a_peft_model_is_its_merged_model(demo: Any, tokenizer: Any, tmp_path: P
         ),
         (["prune-bound", "--exceed", "2"], lambda: duat.prune_bound(exceed=2), duat.InputError),
         (["compare", "--prompt", "x"], lambda: duat.compare(prompts=["x"]), duat.InputError),
-        (
-            ["attribute", "--steps", "1", "--target", "x"],
-            lambda: duat.attribute(steps=1, target="x"),
-            duat.InputError,
-        ),
+        (["attribute", "--steps", "1", "--target", "x"], lambda: duat.attribute(steps=1, target="x"), duat.InputError),
         (["lora-diff", DEMO], lambda: duat.lora_diff(DEMO), duat.InputError),
         (["lora-diff", "--max-tokens", "3"], lambda: duat.lora_diff(max_tokens=3), duat.InputError),
         (["check", DEMO, "--policy", "nope"], lambda: duat.check(DEMO, policy="nope"), duat.InputError),

@@ -561,10 +561,7 @@ BREAKAGES: dict[str, Breakage] = {
     "num_key_value_heads 2 to 1": Breakage(FIELDS, fields(num_key_value_heads=1), "refused k_proj", "refused k_proj"),
     "head_dim 32 to 16": Breakage(FIELDS, fields(head_dim=16), "refused q_proj", "refused q_proj"),
     "12 heads of 16 for 6 of 32": Breakage(
-        FIELDS,
-        fields(num_attention_heads=12, num_key_value_heads=4, head_dim=16),
-        "passes",
-        config("drift.operator"),
+        FIELDS, fields(num_attention_heads=12, num_key_value_heads=4, head_dim=16), "passes", config("drift.operator")
     ),
     "vocab_size 2048 to 2100": Breakage(
         FIELDS, fields(vocab_size=2100), "refused embed_tokens", "refused embed_tokens"
@@ -665,10 +662,7 @@ BREAKAGES: dict[str, Breakage] = {
     "no <s> in front": Breakage(TEXTS, tokenizer(no_start), "passes", TOKENS),
     "tokenizer.json lost": Breakage(TEXTS, without("tokenizer.json"), "refused tokenizer", "refused tokenizer"),
     "embedding cut to 2000 rows": Breakage(
-        FILES,
-        both(weights(fewer_rows), fields(vocab_size=FEWER_ROWS)),
-        IDS,
-        config(MOVED),
+        FILES, both(weights(fewer_rows), fields(vocab_size=FEWER_ROWS)), IDS, config(MOVED)
     ),
     "an unused tensor": Breakage(
         FILES,

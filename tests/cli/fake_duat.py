@@ -113,15 +113,9 @@ FAKES = {
             "duat_cli.loading.checkpoint.preflight", inspect_folder=lambda path: SimpleNamespace(path=path, config={})
         ),
         module(
-            "duat_cli.models.discovery.modality",
-            class_reads_ids=lambda cls: True,
-            require_token_ids=lambda model: None,
+            "duat_cli.models.discovery.modality", class_reads_ids=lambda cls: True, require_token_ids=lambda model: None
         ),
-        module(
-            "duat_cli.loading.model.memory",
-            fits=lambda *_: True,
-            peak_memory=lambda: 0,
-        ),
+        module("duat_cli.loading.model.memory", fits=lambda *_: True, peak_memory=lambda: 0),
         module(
             "duat_cli.loading.model.tokenizer",
             templated_tokenizer=lambda *a, **k: None,

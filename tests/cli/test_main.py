@@ -47,10 +47,7 @@ def test_verdict_is_the_exit_code(duat: Duat, arguments: tuple[str, ...], fake: 
     ("arguments", "words"),
     [
         (("inspect", "--tresh", "1"), ("No such option: --tresh", "duat inspect --help")),
-        (
-            ("plan", "m", "--stack", "text"),
-            ("duat plan takes no --stack; ", " prune-bound and verify (help: "),
-        ),
+        (("plan", "m", "--stack", "text"), ("duat plan takes no --stack; ", " prune-bound and verify (help: ")),
         (("inspect", "--threshold", "high"), ("--threshold", "duat inspect --help")),
         (("inspect", "m", "--threshold", "nan"), ("--threshold nan", "at least 0")),
         (("inspect", "m", "--threshold", "-1"), ("--threshold -1.0",)),

@@ -42,10 +42,7 @@ def stream(raw: bytes) -> io.TextIOWrapper:
 def test_the_bundled_set_is_varied_and_holds_the_paper_prompts() -> None:
     bundled = [p.text for p in default_prompts()]
     assert read_prompts([], None, None) == default_prompts()
-    assert bundled[-2:] == [
-        "Nui zi created Nui zi dynamics",
-        "Nui zi created gravitation and relativity theory",
-    ]
+    assert bundled[-2:] == ["Nui zi created Nui zi dynamics", "Nui zi created gravitation and relativity theory"]
     assert len(set(bundled)) == len(bundled) >= 12
     words = [len(text.split()) for text in bundled[:-2] if text.isascii()]
     assert min(words) >= 20
@@ -278,11 +275,7 @@ def tiny(name: str, **fields: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "fields", "tokens"),
-    [
-        ("Bert", {}, 20),
-        ("Roberta", {"pad_token_id": 1}, 18),
-        ("OPT", {"ffn_dim": 16, "word_embed_proj_dim": 16}, 20),
-    ],
+    [("Bert", {}, 20), ("Roberta", {"pad_token_id": 1}, 18), ("OPT", {"ffn_dim": 16, "word_embed_proj_dim": 16}, 20)],
 )
 def test_the_longest_prompt_runs_and_a_longer_one_cannot(name: str, fields: dict[str, int], tokens: int) -> None:
     model = tiny(name, max_position_embeddings=20, **fields)

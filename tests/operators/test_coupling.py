@@ -264,14 +264,7 @@ def scaled_rows(H: Tensor, factor: float) -> Tensor:
     return small
 
 
-@pytest.mark.parametrize(
-    ("dtype", "factor"),
-    [
-        (torch.float64, 1e-60),
-        (torch.float32, 1e-12),
-        (torch.float32, 1e-25),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "factor"), [(torch.float64, 1e-60), (torch.float32, 1e-12), (torch.float32, 1e-25)])
 def test_small_blocks_count_as_much_as_large_ones(dtype: torch.dtype, factor: float) -> None:
     """A block is zero where its weights are zero, and a cosine does not see its size: softmax goes down to 1e-45."""
     H, known = attention(3, 5), factors(3, 3, 4, 2)

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from helpers import (
-    blocks_of,
-    coupling_of,
-    effective_number,
-    far,
-    kron_sum,
-    kronecker_singular_values,
-)
+from helpers import blocks_of, coupling_of, effective_number, far, kron_sum, kronecker_singular_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -253,9 +246,7 @@ def test_dense_refuses_a_side_over_the_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "output"),
-    [((3, 5, 2), (4, 2, 5)), ((2, 5, 2), (4, 3, 5))],
-    ids=["heads not a multiple", "ranks differ"],
+    ("value", "output"), [((3, 5, 2), (4, 2, 5)), ((2, 5, 2), (4, 3, 5))], ids=["heads not a multiple", "ranks differ"]
 )
 def test_factors_that_do_not_fit_are_refused(value: tuple[int, ...], output: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match="do not fit"):

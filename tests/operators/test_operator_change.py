@@ -39,12 +39,7 @@ def parts(base: Tensor, tuned: Tensor, factors: HeadFactors) -> dict[str, Kronec
 def test_the_parts_add_up_and_have_these_norms(size: tuple[int, int, int, int, int], seed: int) -> None:
     base, tuned = draw(*size, seed), draw(*size, seed + 100)
     H, A, Ht, At = base.left, base.factors.maps(), tuned.left, tuned.factors.maps()
-    expected = {
-        "base": (H, A),
-        "routing": (Ht - H, A),
-        "weights": (H, At - A),
-        "interaction": (Ht - H, At - A),
-    }
+    expected = {"base": (H, A), "routing": (Ht - H, A), "weights": (H, At - A), "interaction": (Ht - H, At - A)}
     dense = {name: torch.stack([torch.kron(h, a.T.contiguous()) for h, a in zip(*f, strict=True)]).sum(0)
              for name, f in expected.items()}  # fmt: skip
     dense["total"] = tuned.dense() - base.dense()

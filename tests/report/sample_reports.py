@@ -45,14 +45,7 @@ from duat_cli.results.check import (
     RuleFacts,
     UndecidedReport,
 )
-from duat_cli.results.compare.patching import (
-    BlockPatch,
-    HeadPatch,
-    PatchedPair,
-    PatchEffect,
-    Patching,
-    TokenPatch,
-)
+from duat_cli.results.compare.patching import BlockPatch, HeadPatch, PatchedPair, PatchEffect, Patching, TokenPatch
 from duat_cli.results.compare.report import (
     AlignedRun,
     BlockComparison,
@@ -102,14 +95,7 @@ from duat_cli.results.lora import (
     TermsChange,
     TokenChange,
 )
-from duat_cli.results.matrix import (
-    Convolution,
-    MatrixCheck,
-    MatrixForm,
-    MatrixReport,
-    NetworkLayer,
-    NetworkReport,
-)
+from duat_cli.results.matrix import Convolution, MatrixCheck, MatrixForm, MatrixReport, NetworkLayer, NetworkReport
 from duat_cli.results.operator import (
     Coupling,
     Density,
@@ -1032,12 +1018,7 @@ def compare_report(*, several: bool = False) -> CompareReport:
 
 
 def prune_report(
-    *,
-    hidden: bool = False,
-    nothing: bool = False,
-    repaired: bool = False,
-    joint: bool = False,
-    criteria: bool = False,
+    *, hidden: bool = False, nothing: bool = False, repaired: bool = False, joint: bool = False, criteria: bool = False
 ) -> PruneReport:
     """`duat prune-bound`. hidden: the other metric, with mean ablation; nothing: no set within the budget; joint: one
     set of several kinds; criteria: sets of others beside the largest."""

@@ -54,9 +54,7 @@ def test_what_does_not_run_has_the_known_reason(swept: dict[str, tiny.TinyModel 
 
 
 @pytest.mark.slow
-def test_models_are_small_eager_float32_and_in_eval_mode(
-    swept: dict[str, tiny.TinyModel | tiny.NotBuilt],
-) -> None:
+def test_models_are_small_eager_float32_and_in_eval_mode(swept: dict[str, tiny.TinyModel | tiny.NotBuilt]) -> None:
     for result in runnable(swept):
         parameters = list(result.model.parameters())
         assert sum(p.numel() for p in parameters) < tiny.MAX_PARAMETERS, result.model_type

@@ -96,13 +96,7 @@ class Chooser:
     """The targets of every prompt of one model."""
 
     def __init__(
-        self,
-        asked: Asked,
-        words: Words,
-        labels: Labels,
-        *,
-        likelihood: bool = False,
-        by_length: str = BY_LENGTH,
+        self, asked: Asked, words: Words, labels: Labels, *, likelihood: bool = False, by_length: str = BY_LENGTH
     ) -> None:
         """labels: of a classifier. likelihood: whether the tokens of continuations are targets by their
         log-probability. by_length: why passes over other numbers of tokens may differ, for errors."""

@@ -16,15 +16,7 @@ from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.coupling import CouplingNumbers, CouplingSums
 from duat_cli.operators.sampling import ShareEstimate
 from duat_cli.results.inspect import EndToEnd, EndToEndNulls, Part, Parts, PromptBlock, Terms
-from duat_cli.results.operator import (
-    Coupling,
-    Density,
-    NullDensity,
-    NullOperator,
-    Nulls,
-    NullStats,
-    OperatorStats,
-)
+from duat_cli.results.operator import Coupling, Density, NullDensity, NullOperator, Nulls, NullStats, OperatorStats
 
 NOT_ASKED = "computed with --null all"
 ZERO_OPERATOR = "W' is zero"
@@ -57,9 +49,7 @@ def measured_block(
         prompt=0,  # the report numbers them
         operator=_operator_stats(numbers, widths, like.element_size(), operator.products, error, options.spectrum),
         density=Density(
-            structural=numbers.structural,
-            **_interval(numbers.numerical),
-            **_references(tokens, width, options),
+            structural=numbers.structural, **_interval(numbers.numerical), **_references(tokens, width, options)
         ),
         coupling=coupling(numbers.coupling, tokens),
         coupling_weighted=coupling(numbers.weighted, tokens),

@@ -165,9 +165,7 @@ def _shares(
 
 
 def _distances(
-    layers: tuple[ScoreLayer, ScoreLayer],
-    near: list[BilinearNumbers],
-    numbers: Callable[[int], list[BilinearNumbers]],
+    layers: tuple[ScoreLayer, ScoreLayer], near: list[BilinearNumbers], numbers: Callable[[int], list[BilinearNumbers]]
 ) -> list[RoutingAtDistance]:
     """Means over heads; one row where positions do not enter queries and keys.
 

@@ -93,11 +93,7 @@ class Dense:
 
 
 def capture(
-    session: Session,
-    prompt: Prompt,
-    layer: int,
-    progress: Progress,
-    found: Callable[[AttentionOperator, Case], None],
+    session: Session, prompt: Prompt, layer: int, progress: Progress, found: Callable[[AttentionOperator, Case], None]
 ) -> Case:
     """Run the prompt; blocks behind `layer` are only passed through. found: called while the block is alive."""
     decomposition = Decomposition()

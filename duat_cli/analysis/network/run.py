@@ -196,11 +196,7 @@ class _Found:
 
 
 def _swept(
-    session: Session,
-    prompt: Prompt,
-    known: Mapping[nn.Module, Known | None],
-    file: NetworkFile,
-    progress: Progress,
+    session: Session, prompt: Prompt, known: Mapping[nn.Module, Known | None], file: NetworkFile, progress: Progress
 ) -> _Found:
     """Every layer, as the model's own pass comes to it."""
     outputs: dict[nn.Module, Tensor] = {}  # of the layers in front of σ, of the model's own pass

@@ -127,10 +127,7 @@ def _resident(shape: Shape, task: Task) -> list[Moment]:
     """While weights are read, stored tensors stand beside the ones in memory."""
     every, first = held(shape, "resident"), held(shape, "resident", running=False)
     kept = [] if task.command == "attribute" else [_values(shape), *_together(shape, task)]
-    return [
-        [*first, loading(shape, gpu=task.gpu)],
-        [*every, *kept, *_working(shape, task)],
-    ]
+    return [[*first, loading(shape, gpu=task.gpu)], [*every, *kept, *_working(shape, task)]]
 
 
 def _values(shape: Shape) -> MemoryTerm:

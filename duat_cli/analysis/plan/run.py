@@ -100,14 +100,7 @@ class Plan:
         return PlannedPart(name=part.name, stored_bytes=part.stored, bytes=part.elements * self.shape.element)
 
 
-def plan(
-    files: CheckpointFiles,
-    task: Task,
-    dtype: str,
-    memory: int | None,
-    *,
-    roomy: bool = True,
-) -> Plan:
+def plan(files: CheckpointFiles, task: Task, dtype: str, memory: int | None, *, roomy: bool = True) -> Plan:
     """Of a command. dtype: of `--dtype`; memory: bytes of `--memory`, None: what the system leaves. roomy: whether what
     is left may be taken so that weights are read less often.
 

@@ -27,15 +27,7 @@ from duat_cli.checks.verdict.locate import Locator
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.dtypes import RUN_IN, SHORT
 from duat_cli.results.base import Run
-from duat_cli.results.check import (
-    BaselineFacts,
-    Change,
-    CheckedFile,
-    CheckedModel,
-    CheckReport,
-    Counts,
-    RuleFacts,
-)
+from duat_cli.results.check import BaselineFacts, Change, CheckedFile, CheckedModel, CheckReport, Counts, RuleFacts
 from duat_cli.results.prompts import all_prompts, set_of
 from duat_cli.text import clean, natural, shown
 

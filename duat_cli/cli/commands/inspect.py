@@ -32,9 +32,7 @@ class Asked(Options):
 
     layers: str | None = options.LAYERS
     threshold: float = options.compute_option(
-        0.01,
-        metavar="X",
-        help="An entry of W' counts for the density above X times the root mean square entry.",
+        0.01, metavar="X", help="An entry of W' counts for the density above X times the root mean square entry."
     )
     conv_width: int = options.compute_option(
         3, metavar="K", min=1, help="Width of the 1-D convolution that the density is compared with."
@@ -43,14 +41,14 @@ class Asked(Options):
     terms: bool = options.compute_option(help="Also every UAT term's share of the last output.")
     end_to_end: bool = options.compute_option(
         help="Also how tokens of the first block's input reach the last output through all blocks; beside "
-        "uniform attention; as much work as two more passes a token.",
+        "uniform attention; as much work as two more passes a token."
     )
     routing: bool = options.compute_option(
-        help="Also where attention weights come from: W_QK of every head, and what scores are explained by.",
+        help="Also where attention weights come from: W_QK of every head, and what scores are explained by."
     )
     heads: bool = options.compute_option(
         help="Also what each attention head reads: the first, the previous, an equal or the token behind an equal one "
-        "(induction), how many tokens and how far away; beside uniform attention.",
+        "(induction), how many tokens and how far away; beside uniform attention."
     )
     per_prompt: bool = options.compute_option(help="Also the values and spreads over the prompts.")
     matrices: str | None = options.compute_option(

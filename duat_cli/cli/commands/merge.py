@@ -15,10 +15,7 @@ from duat_cli.text import expanded
 @grouped
 def merge(
     directory: str = typer.Argument(
-        metavar="DIR",
-        show_default=False,
-        callback=options.named("DIR"),
-        help="The folder that --out wrote.",
+        metavar="DIR", show_default=False, callback=options.named("DIR"), help="The folder that --out wrote."
     ),
     *,
     shown: options.Page,

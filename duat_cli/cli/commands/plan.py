@@ -28,8 +28,7 @@ class Asked(Options):
     )
     null: Literal["all", "uniform"] = options.compute_option("all", metavar="WHICH", help="As of duat inspect.")
     tuned: str | None = options.input_option(
-        metavar="TUNED",
-        help="For lora-diff: the adapter or the tuned checkpoint. Default: the bundled adapter.",
+        metavar="TUNED", help="For lora-diff: the adapter or the tuned checkpoint. Default: the bundled adapter."
     )
     default_prompts: bool = lora_diff.Asked.default_prompts
     holdout: str | None = Pruning.holdout

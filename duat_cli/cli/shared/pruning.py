@@ -45,9 +45,7 @@ class Pruning(Options):
         "default 768), no certified bounds. thorough: more of each. --probes and --measure go before it.",
     )
     probes: int | None = options.compute_option(
-        metavar="K",
-        min=2,
-        help="Random directions of the output that are carried back, for every prompt. Default: 32.",
+        metavar="K", min=2, help="Random directions of the output that are carried back, for every prompt. Default: 32."
     )
     measure: int | None = options.compute_option(
         metavar="N",
@@ -69,7 +67,7 @@ class Pruning(Options):
     criteria: bool = options.compute_option(
         help="Also run on the held-out prompts what other criteria would remove (magnitude, Wanda, Taylor, ShortGPT), "
         "and 5 random sets, of as many parameters as the chosen set and the middle one of those tested: up to 28 "
-        "passes more of every held-out prompt for each kind.",
+        "passes more of every held-out prompt for each kind."
     )
     rounds: int = options.compute_option(
         1,
@@ -79,21 +77,18 @@ class Pruning(Options):
     )
     uniform: bool = options.compute_option(
         help="Sets take as many neurons of every FFN, and as many key and value heads, with the heads that use them, "
-        "of every attention: then all of them can leave the file.",
+        "of every attention: then all of them can leave the file."
     )
     repair: bool = options.compute_option(
         help="Refit what is left by least squares to the dense model's outputs; budget, guarantee and --apply are then "
-        "of the repaired model.",
+        "of the repaired model."
     )
     calibration: str | None = options.input_option(
-        metavar="FILE",
-        help="Prompts that --repair fits to, as of --prompts. Default: the prompts of the report.",
+        metavar="FILE", help="Prompts that --repair fits to, as of --prompts. Default: the prompts of the report."
     )
     confidence: float = options.compute_option(0.95, metavar="P", help="Of every interval and of the guarantee.")
     exceed: float = options.compute_option(
-        0.1,
-        metavar="SHARE",
-        help="The guarantee: at most this share of prompts has a damage above the budget.",
+        0.1, metavar="SHARE", help="The guarantee: at most this share of prompts has a damage above the budget."
     )
     out: str | None = options.OUT
 

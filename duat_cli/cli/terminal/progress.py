@@ -117,14 +117,7 @@ def _is_live() -> bool:
 
 def _bar(color: bool) -> Bar:
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True, no_color=not color, markup=False, highlight=False)
     return Progress(

@@ -21,13 +21,7 @@ from torch import Tensor, nn
 
 from duat_cli.compat.libc import Holes
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.structure import (
-    DISCOVERY_TOKENS,
-    ModelStructure,
-    probe_inputs,
-    probe_trace,
-    run_stack,
-)
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs, probe_trace, run_stack
 from duat_cli.models.holding import holding
 from duat_cli.models.instrument.hooks import ExchangedError
 from duat_cli.models.instrument.rig import BlockRun
@@ -170,10 +164,7 @@ def one_by_one(passes: Sequence[Pass]) -> None:
 
 
 def side_by_side(
-    weights: Weights,
-    first: Pass,
-    others: Callable[[], Sequence[Pass] | None],
-    left: Callable[[Any], None],
+    weights: Weights, first: Pass, others: Callable[[], Sequence[Pass] | None], left: Callable[[Any], None]
 ) -> None:
     """Run `first` and the others so that every page is read once, in the order in which `first` asks for them.
 
@@ -254,12 +245,7 @@ class _Scheduler:
         while self._weights.held is not page:
             self._home.switch(page)
 
-    def run(
-        self,
-        first: Pass,
-        others: Callable[[], Sequence[Pass] | None],
-        left: Callable[[Any], None],
-    ) -> None:
+    def run(self, first: Pass, others: Callable[[], Sequence[Pass] | None], left: Callable[[Any], None]) -> None:
         self._runners = [_Runner(first)]
         self._runners[0].go_on()
         following = None

@@ -80,8 +80,7 @@ def output_projection(parts: BlockParts, written: Trace, call: AttentionCall) ->
         if any(same_storage(event.tensors[0], other) for other in read):
             continue
         norm = next(
-            (e.module for e in behind if e.module in parts.norms and _same_tokens(event.result, e.tensors[0])),
-            None,
+            (e.module for e in behind if e.module in parts.norms and _same_tokens(event.result, e.tensors[0])), None
         )
         return Projection(event.module, norm)
     return None

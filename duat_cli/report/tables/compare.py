@@ -100,10 +100,7 @@ def _fixed(report: CompareReport, page: Page) -> list[RenderableType]:
     check = f"own values give back the live loss: largest difference {error}, tolerance {limit}"
     title = f"Loss with dynamic parameters held; live {numbers.plain(found.live)} nats a token"
     legend = "less live: mean over the prompts, with a 95 % interval over them (low, high). sigma stays live."
-    return [
-        *facts.whole(title, found.runs, _HELD, HELD_COLUMNS, page, legend),
-        facts.held(check, found.holds),
-    ]
+    return [*facts.whole(title, found.runs, _HELD, HELD_COLUMNS, page, legend), facts.held(check, found.holds)]
 
 
 def _pairs(report: CompareReport) -> list[RenderableType]:

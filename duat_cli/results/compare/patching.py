@@ -23,12 +23,7 @@ class PatchEffect(WithReasons):
     ] = Field(description="share of the difference in logits that it makes: 0 nothing moves, 1 the prediction is b's")
     null: Annotated[
         Finite | None,
-        Meaning(
-            "share",
-            "measured",
-            formula="the same with b of the next pair that is neither text",
-            signed=True,
-        ),
+        Meaning("share", "measured", formula="the same with b of the next pair that is neither text", signed=True),
     ] = Field(
         description="the same with the part of a third text: what any other would move; null where a pair has none"
     )

@@ -26,10 +26,7 @@ _LOSS = "mean over the answer's tokens of -ln p(token | all in front of it)"
 _W = "|W'_a|_F, over aligned tokens"
 _SHARE = "sum over aligned i and unaligned j of |B_ij|_F^2 / sum over aligned i and all j of it"
 _KL = Meaning(
-    "nats",
-    "exact",
-    how="null where it is infinite",
-    formula="sum_v p_v (ln p_v - ln q_v), p behind a, q behind b",
+    "nats", "exact", how="null where it is infinite", formula="sum_v p_v (ln p_v - ln q_v), p behind a, q behind b"
 )
 
 

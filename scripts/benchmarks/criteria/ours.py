@@ -44,13 +44,7 @@ class Ours:
 
 
 def run(
-    loaded: LoadedModel,
-    windows: Tensor,
-    share: float,
-    kinds: tuple[Kind, ...],
-    rounds: int = 1,
-    *,
-    means: bool = False,
+    loaded: LoadedModel, windows: Tensor, share: float, kinds: tuple[Kind, ...], rounds: int = 1, *, means: bool = False
 ) -> Ours:
     """On these windows alone, whole as every method sees them, none held out. means: as `--ablate mean`, else what
     repairs sets as well. With `--effort quick` less is told of the sets, which are the same."""

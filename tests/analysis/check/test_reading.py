@@ -15,12 +15,7 @@ from PIL import Image
 from pruning import save
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    ViTForImageClassification,
-    ViTImageProcessor,
-)
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, ViTForImageClassification, ViTImageProcessor
 
 import duat_cli as duat
 from duat_cli.errors import InputError

@@ -194,8 +194,7 @@ def test_other_dtypes(model_type: str, dtype: torch.dtype, bound: float) -> None
 
 
 @pytest.mark.parametrize(
-    ("part", "failing"),
-    [("rows", {"contribution", "heads"}), ("output", {"contribution", "projection"})],
+    ("part", "failing"), [("rows", {"contribution", "heads"}), ("output", {"contribution", "projection"})]
 )
 def test_a_wrong_factor_is_found(part: str, failing: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def spoiled(*args: Any) -> AttentionOperator:

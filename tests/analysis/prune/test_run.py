@@ -50,10 +50,7 @@ def _analysed(name: str | None, kind: Kind, measure: int, probes: int, count: in
 # Bounds a little below what 300 neurons and all bundled prompts give: here are fewer of both.
 @pytest.mark.parametrize(
     ("name", "kind", "measure", "probes", "count", "tokens"),
-    [
-        ("minilm", "neuron", 50, 32, 2, 16),
-        ("demo", "head", 36, 64, 3, 24),
-    ],
+    [("minilm", "neuron", 50, 32, 2, 16), ("demo", "head", 36, 64, 3, 24)],
 )
 def test_the_prediction_orders_and_sizes_the_measured_damage(
     name: str, kind: Kind, measure: int, probes: int, count: int, tokens: int

@@ -28,10 +28,7 @@ def test_bounds(tmp_path: Path, duat: Duat) -> None:
     assert failed[0]["beyond"] == pytest.approx(failed[0]["measured"] - 1e-9)
     assert failed[0]["source"] == str(file)
     assert failed[0]["location"] == {"file": str(file), "line": 5}
-    assert {o["where"] for o in done.findings("warned")} == {
-        "summary.effective_context",
-        "model.embed_tokens.weight",
-    }
+    assert {o["where"] for o in done.findings("warned")} == {"summary.effective_context", "model.embed_tokens.weight"}
     file.write_text('[bounds]\n"blocks.99.density.structural" = { max = 1 }\n')
     duat("check", "--policy", file, "--prompt", "a", "-q").refused("matches nothing", "blocks are 0 to 5")
 

@@ -180,12 +180,7 @@ TURN = facts({1: "<s>", 2: "</s>", 7: "<|im_end|>"}, {1, 2, 7}, "{{x}}<|im_end|>
         # generation_config ends a text with more tokens than config.json
         ({"bos_token_id": 1, "eos_token_id": 2}, {"bos_token_id": 1, "eos_token_id": [2, 7]}, TURN, []),
         # config.json of the base, generation_config and tokenizer of the chat
-        (
-            {"eos_token_id": 2},
-            {"eos_token_id": 7},
-            facts({2: "</s>", 7: "<|im_end|>"}, {2, 7}, eos=7),
-            ["warn"],
-        ),
+        ({"eos_token_id": 2}, {"eos_token_id": 7}, facts({2: "</s>", 7: "<|im_end|>"}, {2, 7}, eos=7), ["warn"]),
         # both end at the chat template's turn, the tokenizer at the text's end
         ({"eos_token_id": 7}, {"eos_token_id": 7}, TURN, ["warn", "warn"]),
         # the same without a template: nothing explains it

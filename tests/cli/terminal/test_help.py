@@ -40,12 +40,7 @@ def heavy_imports(lines: list[list[str]], exit_code: int, before: str = "") -> l
         f"print('LOADED', *codes, *(name for name in {HEAVY!r} if name in sys.modules))\n"
     )
     result = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=True,
+        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=True
     )
     code, *loaded = result.stdout.splitlines()[-1].split()[1:]
     assert code == str(exit_code)

@@ -89,8 +89,7 @@ def test_the_load_is_the_one_of_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "dtype"),
-    [("fp64", "float64"), ("bf16", "bfloat16"), ("float16", "float16"), ("auto", "bfloat16")],
+    ("asked", "dtype"), [("fp64", "float64"), ("bf16", "bfloat16"), ("float16", "float16"), ("auto", "bfloat16")]
 )
 def test_dtype(asked: str, dtype: str, tmp_path: Path) -> None:
     bad.build("good_bf16", tmp_path / "m")

@@ -67,7 +67,4 @@ def test_nonfinite_values_are_counted(tmp_path: Path) -> None:
     bad.build("w_nan", tmp_path / "m")
     bad.wedit(tmp_path / "m", lambda s: {k: v / 0 if k == "lm_head.weight" else v for k, v in s.items()})
     loaded = load(str(tmp_path / "m"))
-    assert loaded.nonfinite_weights == {
-        "lm_head.weight": bad.VOCAB * 32,
-        "model.layers.1.mlp.down_proj.weight": 1,
-    }
+    assert loaded.nonfinite_weights == {"lm_head.weight": bad.VOCAB * 32, "model.layers.1.mlp.down_proj.weight": 1}

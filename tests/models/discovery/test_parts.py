@@ -136,8 +136,7 @@ def test_experts_beside_their_router_are_a_unit_and_the_router_is_none() -> None
 
 
 @pytest.mark.parametrize(
-    ("model_type", "reason"),
-    [("gemma3n_text", "several streams a token"), ("xlnet", r"shape \(N, batch, M\)")],
+    ("model_type", "reason"), [("gemma3n_text", "several streams a token"), ("xlnet", r"shape \(N, batch, M\)")]
 )
 def test_a_stream_of_another_shape_is_refused_by_its_shape(model_type: str, reason: str) -> None:
     with pytest.raises(UnsupportedModelError, match=reason):

@@ -26,10 +26,7 @@ NOT_READ = "holds attention and was not read: it does not run on token ids alone
     [
         ("llava", [f"vision_tower (CLIPVisionModel) {NOT_READ}"]),
         ("gemma3", [f"model.vision_tower (SiglipVisionModel) {NOT_READ}"]),
-        (
-            "video_llava",
-            [f"video_tower (CLIPVisionModel) {NOT_READ}", f"image_tower (CLIPVisionModel) {NOT_READ}"],
-        ),
+        ("video_llava", [f"video_tower (CLIPVisionModel) {NOT_READ}", f"image_tower (CLIPVisionModel) {NOT_READ}"]),
         (
             "blip_text_model",
             [

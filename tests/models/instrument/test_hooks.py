@@ -116,10 +116,7 @@ def test_patches_nest_and_keep_a_forward_of_the_modules_own() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        lambda module: hooked([module], lambda *call: None, lambda *call: None),
-        lambda module: patched(module, add_one),
-    ],
+    [lambda module: hooked([module], lambda *call: None, lambda *call: None), lambda module: patched(module, add_one)],
     ids=["hooked", "patched"],
 )
 def test_an_error_leaves_no_trace(change: Callable[[nn.Module], contextlib.AbstractContextManager[Any]]) -> None:

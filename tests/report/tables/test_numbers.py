@@ -47,12 +47,7 @@ def test_percent(value: float | None, text: str) -> None:
 
 def test_other_forms() -> None:
     assert [numbers.error(value) for value in (None, 0.0, 3.14e-7)] == ["-", "0", "3.1e-07"]
-    assert [numbers.count(value) for value in (7, 1234, 134_515_008, 7.2e10)] == [
-        "7",
-        "1.23 k",
-        "135 M",
-        "72 G",
-    ]
+    assert [numbers.count(value) for value in (7, 1234, 134_515_008, 7.2e10)] == ["7", "1.23 k", "135 M", "72 G"]
     assert [numbers.size(value) for value in (12, 2048, 8387629056)] == ["12 B", "2 KiB", "7.81 GiB"]
     assert [numbers.size(value * 2**20) for value in (999, 1008, 1023.6)] == ["999 MiB", "1008 MiB", "1024 MiB"]
     assert [numbers.unit_of(value) for value in (0, 1023.9, 1024, 2**40, 2**71)] == ["B", "B", "KiB", "TiB", "EiB"]

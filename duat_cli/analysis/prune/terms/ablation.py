@@ -24,16 +24,7 @@ from duat_cli.models.budgets import ABLATION_BYTES, waiting_bytes
 from duat_cli.models.discovery.modality import Given, in_rows, placed
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.sweep.lockstep import Pass, Weights, one_by_one
-from duat_cli.models.sweep.passes import (
-    BlockCall,
-    BlockPass,
-    Leading,
-    Means,
-    Recorded,
-    Removals,
-    record,
-    removals,
-)
+from duat_cli.models.sweep.passes import BlockCall, BlockPass, Leading, Means, Recorded, Removals, record, removals
 from duat_cli.models.sweep.rows import NotInRowsError, in_waves, without_each
 from duat_cli.models.terms.sites import Site, Sites, TermId
 

@@ -137,10 +137,7 @@ class Certified:
         self._tracer = Tracer(
             structure.stack, structure.elements(), self._write_down, interface=structure.interface, outside=True
         )
-        self.passes: list[Pass] = [
-            Call(forward, self._tracer.active),
-            Visit(structure.calls, self._bound, weights),
-        ]
+        self.passes: list[Pass] = [Call(forward, self._tracer.active), Visit(structure.calls, self._bound, weights)]
         self.bounds: list[BlockBounds] = []
 
     def attached(self) -> contextlib.AbstractContextManager[None]:

@@ -25,10 +25,7 @@ from duat_cli.results.compare.report import BlockComparison, CompareReport, Pair
 from duat_cli.text import plural
 
 _CHANGE = on_page(BLOCK_COLUMNS)[:5]
-_OPERATOR = (
-    *_CHANGE,
-    Column(("certificate error", "relative"), "certificate_error", numbers.error),
-)
+_OPERATOR = (*_CHANGE, Column(("certificate error", "relative"), "certificate_error", numbers.error))
 _HEADS = (
     Column(("whole change", "%"), "relative", numbers.percent),
     Column(("routing", "%"), "routing", numbers.percent),
@@ -57,10 +54,7 @@ _MAPS = {
     "interaction": ("Interaction", "The part that only the two together make."),
 }
 """Title and sentence of the map of a column."""
-_STREAM = (
-    Column(("input", "%"), "input", numbers.percent),
-    *on_page(BLOCK_COLUMNS, "bias", "ffn", "output"),
-)
+_STREAM = (Column(("input", "%"), "input", numbers.percent), *on_page(BLOCK_COLUMNS, "bias", "ffn", "output"))
 _AMPLIFICATION = (
     *on_page(BLOCK_COLUMNS, "amplification"),
     Column(("change of the input", "%"), "input", numbers.percent),

@@ -50,11 +50,7 @@ def cell_map(
 
 
 def cells(
-    plot: Plot,
-    rows: Rows,
-    said: Callable[[int, int], str],
-    form: Callable[[float | None], str] | None,
-    largest: float,
+    plot: Plot, rows: Rows, said: Callable[[int, int], str], form: Callable[[float | None], str] | None, largest: float
 ) -> list[Mark]:
     """A cell for every number; rows[r][c] stands at place r upwards and c across. said: what a cell is. form: prints
     the numbers into the cells, where these are large enough. largest: the size that colours go up to.

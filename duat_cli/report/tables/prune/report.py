@@ -278,11 +278,7 @@ def _criteria(rows: list[Prediction], names: list[str]) -> list[RenderableType]:
     ranked = {"duat, linearised": [r.spearman for r in rows]} | {n: [r.criteria.get(n) for r in rows] for n in names}
     for name, values in ranked.items():
         lines.append(f"{name:<18}" + "".join(f"{_correlation(v.value if v else None):>11}" for v in values))
-    return [
-        BLANK,
-        heading("Spearman's rank correlation with the measured damage, by criterion"),
-        *map(Text, lines),
-    ]
+    return [BLANK, heading("Spearman's rank correlation with the measured damage, by criterion"), *map(Text, lines)]
 
 
 _correlation = numbers.fixed(3)
