@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,85 @@ class ChosenSet(Options):
         "are held out.",
     )
 
+    @property
+    def named(self) -> int | None:
+        """How many terms go, where --set says a number."""
+        return int(self.which) if self.which is not None and self.which.isdecimal() else None
+
+    def check(self, settings: PruneOptions) -> None:
+        """InputError for what cannot be meant, or written, before anything is computed."""
+        export, apply, which, kinds = self.export, self.apply, self.which, settings.kinds
+        suffix = Path(export or "").suffix
+        if which is not None:
+            if which not in ("guaranteed", "largest") and not self.named:
+                raise InputError(f"--set '{which}': expected guaranteed, largest or a number of terms")
+            if export is None and apply is None:
+                raise InputError("--set: says which set is written; give --export FILE or --apply DIR")
+        for name, value in (("--export", export), ("--apply", apply)):
+            if value is not None and len(kinds) != 1 and not apart(kinds):
+                raise InputError(f"{name}: sets of different kinds overlap; choose one, such as --granularity head")
+        if settings.ablate_mean and export is not None:
+            raise InputError(
+                "--export: others would set the terms to zero, and the damage of --ablate mean is another; use "
+                "--ablate zero"
+            )
+        if settings.ablate_mean and apply is not None and not {"neuron", "head"} >= set(kinds):
+            raise InputError(
+                "--apply: the means of neurons and heads can stand in biases; of other kinds, use --ablate zero"
+            )
+        if export is not None and suffix not in EXPORT_SUFFIXES:
+            raise InputError(f"--export '{export}': expected a name that ends in {', '.join(EXPORT_SUFFIXES)}")
+        if export is not None and suffix != ".json" and tuple(kinds) != ("block",):
+            raise InputError(f"--export '{export}': mergekit slices are for whole blocks; use --granularity block")
+        if export is not None:
+            Target.of("--export", export)
+        if apply is not None:
+            from duat_cli.analysis.prune.sets.apply import check_directory
+
+            check_directory(expanded(apply))
+
+    def require(self, loaded: LoadedModel, settings: PruneOptions, *, tested: bool) -> None:
+        """InputError where this model gives no such set, before anything is computed. tested: on held-out prompts."""
+        from duat_cli.analysis.plan.task import NO_HOLDOUT
+        from duat_cli.analysis.prune.repair.standing import require_biases
+
+        if self.which == "guaranteed" and not tested:
+            raise InputError(f"--set guaranteed: {NO_HOLDOUT}")
+        if self.apply is not None and loaded.paged is not None:
+            raise InputError(
+                "--apply: a checkpoint is written from weights that are all in memory, and these are read block by "
+                "block; use --export FILE, or run it where the model fits"
+            )
+        sliced = self.export is not None and not self.export.endswith(".json")
+        if loaded.whole is not None and (self.apply is not None or sliced):
+            raise InputError(
+                f"{'--apply' if self.apply is not None else '--export'}: writes whole models, and --stack "
+                f"{loaded.stack} is a part of one; use --export FILE.json"
+            )
+        if self.apply is not None and settings.ablate_mean:
+            require_biases(loaded.model, settings.kinds, loaded.like)
+
+    def write(self, outcome: PruneOutcome, progress: Progress) -> tuple[Written | None, list[str]]:
+        """The set that was asked for, and what is to be said of it."""
+        if self.export is None and self.apply is None:
+            return None, []
+        [plan] = outcome.report.plans
+        terms = outcome.chosen(plan, self.which)
+        said, notes, written = _set_line(plan, len(terms)), list[str](), None
+        if self.export is not None:
+            file = expanded(self.export)
+            Target("--export", file).write(outcome.exported(terms, file.suffix))
+            known = self.apply is not None or len(terms) in {plan.removed, *(one.removed for one in plan.held_out)}
+            notes.append(f"wrote {file}: {said}" + ("" if known else "; its damage was not measured"))
+        if self.apply is not None:
+            folder = expanded(self.apply)
+            progress.doing(f"writing {folder}")
+            written = outcome.applied(terms, folder)
+            notes += [*written.notes, f"wrote {folder} without {said}", _written_line(written)]
+            if written.damage is None or written.damage > plan.budget:
+                notes.append(f"warning: its damage is above the budget of {plan.budget:g}, see Written")
+        return written, notes
+
 
 @grouped
 def prune_bound(
@@ -85,8 +164,8 @@ def prune_bound(
     task = Task("prune-bound", pruning=settings, processes=1 if out is not None else processes())
     wanted = replace(wanted, task=task)
     presentation = Presentation.of(shown, voice, wide=wide)
-    chosen = _Chosen.of(chosen_set, settings)
-    settings = replace(settings, named=chosen.named)
+    chosen_set.check(settings)
+    settings = replace(settings, named=chosen_set.named)
 
     def opened(ranks: Ranks | None, progress: Progress) -> PruneOutcome | None:
         if ranks is not None:
@@ -94,7 +173,7 @@ def prune_bound(
         loaded, inputs, held_out, fitting = open_with_calibration(
             wanted, texts, asked.holdout, asked.calibration, progress
         )
-        chosen.require(loaded, settings, tested=bool(held_out))
+        chosen_set.require(loaded, settings, tested=bool(held_out))
         if loaded.paged is None:  # weights that are read block by block leave by being given back
             keep_freed_memory()
         if ranks is None or out is None:
@@ -119,7 +198,7 @@ def prune_bound(
     report = outcome.report
     try:
         with Progress(talk) as progress:
-            written, notes = chosen.write(outcome, progress)
+            written, notes = chosen_set.write(outcome, progress)
     except BaseException:  # what was computed is shown in any case
         presentation.emit(report, talk)
         raise
@@ -127,92 +206,6 @@ def prune_bound(
     for note in notes:
         talk.note(note)
     return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
-
-
-@dataclass(frozen=True)
-class _Chosen:
-    """Where the chosen set goes, beside the report."""
-
-    export: Target | None
-    apply: Path | None
-    which: str | None
-
-    @classmethod
-    def of(cls, asked: ChosenSet, settings: PruneOptions) -> _Chosen:
-        """Checked before anything is computed."""
-        export, apply, which, kinds = asked.export, asked.apply, asked.which, settings.kinds
-        if which is not None:
-            if which not in ("guaranteed", "largest") and not (which.isdecimal() and int(which) > 0):
-                raise InputError(f"--set '{which}': expected guaranteed, largest or a number of terms")
-            if export is None and apply is None:
-                raise InputError("--set: says which set is written; give --export FILE or --apply DIR")
-        for name, value in (("--export", export), ("--apply", apply)):
-            if value is not None and len(kinds) != 1 and not apart(kinds):
-                raise InputError(f"{name}: sets of different kinds overlap; choose one, such as --granularity head")
-        if settings.ablate_mean and export is not None:
-            raise InputError(
-                "--export: others would set the terms to zero, and the damage of --ablate mean is another; use "
-                "--ablate zero"
-            )
-        if settings.ablate_mean and apply is not None and not {"neuron", "head"} >= set(kinds):
-            raise InputError(
-                "--apply: the means of neurons and heads can stand in biases; of other kinds, use --ablate zero"
-            )
-        if export is not None and Path(export).suffix not in EXPORT_SUFFIXES:
-            raise InputError(f"--export '{export}': expected a name that ends in {', '.join(EXPORT_SUFFIXES)}")
-        if export is not None and Path(export).suffix != ".json" and tuple(kinds) != ("block",):
-            raise InputError(f"--export '{export}': mergekit slices are for whole blocks; use --granularity block")
-        target = None if export is None else Target.of("--export", export)
-        if apply is not None:
-            from duat_cli.analysis.prune.sets.apply import check_directory
-
-            check_directory(expanded(apply))
-        return cls(target, None if apply is None else expanded(apply), which)
-
-    @property
-    def named(self) -> int | None:
-        """How many terms go, where --set says a number."""
-        return int(self.which) if self.which is not None and self.which.isdecimal() else None
-
-    def require(self, loaded: LoadedModel, settings: PruneOptions, *, tested: bool) -> None:
-        """InputError where this model gives no such set, before anything is computed. tested: on held-out prompts."""
-        from duat_cli.analysis.plan.task import NO_HOLDOUT
-        from duat_cli.analysis.prune.repair.standing import require_biases
-
-        if self.which == "guaranteed" and not tested:
-            raise InputError(f"--set guaranteed: {NO_HOLDOUT}")
-        if self.apply is not None and loaded.paged is not None:
-            raise InputError(
-                "--apply: a checkpoint is written from weights that are all in memory, and these are read block by "
-                "block; use --export FILE, or run it where the model fits"
-            )
-        sliced = self.export is not None and self.export.path is not None and self.export.path.suffix != ".json"
-        if loaded.whole is not None and (self.apply is not None or sliced):
-            raise InputError(
-                f"{'--apply' if self.apply is not None else '--export'}: writes whole models, and --stack "
-                f"{loaded.stack} is a part of one; use --export FILE.json"
-            )
-        if self.apply is not None and settings.ablate_mean:
-            require_biases(loaded.model, settings.kinds, loaded.like)
-
-    def write(self, outcome: PruneOutcome, progress: Progress) -> tuple[Written | None, list[str]]:
-        """The set that was asked for, and what is to be said of it."""
-        if self.export is None and self.apply is None:
-            return None, []
-        [plan] = outcome.report.plans
-        terms = outcome.chosen(plan, self.which)
-        said, notes, written = _set_line(plan, len(terms)), list[str](), None
-        if self.export is not None:
-            self.export.write(outcome.exported(terms, self.export.path.suffix if self.export.path else ".json"))
-            known = self.apply is not None or len(terms) in {plan.removed, *(one.removed for one in plan.held_out)}
-            notes.append(f"wrote {self.export.path}: {said}" + ("" if known else "; its damage was not measured"))
-        if self.apply is not None:
-            progress.doing(f"writing {self.apply}")
-            written = outcome.applied(terms, self.apply)
-            notes += [*written.notes, f"wrote {self.apply} without {said}", _written_line(written)]
-            if written.damage is None or written.damage > plan.budget:
-                notes.append(f"warning: its damage is above the budget of {plan.budget:g}, see Written")
-        return written, notes
 
 
 def _set_line(plan: Plan, removed: int) -> str:
