@@ -23,7 +23,7 @@ from duat_cli.checks.paths import block_index, place_of
 from duat_cli.checks.places import block_number, config_of_blocks, hidden_size
 from duat_cli.checks.sketch import SIZE
 from duat_cli.checks.weights import WeightFacts
-from duat_cli.errors import CheckpointError, InputError
+from duat_cli.errors import CheckpointError, InputError, needed
 from duat_cli.loading.checkpoint.dtypes import RUN_IN
 from duat_cli.loading.checkpoint.files import read_json
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
@@ -151,8 +151,7 @@ def weight_metrics(weights: WeightFacts, schema: int = SCHEMA) -> dict[str, Valu
     for name, tensor in weights.tensors.items():
         if tensor.floating and math.isfinite(tensor.norm):
             sketch = tensor.first_sketch if schema == FIRST_SCHEMA else tensor.sketch
-            assert sketch is not None
-            found[tensor_key(name)] = [tensor.norm, *sketch]
+            found[tensor_key(name)] = [tensor.norm, *needed(sketch)]
     return found
 
 

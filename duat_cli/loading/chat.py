@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from duat_cli.compat.transformers import stopped_clock
-from duat_cli.errors import CheckpointError
+from duat_cli.errors import CheckpointError, needed
 from duat_cli.loading.quiet import calling_tokenizer
 from duat_cli.loading.texts import MESSAGES, TOOLS, PromptText
 
@@ -92,8 +92,7 @@ def as_written(by: Any, text: PromptText, pictures: int = 0) -> Written:
         if _hears(render, form, found):
             return Written(found, form, render)
         fault = CheckpointError(f"{text.where}: the chat template leaves out what the user says; give a text")
-    assert fault is not None
-    raise fault
+    raise needed(fault)
 
 
 def _forms(messages: list[Message], pictures: int) -> list[list[Message]]:

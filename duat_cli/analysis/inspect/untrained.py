@@ -25,7 +25,7 @@ from duat_cli.analysis.plan.memory import SPARE
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.cache.tensors import DocumentCache, TensorCache, identity
 from duat_cli.compat.libc import give_back_free_memory, resident_memory
-from duat_cli.errors import DuatError, UnsupportedModelError
+from duat_cli.errors import DuatError, UnsupportedModelError, needed
 from duat_cli.loading.model.load import LoadedModel, PagedWeights
 from duat_cli.loading.model.memory import available_memory
 from duat_cli.loading.model.processes import Processes
@@ -208,8 +208,7 @@ class _Runs:
         return found
 
     def _geometry(self, block: ProvedBlock) -> Geometry:
-        name, factors = block.parts.name, block.factors
-        assert factors is not None
+        name, factors = block.parts.name, needed(block.factors)
         return known_or(lambda: geometry(factors, name, TensorCache("", enabled=False)), name, self._geometries)
 
 
@@ -217,8 +216,7 @@ class _RunsInParts:
     """The same of a model whose weights are drawn block by block: one sweep for all counts that are expected."""
 
     def __init__(self, trained: LoadedModel, blocks: int, threshold: float, counts: Sequence[int], like: Like) -> None:
-        assert trained.paged is not None
-        trained.paged.pager.release()
+        needed(trained.paged).pager.release()
         cls, config = type(trained.model), copy.deepcopy(trained.model.config)
         built = f"{cls.__name__} cannot be built from its config"
         with hushed(), foreign_errors(built, UnsupportedModelError), seeded():

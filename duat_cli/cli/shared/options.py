@@ -89,10 +89,8 @@ MODEL = typer.Argument(
     metavar="MODEL",
     help="Folder of a checkpoint, or a hub id such as org/name. Without it: the bundled demo model.",
 )
-LAYERS = input_option(None, "--layers", metavar="LIST", help="Report these blocks only, such as 0-3,7.")
+LAYERS = input_option(metavar="LIST", help="Report these blocks only, such as 0-3,7.")
 OUT = compute_option(
-    None,
-    "--out",
     metavar="DIR",
     help="Keep the result of every prompt in a folder: a run that was interrupted goes on there, and processes "
     "started by torchrun, accelerate launch or srun share the prompts. More: duat explain many-prompts.",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.compat.torch import buffers_of, parameters_of, standing_in
-from duat_cli.errors import NotFiniteError, UnsupportedModelError
+from duat_cli.errors import NotFiniteError, UnsupportedModelError, needed
 from duat_cli.models.arrays import equal, random_like, relative_error, rounding, same_storage, tolerance_for, wide
 from duat_cli.models.block.norms import NormForm, recognise, scale_invariant
 from duat_cli.models.block.parts import BlockParts
@@ -84,8 +84,7 @@ def _norms(block: nn.Module, written: Trace) -> dict[nn.Module, NormForm]:
         if any(written.calls(child) for child in module.children()):
             continue
         ran = calls[0].unwritten()
-        assert ran.result is not None
-        form = recognise(module, ran.tensors[0], ran.result)
+        form = recognise(module, ran.tensors[0], needed(ran.result))
         if form is not None:
             found[module] = form
     return found

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from duat_cli.compat.torch import parameters_of, standing_in
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import UnsupportedModelError, needed
 from duat_cli.models.holding import holding
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -125,9 +125,7 @@ def is_stated(model: Any) -> bool:
 
 def held(one: Slice) -> nn.Parameter:
     """What stands there now."""
-    parameter = parameters_of(one.module)[one.name]
-    assert parameter is not None
-    return parameter
+    return needed(parameters_of(one.module)[one.name])
 
 
 def _shapes_without(model: Any, gone: Sequence[tuple[Slice, int]]) -> dict[str, tuple[int, ...]]:

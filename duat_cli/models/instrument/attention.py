@@ -32,7 +32,7 @@ from duat_cli.compat.transformers import (
     register_attention,
     set_attention_implementation,
 )
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import UnsupportedModelError, needed
 from duat_cli.models.arrays import fit, relative_error, rounding
 from duat_cli.models.holding import holding
 from duat_cli.models.instrument.calls import taken_by
@@ -310,8 +310,7 @@ def at_zero_queries(call: AttentionCall) -> Tensor:
 
     call: one at the attention interface.
     """
-    given, eager = call.scored, _eager(call.module)
-    assert given is not None
+    given, eager = needed(call.scored), _eager(call.module)
     batch, heads, tokens, _ = given.query.shape
     step, found = max(1, ROW_BUDGET // (4 * batch * heads * given.key.shape[2] * 4)), []
     for start in range(0, tokens, step):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import UnsupportedModelError, needed
 from duat_cli.models.arrays import fit, random_signs, relative_error, tolerance_for, wide
 from duat_cli.models.block.mixer import MixerForm, Place
 from duat_cli.models.block.slots import joined, parted
@@ -137,8 +137,7 @@ class MixerCall:
     ) -> MixerCall:
         """Run it, and find what stands behind its kernel; UnsupportedModelError where that is no scale of channels."""
         code = MixerCode(form, forward, args, kwargs)
-        read = first_tensor(args, kwargs)
-        assert read is not None
+        read = needed(first_tensor(args, kwargs))
         recent: dict[Place, Tensor] = {}
 
         def keep(place: Place, tensor: Tensor) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.compat.torch import uncheckpointed
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import UnsupportedModelError, needed
 from duat_cli.models.block.linears import applied
 from duat_cli.models.block.mixer import MixerForm
 from duat_cli.models.block.norms import freeze, freeze_whole, with_zeros
@@ -272,8 +272,7 @@ class Rig:
         return call.output
 
     def _mixer_replay(self, call: MixerCall, plan: Substitutes, args: Any, kwargs: dict[str, Any]) -> Any:
-        x = first_tensor(args, kwargs)
-        assert x is not None
+        x = needed(first_tensor(args, kwargs))
         if call.form.affine:
             with self.suspended():
                 value = call.values_at(x)
@@ -324,13 +323,11 @@ class Rig:
         assert parts.output_projection is not None
         linear = functools.partial(applied, parts.value_projection.linear)
         value = linear(x) if parts.arrives else plan.once_each(linear, x)  # all items differ where units arrive
-        columns = parts.value_projection.columns
-        assert columns is not None
+        columns = needed(parts.value_projection.columns)
         if not torch.equal(columns.flatten(), torch.arange(value.shape[-1])):
             value = value[..., columns.flatten().to(value.device)]
         value = value.unflatten(-1, tuple(columns.shape)).transpose(1, 2)  # (items, kv_heads, N, d)
-        mixed = self.replacement(module, value)
-        assert mixed is not None
+        mixed = needed(self.replacement(module, value))
         last = parts.output_projection.linear
         return last(mixed.flatten(2)) if last in set(module.modules()) else mixed.flatten(2)
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from duat_cli.errors import needed
 from duat_cli.grouping import by_key
 from duat_cli.kinds import Kind
 from duat_cli.models.arrays import relative_error, rounding, same_storage
@@ -70,8 +71,7 @@ class Site:
     def spread(self, mask: Tensor, value: Tensor, index: Tensor | None) -> Tensor:
         """A number a term as a factor for every element of the tensor. mask: (count,)."""
         if self.kind == "expert":
-            assert index is not None
-            return mask[index]
+            return mask[needed(index)]
         if self.count == 1:
             return mask
         return mask.repeat_interleave(value.shape[-1] // self.count)
@@ -80,9 +80,8 @@ class Site:
         """Sum elementwise products over each term's elements: (items, *tensor shape) to (items, count)."""
         items = product.shape[0]
         if self.kind == "expert":
-            assert index is not None
             sums = product.new_zeros(items, self.count)
-            return sums.index_add_(1, index.flatten(), product.reshape(items, -1))
+            return sums.index_add_(1, needed(index).flatten(), product.reshape(items, -1))
         if self.count == 1:
             return product.reshape(items, -1).sum(dim=1, keepdim=True)
         rows = product.reshape(items, -1, self.count, product.shape[-1] // self.count)
@@ -315,6 +314,5 @@ def _is_sum_of_experts(event: Event, routing: Routing, count: int) -> bool:
             only = torch.where(index == expert, weights, 0)
             args, kwargs = put(event.args, event.kwargs, {routing.weights: only})
             parts.append(parted(event.module(*args, **kwargs))[0])
-    whole = event.result
-    assert whole is not None
+    whole = needed(event.result)
     return relative_error(torch.stack(parts).sum(dim=0), whole) <= rounding(whole.dtype)

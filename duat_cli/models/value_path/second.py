@@ -24,7 +24,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import UnsupportedModelError, needed
 from duat_cli.models.arrays import fit, gaussian, or_else, random_like, relative_error, wide
 from duat_cli.models.block.parts import CrossAttention, Projection, SecondMixer
 from duat_cli.models.block.slots import parted
@@ -58,8 +58,7 @@ def second_operator(run: BlockRun, known: BlockFactors) -> AttentionOperator:
 def _beside(run: BlockRun) -> _Beside:
     if run.parts.cross is not None:
         return _Cross(run, run.parts.cross)
-    assert run.parts.second is not None
-    return _Mixer(run, run.parts.second)
+    return _Mixer(run, needed(run.parts.second))
 
 
 class _Beside(ABC):
