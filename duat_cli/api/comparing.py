@@ -13,8 +13,8 @@ from duat_cli.api.ground import heard
 from duat_cli.api.results import CompareResult
 from duat_cli.api.settings import beside_shared, blocks_of, no_decoder, texts_only
 from duat_cli.kinds import Patched
-
 from duat_cli.loading.inputs.request import StackName
+
 
 @computing
 def compare(
