@@ -1,4 +1,4 @@
-"""What an attempt at discovery shows of a model that the next one has to know from its beginning."""
+"""Facts about a model that one attempt at discovery shows and that the next has to know from its beginning."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ T = TypeVar("T")
 
 
 class PathError(Exception):
-    """A block's attention is seen by its softmax alone, after others' was seen through transformers' interface."""
+    """The attention of a block can only be seen at its softmax, after that of others was seen at the interface."""
 
 
 @dataclass
 class Known:
-    """What earlier attempts showed."""
+    """Facts that earlier attempts showed."""
 
-    chain: str | None = None  # as of `discover`, from the beginning
+    chain: str | None = None  # as in `discover`, known from the beginning
     interface: bool = True  # whether attention can be seen through transformers' interface
     staged: frozenset[str] = frozenset()  # lists whose elements are stages
-    intercepted: bool = False  # whether some attention is seen by its softmax alone, so that all of it has to be
-    exchanged: bool = False  # whether a pass put other modules in the place of some
+    intercepted: bool = False  # whether some attention can only be seen at its softmax, so that all of it has to be
+    exchanged: bool = False  # whether a pass replaced modules of the model by others
 
     def through(self, attempt: Callable[[], T]) -> T:
-        """What an attempt gives, begun anew until one comes to its end."""
+        """The result of the first attempt that comes to its end; each one that fails is learnt from and begun anew."""
         while True:
             try:
                 return attempt()
@@ -36,16 +36,16 @@ class Known:
                 self.learn(fault)
 
     def learn(self, fault: ForeignAttentionError | PathError | StagesError | ExchangedError) -> None:
-        """From what ended one; raised again where it was known."""
+        """Learns from the error that ended an attempt. Raises it again where the fact was known already."""
         if isinstance(fault, StagesError):
             self.staged |= {fault.name}
         elif isinstance(fault, PathError):
             self.intercepted = True
-        elif isinstance(fault, ExchangedError):  # what it was hooked on is gone
+        elif isinstance(fault, ExchangedError):  # modules that the attempt had hooked are gone
             if self.exchanged:
                 raise fault
             self.exchanged = True
         elif not self.interface:
             raise fault
-        else:  # its own attention function stays, and its softmax is watched
+        else:  # the model keeps its own attention function, and its softmax is watched
             self.interface = False

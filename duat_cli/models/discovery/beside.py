@@ -1,4 +1,4 @@
-"""What a block reads beside its stream: other tensors that it is given, or values that a block in front hands on."""
+"""Inputs of a block beside its stream: other tensors that it is given, or values that an earlier block hands on."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from duat_cli.models.instrument.rig import BlockRun
 
 
 def reads(run: BlockRun, slot: HiddenSlot) -> bool:
-    """Whether the replayed block depends on what it is given there: its values, what its units read or its output. What
-    queries and keys alone are made of is held in H."""
+    """Whether the replayed block depends on the tensor at `slot`: in its values, in the inputs of its units or in its
+    output. A tensor that only queries and keys are made of does not count, because H is held."""
     items, own = torch.zeros_like(run.input), run.call
     given, seen = [u.output[None] for u in run.units], []
     for value in (slot.get(*own), random_like(slot.get(*own))):
@@ -28,7 +28,8 @@ def reads(run: BlockRun, slot: HiddenSlot) -> bool:
 
 
 def take_handed(run: BlockRun) -> None:
-    """Have the values of attention held as what a unit gives, where a block in front hands them on."""
+    """Makes the values of attention the output of a unit, so that they are held, where an earlier block hands them
+    on."""
     if len(run.attention) != 1 or run.parts.mixer is not None or not _is_handed(run):
         return
     (call,), parts = run.attention, run.parts
@@ -47,8 +48,8 @@ def take_handed(run: BlockRun) -> None:
 
 
 def _is_handed(run: BlockRun) -> bool:
-    """Whether values come of a mapping that the block is given: they are the same for another stream, and others where
-    that holds other tensors."""
+    """Whether the values come from a mapping that the block is given: they do not change with the stream, and change
+    with the tensors of the mapping."""
     if not handed(*run.call):
         return False
     zero = torch.zeros_like(run.input)

@@ -1,4 +1,4 @@
-"""What is to blame where the replay of a block is not affine, or not the block's own."""
+"""Finds what is to blame where the replay of a block is not affine, or does not give the block's own output."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ AFFINE = "with its dynamic parameters frozen it is not affine"
 
 
 def blamed(run: BlockRun, fault: str) -> str:
-    """What is said behind the fault of a block that no choice of units mends; empty where nothing stands out."""
+    """The text behind the fault of a block that no choice of units mends; empty where no cause stands out."""
     return _of_calls(run) or _choice(run) or _culprit(run, fault)
 
 
 def _of_calls(run: BlockRun) -> str:
-    """Whether it writes to its input, or gives something else each time."""
+    """The text on a block that writes to its input, or gives another result each time; empty for any other."""
     given, again, own = run.input.clone(), run.input.clone(), [unit.output[None] for unit in run.units]
     first = run.replay(given, own).end.clone()
     if not torch.equal(given, run.input):
@@ -42,14 +42,14 @@ def _of_calls(run: BlockRun) -> str:
 
 
 def _choice(run: BlockRun) -> str:
-    """What a block that is not affine does beside: choose, token by token, what it runs."""
+    """The text on a block that chooses, token by token, which of its modules run; empty for any other."""
     with Choices() as seen:
         run.replay(torch.zeros_like(run.input))
     return "; a router inside of it chooses, token by token, what it runs, and is not held" if seen.made else ""
 
 
 def _culprit(run: BlockRun, fault: str) -> str:
-    """Which module is to blame where the block is not affine in its stream."""
+    """The text on the module to blame where the block is not affine in its stream; empty for another fault."""
     if AFFINE not in fault:
         return ""
     x, r = run.input, random_like(run.input)
@@ -66,8 +66,7 @@ def _culprit(run: BlockRun, fault: str) -> str:
 
 
 def not_affine_in(block: nn.Module, attending: tuple[nn.Module, ...], outputs: list[Callable[[], Any]]) -> str:
-    """What is said of the module to blame, the innermost that is no affine map of what it is given; empty where none
-    stands out.
+    """The text on the module to blame: the innermost that is no affine map of its inputs. Empty where none stands out.
 
     outputs: replays of the block on 0, x, r and x + r, with everything held that can be.
     """
@@ -102,7 +101,7 @@ def not_affine_in(block: nn.Module, attending: tuple[nn.Module, ...], outputs: l
 
 
 def _affine(values: tuple[Tensor, ...]) -> bool:
-    """Whether four values are as those of an affine map of 0, x, r and x + r."""
+    """Whether four values could be those of an affine map at 0, x, r and x + r."""
     at_0, at_x, at_r, at_sum = values
     if len({value.shape for value in values}) > 1:
         return False

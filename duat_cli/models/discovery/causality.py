@@ -1,5 +1,5 @@
-"""The head of a model: whether it predicts the next token, or classes, by what it does, because a class name does not
-tell (`is_decoder`); and logits of what its stack has put out already, without a second pass through the blocks."""
+"""The head of a model: whether it predicts the next token, or classes, found by what it does, because its class does
+not tell (`is_decoder`). Also its logits for an output that its stack has given already, without a second pass."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.hooks import patched
 
 Classes = Literal["text", "token"]
-"""Of what a classifier gives the class: all that it reads, or each token."""
+"""The item that a classifier gives a class to: its whole input, or each token."""
 OF_TEXTS = "ForSequenceClassification", "ForTokenClassification"
 SEEN = "ForImageClassification", "ForImageClassificationWithTeacher", "ForVideoClassification", "ForAudioClassification"
-"""What classes of classifiers of pictures, videos and sound are called: they run whole, for their logits."""
+"""Class names of classifiers of pictures, videos and sound, which are run whole for their logits."""
 KEPT = DISCOVERY_TOKENS // 2  # tokens in front of those that are changed
-LOGITS_BYTES = 256 << 20  # of the logits that are in memory at once, where the model can give some tokens' alone
+LOGITS_BYTES = 256 << 20  # most bytes of logits in memory at once, if the model can compute those of some tokens alone
 
 
 class HeadTest:
-    """Two short passes that show whether a model puts out, as `logits`, logits over its vocabulary for every token that
-    it reads, and whether a token's depend on later tokens: all behind the first few are changed. Of a classifier one
-    pass shows that its logits are over its classes; pictures and sound have no next token, so that only their
-    classifiers are looked at.
+    """Two short passes that test the head of a model. They show whether `logits` are over its vocabulary for every
+    token that it reads, and, because all tokens behind the first few are changed, whether logits depend on later
+    tokens.
 
-    There are none where the class alone shows that the model has no such head.
+    A classifier needs one pass, which shows that its logits are over its classes. Of models of pictures and sound,
+    which have no next token, only classifiers are tested. A class that shows that there is no such head needs no pass.
     """
 
     def __init__(
         self, model: Any, stack: Any, device: str | None = None, like: Mapping[str, Tensor] | None = None
     ) -> None:
-        """device, like: as of `probe_inputs`."""
+        """device, like: as in `probe_inputs`."""
         self._name, self._eps = type(model).__name__, float(torch.finfo(model.dtype).eps)
         self._pair, self._labels = is_pair(model), is_classifier(model, stack)
         self._texts = like is None
@@ -58,7 +58,7 @@ class HeadTest:
 
     @property
     def classes(self) -> Classes | None:
-        """Of what it predicts a class, once the pass has run; None where it predicts none."""
+        """The item that the model predicts a class of, once the pass has run; None where it predicts no classes."""
         found = [one.classes for one in self.passes if one.classes is not None]
         return ("text" if found[0].shape[1] == 1 else "token") if found else None
 
@@ -69,15 +69,15 @@ class HeadTest:
 
     @property
     def finite(self) -> bool:
-        """Whether its logits are, once the passes have run."""
+        """Whether all its logits are finite, once the passes have run."""
         return all(bool(one.found.isfinite().all()) for one in self.passes if one.found is not None)
 
     @property
     def causal(self) -> bool:
         """Whether no token's logits depend on a later token.
 
-        In a causal model the first logits stay the same but for rounding (experts compute in batches of other sizes),
-        measured at most 3e-7 in float32 and 0 in bfloat16; in untrained encoders they move by 8e-4 at least.
+        In a causal model the first logits stay the same up to rounding (experts compute in batches of other sizes),
+        measured as at most 3e-7 in float32 and 0 in bfloat16; in untrained encoders they move by at least 8e-4.
         """
         before, after = (wide(one.found)[:, :KEPT] for one in self.passes if one.found is not None)
         return relative_error(after, before) <= max(1e-5, 0.5 * self._eps)
@@ -96,7 +96,7 @@ class HeadTest:
 
     @property
     def _instead(self) -> str:
-        """What a model without an LM head does."""
+        """The text on what a model without an LM head gives."""
         if self.classes is not None:
             return f"it predicts the class of a {self.classes if self._texts else 'picture or a sound'}"
         if self._labels:
@@ -105,19 +105,19 @@ class HeadTest:
 
 
 class LogitsPass:
-    """A pass that keeps the logits of some tokens, (1, tokens, vocabulary), if there are any; without `rows` of all.
+    """A pass that keeps logits, if the model gives any: of the tokens `rows` (None: all), (1, tokens, vocabulary).
 
-    Or those of a classifier: `classes`, (1, 1, classes) of a text or (1, tokens, classes) of its tokens.
+    The logits of a classifier go to `classes`: (1, 1, classes) of a text or (1, tokens, classes) of its tokens.
     """
 
     def __init__(self, model: Any, given: Given, rows: slice | None = None) -> None:
         self._model, self._given, self._rows = model, given, rows
-        self._shape = given.shape if isinstance(given, Tensor) else None  # of token ids
+        self._shape = given.shape if isinstance(given, Tensor) else None  # shape of the token ids
         self.found: Tensor | None = None
         self.classes: Tensor | None = None
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
-        """What `run` needs around it."""
+        """The context that `run` needs around it."""
         return torch.no_grad()
 
     def run(self) -> None:
@@ -132,22 +132,23 @@ class LogitsPass:
 
 
 def by_row(logits: Tensor) -> Tensor:
-    """(B, N, V) of tokens, or (B, 1, classes) of texts of which each has one row, (B, classes)."""
+    """Logits with an axis of tokens: (B, N, V) as they are, and (B, classes), one row for each text, as (B, 1,
+    classes)."""
     return logits if logits.ndim == 3 else logits[:, None]
 
 
 def is_classifier(model: Any, stack: Any) -> bool:
-    """Whether a model gives scores of labels, of each text or token; `class_count` says whether as a distribution.
+    """Whether a model gives scores of labels for each text or token; `class_count` says whether as a distribution.
 
-    By its class's name, because a class for choices or for answers may not read a prompt as it is.
+    The name of its class decides, because a class for choices or answers may not read a prompt as it is.
     """
     name = type(model).__name__
     return name.endswith(SEEN) or (name.endswith(OF_TEXTS) and model is not stack and not is_pair(model))
 
 
 def why_no_classes(model: Any) -> str | None:
-    """Why a classifier, of whatever it reads, gives no distribution over its classes; None where the model gives one or
-    is none."""
+    """The reason why a classifier, whatever it reads, gives no distribution over its classes; None where it gives one,
+    and for a model that is no classifier."""
     if not type(model).__name__.endswith((*OF_TEXTS, *SEEN)) or is_pair(model) or class_count(model):
         return None
     if stated(model.config, "problem_type") == "multi_label_classification":
@@ -156,9 +157,9 @@ def why_no_classes(model: Any) -> str | None:
 
 
 def class_count(model: Any) -> int:
-    """How many classes it gives one distribution over; 0 of a model that gives none, as a regression, or one whose
-    labels may hold together."""
-    labels = getattr(model.config, "num_labels", 0)  # of the whole model, whose parts (CLIP's) may state others
+    """How many classes the model gives one distribution over; 0 where it gives none, such as a regression or a model
+    whose labels may hold together."""
+    labels = getattr(model.config, "num_labels", 0)  # of the whole model; its parts (CLIP's) may state others
     apart = getattr(model.config, "problem_type", None) in (None, "single_label_classification")
     return labels if apart and labels > 1 else 0
 
@@ -166,28 +167,29 @@ def class_count(model: Any) -> int:
 def _may_have_head(model: Any, stack: Any) -> bool:
     if getattr(model.config, "is_encoder_decoder", False):
         return False
-    if model is stack:  # a class of one's own may hold blocks and head; transformers' have a model for the blocks
+    if model is stack:  # a custom class may hold blocks and head; transformers' classes have a model for the blocks
         return not of_libraries(model)
     return hasattr(model, "get_output_embeddings") and model.get_output_embeddings() is not None
 
 
 def over_tokens(model: Any, logits: Tensor) -> bool:
-    """Whether logits of tokens are over the vocabulary, and not over labels, where no head says so by itself."""
+    """Whether logits of tokens are over the vocabulary and not over labels. Without a declared head their width
+    decides."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     return head is not None or logits.shape[-1] >= (stated(model.config, "vocab_size") or 0) > 0
 
 
 @torch.no_grad()
 def probe_output(model: Any, like: Mapping[str, Tensor] | None = None) -> Tensor:
-    """What a model gives for the tokens that discovery reads: logits, or hidden states; of an encoder-decoder what its
-    encoder gives. like: as of `probe_inputs`."""
+    """The output of a model for the tokens that discovery reads: logits, or hidden states; of an encoder-decoder the
+    output of its encoder. like: as in `probe_inputs`."""
     stack = without_decoder(model)
     found: Tensor = run_stack(stack, probe_inputs(stack, like, DISCOVERY_TOKENS))[0]
     return found
 
 
 def head_of(model: Any, stack: Any, like: Mapping[str, Tensor] | None = None) -> HeadTest:
-    """The test, run alone. like: as of `HeadTest`."""
+    """The head test of a model, with its passes run. like: as in `HeadTest`."""
     found = HeadTest(model, stack, like=like)
     for one in found.passes:
         with one.active():
@@ -196,11 +198,11 @@ def head_of(model: Any, stack: Any, like: Mapping[str, Tensor] | None = None) ->
 
 
 def head_logits(model: Any, stack: Any, output: Any, ids: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """(first token, logits (tokens, vocabulary)) of the prompt `ids`, (1, N), in pieces; of a classifier (0, logits)
-    alone, (1 or N, classes).
+    """Yields (first token, logits (tokens, vocabulary)) for the prompt `ids`, (1, N), piece by piece; of a classifier
+    one piece, (0, logits (1 or N, classes)).
 
-    output: what `stack` gave for the prompt. The model's own forward runs, and takes it in place of a pass of the
-    stack; a model that runs its blocks without that module's call runs them again, for the same numbers.
+    output: the output of `stack` for the prompt. The model's own forward runs with it in place of a pass of the stack.
+    A model that runs its blocks without a call of `stack` runs them again, with the same result.
     """
     tokens = ids.shape[1]
     step = _tokens_at_once(model, tokens)
@@ -212,9 +214,10 @@ def head_logits(model: Any, stack: Any, output: Any, ids: Tensor) -> Iterator[tu
 
 
 def class_logits(model: Any, stack: Any, output: Any, given: Mapping[str, Tensor]) -> Tensor | None:
-    """(1 or N, classes), by the head of a classifier that reads more than token ids; None of any other model.
+    """Logits (1 or N, classes) of a classifier by its own head, also where it reads more than token ids; None for any
+    other model.
 
-    output: as of `head_logits`, for `given`, by its names.
+    output: the output of `stack` for `given`, as in `head_logits`. given: the inputs, by name.
     """
     if not type(model).__name__.endswith((*OF_TEXTS, *SEEN)) or is_pair(model):
         return None
@@ -226,9 +229,9 @@ def class_logits(model: Any, stack: Any, output: Any, given: Mapping[str, Tensor
 
 
 def decoder_logits(pair: Any, decoder: Any, output: Any, given: Mapping[str, Tensor]) -> Tensor | None:
-    """(N, vocabulary), by the head of an encoder-decoder; None where it has no head over its tokens.
+    """Logits (N, vocabulary) by the head of an encoder-decoder; None where it has no head over its tokens.
 
-    output: what the stack of `decoder` gave for `given`, its tokens (1, N) and the encoder's states.
+    output: the output of the decoder's stack for `given`: its tokens, (1, N), and the encoder's states.
     """
     try:
         with patched(stack_of(decoder), lambda *_call: output), torch.no_grad():
@@ -239,8 +242,8 @@ def decoder_logits(pair: Any, decoder: Any, output: Any, given: Mapping[str, Ten
 
 
 def run_pair(pair: Any, given: Mapping[str, Tensor]) -> Any:
-    """The output of an encoder-decoder on its encoder's states and its decoder's tokens; UnsupportedModelError where
-    its head takes more, such as the encoder's tokens, of which a classifier looks for the last."""
+    """The output of an encoder-decoder for its encoder's states and its decoder's tokens. Raises UnsupportedModelError
+    where its head takes more, such as the encoder's tokens (a classifier looks for the last of them)."""
     states = encoder_output(given[STATES])
     try:
         return pair(encoder_outputs=states, decoder_input_ids=given["input_ids"], use_cache=False)

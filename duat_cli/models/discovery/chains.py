@@ -1,7 +1,7 @@
-"""Lists of modules that may hold blocks: which of them are chains, where each block takes what the one in front gives.
+"""Lists of modules that may hold blocks, and which are chains: each block takes the output of the one in front of it.
 
-A model with one chain is read without a word; of several (a funnel's resolutions, levels that run in cycles, encoder
-and decoder within one forward pass) one is chosen by its name, and the whole model runs around it.
+A model with one chain needs no choice. Of several (a funnel's resolutions, levels that run in cycles, encoder and
+decoder within one forward pass) one is chosen by its name, and the whole model runs around it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from duat_cli.models.instrument.tracing import Event, Trace
 
 
 class ByNameError(UnsupportedModelError):
-    """What --stack reads, and no command without it. names: of the lists of blocks, in call order."""
+    """The model can only be read with --stack. names: the lists of blocks, in call order."""
 
     def __init__(self, said: str, names: Sequence[str]) -> None:
         super().__init__(said)
@@ -38,7 +38,7 @@ class SeveralStacksError(ByNameError):
 
 
 class ChangedStreamError(UnsupportedModelError):
-    """The model changes the residual stream between two blocks, and not its shape. name: of their list."""
+    """The model changes the residual stream between two blocks, but not its shape. name: the list of these blocks."""
 
     def __init__(self, said: str, name: str) -> None:
         super().__init__(said)
@@ -46,7 +46,7 @@ class ChangedStreamError(UnsupportedModelError):
 
 
 def by_name(fault: ChangedStreamError, read: Callable[[], object]) -> UnsupportedModelError:
-    """The error, with how the blocks are read all the same, where they are. read: reads their list alone."""
+    """The error to raise: if the list of blocks can be read alone, it says how. read: reads that list alone."""
     try:
         read()
     except UnsupportedModelError:
@@ -55,7 +55,8 @@ def by_name(fault: ChangedStreamError, read: Callable[[], object]) -> Unsupporte
 
 
 class StagesError(Exception):
-    """The elements of a list of modules are stages, each with a list of blocks: everything begins anew, with those."""
+    """The elements of a list of modules are stages, each with a list of blocks. Discovery begins anew with these
+    lists."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -65,8 +66,8 @@ class StagesError(Exception):
 def outermost_lists(
     stack: nn.Module, staged: Collection[str] = (), chain: str | None = None
 ) -> dict[str, list[nn.Module]]:
-    """The elements of the ModuleLists that are in no other, by the list's name; of those whose elements are stages what
-    stands in these: the elements of their lists, and what leads from one stage to the next. chain: this list alone."""
+    """The elements of the outermost ModuleLists, by the list's name. For a list of stages these are the elements of the
+    lists inside the stages, and the modules between stages. chain: the one list to return; None: all."""
     if chain is not None:
         return {chain: list(_elements(stack.get_submodule(chain), opened=chain in staged))}
     lists = {name: module for name, module in stack.named_modules() if isinstance(module, nn.ModuleList)}
@@ -75,21 +76,22 @@ def outermost_lists(
 
 
 def has_matrices(modules: Collection[nn.Module]) -> bool:
-    """Whether some of them hold one, as blocks do; the convolutions in front of those of models of sound do not."""
+    """Whether some of these modules hold a matrix, as blocks do; the convolutions in front of a sound model do not."""
     return any(weight.ndim == 2 for module in modules for weight in module.parameters())
 
 
 def blocks_expected(model: Any) -> int:
-    """How many block calls there will be, by the config, or by the longest list of modules."""
+    """How many block calls to expect, by the config, or else by the longest list of modules."""
     stated = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    of_pair = getattr(model.config, "is_encoder_decoder", False)  # then it may be the other stack's
+    of_pair = getattr(model.config, "is_encoder_decoder", False)  # then the number may be that of the other stack
     if isinstance(stated, int) and not of_pair:
         return stated
     return max(map(len, outermost_lists(stack_of(model)).values()), default=0)
 
 
 def _elements(modules: nn.Module, *, opened: bool) -> Iterator[nn.Module]:
-    """opened: as of stages. A list is never called, so that its own elements stand for it."""
+    """The children of `modules`. opened: whether they are stages, replaced by their own children. A list among them is
+    always replaced by its elements, because a list is never called."""
     for module in modules.children():
         if isinstance(module, nn.ModuleList) or opened:
             yield from _elements(module, opened=False)
@@ -98,8 +100,8 @@ def _elements(modules: nn.Module, *, opened: bool) -> Iterator[nn.Module]:
 
 
 def is_stage(event: Event, written: Trace) -> bool:
-    """Whether what was called holds its attention in the elements of a list, and is no block itself: it gives another
-    number of tokens than it takes, or several of the elements attend within windows of the tokens."""
+    """Whether the called module is a stage: all its attention is in elements of lists inside it, and either its output
+    has another shape than its input, or several of these elements attend within windows of the tokens."""
     inner = [module for module in event.module.modules() if isinstance(module, nn.ModuleList)]
     attending = {call.module for call in written.attention}
     blocks = [block for found in inner for block in found if attending & set(block.modules())]
@@ -112,9 +114,9 @@ def is_stage(event: Event, written: Trace) -> bool:
 
 
 def chained(name: str, position: int, before: Event, after: Event, *, added: bool) -> bool:
-    """Whether a block takes what the one in front of it gives; UnsupportedModelError where it does not and may not.
+    """Whether a block takes the output of the one in front of it. Raises UnsupportedModelError if it does not but must.
 
-    name: of their list. added: whether features of pictures may come on top of it.
+    name: the list of both blocks. added: whether the model may change the stream between them (picture features, say).
     """
     taken = hidden_slot(after).get(after.args, after.kwargs)
     if not bool(torch.isfinite(taken).all()):
@@ -132,7 +134,7 @@ def chained(name: str, position: int, before: Event, after: Event, *, added: boo
 
 
 def _instead(given: Tensor, taken: Tensor) -> str:
-    """What of it the next block takes, as far as that can be said."""
+    """The word between the input of a block and the output of the last: "x times" for a multiple of it, else "not"."""
     if given.shape == taken.shape:
         factor = float(fit(wide(given).reshape(-1), wide(taken).reshape(-1)))
         if relative_error(factor * wide(given), wide(taken)) <= rounding(given.dtype):
@@ -141,7 +143,7 @@ def _instead(given: Tensor, taken: Tensor) -> str:
 
 
 def inner_lists(stack: nn.Module, name: str, attending: Collection[nn.Module]) -> list[str]:
-    """The lists within that list, by name, where it has no other elements, and each of theirs may be a block."""
+    """The names of the lists inside that list, where it holds lists only and their elements may be blocks."""
     found = stack.get_submodule(name)
     inner = all(isinstance(child, nn.ModuleList) for child in found.children())
     if not inner or in_pieces(found, attending):
@@ -150,14 +152,14 @@ def inner_lists(stack: nn.Module, name: str, attending: Collection[nn.Module]) -
 
 
 def in_pieces(blocks: nn.Module, attending: Collection[nn.Module]) -> bool:
-    """Whether attention stands beside other modules in lists within this one: what makes up a block has no module."""
+    """Whether a list inside this one holds attention in some elements and none in others: then no module is a block."""
     inner = [child for child in blocks.children() if isinstance(child, nn.ModuleList)]
     holds = [{any(m in attending for m in piece.modules()) for piece in found.children()} for found in inner]
     return {True, False} in holds
 
 
 def named(names: Sequence[str], wanted: str) -> str | None:
-    """The one list that is called so: by its name, or by the beginning or the end of it; None where none or several."""
+    """The list whose name, or the beginning or end of whose name, is `wanted`; None where none or several match."""
     if wanted in names:
         return wanted
     alike = [one for one in names if one.startswith(wanted + ".") or one.endswith("." + wanted)]
@@ -165,7 +167,7 @@ def named(names: Sequence[str], wanted: str) -> str | None:
 
 
 def require_one_sequence(event: Event, parts: BlockParts) -> None:
-    """Refuses a block that takes one input's tokens in groups."""
+    """Refuses a block that takes the tokens of one input in groups."""
     sequences = len(parts.hidden.get(event.args, event.kwargs))
     if sequences > 1:
         raise UnsupportedModelError(
@@ -198,7 +200,7 @@ def require_own_tokens(event: Event, parts: BlockParts, written: Trace) -> None:
 
 
 def anew_note(seams: Collection[int]) -> list[str]:
-    """What a chain leaves out whose blocks are called again on something else than they gave."""
+    """The note on a chain with blocks that are called on something else than the output of the block in front."""
     if not seams:
         return []
     calls = ", ".join(map(str, sorted(seams)))

@@ -1,7 +1,7 @@
 """Cross-attention of a decoder block, found by what it reads: its values are made of a second stream from outside.
 
 Its H (N tokens x K tokens of the encoder) is a dynamic parameter. With H held it is affine in the encoder's states,
-which pass through no block of the stack: what it gives is one more term of the stream.
+which pass through no block of the stack, so its output is one more term of the stream.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from duat_cli.models.value_path.projections import output_projection, value_laye
 
 
 def find_cross(block: Event, hidden: HiddenSlot, written: Trace) -> CrossAttention | None:
-    """The one attention module of a block that reads another stream; UnsupportedModelError where there are several."""
+    """The one attention module of a block that reads another stream. Raises UnsupportedModelError if there are
+    several."""
     own = hidden.get(block.args, block.kwargs)
     given = [(slot, states) for slot, states in _streams(block) if not same_storage(states, own)]
     found: dict[int, CrossAttention] = {}
@@ -46,7 +47,7 @@ def require_apart(block: Event, parts: BlockParts, states: Tensor) -> None:
 
 
 def with_projections(parts: BlockParts, event: Event, written: Trace) -> BlockParts:
-    """The block with the layers that V and O of its cross-attention can be read from."""
+    """The block with the layers from which V and O of its cross-attention can be read."""
     if parts.cross is None:
         return parts
     cross, call = parts.cross, next(c for c in written.attention if c.module is parts.cross.module)
@@ -62,7 +63,7 @@ def with_projections(parts: BlockParts, event: Event, written: Trace) -> BlockPa
 
 
 def _copied(states: Tensor, parts: BlockParts, written: Trace, call: AttentionCall) -> Projection | None:
-    """The layer that reads the states and whose features are the values, where these are a copy: by the numbers."""
+    """The layer that reads the states and whose output features are copied into the values, found by their numbers."""
     try:
         event, columns = value_layer(written, call, parts)
     except UnsupportedModelError:
@@ -71,7 +72,7 @@ def _copied(states: Tensor, parts: BlockParts, written: Trace, call: AttentionCa
 
 
 def cross_fault(run: BlockRun) -> str | None:
-    """What is wrong with cross-attention as an affine map of the encoder's states, H held; None: nothing."""
+    """The fault of cross-attention as an affine map of the encoder's states with H held; None where there is none."""
     cross = run.recording.cross
     if cross is None:
         return "its cross-attention runs more than once, or not at all"
@@ -88,7 +89,7 @@ def cross_fault(run: BlockRun) -> str | None:
 
 
 def gives_nothing_for_zero(run: BlockRun) -> bool:
-    """Whether a block has no cross-attention, or one that gives zeros for states of zeros, to the bit."""
+    """Whether a block has no cross-attention, or one whose output is exactly zero for zero states."""
     if run.parts.cross is None or run.recording.cross is None:
         return True
     output = run.crossed(torch.zeros_like(run.recording.cross.states)).output
@@ -101,7 +102,7 @@ def _streams(event: Event) -> list[tuple[HiddenSlot, Tensor]]:
 
 
 def _reads(call: AttentionCall, states: Tensor, written: Trace) -> HiddenSlot | None:
-    """Where the attention module takes these states, if a layer in it reads them and it makes one value a token."""
+    """Where the attention module takes these states, if a layer inside it reads them and it has one value per token."""
     if call.value.shape[2] != states.shape[1] or not written.calls(call.module):
         return None
     inside = set(call.module.modules())

@@ -1,8 +1,8 @@
-"""A model whose forward pass puts other modules in the place of its own, for good, is read as it was loaded.
+"""Models whose forward pass replaces modules of their own for good; they are read as they were loaded.
 
-BigBird gives up its sparse attention with the first input that is too short for it. What such a model gives depends on
-what it ran on before. Once a pass has exchanged modules, another input is let through if the model as it was loaded
-would exchange the same on it, and refused if not.
+BigBird gives up its sparse attention with the first input that is too short for it, so that its output depends on the
+inputs before. Once a pass has exchanged modules, another input is accepted only if the model as it was loaded would
+exchange the same modules on it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Held = dict[str, Any]
 """Submodules and attributes of a module, by name."""
 
 _as_loaded: WeakKeyDictionary[nn.Module, Held] = WeakKeyDictionary()
-"""What a pass that exchanged modules found where it did, as of `_exchange`."""
+"""The submodules and attributes that passes replaced, as they were before, from `_exchange`."""
 
 EXCHANGES = "its forward pass exchanges modules of its own"
 NOT_FOLLOWED = "which cannot be followed where weights are read block by block; give it memory for all of them"
 
 
 class _StoppedError(Exception):
-    """A pass stands in front of its first block, or of what is not in memory."""
+    """Ends a pass in front of its first block, or in front of a module whose weights are not in memory."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -38,21 +38,21 @@ class _StoppedError(Exception):
 
 
 def run_as_loaded(stack: Any, given: Mapping[str, Any]) -> Any:
-    """What a stack gives, which is what it would give if it had run on nothing before."""
+    """The output of a stack, which is the one that it would give if it had run on nothing before."""
     _require_same_exchange(stack, given)
     before = _held(stack)
     output = stack(**given)
     changed = _exchange(stack, before)
     for module, held in changed.items():
         _as_loaded[module] = {**held, **_as_loaded.get(module, {})}
-    if changed and any(map(_is_away, stack.modules())):  # the passes beside it may be of both models
+    if changed and any(map(_is_away, stack.modules())):  # passes that run side by side may see both models
         raise ExchangedError(f"{type(stack).__name__}: {EXCHANGES}, {NOT_FOLLOWED}")
     return output
 
 
 @contextlib.contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
-    """Around passes that `run_as_loaded` does not see: what they exchange is put back."""
+    """The context around passes that `run_as_loaded` does not see: modules that they exchange are put back."""
     before = _held(model)
     try:
         yield
@@ -61,8 +61,8 @@ def restored(model: nn.Module) -> Iterator[None]:
 
 
 def weights_kept(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    """Around a pass: UnsupportedModelError in front of a write that would change a weight: it may be that of a caller's
-    model, or none that is in memory."""
+    """The context around a pass that raises UnsupportedModelError before a write changes a weight: the weight may
+    belong to a caller's model, or not be in memory."""
     weights = {p.untyped_storage(): name for name, p in model.named_parameters()}
 
     def run(operation: Any, args: Any, kwargs: Any) -> Any:
@@ -79,7 +79,8 @@ def weights_kept(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
 
 
 def _keeps(operation: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operation that writes to what it is given first leaves that as it is; of others this is not known."""
+    """Whether an operation that writes to its first argument leaves it as it was. False for other operations, of which
+    this is not known."""
     found, others = written(operation, args, kwargs), [*args[1:], *kwargs.values()]
     if len(found) != 1 or found[0] is not args[0] or any(isinstance(one, Tensor) for one in others):
         return False
@@ -89,7 +90,8 @@ def _keeps(operation: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _require_same_exchange(stack: nn.Module, given: Mapping[str, Any]) -> None:
-    """Runs the model as it was loaded up to its first block, if a pass has exchanged modules of it."""
+    """Runs the model as it was loaded up to its first block, if a pass has exchanged modules of it. Raises
+    UnsupportedModelError if this input does not exchange the same ones."""
     loaded = {module: _as_loaded[module] for module in stack.modules() if module in _as_loaded}
     if not loaded:
         return
@@ -121,8 +123,9 @@ def _require_same_exchange(stack: nn.Module, given: Mapping[str, Any]) -> None:
 
 
 def _stops(stack: nn.Module, changed: Mapping[nn.Module, Held]) -> list[nn.Module]:
-    """The elements of lists that hold changed modules: the first of them that is called is the first block. And what
-    has no weights in memory: other passes would go on while they are read."""
+    """The modules at which a pass is stopped: elements of lists that hold changed modules, of which the first to be
+    called is the first block; and modules without weights in memory, since other passes would go on while they are
+    read."""
     elements = [one for found in stack.modules() if isinstance(found, nn.ModuleList) for one in found]
     owners = {module for module, held in changed.items() if any(isinstance(one, nn.Module) for one in held.values())}
     return [*(one for one in elements if owners & set(one.modules())), *filter(_is_away, stack.modules())]
@@ -137,18 +140,17 @@ def _is_away(module: nn.Module) -> bool:
 
 
 def _of_names(held: Mapping[nn.Module, Held]) -> dict[nn.Module, Held]:
-    """What stands there now."""
+    """The present values of the same submodules and attributes."""
     return {module: {name: getattr(module, name) for name in names} for module, names in held.items()}
 
 
 def _held(stack: nn.Module) -> dict[nn.Module, Held]:
-    """What every module holds."""
+    """The submodules and attributes of every module."""
     return {module: {**vars(module), **children_of(module)} for module in stack.modules()}
 
 
 def _exchange(stack: nn.Module, before: Mapping[nn.Module, Held]) -> dict[nn.Module, Held]:
-    """What stood where passes exchanged modules, with the settings that they changed beside; nothing where they
-    exchanged none."""
+    """The submodules and settings that passes replaced, as they were before; empty where no module was exchanged."""
     if before.keys() <= set(stack.modules()):
         return {}
     kinds = nn.Module | str | int | float | None
@@ -167,6 +169,6 @@ def _put(held: Mapping[nn.Module, Held]) -> None:
 
 
 def _size(given: Mapping[str, Any]) -> str:
-    """How long what it reads is."""
+    """The input, with its length, as a text."""
     ids = given.get("input_ids")
     return f"an input of {ids.shape[-1]} tokens" if isinstance(ids, Tensor) else "this input"

@@ -1,9 +1,9 @@
-"""What of a block's attention counts beside a token mixer: whether it is one product H V of softmax rows and values
-that each are made of one token, and whether it stands in front of the mixer.
+"""Attention of a block that also has a token mixer: whether it is one product H V of softmax rows and values that each
+are made of one token, and whether it stands in front of the mixer.
 
-What attention in front of a mixer gives reaches the block's output through the mixer alone. The shared transformers of
-Zamba are of this kind: they read the stream beside the embeddings, and what they give is added to what the mixer reads,
-not to the stream.
+The output of attention in front of a mixer reaches the block's output through the mixer alone. The shared transformers
+of Zamba are of this kind: they read the stream and the embeddings, and their output is added to the mixer's input, not
+to the stream.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from duat_cli.models.instrument.tracing import Event, Trace
 
 
 def attention_in_front(parts: BlockParts, mixer: nn.Module, event: Event, written: Trace) -> nn.Module | None:
-    """The outermost module around the block's attention, where noise in place of what it gives moves nothing in the
-    block's output as long as the mixer gives what it gave; None where there is none.
+    """The outermost module around the block's attention, if noise in place of its output does not change the block's
+    output while the mixer's output is held; None otherwise.
 
     event: the call of the block.
     """
@@ -50,7 +50,7 @@ def attention_in_front(parts: BlockParts, mixer: nn.Module, event: Event, writte
 
 
 def without_attention(parts: BlockParts, outer: nn.Module, written: Trace) -> BlockParts:
-    """The block without the attention inside of `outer`, which is a unit as a whole."""
+    """The block without the attention inside `outer`, which becomes one unit."""
     units = in_order([*nonlinear_units(parts.module, written, {outer}, parts.norms), outer], written)
     written.attention[:] = [call for call in written.attention if call.module not in parts.attention]
     without = replace(parts, attention=(), intercepted=frozenset(), value_projection=None, output_projection=None)
@@ -58,8 +58,8 @@ def without_attention(parts: BlockParts, outer: nn.Module, written: Trace) -> Bl
 
 
 def is_one_product(parts: BlockParts, written: Trace) -> bool:
-    """Whether what was seen is all of attention: one product H V from every token that its module takes to every one
-    of them, which the module gives as it is or takes through its own output layer."""
+    """Whether the attention that was seen is all of it: one product H V from every token of the module's input to every
+    one of them, which the module returns as it is or through its own output layer."""
     calls = written.attention_of(parts.attention)
     ran = written.calls(parts.attention[0])
     taken = ran[0].tensors if ran else []
@@ -77,7 +77,7 @@ def is_one_product(parts: BlockParts, written: Trace) -> bool:
 
 
 def _values_mix_tokens(event: Event, tokens: int) -> bool:
-    """Whether another first token moves the values of the others."""
+    """Whether a change of the first token moves the values of the others."""
     if not event.tensors or event.tensors[0].ndim != 3 or event.tensors[0].shape[1] != tokens:
         return False
     x, seen = event.tensors[0], _Seen()
@@ -95,7 +95,7 @@ def _values_mix_tokens(event: Event, tokens: int) -> bool:
 
 @dataclass
 class _Seen:
-    """A probe that writes down values."""
+    """A probe that records values."""
 
     values: list[Tensor] = field(default_factory=list)
 

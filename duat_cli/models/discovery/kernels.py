@@ -1,4 +1,4 @@
-"""What shows, of a few runs of a mixer's code on other values, whether its result is a linear kernel of them."""
+"""Tests, on a few runs of a mixer's code with other values, of whether its result is a linear kernel of them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ SEED = 37
 
 
 def trials(own: Tensor) -> Tensor:
-    """The values that a kernel is tried on, (items, N, channels), of its own, (1, N, channels): none, two at random,
-    their sum, its own, one token alone, and the first with the channels of which a bit of the number is set."""
+    """The values that a kernel is tried on, (items, N, channels), by item: zero; two random ones; their sum; its own;
+    the first random ones at the first token alone; and, for each bit, those at the channels whose number has that bit
+    set.
+
+    own: the values of its own run, (1, N, channels).
+    """
     one, two = (gaussian(tuple(own.shape), own, SEED + k) for k in (2, 3))
     first = torch.zeros_like(own)
     first[:, 0] = one[:, 0]
@@ -27,8 +31,8 @@ def trials(own: Tensor) -> Tensor:
 
 
 def kernel_source(made: Tensor, own: Tensor) -> Tensor | None:
-    """The channel of the values that each channel of the result is made of, -1 for none; None where what moves is no
-    linear kernel of single channels that carries them from token to token, empty where nothing moves.
+    """The channel of the values that each channel of the result is a kernel of, -1 for none. None where the result is
+    no linear kernel of single channels that carries them from token to token; empty where it does not change.
 
     made: the results of `trials`, (items, N, channels); own: the result of the mixer's own values, (1, N, channels).
     """
@@ -52,14 +56,16 @@ def kernel_source(made: Tensor, own: Tensor) -> Tensor | None:
 
 
 def is_whole(source: Tensor, channels: int) -> bool:
-    """Whether every channel of the result is made of one of the values', and every one of theirs is in it."""
+    """Whether every channel of the result is made of a channel of the values, and every channel of the values is
+    used."""
     return torch.equal(source.unique(), torch.arange(channels, device=source.device))
 
 
 def sharing(expected: Tensor, own: Tensor, far: Tensor, tolerance: float) -> int | bool | None:
-    """How many channels share a norm's scale, None where no norm stands there, False where something else does.
+    """How many channels share the scale of a norm. None where there is no norm, False where there is something else.
 
-    own: what arrives, (1, N, channels), against what factors alone give; far: the same at three times the vectors.
+    own: the vectors that arrive, (1, N, channels). expected: those that would arrive if there were factors alone. far:
+    the vectors that arrive for three times the input.
     """
     if relative_error(expected, own) <= tolerance:
         return None
@@ -73,10 +79,10 @@ def sharing(expected: Tensor, own: Tensor, far: Tensor, tolerance: float) -> int
 
 
 def behind_of(arrived: Callable[[Tensor], Tensor | None], like: Tensor) -> Behind | None:
-    """What stands between a tensor and the output layer; None where that is no such thing.
+    """The `Behind` between a tensor and the output layer; None where something else stands there.
 
-    arrived: what arrives at the layer of these in place of the tensor, (items, N, channels) both; None where they do
-    not fit. like: the tensor itself, (1, N, channels).
+    arrived: maps vectors put in place of the tensor to those that arrive at the layer, (items, N, channels) both; None
+    where they do not fit. like: the tensor itself, (1, N, channels).
     """
     noise = gaussian(tuple(like.shape), like, SEED + 1)
     found = _with_centred(arrived, noise, None)
@@ -104,14 +110,15 @@ def _with_centred(arrived: Callable[[Tensor], Tensor | None], noise: Tensor, cen
 
 
 def losing(arrived: Tensor, widths: Sequence[int], tolerance: float) -> int | None:
-    """How many channels lose their mean together, None where none do. arrived: of noise, and of the noise with the mean
-    of every group of so many channels moved, for each of the widths in ascending order, (1 + widths, N, channels)."""
+    """How many channels lose their mean together; None where none do. arrived: the vectors that arrive for noise, then,
+    for each width in ascending order, for the noise with the mean of every group of so many channels moved,
+    (1 + widths, N, channels)."""
     own, *moved = arrived.split(1)
     alike = (n for n, one in zip(widths, moved, strict=True) if relative_error(one, own) <= tolerance)
     return next(alike, None) if bool(own.any()) else None
 
 
 def alike(H: Tensor, width: int) -> bool:
-    """Whether the channels of a head share one H."""
+    """Whether all `width` channels of each head share one H."""
     groups = H.unflatten(0, (-1, width))
     return relative_error(groups[:, :1].expand_as(groups), groups) <= rounding(H.dtype)

@@ -1,13 +1,14 @@
-"""Token mixers without softmax, found by what they do: linear in their values with everything else held.
+"""Token mixers without softmax, found by what they do: they are linear in their values with everything else held.
 
 A module is a mixer if its own code makes one tensor, the values, and later another, the result, such that
 
 * the result is linear in the values, channel by channel, and carries them from token to token, while queries, keys,
-  decays and gates keep what the module's own input makes them;
-* between the result and the layer that gives the module's output there are factors of channels and scales of norms.
+  decays and gates stay as the module's own input sets them;
+* between the result and the layer that gives the module's output there are only factors of channels and scales of
+  norms.
 
-Both are proved on random values; nothing goes by names. What makes the values of the stream is part of the mixer where
-it is affine and keeps tokens apart, and a UAT term (a convolution and an activation, say) where it is not.
+Both are proved on random values; no names are used. The map from the stream to the values is part of the mixer if it is
+affine and acts on each token alone; otherwise (a convolution with an activation, say) it is a UAT term.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ MISSED = 4
 
 
 def with_mixer(parts: BlockParts, event: Event, written: Trace, known: list[MixerForm]) -> BlockParts:
-    """The block with a token mixer as attention, if one can be proved and the block has no attention that is one
-    product of softmax rows and values. Of several modules that mix tokens it is the one that can be proved.
+    """The block with a token mixer as its attention, if exactly one can be proved and the block has no attention that
+    is one product of softmax rows and values. A block with such an attention may get a second mixer (`_with_second`).
 
-    known: forms that were proved, and are: a block like one that was seen before is tried with its form first.
+    known: the forms proved so far, which are tried first; a newly proved form is added.
     """
     if not parts.attention:
         units = [unit for unit in parts.units if unit in parts.mixing] or [parts.module]
@@ -57,8 +58,8 @@ def _proved_of(parts: BlockParts, unit: nn.Module, written: Trace, known: list[M
 
 
 def _with_second(parts: BlockParts, event: Event, written: Trace, known: list[MixerForm]) -> BlockParts:
-    """The block with the one unit that mixes tokens beside its attention as a second mixer, if it can be proved; as its
-    only one, where what attention gives reaches the stream through it alone."""
+    """The block with the one unit that mixes tokens beside its attention as a second mixer, if that can be proved.
+    Where the output of attention reaches the stream through this unit alone, the unit is the block's only mixer."""
     if len(parts.attention) != 1 or len(parts.mixing) != 1 or parts.cross is not None:
         return parts
     (unit,) = parts.mixing
@@ -75,10 +76,10 @@ def _with_second(parts: BlockParts, event: Event, written: Trace, known: list[Mi
 
 
 def _candidates(block: nn.Module, unit: nn.Module, written: Trace) -> Iterator[tuple[nn.Module, bool]]:
-    """Modules that may be the mixer, and whether one is to end in its output layer: those around the unit inside the
-    block, from the innermost, then those inside of it; and the same that leave the layer to a module behind them.
+    """Modules that may be the mixer, and whether the mixer is to end in its output layer: first those around the unit
+    inside the block, from the innermost, then those inside the unit. All come with True, then again with False.
 
-    unit: the block itself where none of its units is known to mix tokens (one that reads a mask beside the stream).
+    unit: the block itself where none of its units is known to mix tokens (a unit may read a mask beside the stream).
     """
     around = [m for m in block.modules() if m is not block and any(inner is unit for inner in m.modules())]
     found = [*reversed(around), *(m for m in unit.modules() if m not in (unit, block) and any(m.children()))]
@@ -95,7 +96,8 @@ def _mixes(event: Event, block: Event) -> bool:
 def _mixing(
     parts: BlockParts, form: MixerForm, event: Event, written: Trace, outer: nn.Module | None = None
 ) -> BlockParts:
-    """outer: a module in front of the mixer that is a unit as a whole, whatever it reads."""
+    """The block with this mixer as its attention. outer: a module in front of the mixer that counts as one unit,
+    whatever it reads."""
     replaced, fronts = {*parts.attention, form.module}, [] if outer is None else [outer]
     around = nonlinear_units(parts.module, written, {form.module, *fronts}, parts.norms)
     units = in_order([*around, *fronts, *([] if form.affine else [form.module])], written)
@@ -128,14 +130,14 @@ def _output_projection(form: MixerForm, parts: BlockParts, last: Event, written:
 
 
 def _norm_behind(parts: BlockParts, last: Event, written: Trace) -> nn.Module | None:
-    """The norm that reads what this layer gave."""
+    """The norm that reads this layer's output, if there is one."""
     behind = [e for e in written.events[written.events.index(last) :] if e.module in parts.norms and e.tensors]
     reads = (e.module for e in behind if last.result is not None and same_storage(e.tensors[0], last.result))
     return next(reads, None)
 
 
 def _as_made(form: MixerForm, written: Trace, call: MixerCall) -> Tensor:
-    """The values as the trace holds them, (1, heads, N, d): the same memory as what the linear layer gave."""
+    """The values as the trace holds them, (1, heads, N, d), in the memory of the linear layer's output."""
     for event in reversed(written.events):
         made = event.result
         if made is None or event.module not in set(form.module.modules()) or made.shape[:2] != call.value.shape[:2]:
@@ -177,7 +179,7 @@ def _form_of(module: nn.Module, written: Trace, known: list[MixerForm], ends: bo
 
 
 def _output_layer(module: nn.Module, event: Event, written: Trace) -> nn.Module | None:
-    """The linear layer, called once, whose output is the module's."""
+    """The linear layer, called once, whose output is the module's own."""
     inside = set(module.modules())
     for last in reversed(written.events):
         if last.module in inside and has_matrix(last.module) and equal(last.result, event.result):
@@ -186,18 +188,19 @@ def _output_layer(module: nn.Module, event: Event, written: Trace) -> nn.Module 
 
 
 class _Search:
-    """One mixer's code on its own input, and what it does with other values."""
+    """The code of one possible mixer, run on its own input and with other values in place of its own."""
 
     def __init__(self, code: MixerCode, stream: Tensor, plain: Ran, channels: int) -> None:
-        """stream: what it reads, (1, N, M); plain: its own run, with every tensor that holds as many numbers as the
-        output layer reads, or a part of them that it repeats; channels: those that the layer reads."""
+        """stream: the module's input, (1, N, M). plain: its own run, with every tensor that has as many entries as the
+        output layer reads, or an integer fraction of that. channels: how many channels the layer reads."""
         self._code, self._stream, self._plain, self._channels = code, stream, plain, channels
         self._tokens = stream.shape[1]
-        self._spread = False  # whether the values that were proved last are an affine map of several tokens' streams
+        self._spread = False  # whether the values proved last are an affine map of the streams of several tokens
 
     @classmethod
     def of(cls, module: nn.Module, output: nn.Module | None, event: Event) -> _Search | None:
-        """None where its code cannot be run so, or its output layer reads other vectors than one a token."""
+        """The search in this module; None where its code cannot be run in this way, or where its output layer does not
+        read one vector for each token."""
         stream = event.tensors[0]
         tokens, blank = stream.shape[1], Layout(1, ())
         draft = MixerForm(module, output, (Place(0, None),), (blank,), Place(0, None), blank, 1, Behind(None), False)
@@ -216,8 +219,10 @@ class _Search:
             return None
 
     def found(self) -> MixerForm | None:
-        """The first values, in the order in which they are made, that can be proved, with the first result of them."""
-        places = sorted(self._plain.tensors, key=lambda p: (p.operation, -(p.element or 0)))  # of one split the last
+        """The form with the first values, in the order in which they are made, that can be proved, and with the first
+        result that is made of them."""
+        # of the parts of one split, the last comes first
+        places = sorted(self._plain.tensors, key=lambda p: (p.operation, -(p.element or 0)))
         whole = [place for place in places if self._plain.tensors[place].numel() == self._tokens * self._channels]
         behind = self._behind(whole)
         fallback = None
@@ -226,7 +231,7 @@ class _Search:
             fallback = self._proved((value,), results, behind)
             if fallback is not None and not self._spread:
                 return fallback
-            if fallback is not None:  # some layers in front make these values, of several tokens
+            if fallback is not None:  # layers in front mix tokens to make these values
                 break
         parts = [place for place in places if place not in whole]
         for result in sorted(behind, key=lambda place: place.operation):
@@ -237,7 +242,8 @@ class _Search:
         return fallback
 
     def _several(self, places: list[Place], result: Place) -> tuple[Place, ...] | None:
-        """Values that several layers make: of each, the first that some channels of the result are a kernel of."""
+        """Values that several layers make: in order, each tensor that some channels of the result, not covered so far,
+        are a kernel of; None where some channels stay uncovered."""
         found: list[Place] = []
         open_channels = torch.ones(self._channels, dtype=torch.bool)
         for place in (one for one in places if one.operation < result.operation):
@@ -254,7 +260,8 @@ class _Search:
         return None
 
     def _behind(self, places: list[Place]) -> dict[Place, Behind]:
-        """What may be a kernel's result, from the last place on; the kernel itself begins where several are none."""
+        """The places that may hold a kernel's result, searched backwards from the last. The search ends at the kernel
+        itself: where `MISSED` places in a row hold none."""
         found: dict[Place, Behind] = {}
         missed = 0
         for place in reversed(places):
@@ -266,7 +273,7 @@ class _Search:
         return found
 
     def tried(self, form: MixerForm) -> MixerForm | None:
-        """The same places, if they can be proved here."""
+        """The form with the places of `form`, a mixer proved before, if they can be proved here."""
         result = form.result_of(self._plain.count)
         if not all(place in self._plain.tensors for place in (*form.value, result)):
             return None
@@ -277,7 +284,7 @@ class _Search:
         return Layout.of(self._plain.tensors[place], self._tokens)
 
     def _behind_of(self, place: Place) -> Behind | None:
-        """What stands between this tensor and the output layer; None where that is no such thing."""
+        """The `Behind` between this tensor and the output layer; None where something else stands there."""
         layout = self._layout(place)
 
         def arrived(items: Tensor) -> Tensor | None:
@@ -292,7 +299,8 @@ class _Search:
         return behind_of(arrived, layout.by_token(self._plain.tensors[place]))
 
     def _source(self, values: tuple[Place, ...], result: Place) -> Tensor | None:
-        """As of `kernel_source`, of this result of these values; empty where it is not made of them."""
+        """The channel of these values that each channel of the result is a kernel of, as `kernel_source` returns it; an
+        empty tensor where the result is not made of these values."""
         layouts, tensors = [self._layout(value) for value in values], self._plain.tensors
         own = torch.cat([at.by_token(tensors[value]) for at, value in zip(layouts, values, strict=True)], dim=-1)
         tried = trials(own)
@@ -315,7 +323,8 @@ class _Search:
         return kernel_source(wide(onto.by_token(made)), wide(onto.by_token(own_result)))
 
     def _proved(self, values: tuple[Place, ...], results: list[Place], behind: dict[Place, Behind]) -> MixerForm | None:
-        """The form with these values and the first of these results that is made of them."""
+        """The form with these values and the first of these results that is made of them; None where that is no linear
+        kernel of all of them."""
         for result in results:
             source = self._source(values, result)
             if source is None or (source.numel() and not is_whole(source, self._numbers(values))):
@@ -325,7 +334,7 @@ class _Search:
         return None
 
     def _numbers(self, values: tuple[Place, ...]) -> int:
-        """How many numbers a token has in them."""
+        """How many entries these values have for each token."""
         return sum(self._plain.tensors[value].numel() for value in values) // self._tokens
 
     def _form(self, values: tuple[Place, ...], result: Place, behind: Behind, source: Tensor) -> MixerForm | None:
@@ -341,7 +350,7 @@ class _Search:
         )
         try:
             call = MixerCall.capture(form, self._code.forward, self._code.args, self._code.kwargs)
-            H = call.impulses()  # one channel a head
+            H = call.impulses()  # the form still has one channel per head
         except FAULTS:
             return None
         form = replace(form, once=call.broadcasts(H))
@@ -352,7 +361,7 @@ class _Search:
         return None if form.source is not None and not affine else replace(form, width=width, affine=affine)
 
     def _affine(self, call: MixerCall) -> bool:
-        """Whether the values are an affine map of the stream."""
+        """Whether the values are an affine map of the stream. Sets `_spread`."""
         x = self._stream
         noise = gaussian(tuple(x.shape), x, SEED + 5)
         moved = x.clone()

@@ -1,4 +1,4 @@
-"""What a model reads: token ids, or prepared images and sound."""
+"""The inputs of a model: token ids, or prepared images and sound."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.instrument.calls import taken_by
 
 Given = Tensor | Mapping[str, Tensor]
-"""What a stack is run on: token ids (1, N), or prepared inputs by the names that its forward pass has for them."""
+"""The input of a stack: token ids (1, N), or prepared inputs by the names of its forward pass."""
 
 _LIBRARIES = {"torch", "transformers", "peft"}
 STATES = "encoder_hidden_states"
-"""What every decoder calls the encoder's states."""
+"""The argument name of the encoder's states in every decoder."""
 
 GRID = "grid_thw"
-"""What a part that reads a picture's patches, (N, width) without a batch, calls their numbers: frames, rows and columns
-of each picture."""
+"""The argument name of the number of frames, rows and columns of each picture, in a part that reads the patches of
+pictures, (N, width), without a batch."""
 
 DECODER = ", and duat attribute the decoder: --stack decoder"
 
@@ -30,13 +30,13 @@ KINDS = {"pixel_values": "images", "input_features": "sound", "input_values": "s
 
 
 def of_libraries(module: nn.Module) -> bool:
-    """Whether a module's class is known code, and not that of a checkpoint or of a caller."""
+    """Whether a module's class comes from a known library, and not from a checkpoint or a caller."""
     return type(module).__module__.partition(".")[0] in _LIBRARIES
 
 
 def stack_of(model: Any) -> Any:
-    """The part that is run: the encoder of an encoder-decoder, else the model without its head. An encoder that reads
-    what a network in front of it makes of a picture is run within the model."""
+    """The part that is run: the encoder of an encoder-decoder, else the model without its head. An encoder behind a
+    network that reads the picture is run within the model."""
     base, name = model.base_model, str(getattr(model, "main_input_name", "input_ids"))
     if base is model or isinstance(base, nn.ModuleDict | nn.ModuleList):  # `base_model_prefix` names no callable part
         base = _beside_head(model)
@@ -51,8 +51,8 @@ def stack_of(model: Any) -> Any:
 
 
 def _beside_head(model: Any) -> Any:
-    """The model inside that has all weights but those of the head; without one the model itself, as where the code of
-    a model's own may do more than run it."""
+    """The inner model that holds all weights except those of the head. The model itself where there is none, and where
+    it is custom code, which may do more than run the inner model."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if head is not None and of_libraries(model):
         others = set(model.parameters()) - set(head.parameters())
@@ -63,15 +63,15 @@ def _beside_head(model: Any) -> Any:
 
 
 def cache_off(stack: Any) -> dict[str, Any]:
-    """What a forward pass is told so that it keeps no cache: it would grow with every replay, and mixers run other code
-    with one. A model with a head may hand the word on to the stack inside of it."""
+    """The argument that turns the cache off, where the forward pass takes it: a cache would grow with every replay, and
+    mixers run other code with one. A model with a head may pass the argument on to the stack inside it."""
     taken, inner = taken_by(stack.forward), getattr(stack, "base_model", stack)
     known = "use_cache" in taken or ("kwargs" in taken and "use_cache" in taken_by(inner.forward))
     return {"use_cache": False} if known else {}
 
 
 def is_pair(model: Any) -> bool:
-    """Whether a model is an encoder with a decoder; either alone is none, whatever its config says."""
+    """Whether a model is an encoder with a decoder. Either of them alone is not, whatever its config says."""
     return bool(getattr(model.config, "is_encoder_decoder", False)) and model.get_encoder() is not model
 
 
@@ -81,12 +81,12 @@ def without_decoder(model: Any) -> Any:
 
 
 def decoder_of(model: Any) -> Any:
-    """The decoder of an encoder-decoder, a model by itself; UnsupportedModelError where there is none to run so."""
+    """The decoder of an encoder-decoder, as a model by itself. Raises UnsupportedModelError where there is none."""
     name = type(model).__name__
     if not is_pair(model):
         raise UnsupportedModelError(f"{name} has no encoder beside a decoder")
     decoder = model.get_decoder()
-    # its own forward pass tells: the part of it that is run may hide what it takes behind *args (TrOCR's)
+    # asked of its own forward pass: the part of it that is run may hide its arguments behind *args (TrOCR's does)
     takes = hasattr(decoder, "config") and {ids_name(decoder), STATES} <= taken_by(decoder.forward)
     if decoder is model or decoder is model.get_encoder() or not takes:
         raise UnsupportedModelError(f"{name}: its decoder is no model that takes token ids and `{STATES}`")
@@ -98,7 +98,7 @@ def decoder_of(model: Any) -> Any:
 
 
 def writes(model: Any) -> bool:
-    """Whether it has a decoder that `decoder_of` gives."""
+    """Whether the model has a decoder that `decoder_of` returns."""
     try:
         return decoder_of(model) is not None
     except UnsupportedModelError:
@@ -106,8 +106,8 @@ def writes(model: Any) -> bool:
 
 
 def ids_name(stack: Any) -> str:
-    """What its forward pass calls token ids: where it takes none by that name, what goes through a table of tokens has
-    the name of another input (SpeechT5's text encoder calls it as the one of sound does)."""
+    """The argument name of token ids in a forward pass. Where it takes no `input_ids`, but the model has a table of
+    tokens, the ids go by the name of another input (SpeechT5's text encoder uses the one of sound)."""
     taken = taken_by(stack.forward)
     if "input_ids" not in taken and hasattr(stack, "config"):
         with contextlib.suppress(AttributeError, NotImplementedError):  # as transformers says that there are none
@@ -117,8 +117,8 @@ def ids_name(stack: Any) -> str:
 
 
 def input_name(model: Any) -> str:
-    """What its forward pass reads: token ids, whatever they are called, what its own class states, an input by a known
-    name, else what it takes first."""
+    """The name of the input that a forward pass reads: `input_ids` for token ids, whatever the pass calls them; else
+    the one that its class states, else one with a known name, else its first argument."""
     stack = stack_of(model)
     name = str(getattr(stack, "main_input_name", "input_ids"))
     taken = taken_by(stack.forward)
@@ -128,27 +128,27 @@ def input_name(model: Any) -> str:
     if known:
         return known[0]
     first = next(iter(inspect.signature(stack.forward).parameters.values()), None)
-    # a forward pass of *args hides what it takes; running it will tell
+    # a forward pass of *args hides its arguments; running it will tell
     return first.name if first is not None and first.kind is first.POSITIONAL_OR_KEYWORD else "input_ids"
 
 
 def kind_read(model: Any) -> str | None:
-    """Images or sound, where its forward pass reads one of them; None where it reads something else."""
+    """The kind of input, images or sound, where the forward pass reads one of them; None for any other input."""
     named = KINDS.get(input_name(model))
     return KINDS["pixel_values"] if named is None and GRID in taken_by(stack_of(model).forward) else named
 
 
 def needs_more(model: Any, name: str) -> bool:
-    """Whether a forward pass that reads a picture demands more than it: sizes and masks of its patches (SigLIP 2)."""
+    """Whether a forward pass that reads a picture requires more inputs: sizes and masks of its patches (SigLIP 2)."""
     parameters = inspect.signature(stack_of(model).forward).parameters.values()
     demanded = {one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD}
     return bool(demanded - {name}) and KINDS.get(name) == KINDS["pixel_values"]
 
 
 def part_within(stack: Any, given: Given | None) -> Any:
-    """The part of a model whose blocks are meant where that is not all of it: where it reads pictures or sound within a
-    text, the outermost of its models that takes token ids and nothing else; the encoder within a model that makes what
-    it reads. None where it is given either alone, or is no such model."""
+    """The part of a model that holds the blocks, where that is not all of it. For pictures or sound within a text it is
+    the outermost inner model that takes token ids and neither of these; for an encoder-decoder, the encoder. None for
+    one kind of input alone, and where there is no such part."""
     if is_pair(stack):
         return stack.get_encoder()
     if given is None or isinstance(given, Tensor) or "input_ids" not in given or not KINDS.keys() & given.keys():
@@ -161,8 +161,8 @@ def part_within(stack: Any, given: Given | None) -> Any:
 
 
 def class_reads_ids(cls: type[Any]) -> bool:
-    """Whether models of a class read token ids, as the class states it; where it states a word for any input, as its
-    forward pass takes it."""
+    """Whether models of a class read token ids: the input that the class states is none of pictures or sound, and its
+    forward pass takes `input_ids` or no input of pictures or sound."""
     names, taken = getattr(cls, "main_input_name", "input_ids"), taken_by(cls.forward)
     read = KINDS.keys().isdisjoint([names] if isinstance(names, str) else names)
     return read and ("input_ids" in taken or KINDS.keys().isdisjoint(taken))
@@ -186,24 +186,24 @@ def require_token_ids(model: Any) -> None:
 
 
 def placed(given: Given, device: Any, dtype: torch.dtype) -> Given:
-    """The same on a device; numbers that are no integers in the model's dtype."""
+    """The input on a device, floating-point tensors (of prepared inputs) in the model's dtype."""
     return given.to(device) if isinstance(given, Tensor) else placed_tensors(given, device, dtype)
 
 
 def placed_tensors(given: Mapping[str, Tensor], device: Any, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The same of prepared inputs."""
+    """Prepared inputs on a device, floating-point tensors in the model's dtype."""
     return {n: t.to(device, dtype if t.is_floating_point() else t.dtype) for n, t in given.items()}
 
 
 def in_rows(given: Given, rows: int) -> Given:
-    """The same as often as that, in rows of a batch; of more than one, every tensor has 1 in front."""
+    """The input repeated as `rows` rows of a batch; for more than one row, every tensor must have 1 in front."""
     if isinstance(given, Tensor):
         return given.expand(rows, *given.shape[1:]).contiguous()
     return given if rows == 1 else {n: t.expand(rows, *t.shape[1:]).contiguous() for n, t in given.items()}
 
 
 def noise_like(given: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
-    """Random numbers of the same shapes in place of those that are no integers, the others as they are."""
+    """The prepared inputs with floating-point tensors replaced by random ones of the same shapes."""
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randn(value.shape, generator=generator) if value.is_floating_point() else value

@@ -27,12 +27,12 @@ from duat_cli.models.instrument.routers import routing_weights
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.value_path.projections import latent_projection, output_projection, value_projection
 
-MOST_GROUPS = 16  # of channels, that a norm may scale apart
+MOST_GROUPS = 16  # most groups of channels, each scaled on its own, that a norm is tried for
 
 
 def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
-    """The parts of the block that `event` is a call of; `written` is what happened within. NotFiniteError where it puts
-    out NaN or infinite values, which no probe within it could tell from another fault."""
+    """The parts of the block that `event` is a call of; `written` is the trace of that call. Raises NotFiniteError
+    where its output has NaN or infinite values: no probe inside the block could tell these from another fault."""
     block = event.module
     inside = set(block.modules())
     hidden = hidden_slot(event)
@@ -68,7 +68,8 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
 
 
 def _inline(block: nn.Module, written: Trace, others: set[nn.Module]) -> tuple[nn.Module, ...]:
-    """The modules without children that ran before attention in the block's own forward ended, but for these others."""
+    """The modules without children that ran before the attention in the block's own forward ended, except `others` and
+    what is inside them."""
     before = max(written.ended_before[id(call)] for call in written.attention if call.module is block)
     inside = {m for other in others for m in other.modules()}
     ran = dict.fromkeys(event.module for event in written.events[:before])
@@ -95,8 +96,8 @@ def nonlinear_units(
 ) -> Iterator[nn.Module]:
     """The largest nonlinear modules below `module` that hold no attention and read one stream.
 
-    Experts beside their router, which are given its weights, are a unit; the router then is none: held weights are all
-    that comes of it.
+    Experts that are given the weights of a router beside them are a unit. The router is then none, because the weights
+    that it gives are held.
     """
     called, routing = written.called(), _routing(written)
     for child in module.children():
@@ -120,20 +121,20 @@ def nonlinear_units(
 
 
 def _wraps_norm(event: Event, written: Trace, norms: dict[nn.Module, NormForm]) -> bool:
-    """Whether all that a module does is to call a norm within it."""
+    """Whether a module does nothing but call a norm inside it."""
     inner = (written.calls(module)[0] for module in event.module.modules() if module in norms)
     return any(equal(one.tensors[0], event.tensors[0]) and equal(one.result, event.result) for one in inner)
 
 
 def in_order(units: Iterable[nn.Module], written: Trace) -> tuple[nn.Module, ...]:
-    """As their calls ended."""
+    """The units in the order in which their calls ended."""
     order = {event.module: place for place, event in enumerate(written.events)}
     return tuple(sorted(units, key=lambda unit: order[unit]))
 
 
 def _by_group(norm: nn.Module, x: Tensor) -> str:
-    """What is said of a norm that scales groups of its channels apart: the first group alone, made larger, changes
-    nothing of what it gives."""
+    """The end of the error text where a norm scales groups of channels apart; empty for any other norm. Such a norm
+    gives the same output when only its first group of channels is scaled up."""
     for count in (n for n in range(min(MOST_GROUPS, x.shape[-1]), 1, -1) if x.shape[-1] % n == 0):
         grown = x.clone()
         grown[..., : x.shape[-1] // count] *= 16.0
@@ -144,7 +145,8 @@ def _by_group(norm: nn.Module, x: Tensor) -> str:
 
 
 def _holds_stream(event: Event) -> bool:
-    """Whether the unit adds its own input to its output: far out, what follows a norm inside it is outgrown."""
+    """Whether the unit adds its own input to its output: on a very large input that share outgrows any branch behind a
+    norm."""
     if not any(event.module.children()) or event.result is None or event.result.shape != event.tensors[0].shape:
         return False
     far = 1e4 * random_like(event.tensors[0])
@@ -155,7 +157,7 @@ def _holds_stream(event: Event) -> bool:
 
 
 def mixes_tokens(event: Event, tokens: int) -> bool:
-    """Whether a change of one token's input, the first's or the last's, moves another token's output."""
+    """Whether changing the input of the first or the last token moves the output of another token."""
     x = event.tensors[0]
     if tokens < 2 or x.ndim < 2 or x.shape[-2] != tokens or event.result is None:
         return False
@@ -181,13 +183,13 @@ def _reads_one_stream(event: Event) -> bool:
 
 
 def _routing(written: Trace) -> dict[nn.Module, Tensor]:
-    """The weights that experts were given."""
+    """The router weights that each experts module was given."""
     found = {event.module: routing_weights(event.args, event.kwargs) for event in written.events}
     return {experts: weights for experts, weights in found.items() if weights is not None}
 
 
 def _routes(event: Event, routing: dict[nn.Module, Tensor]) -> bool:
-    """Whether the module makes the weights of experts that stand outside of it."""
+    """Whether the module makes the router weights of experts outside it."""
     made = event.output if isinstance(event.output, (tuple, list)) else [event.output]
     inside = set(event.module.modules())
     theirs = [weights for experts, weights in routing.items() if experts not in inside]
@@ -195,25 +197,25 @@ def _routes(event: Event, routing: dict[nn.Module, Tensor]) -> bool:
 
 
 def _is_mask(tensor: Tensor) -> bool:
-    """Whether it has the shape of an attention mask, (1, 1, N, N), as experts are handed to leave out padding."""
+    """Whether a tensor has the shape of an attention mask, (1, 1, N, N); some experts take one to leave out padding."""
     return tensor.ndim == 4 and tensor.shape[1] == 1 and tensor.shape[2] == tensor.shape[3]
 
 
 def _is_affine(event: Event) -> bool:
     """Whether f(x + r) = f(x) + f(r) - f(0) at the captured input and a random vector of its size."""
     if isinstance(event.module, nn.Linear) or not event.tensors or event.result is None:
-        return True  # it may read no hidden states: constant to the stream
+        return True  # without hidden states to read, it is constant in the stream
     if event not in _affine:
         _affine[event] = _adds_up(event)
     return _affine[event]
 
 
-_affine: WeakKeyDictionary[Event, bool] = WeakKeyDictionary()  # of the events that were asked for: each is asked often
+_affine: WeakKeyDictionary[Event, bool] = WeakKeyDictionary()  # answers of `_is_affine`, which is asked often
 
 
 def _adds_up(event: Event) -> bool:
-    """A bias hides nothing: both sides are without f(0). Where the rounding of f(0) may be what moves, or why nothing
-    does, float64 tells."""
+    """As `_is_affine`. f(0) is subtracted on both sides, so that a bias hides no difference. Where the rounding of f(0)
+    could make or hide a difference, the test is repeated in float64."""
     x = event.tensors[0]
     within = min(rounding(x.dtype), tolerance_for(x.dtype))
     with torch.no_grad():
@@ -233,7 +235,7 @@ def _adds_up(event: Event) -> bool:
 
 
 def _moves(event: Event, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """f(0), and without it f(x) + f(r) and f(x + r)."""
+    """f(0), then f(x) + f(r) and f(x + r), where f(0) is subtracted from each f."""
     r = random_like(x)
     zero = wide(event.again(torch.zeros_like(x)))
     at_x, at_r, at_sum = (wide(event.again(z)) - zero for z in (x, r, x + r))
@@ -242,7 +244,7 @@ def _moves(event: Event, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @contextlib.contextmanager
 def _in_float64(event: Event) -> Iterator[tuple[Event, Tensor]]:
-    """The call with its tensors and the module's weights in float64, and its first tensor. No weight is written to."""
+    """The call, and its first tensor, with all tensors and the module's weights in float64. No weight is written to."""
     wider = {id(t): t.double() for t in event.tensors}
     args = tuple(wider.get(id(a), a) for a in event.args)
     kwargs = {k: wider.get(id(v), v) for k, v in event.kwargs.items()}
@@ -275,7 +277,7 @@ def with_linears(parts: BlockParts, written: Trace) -> BlockParts:
 
 
 def _output_bias(leaves: list[Event], unit: Event) -> Tensor | None:
-    """What the last biased layer's bias adds to the unit's output, (width,), measured without it.
+    """The vector that the bias of the last biased layer adds to the unit's output, (width,): the change without it.
 
     None where it adds nothing, or not the same to every token (the bias of an expert is part of that expert's term).
     """
@@ -311,13 +313,13 @@ def _first_linear(leaves: list[Event], unit: Event) -> nn.Module | None:
         for e in leaves:
             if e.tensors and same_storage(e.tensors[0], reader.result) and not _is_affine(e):  # type: ignore[arg-type]
                 return reader.module
-    # An activation that is a plain function leaves no event; two layers then can only be W2 and W3.
+    # An activation that is a plain function leaves no event; if there are two linear layers, they are W2 and W3.
     return readers[0].module if len(readers) == 1 and len(linear) == 2 else None
 
 
 def hidden_slot(event: Event) -> HiddenSlot:
-    """The block's first floating-point argument of rank three is its hidden states; where none is, the first of rank
-    two that it gives alike."""
+    """Where the block takes its hidden states: its first floating-point argument of rank three; without one, the first
+    of rank two, if the block returns a tensor of the same shape."""
     name = type(event.module).__name__
     first = next((t for t in event.tensors if t.ndim >= 3), None)
     if first is not None and first.ndim == 4 and _gives_alike(event.output, first):
@@ -338,8 +340,8 @@ def hidden_slot(event: Event) -> HiddenSlot:
 
 
 def beside(event: Event, hidden: HiddenSlot, *, any_length: bool = False) -> tuple[HiddenSlot, ...]:
-    """Where the block takes other tensors of the stream's shape (the embeddings, say, or positions); any_length: or of
-    its width."""
+    """Where the block takes other tensors of the stream's shape, such as embeddings or positions. any_length: also
+    those of its width but another number of tokens."""
     own = hidden.get(event.args, event.kwargs)
     shape = own.shape[1:] if hidden.flat else own.shape
     return tuple(

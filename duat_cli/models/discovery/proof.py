@@ -1,8 +1,8 @@
 """Proof of a block's parts on a short random input.
 
-Three things must hold for the replayed block: the residual stream passes through it, it is affine, and at the
-captured input it gives the block's own output. Then come the economies, each kept only if outputs stay the same
-(several items a replay; attention without queries and keys), and the factors of W'.
+Three things must hold for the replayed block: the residual stream passes through it, it is affine, and at the captured
+input it gives the block's own output. Then two savings are tried, each kept only if outputs stay the same (several
+items in one replay; attention without queries and keys), and the factors of W' are found.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from duat_cli.models.value_path.projections import projects_to_zero
 from duat_cli.models.value_path.second import find_second_factors
 
 UNLIKE = RuntimeError, ValueError, TypeError, LookupError
-"""What a replay raises in which items that share it, or projections alone, do not fit."""
+"""Errors of a replay that several items cannot share, or that cannot run on projections alone."""
 
 
 @dataclass(frozen=True)
 class ProvedBlock:
-    """A block whose replay is proved to be affine and its own."""
+    """A block whose replay is proved to be affine and to give the block's own output."""
 
     parts: BlockParts
     factors: BlockFactors | None = None
     factors_reason: str | None = None  # why W' has no Kronecker factors
     notes: tuple[str, ...] = ()  # what the block does beside attention and FFN
-    cross: BlockFactors | None = None  # of cross-attention, or of a mixer beside attention
+    cross: BlockFactors | None = None  # factors of cross-attention, or of a mixer beside attention
     cross_reason: str | None = None  # why W'_c has no Kronecker factors, where there is either
 
     def without_values(self) -> ProvedBlock:
-        """The same, with the shapes of its factors alone."""
+        """This block with its factors reduced to their shapes."""
         return replace(self, factors=_shapes_of(self.factors), cross=_shapes_of(self.cross))
 
 
@@ -62,7 +62,7 @@ def _shapes_of(factors: BlockFactors | None) -> BlockFactors | None:
 
 @dataclass(frozen=True)
 class _Unproved:
-    """A block that other units may mend."""
+    """A block with a fault that another choice of units may mend."""
 
     parts: BlockParts
     fault: str
@@ -72,8 +72,8 @@ class _Unproved:
 class Proof:
     """One pass of the probe prompt that proves every block.
 
-    UnsupportedModelError for a fault that no other choice of units can mend. on_proved: called behind every block,
-    which may be called again then. factors: as of `discover`; interface, coming: as of `Rig`.
+    Raises UnsupportedModelError for a fault that no other choice of units can mend. on_proved: called after each block,
+    which may be called again then. factors: as in `discover`. interface, coming: as in `Rig`.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class Proof:
         self._asked: set[nn.Module] = set()
 
     def learn(self, parts: BlockParts) -> None:
-        """Before that block runs."""
+        """Takes the parts of a block; to be called before that block runs."""
         self._rig.learn(_on_record(parts))
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
-        """What `run` needs around it."""
+        """The context that `run` needs around it."""
         return self._rig.active()
 
     def run(self) -> None:
-        """The pass."""
+        """Runs the pass."""
         self._rig.run(self._forward, self._ask)
 
     def _ask(self, run: BlockRun) -> None:
@@ -114,7 +114,7 @@ class Proof:
             self._on_proved(verdict, run)
 
     def _with_other_units(self, unproved: _Unproved, run: BlockRun) -> ProvedBlock | _Unproved:
-        """The verdict on the block, called once more, with what is inside of the suspected units in their place."""
+        """The verdict on the block, called once more, with the suspected units replaced by the units inside them."""
         found: list[ProvedBlock | _Unproved] = []
         rig = self._new_rig([_on_record(_opened(unproved, traced_again(run, self._stack)))])
         with rig.active():
@@ -123,7 +123,7 @@ class Proof:
 
 
 def traced_again(run: BlockRun, part: Any) -> Trace:
-    """What happens in a block, called once more on what it took. part: of the model, that holds it."""
+    """The trace of a block that is called once more on its own input. part: the part of the model that holds it."""
     return trace(run.parts.module, partial(_again, run), part=part)
 
 
@@ -191,7 +191,7 @@ def _verdict(run: BlockRun, factors: bool) -> ProvedBlock | _Unproved:
 
 
 def _early_notes(run: BlockRun, factors: BlockFactors | None) -> tuple[str, ...]:
-    """Nonlinear modules in front of attention, unless W' is of what they give."""
+    """Notes on nonlinear modules in front of attention, except where W' acts on their output."""
     if not run.attention or (factors is not None and factors.own):
         return ()
     early = [u.module for u in run.units if not u.behind_attention and u.module not in run.parts.mixing]
@@ -204,8 +204,8 @@ def _early_notes(run: BlockRun, factors: BlockFactors | None) -> tuple[str, ...]
 
 
 def _beside_notes(run: BlockRun) -> tuple[str, ...]:
-    """Tokens that reach others past attention and FFN: the first or the last one."""
-    if run.output.shape != run.input.shape or run.input.shape[1] < 2:  # it is there to mix tokens, or has one
+    """Notes on a path past attention and FFN by which the first or the last token reaches others."""
+    if run.output.shape != run.input.shape or run.input.shape[1] < 2:  # it merges tokens, or there is only one
         return ()
     zero, ends = torch.zeros_like(run.input), ((0, slice(1, None)), (run.input.shape[1] - 1, slice(0, -1)))
     items, noise = zero.repeat(1 + len(ends), 1, 1), random_like(run.input)[0]
@@ -222,7 +222,8 @@ def _beside_notes(run: BlockRun) -> tuple[str, ...]:
 
 
 def _values_go_beside(run: BlockRun, items: Tensor, made: Tensor) -> bool:
-    """Whether the replay of these streams with a silent attention, which gave `made`, moves without its values."""
+    """Whether values reach the output past attention: whether zeros in their place change how far the replay of these
+    streams with a silent attention moves. made: the output of that replay with the values."""
     values, calls = run.parts.value_projection, run.attention
     if values is None or run.parts.mixer is not None or not calls or any(call.windows is not None for call in calls):
         return False
@@ -239,9 +240,10 @@ def _gate_reason(parts: BlockParts, reason: str) -> str:
 
 
 def _gate_fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
-    """As `_fault` with gates held; a held value that is added, not multiplied, would pass for a bias.
+    """As `_fault`, with gates held. A held value that is added, not multiplied, would pass for a bias and is a fault.
 
-    A zero stream without the block's biases gives nothing that a gate could scale: only what is added moves the output.
+    On a zero stream, without the block's biases, there is nothing for a gate to scale: only an added value moves the
+    output.
     """
     fault, culprits = _fault(run)
     if fault is None:
@@ -271,9 +273,9 @@ def _without_biases(run: BlockRun) -> Iterator[None]:
 
 
 def _fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
-    """What is wrong with the replayed block (None: nothing), and which units may be to blame.
+    """The fault of the replayed block (None: no fault), and the units that may be to blame.
 
-    Several items share a replay from here on, where that is without fault as well.
+    If the block has no fault when several items share a replay, they share one from here on.
     """
     plain = run.parts
     if not plain.intercepted and plain.mixer is None:
@@ -286,7 +288,7 @@ def _fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
 
 
 def _fault_of(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
-    """As `_fault`, of the parts as they are."""
+    """As `_fault`, with `run.parts` left as they are."""
     x, r = run.input, random_like(run.input)
     zero, none = torch.zeros_like(x), zero_given(run, 1)
     noise = random_like(run.attention[0].output) if run.attention else None
@@ -295,7 +297,7 @@ def _fault_of(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
     if float((at_r - at_0).abs().max()) <= 1e-6 * float(r.abs().max()):
         return "the residual stream does not pass through the replayed block", run.parts.units
     if noise is not None and float((at_noise - at_0).abs().max()) <= 1e-6 * float(noise.abs().max()):
-        # items of one replay are not rounded alike: only one alone tells little from nothing
+        # items that share a replay are rounded differently: only a replay of one tells a small change from none
         apart = [run.replay(zero, attention=one).end for one in (torch.zeros_like(noise), noise)]
         openable = tuple(u for u in run.parts.units if any(u.children()) and u not in run.parts.mixing)
         if openable and torch.equal(*apart) and not projects_to_zero(run.parts):
@@ -320,8 +322,9 @@ def _fault_of(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
 
 
 def _said(says: str, error: float, dtype: torch.dtype) -> str:
-    """An error that is no number says nothing of the block: what it is computed of is too large. In half precision it
-    may be that the model's own code converts what is held elsewhere."""
+    """The text of a fault with its error filled in. An error that is not finite says nothing of the block: the numbers
+    that it is computed from are too large. In half precision the cause may be that the model's own code converts what
+    is held elsewhere."""
     name, beside = str(dtype).removeprefix("torch."), ""
     if not math.isfinite(error):
         beside = f"; {OUT_OF_RANGE} {name} on the way: is a weight far too large?"
@@ -331,14 +334,14 @@ def _said(says: str, error: float, dtype: torch.dtype) -> str:
 
 
 def _is_zero(replay: Replay) -> bool:
-    """Whether nothing at all came out of a replay of zeros, to the bit."""
+    """Whether the output, values and unit inputs of a replay are all exactly zero."""
     seen = [replay.output, *replay.values, *replay.unit_inputs]
     return not any(t is not None and bool(t.any()) for t in seen)
 
 
 def _economies(run: BlockRun, homogeneous: bool) -> BlockParts:
-    """The block's parts with what makes replay cheaper; attention by its projections alone is kept only if the output
-    stays the same."""
+    """The block's parts with the flags that make replay cheaper. Attention by its projections alone (`direct`) is kept
+    only if the output stays the same."""
     plain = replace(run.parts, homogeneous=homogeneous)
     whole = plain.value_projection is not None and plain.output_projection is not None
     if plain.intercepted or plain.handed or plain.mixer is not None or plain.hidden.flat or not whole or plain.clamped:
@@ -354,7 +357,7 @@ def _economies(run: BlockRun, homogeneous: bool) -> BlockParts:
 
 
 def _arrives(run: BlockRun, at_zero: Replay) -> bool:
-    """Whether noise in place of the units' outputs, on a stream of zeros, moves the output by just that noise."""
+    """Whether noise in place of the units' outputs, on a zero stream, changes the output by exactly that noise."""
     if not run.units or any(u.output.numel() != run.input.numel() for u in run.units):
         return False
     noise = [random_like(u.output, seed) for seed, u in enumerate(run.units)]

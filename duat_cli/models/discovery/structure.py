@@ -1,8 +1,8 @@
-"""Discovery: blocks, attention, norms and FFN units of any model, found by what they do and proved by replay.
+"""Discovery: finds the blocks, attention, norms and FFN units of any model by what they do, and proves them by replay.
 
 Nothing here knows an architecture. Blocks are the calls of the ModuleList that holds the attention modules. The model
-runs once on a short random input; behind every block its parts are found (parts.py) and proved (proof.py), so that no
-more than one block's weights and tensors have to be there. What stays unproved is refused with the reason.
+runs once on a short random input. After each block its parts are found (parts.py) and proved (proof.py), so that only
+one block's weights and tensors need to be in memory. A model whose parts cannot be proved is refused with the reason.
 """
 
 from __future__ import annotations
@@ -64,25 +64,25 @@ from duat_cli.models.instrument.tracing import Event, Trace, Tracer, trace
 
 DISCOVERY_TOKENS = 11  # short, odd, and unlike a count of heads or experts
 SEED = 20240511
-UNSTATED_VOCABULARY = 128  # token ids that are tried where a config has no vocabulary (characters that are hashed)
+UNSTATED_VOCABULARY = 128  # token ids tried where a config states no vocabulary (characters that are hashed)
 
 
 @dataclass(frozen=True)
 class ModelStructure:
-    """What discovery found and proved."""
+    """The structure of a model, as discovery found and proved it."""
 
     stack: Any  # the module to run: the base model without its head, or one stack of an encoder-decoder
     part: Any  # the part of it that holds the blocks: the stack itself, unless it reads pictures within a text
-    blocks: tuple[ProvedBlock, ...]  # one a distinct block module
-    calls: tuple[nn.Module, ...]  # block modules in call order; a shared module stands here more than once
+    blocks: tuple[ProvedBlock, ...]  # one for each distinct block module
+    calls: tuple[nn.Module, ...]  # block modules in call order; a shared module appears more than once
     path: CapturePath
     hidden_size: int
     uncovered: tuple[str, ...]  # parts of the model that the DUAT form leaves out
-    seams: frozenset[int]  # block calls in front of which features of pictures are added to the stream
-    plain_error: float = 0.0  # of a pass of the probe prompt under instruments, relative to one without
+    seams: frozenset[int]  # block calls whose input is not only the output of the call before (picture features added)
+    plain_error: float = 0.0  # relative error of a pass of the probe prompt under instruments, against one without
 
     def block(self, call: int) -> ProvedBlock:
-        """The block of that call."""
+        """The proved block that block call number `call` runs."""
         return next(b for b in self.blocks if b.parts.module is self.calls[call])
 
     def elements(self) -> list[nn.Module]:
@@ -90,23 +90,23 @@ class ModelStructure:
         return [block.parts.module for block in self.blocks]
 
     def parts_of(self, module: nn.Module) -> BlockParts:
-        """What that block module consists of."""
+        """The parts of this block module."""
         return next(b.parts for b in self.blocks if b.parts.module is module)
 
     @property
     def interface(self) -> bool:
-        """As of `Rig`: attention is seen as it was when the blocks were proved."""
+        """`interface` as `Rig` takes it: attention is captured in the same way as when the blocks were proved."""
         return self.path != "softmax interception"
 
     def rig(self, *, whole: bool = False, prompts: int = 1) -> Rig:
-        """The instruments for a run of `stack`; whole, prompts: as of `Rig`."""
+        """The instruments for a run of `stack`. whole, prompts: as in `Rig`."""
         parts = [b.parts for b in self.blocks]
         return Rig(self.part, parts, interface=self.interface, whole=whole, prompts=prompts, order=self.calls)
 
 
 def run_stack(stack: Any, given: Given, mask: Tensor | None = None) -> Any:
-    """One plain forward pass: unbatched, without a cache. mask: 0 for tokens that no token attends to, (1, N); prepared
-    inputs bring their own."""
+    """Runs one plain forward pass, unbatched and without a cache. mask: 0 for tokens that no token attends to, (1, N);
+    not used for prepared inputs, which hold their own."""
     if isinstance(given, Tensor):
         every = {"input_ids": given, "attention_mask": torch.ones_like(given) if mask is None else mask}
         given = {name: value for name, value in every.items() if {name, ANY} & taken_by(stack.forward)}
@@ -116,7 +116,7 @@ def run_stack(stack: Any, given: Given, mask: Tensor | None = None) -> Any:
 
 
 def probe_ids(stack: Any, tokens: int, device: str | None = None) -> Tensor:
-    """Random token ids that are no special ones; device: None is where the weights are."""
+    """Random token ids, none of them special, (1, tokens). device: None for that of the weights."""
     table = getattr(stack, "embed_tokens", None)  # FSMT's encoder has no config
     rows = stated(getattr(stack, "config", None), "vocab_size") or getattr(table, "num_embeddings", UNSTATED_VOCABULARY)
     generator = torch.Generator().manual_seed(SEED)
@@ -128,11 +128,11 @@ def probe_ids(stack: Any, tokens: int, device: str | None = None) -> Tensor:
 def probe_inputs(
     stack: Any, like: Mapping[str, Tensor] | None, tokens: int, device: str | None = None, seed: int = SEED
 ) -> Given:
-    """What a model is probed with: as of `probe_ids`, or noise of the shapes of prepared inputs."""
+    """The input that a model is probed with: ids as `probe_ids` makes them, or noise shaped as the prepared inputs."""
     if like is None:
         return probe_ids(stack, tokens, device)
     made = noise_like(like, seed)
-    if STATES in made:  # of a decoder: ids of its own, and states of no particular encoder
+    if STATES in made:  # a decoder is given ids of its own, and states of no particular encoder
         shape = 1, tokens + 2, made[STATES].shape[-1]
         made = noise_like({STATES: made[STATES].new_zeros(()).expand(shape)}, seed)
         made["input_ids"] = probe_ids(stack, tokens, device)
@@ -140,7 +140,7 @@ def probe_inputs(
 
 
 def probe_trace(stack: Any, given: Given | None = None) -> Trace:
-    """What one short pass does, written down. given: what it reads; None: the tokens that discovery reads."""
+    """The trace of one short pass. given: its input; None: the tokens that discovery reads."""
     read = probe_ids(stack, DISCOVERY_TOKENS) if given is None else given
     return trace(stack, lambda: run_stack(stack, read))
 
@@ -148,11 +148,11 @@ def probe_trace(stack: Any, given: Given | None = None) -> Trace:
 def discover(
     model: Any, like: Mapping[str, Tensor] | None = None, *, chain: str | None = None, factors: bool = True
 ) -> ModelStructure:
-    """Find and prove the structure of `model`; UnsupportedModelError names what could not be proved.
+    """Finds and proves the structure of `model`. Raises UnsupportedModelError, which names what could not be proved.
 
     like: prepared inputs of a model that reads no token ids; it is probed with noise of their shapes.
-    chain: the list whose blocks are meant, by its name in the model that is run; None where there is but one.
-    factors: whether V and O of the heads are looked for, which are kept for every block.
+    chain: the name, in the model that is run, of the list whose blocks are meant; None where there is only one list.
+    factors: whether to look for V and O of the heads, which are then kept for every block.
     """
     known = Known(chain)
 
@@ -176,7 +176,7 @@ def discover(
 
 
 def _instruments_error(structure: ModelStructure, probe: Given) -> float:
-    """How far a pass under instruments is from the model as transformers runs it."""
+    """Relative error of a pass under instruments, against the model as transformers runs it."""
     forward = partial(run_stack, structure.stack, probe)
     passes = InstrumentedPass(structure.rig(), forward, lambda _run: None), PlainPass(structure.calls, forward)
     for each in passes:
@@ -186,17 +186,17 @@ def _instruments_error(structure: ModelStructure, probe: Given) -> float:
 
 
 class Discovery:
-    """The pass that finds blocks and their parts; `proof` and `rig` are for the passes behind it.
+    """The pass that finds blocks and their parts; `proof` and `rig` make the passes that run behind it.
 
-    Where all weights are in memory, each runs once the one in front of it is through. Where they are read block by
-    block all go side by side, this one no more than a block ahead: what a proved block holds of weights is forgotten
-    once all are through it. An attempt that cannot go on raises what shows `known` how the next one may.
+    Where all weights are in memory, each pass starts once the one in front of it is finished. Where weights are read
+    block by block, all passes run side by side, this one at most a block ahead; the weights that a proved block holds
+    are dropped once all passes are through it. An attempt that cannot go on raises an error that `known` learns from.
     """
 
     def __init__(
         self, model: Any, known: Known, like: Mapping[str, Tensor] | None, *, factors: bool, device: str | None = None
     ) -> None:
-        """known: what attempts before this one showed. device: as of `probe_ids`; like, factors: as of `discover`."""
+        """known: what earlier attempts showed. device: as in `probe_ids`. like, factors: as in `discover`."""
         if like is None:
             require_token_ids(model)
         self.model, self._known, self._factors = model, known, factors
@@ -209,7 +209,7 @@ class Discovery:
         self._names = {module: name for name, module in self.stack.named_modules()}
         within = part_within(self.stack, like)
         self.part = self.stack if within is None else within
-        self._seams: set[int] = set()  # block calls whose input is not only what the call in front of them gives
+        self._seams: set[int] = set()  # as in `ModelStructure`
         prefix = "" if within is None else f"{self._names[within]}."
         lists = outermost_lists(self.part, [name.removeprefix(prefix) for name in known.staged], known.chain)
         self._lists = {prefix + name: found for name, found in lists.items()}
@@ -226,30 +226,30 @@ class Discovery:
         self._known_mixers: list[MixerForm] = []
         self._unchained: dict[str, UnsupportedModelError] = {}
         self._proved: dict[nn.Module, ProvedBlock] = {}
-        self.on_proved: Callable[[BlockParts, Trace], None] | None = None  # called behind every proof
+        self.on_proved: Callable[[BlockParts, Trace], None] | None = None  # called after each block is proved
         self._proof: Proof | None = None
         self._rigs: list[Rig] = []
 
     def attached(self) -> contextlib.AbstractContextManager[None]:
-        """Around this pass, and all that run while it is left."""
+        """The context around this pass and around all passes that run while it is left."""
         return self._tracer.attached()
 
     def active(self) -> contextlib.AbstractContextManager[None]:
-        """What `run` needs around it."""
+        """The context that `run` needs around it."""
         return self._tracer.active()
 
     def run(self) -> None:
-        """The pass that finds blocks and parts."""
+        """Runs the pass, which finds blocks and their parts."""
         with model_code(type(self.model).__name__), unexchanged(self.stack):
             self._forward()
 
     @property
     def ready(self) -> bool:
-        """Whether it has been through a block with attention, so that it is known which list holds the blocks."""
+        """Whether the pass has run a block with attention, so that the list that holds the blocks is known."""
         return bool(self._tracer.attention or self._mixers)
 
     def proof(self) -> Proof:
-        """The pass behind it that proves them."""
+        """The pass that proves the blocks; it runs behind this one."""
         found = [self.parts_of(event.module) for event in self.chained()]
         self._proof = Proof(
             self.part, self._forward, self._keep, self._factors, interface=self._interface, coming=self.elements()
@@ -265,11 +265,11 @@ class Discovery:
         return self._rigs[-1]
 
     def elements(self) -> list[nn.Module]:
-        """The modules that may be blocks, of the list that holds them."""
+        """The modules of the list that holds the blocks, each of which may be one."""
         return list(self._lists[self._home()])
 
     def parts_of(self, module: nn.Module) -> BlockParts:
-        """What it consists of, as it was proved if it is."""
+        """The parts of a block module: as proved, or, before that, as found."""
         if module in self._proved:
             return self._proved[module].parts
         parts = self._parts[module]
@@ -278,7 +278,7 @@ class Discovery:
         return parts
 
     def forget(self, modules: Iterable[nn.Module]) -> None:
-        """Of what was read from the weights of these blocks, or of those inside of them, keep the shapes alone."""
+        """Drops the values read from the weights of these blocks, and of blocks inside these modules; keeps shapes."""
         for module in (inner for one in modules for inner in one.modules()):
             if module in self._proved:
                 self._proved[module] = self._proved[module].without_values()
@@ -291,12 +291,12 @@ class Discovery:
             rig.learn(proved.parts)
 
     def structure(self) -> ModelStructure:
-        """What was found, but for `plain_error`."""
+        """The structure that was found, without `plain_error`."""
         ran = self._tracer.ran | set(self._tracer.attention)
         return self._structure_of(self.chained(), left_out(self.model, self.stack, self.part, ran))
 
     def so_far(self) -> ModelStructure:
-        """What is known of the blocks that were proved."""
+        """The structure of the blocks proved so far."""
         return self._structure_of([event for event in self.chained() if event.module in self._proved], [])
 
     def _structure_of(self, calls: list[Event], unread: list[str]) -> ModelStructure:
@@ -312,7 +312,7 @@ class Discovery:
 
     @property
     def _path(self) -> CapturePath:
-        """How attention was seen."""
+        """The path by which attention was captured."""
         paths = set(self._tracer.attention.values())
         return "softmax interception" if "softmax interception" in paths else "attention interface"
 
@@ -321,7 +321,7 @@ class Discovery:
         return not self._known.intercepted and self._path == "attention interface"
 
     def chained(self) -> list[Event]:
-        """The block calls, in order, each of which takes what the one in front of it gives."""
+        """The block calls, in order. Each takes the output of the one in front of it."""
         name = type(self.model).__name__
         if not self._tracer.attention and not self._mixers:
             unseen = why_unseen(self._parts.values(), self._tracer.hidden)
@@ -354,12 +354,12 @@ class Discovery:
         return str(homes[0])
 
     def _learn(self, event: Event, written: Trace) -> None:
-        """Behind a call of a module that may be a block. What is wrong with it matters only if it is one."""
+        """Reads the trace of a call of a module that may be a block. A fault in it matters only if it is one."""
         home = self._list_of[event.module]
         if home not in self._known.staged and is_stage(event, written):
             raise StagesError(home)
         if event.module in self._stems and not written.attention and any(t.ndim == 3 for t in event.tensors):
-            return  # trying it as norms and affine maps would take several times the memory of the model's own pass
+            return  # trying its modules as norms and affine maps takes several times the memory of the model's own pass
         calls = self._calls[home]
         try:
             added = self.part is not self.stack or self._known.chain is not None
@@ -371,16 +371,16 @@ class Discovery:
         if event.module not in self._parts:
             try:
                 self._parts[event.module] = self._found(event, written)
-            except Exception as fault:  # raised again where it is known that this is a block
+            except Exception as fault:  # raised again once this is known to be a block
                 self._parts[event.module] = fault
         if self._rigs and self._rigs[0].interface != self._interface:
             raise PathError
         if self._proof is not None and home == self._home():
-            self.chained()  # raises where the block does not take what the one in front of it gives
+            self.chained()  # raises where the block does not take the output of the one in front of it
             self._proof.learn(self.parts_of(event.module))
 
     def _found(self, event: Event, written: Trace) -> BlockParts:
-        """The parts of a block, if it is one."""
+        """The parts of the called module, if it is a block."""
         parts = find_parts(event, self._names[event.module], written)
         require_one_sequence(event, parts)
         if not isinstance(self.probe, Tensor) and STATES in self.probe:
@@ -394,4 +394,4 @@ class Discovery:
 
 
 Discovered = Discovery | ModelStructure
-"""What discovery has found so far, or all of it."""
+"""Discovery while it runs, or its result."""

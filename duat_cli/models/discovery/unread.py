@@ -1,5 +1,5 @@
-"""Parts of a model that have attention and did not run (a vision tower beside a text model, skipped blocks), and why
-attention is not seen in what ran."""
+"""Notes on parts of a model with attention that did not run (a vision tower beside a text model, skipped blocks), and
+reasons why no attention was seen in the parts that ran."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from duat_cli.models.instrument.calls import taken_by
 from duat_cli.models.instrument.tracing import Event
 from duat_cli.text import some
 
-_NAMED = re.compile(r"attention|attn", re.IGNORECASE)  # what transformers itself goes by in classes
+_NAMED = re.compile(r"attention|attn", re.IGNORECASE)  # in names of classes, as transformers itself has it
 _FUSED = re.compile(r"(?i)^(w_?)?(qkv|query_key_value|c_attn|in_proj)(_proj)?$")
 _QUERY = re.compile(r"(?i)^(w_?)?(q|query)(_?(proj|lin|linear))?$")
 _SHOWN = 3
 ENCODER_ALONE = "decoder stack (cross-attention): only the encoder is read here"
-"""What a note begins with of an encoder-decoder, whose encoder alone is read."""
+"""The beginning of the note on an encoder-decoder of which only the encoder is read."""
 
 
 def decoder_note(model: Any) -> list[str]:
-    """What is said of an encoder-decoder, whose encoder alone is read."""
+    """The note on an encoder-decoder of which only the encoder is read; empty for any other model."""
     if not is_pair(model):
         return []
     return [ENCODER_ALONE + ("; inspect, verify, attribute and check take --stack decoder" if writes(model) else "")]
 
 
 def unread_attention(model: Any, ran: Collection[nn.Module]) -> list[str]:
-    """One note for every outermost module that holds attention and of which nothing is in `ran`.
+    """One note for every outermost module that holds attention and has no module in `ran`.
 
     ran: the modules whose forward was run by the pass that discovery reads, and those whose attention it captured.
-    Modules of one class whose names differ in numbers alone, such as blocks of a list, share a note. The decoder of an
-    encoder-decoder is passed over: discovery has a note of its own for it.
+    Modules of one class whose names differ only in numbers, such as blocks of a list, share a note. The decoder of an
+    encoder-decoder is left out: discovery has a note of its own for it.
     """
     awake = set(ran) | _decoder(model)
     outermost = _outermost(model, "", awake)
@@ -50,14 +50,14 @@ def unread_attention(model: Any, ran: Collection[nn.Module]) -> list[str]:
 
 
 def left_out(model: Any, stack: nn.Module, part: nn.Module, ran: Collection[nn.Module]) -> list[str]:
-    """The notes of what has attention and is not read. stack, part: as of `ModelStructure`; ran: as of
+    """The notes on all parts with attention that are not read. stack, part: as in `ModelStructure`. ran: as in
     `unread_attention`."""
     others = [] if is_pair(stack) else beside_notes(stack, part)  # a decoder runs behind its encoder
     return [*unread_attention(model, ran), *others]
 
 
 def beside_notes(stack: nn.Module, part: nn.Module) -> list[str]:
-    """One note for every other model inside `stack` with attention than `part`, which holds the blocks."""
+    """One note for every model with attention inside `stack`, except `part`, which holds the blocks."""
     if part is stack:
         return []
     return [
@@ -68,8 +68,8 @@ def beside_notes(stack: nn.Module, part: nn.Module) -> list[str]:
 
 
 def mixing_notes(calls: Sequence[BlockParts], attending: Collection[nn.Module]) -> list[str]:
-    """FFN units act on each token alone; what else is nonlinear, mixes tokens and has no operator is said so, with the
-    block calls where these are not all. attending: every attention module."""
+    """The notes on nonlinear modules that mix tokens, unlike FFN units, and have no operator; with their block calls
+    where these are not all. attending: every attention module."""
     found: dict[str, list[int]] = {}
     for call, parts in enumerate(calls):
         own = {*parts.attention, *([] if parts.second is None else [parts.second.form.module])}
@@ -80,7 +80,7 @@ def mixing_notes(calls: Sequence[BlockParts], attending: Collection[nn.Module]) 
 
 
 def _of_mixing(unit: nn.Module, attending: Collection[nn.Module]) -> str:
-    """What is said of it, with the blocks left open."""
+    """The note on such a module, with a placeholder for the block calls."""
     name = type(unit).__name__
     if any(module in attending for module in unit.modules()):
         where = "reaches the stream only as part of what the token mixer behind it reads"
@@ -89,7 +89,7 @@ def _of_mixing(unit: nn.Module, attending: Collection[nn.Module]) -> str:
 
 
 def why_unseen(found: Collection[BlockParts | Exception], hidden: Collection[nn.Module]) -> str:
-    """What stands in the way of seeing how blocks mix tokens, where that is known. hidden: as of `Tracer`."""
+    """The text on why it is not seen how blocks mix tokens; empty where not known. hidden: as in `Tracer`."""
     faults = [one for one in found if isinstance(one, UnsupportedModelError)]
     if faults:
         return f": {faults[0]}"
@@ -109,8 +109,8 @@ def why_unseen(found: Collection[BlockParts | Exception], hidden: Collection[nn.
 def why_unchained(
     stack: nn.Module, home: str, calls: Mapping[str, Sequence[Event]], attending: Collection[nn.Module]
 ) -> str | None:
-    """Why no block takes what the one in front of it gives, where that shows. calls: by list of modules; home: the one
-    that holds attention, whose modules are `attending`."""
+    """The reason why blocks do not take the output of the one in front of them; None where it is not known. calls: by
+    list of modules. home: the list that holds attention, whose modules are `attending`."""
     beside = [name for name, found in calls.items() if name != home and len(found) == len(calls[home]) > 1]
     pieces = in_pieces(stack.get_submodule(home), attending)
     if pieces or (beside and calls[home][0].module in attending):
@@ -133,7 +133,7 @@ def _alone(other: nn.Module) -> str:
 
 
 def _models(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """The outermost models of their own inside `module`."""
+    """The outermost modules inside `module` that are models (have a config), with their names."""
     for child_name, child in module.named_children():
         place = f"{name}.{child_name}".lstrip(".")
         if hasattr(child, "config"):
@@ -145,7 +145,7 @@ def _models(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
 def _decoder(model: Any) -> set[nn.Module]:
     if not is_pair(model):
         return set()
-    inside = set(model.get_decoder().modules())  # where a class names no decoder, transformers answers with the model
+    inside = set(model.get_decoder().modules())  # where a class names no decoder, transformers returns the model
     return set() if model.get_encoder() in inside else inside
 
 
@@ -159,6 +159,7 @@ def _outermost(module: nn.Module, name: str, awake: Collection[nn.Module]) -> It
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """By its class's name or by the query layers it has: what does not run shows no more."""
+    """Whether a module is attention by the name of its class or its query layers: a module that did not run shows no
+    more."""
     inside = any(_FUSED.match(name) or _QUERY.match(name) for name, _ in module.named_children())
     return inside or bool(_NAMED.search(type(module).__name__))
