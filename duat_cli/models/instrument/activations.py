@@ -1,4 +1,4 @@
-"""How large the activations of a block become, against what a narrow dtype could hold."""
+"""The size of a block's activations, to compare with the range of a narrow dtype."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ Place = Literal["norm", "attention", "ffn", "block"]
 
 @dataclass
 class Extremes:
-    """Least and largest entry of outputs; they stay where they were computed until they are asked for."""
+    """Least and largest entry of outputs, kept on their device until they are asked for."""
 
-    prompts: int = 1  # of which each has its own
+    prompts: int = 1  # each prompt has its own extremes
     found: list[tuple[Place, Tensor, Tensor]] = field(default_factory=list)  # (prompts,) each
 
     def see(self, place: Place, output: Any) -> None:
-        """output: what the module returned; of a tuple, nested or not, the first."""
+        """Adds the extremes of a module's output. output: a tensor, or a tuple, nested or not, whose first tensor
+        counts."""
         while isinstance(output, tuple | list) and output:
             output = output[0]
         if isinstance(output, Tensor) and output.numel():  # an expert without tokens puts out nothing
             self.found.append((place, *bounds_of(output, self.prompts)))
 
     def largest(self) -> list[tuple[float, Place]]:
-        """Of each prompt (largest absolute value, whose output); infinite where an entry is not finite."""
+        """Largest absolute value of each prompt and the place of that output; infinite where an entry is not finite."""
         places, low, high = zip(*self.found, strict=True)
         sizes = torch.maximum(-torch.stack(low), torch.stack(high)).tolist()
         return [
@@ -40,7 +41,7 @@ class Extremes:
 
 
 def bounds_of(output: Tensor, prompts: int) -> tuple[Tensor, Tensor]:
-    """Least and largest entry of each prompt's part, (prompts,) each; NaN where an entry is."""
+    """Least and largest entry of each prompt's part, (prompts,) each; NaN where an entry is NaN."""
     if prompts == 1:
         low, high = torch.aminmax(output)
         return low[None], high[None]
@@ -49,7 +50,8 @@ def bounds_of(output: Tensor, prompts: int) -> tuple[Tensor, Tensor]:
 
 
 def largest_activations(run: BlockRun) -> list[tuple[float, Place]]:
-    """Of each prompt the largest absolute value at the output of a norm, attention, an FFN unit or the block."""
+    """Largest absolute value of each prompt at the output of a norm, attention, an FFN unit or the block, with its
+    place."""
     found = Extremes(run.prompts, [*run.recording.extremes.found])
     for unit in run.units:
         found.see("ffn", unit.output)

@@ -1,4 +1,4 @@
-"""Attention seen and attention frozen, without touching a model's code.
+"""Capture and freezing of attention, without touching a model's code.
 
 Two paths lead to the attention matrices H_h:
 
@@ -7,7 +7,7 @@ Two paths lead to the attention matrices H_h:
 * *softmax interception*: for models outside the interface, a torch function mode watches the softmax inside
   the attention module and the product that follows it (interception.py).
 
-Either way one *probe* per model decides what happens: it sees H and V during capture, and it returns
+On either path one *probe* per model is asked: it is given H and V during capture, and it returns
 H_frozen V(Z) during replay.
 """
 
@@ -44,29 +44,29 @@ CapturePath = Literal["attention interface", "softmax interception", "frozen ker
 
 
 class ForeignAttentionError(UnsupportedModelError):
-    """The model does something else for an attention function that it does not know."""
+    """The model computes something else under an attention function that it does not know."""
 
 
 class RowSource(Protocol):
-    """Attention matrices by row chunks, so that H need not exist whole."""
+    """Attention matrices in chunks of rows, so that H need not be in memory whole."""
 
     @property
     def heads(self) -> int: ...
 
     @property
     def tokens(self) -> int:
-        """Rows of H: the tokens that read."""
+        """Number of rows of H: the tokens that read."""
         ...
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (rows, H[:, rows, :]) with H of shape (heads, rows, N); (heads, rows, K) where K tokens of an encoder
-        are read."""
+        """Yields (rows, H[:, rows, :]), the second of shape (heads, rows, N); (heads, rows, K) in cross-attention over
+        K tokens of an encoder."""
         ...
 
 
 @dataclass(frozen=True)
 class StoredRows:
-    """All of H at once: (heads, N, N)."""
+    """All of H in memory: (heads, N, N)."""
 
     matrix: Tensor
 
@@ -84,7 +84,7 @@ class StoredRows:
 
 @dataclass(frozen=True)
 class RecomputedRows:
-    """H made anew, `step` rows at a time, from the frozen queries and keys (softmax rows are independent)."""
+    """H recomputed, `step` rows at a time, from the frozen queries and keys (softmax rows are independent)."""
 
     weights: Callable[[slice], Tensor]  # rows -> (heads, rows, N)
     heads: int
@@ -99,11 +99,11 @@ class RecomputedRows:
 
 @dataclass(frozen=True)
 class MadeRows:
-    """H that is made of the rows of another."""
+    """H computed from the rows of another source."""
 
     source: RowSource
     heads: int
-    made: Callable[[slice, Tensor], Tensor]  # rows, those of the source -> (heads, rows, N)
+    made: Callable[[slice, Tensor], Tensor]  # (rows, the source's H at these rows) -> (heads, rows, N)
 
     @property
     def tokens(self) -> int:
@@ -116,20 +116,20 @@ class MadeRows:
 
 @dataclass(frozen=True)
 class ScoreInputs:
-    """What the attention interface makes scores of, as the model's own function was given it."""
+    """The arguments that the attention interface makes scores of, as the model's own function was given them."""
 
     query: Tensor  # (batch, heads, N, d), positions and norms included
     key: Tensor  # (batch, kv_heads, N, d)
     mask: Tensor | None  # added to the scores, or boolean: (1, 1 or heads, N or 1, N)
-    options: dict[str, Any]  # its keywords: scaling, softcap, sinks and others
+    options: dict[str, Any]  # the function's keywords: scaling, softcap, sinks and others
 
 
 @dataclass(frozen=True)
 class AttentionCall:
     """One call of the attention function: H, V and H V for the input at hand.
 
-    A model may put windows of tokens into the batch. As it is seen, such a call has W windows in front of its value and
-    output, and the heads of all windows in its rows; `by_heads` makes it one call of batch 1.
+    A model may put windows of tokens into the batch. Such a call is captured with W windows as the batch of its value
+    and output, and with the heads of all windows in its rows; `by_heads` makes it one call of batch 1.
     """
 
     module: nn.Module
@@ -140,10 +140,10 @@ class AttentionCall:
     allowed: Tensor | None = None  # positions that the mask leaves to some head, (N, K) bool; None: no mask was seen
     scored: ScoreInputs | None = None  # None: its softmax was intercepted, behind the scores
     finite: Tensor | None = None  # where an intercepted softmax has scores above those of a mask, (batch, N, K) bool
-    windows: Windows | None = None  # how the model's code lays out what it gives and takes; None: batch 1, by token
+    windows: Windows | None = None  # layout of value and output in the model's code; None: batch 1, by token
 
     def by_heads(self) -> AttentionCall:
-        """The same with the windows of a batch as so many more heads."""
+        """This call with the windows of a batch as additional heads."""
         if len(self.value) == 1:
             return self
         windows = Windows(len(self.value))
@@ -152,12 +152,12 @@ class AttentionCall:
 
 
 class Probe(Protocol):
-    """Who is asked when a model's attention runs."""
+    """The object that is asked when a model's attention runs."""
 
     def captured(self, call: AttentionCall) -> None: ...
 
     def replacement(self, module: nn.Module, value: Tensor) -> Tensor | None:
-        """Frozen H applied to `value` (batch, kv_heads, N, d): (batch, N, heads, d); None while capturing."""
+        """Frozen H applied to `value` (batch, kv_heads, N, d): (batch, N, heads, d); None during capture."""
         ...
 
 
@@ -166,13 +166,13 @@ ROW_BUDGET = 1 << 28  # bytes of H kept whole; above it rows are recomputed
 
 @dataclass
 class Watch:
-    """One model under instruments. Two models can be at once: each attention module is asked for its own."""
+    """One model under instruments. Several can be at the same time, because each attention module has its own watch."""
 
     probe: Probe
-    inside_interface: bool = False  # the softmax of the model's own eager function is not to be intercepted
-    hidden: set[nn.Module] = field(default_factory=set)  # whose softmax ran within one function of torch
-    asked: Callable[[Tensor, Tensor], None] | None = None  # shown queries and keys at the interface, before the probe
-    looked: Callable[[Tensor], None] | None = None  # shown the weights behind an intercepted softmax, likewise
+    inside_interface: bool = False  # whether to leave softmax alone, as that of the model's own eager function
+    hidden: set[nn.Module] = field(default_factory=set)  # modules whose softmax ran within one function of torch
+    asked: Callable[[Tensor, Tensor], None] | None = None  # given queries and keys at the interface, before the probe
+    looked: Callable[[Tensor], None] | None = None  # given the weights behind an intercepted softmax, before the probe
 
 
 _watches: weakref.WeakKeyDictionary[nn.Module, Watch] = weakref.WeakKeyDictionary()
@@ -182,7 +182,7 @@ _alone: contextvars.ContextVar[bool] = contextvars.ContextVar("alone", default=F
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    """Attention modules run their own eager function, which takes the same operations every time."""
+    """While active, attention modules run their own eager function, which takes the same operations every time."""
     token = _alone.set(True)
     try:
         yield
@@ -191,7 +191,7 @@ def unwatched() -> Iterator[None]:
 
 
 def mixed_by(rows: RowSource, value: Tensor, windows: Windows | None) -> Tensor:
-    """H V by token, (items, N, heads, d), of values as the model's code holds them."""
+    """H V by token, (items, N, heads, d), for values in the layout of the model's code."""
     if isinstance(rows, WindowRows):
         return rows.mix(value)
     return apply_rows(rows, value if windows is None else windows.inward(value))
@@ -205,7 +205,7 @@ def apply_rows(rows: RowSource, value: Tensor) -> Tensor:
     batch, kv_heads, tokens, width = value.shape
     groups = rows.heads // kv_heads
     out = value.new_empty(batch, rows.tokens, rows.heads, width)
-    # One product a kv head: all its query heads and all the batch's columns at once.
+    # One product per kv head, over all its query heads and all columns of the batch.
     columns = value.permute(1, 2, 0, 3).reshape(kv_heads, tokens, batch * width)
     for part, weights in rows.chunks():
         count = part.stop - part.start
@@ -216,7 +216,7 @@ def apply_rows(rows: RowSource, value: Tensor) -> Tensor:
 
 
 class _Mixed(torch.autograd.Function):
-    """`apply_rows` with a gradient that asks for H anew, row by row: a graph would keep all of it."""
+    """`apply_rows` with a gradient that asks for H again, chunk by chunk; a graph would keep all of H in memory."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, rows: RowSource) -> Tensor:
@@ -248,7 +248,7 @@ def _eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
 def _interface(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """The function transformers calls. Returns no weights, or every block's H would be kept to the end."""
+    """The function that transformers calls. It returns no weights: the H of every block would be kept to the end."""
     eager = _eager(module)
     _refuse_foreign(module, eager, kwargs)
     watch = None if _alone.get() else _watches.get(module)
@@ -266,7 +266,7 @@ def _interface(
 
 
 def _refuse_foreign(module: nn.Module, eager: Callable[..., Any], kwargs: dict[str, Any]) -> None:
-    """Sparse attention hands its choice of keys to unknown functions, and to its own eager one a mask instead."""
+    """Refuses tensors that the eager function does not take, such as the choice of keys of a sparse attention."""
     named = taken_by(eager)
     for name, value in kwargs.items():
         if isinstance(value, Tensor) and name not in named and name not in ATTENTION_ARGUMENTS:
@@ -306,7 +306,7 @@ def _captured_call(
 
 
 def at_zero_queries(call: AttentionCall) -> Tensor:
-    """Where the model's own function gives some head a weight, (N, K) bool, whatever the scores: its queries are zero.
+    """Where the model's own function gives some head a weight, (N, K) bool, when all queries are zero.
 
     call: one at the attention interface.
     """
@@ -333,7 +333,7 @@ def allowed_by(mask: Tensor | None, tokens: int, sources: int) -> Tensor | None:
 
 
 def finite_at(scores: Tensor, batch: int) -> Tensor:
-    """Where scores (…, N, K) of some head are not those that a mask leaves, of each of a batch: (batch, N, K)."""
+    """Where scores (…, N, K) of some head are above those of a mask, for each item of a batch: (batch, N, K)."""
     return _above(scores).reshape(batch, -1, *scores.shape[-2:]).any(dim=1)
 
 
@@ -342,10 +342,10 @@ def _above(scores: Tensor) -> Tensor:
 
 
 def _effective(module: nn.Module, weights: Tensor, value: Tensor, output: Tensor) -> Tensor:
-    """H as the output shows it: some models scale a head's row behind the softmax (sinks outside it).
+    """H as the output shows it: some models scale the rows of a head behind the softmax (sinks outside it).
 
-    weights (W, heads, n, N), output (W, n, heads, d). Modules whose output once was plain H V are not asked again;
-    the certificate of the block's replay holds for them as for all.
+    weights (W, heads, n, N), output (W, n, heads, d). A module whose output was plain H V once is not tested again;
+    the certificate of the block's replay covers it like any other.
     """
     if module in _plain:
         return weights
@@ -360,7 +360,7 @@ def _effective(module: nn.Module, weights: Tensor, value: Tensor, output: Tensor
 
 @contextlib.contextmanager
 def watched(modules: Iterable[nn.Module], watch: Watch) -> Iterator[None]:
-    """Ask `watch` about every attention call of these modules while the context lasts."""
+    """While active, `watch` is asked about every attention call of these modules."""
     before = {module: _watches.get(module) for module in modules}
     _watches.update(dict.fromkeys(before, watch))
     try:
@@ -374,15 +374,15 @@ def watched(modules: Iterable[nn.Module], watch: Watch) -> Iterator[None]:
 
 
 class Interface:
-    """Switches a live model to the capturing attention function, and back, as often as a pass is taken up and left."""
+    """Switches a live model to the capturing attention function and back, each time a pass is entered and left."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._switched: list[tuple[Any, str | None, str | None]] = []  # config, what it names, what it is to name
+        self._switched: list[tuple[Any, str | None, str | None]] = []  # config, own and capturing implementation
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[bool]:
-        """Yields whether the model accepted it."""
+        """While active, the model is switched; yields whether it accepted the function."""
         if not self._switched:
             register_attention(INTERFACE_NAME, _interface)
             before = [(config, attention_implementation(config)) for config in attention_configs(self._model)]

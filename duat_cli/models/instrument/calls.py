@@ -1,4 +1,4 @@
-"""What a module takes, was called with and returned: the tensors that matter among arguments and outputs."""
+"""Parameters, arguments and outputs of modules, and the tensors among them that matter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.slots import Arguments, Key, by_slot, parted, put, slots_of
 
 Path = tuple[Any, ...]
-"""Where a tensor stands in nested arguments: the argument's position or name, and keys within it."""
+"""The path to a tensor in nested arguments: the argument's position or name, then the keys inside it."""
 
 _known: WeakKeyDictionary[Callable[..., Any], frozenset[str]] = WeakKeyDictionary()
 
@@ -25,10 +25,10 @@ ANY = "**"
 
 
 def taken_by(function: Callable[..., Any]) -> frozenset[str]:
-    """Names of the parameters of a function, or of a method with its `self`, and ANY where it takes any name: asked for
-    in front of every pass and of every attention.
+    """Names of the parameters of a function, or of a method with its `self`, and ANY where it takes any name.
 
-    They are read once, which takes 0.1 ms, and kept as long as the function lives.
+    This is called before every pass and every attention, so the names are read once, which takes 0.1 ms, and kept as
+    long as the function lives.
     """
     plain = getattr(function, "__func__", function)
     found = _known.get(plain)
@@ -40,7 +40,7 @@ def taken_by(function: Callable[..., Any]) -> frozenset[str]:
 
 
 class SmallTensors(TorchFunctionMode):
-    """While active, MemoryError where a function gives a tensor of more values than `most`, before another reads it."""
+    """While active, raises MemoryError as soon as a function returns a tensor of more than `most` entries."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -54,8 +54,8 @@ class SmallTensors(TorchFunctionMode):
 
 
 def hidden_of(output: Any, like: Tensor) -> Tensor:
-    """The hidden states in what a block returned: the first tensor of the input's shape, or the one that is all of it:
-    what merges tokens gives another number of them, of another width."""
+    """The hidden states in a block's output: the first tensor of the input's shape, or an output that is one tensor,
+    whose number of tokens and width may differ (a block may merge tokens)."""
     if isinstance(output, Tensor) and (output.ndim, len(output)) == (3, len(like)):
         return output
     several = output.values() if isinstance(output, dict) else output
@@ -64,38 +64,38 @@ def hidden_of(output: Any, like: Tensor) -> Tensor:
         if isinstance(candidate, Tensor) and candidate.shape == like.shape:
             return candidate
         if isinstance(candidate, Tensor) and len(like) == 1 and candidate.shape == like.shape[1:]:
-            return candidate[None]  # of a block that takes no batch
+            return candidate[None]  # the block takes no batch
     raise UnsupportedModelError("a block returns no hidden states of its input's shape")
 
 
 def without_cache(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments as a replay is given them again. A cache holds the keys of the real run already: a replay that saw it
-    would attend to them twice."""
+    """The arguments for a replay, without caches. A cache already holds the keys of the real run, and a replay that saw
+    it would attend to them twice."""
     args, kwargs = apart(args, kwargs)
     caches = {key: None for key, value in kwargs.items() if isinstance(value, Cache)}
     return [None if isinstance(value, Cache) else value for value in args], kwargs | caches
 
 
 def apart(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments with a copy of each mapping: what another call puts into one (keys and values for later blocks) would
-    reach the real run."""
+    """The arguments with each mapping copied, so that what another call puts into one (keys and values for later
+    blocks) does not reach the real run."""
     args, kwargs = with_handed(args, kwargs, lambda _path, tensor: tensor)
     return tuple(args), kwargs
 
 
 def handed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Path, Tensor]:
-    """The tensors of numbers in the mappings among some arguments, each by the keys that lead to it."""
+    """The floating-point tensors in the mappings among the arguments, by the path to each."""
     return {path: tensor for key, one in mappings_in(args, kwargs).items() for path, tensor in _tensors_in(one, (key,))}
 
 
 def beside_handed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """Those in all other arguments."""
+    """The floating-point tensors in all arguments that are no mappings."""
     others = [value for value in (*args, *kwargs.values()) if not isinstance(value, MutableMapping)]
     return [tensor for _, tensor in _tensors_in(others)]
 
 
 def with_handed(args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[Path, Tensor], Tensor]) -> Arguments:
-    """Arguments with a copy of each mapping, and in it what `change` makes of each of the tensors of `handed`."""
+    """The arguments with each mapping copied, and `change` applied to each tensor of `handed` in it."""
 
     def other(value: Any, path: Path) -> Any:
         if isinstance(value, Tensor):
@@ -113,20 +113,21 @@ def with_handed(args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable
 
 
 def hand_on(args: Sequence[Any], kwargs: Mapping[str, Any], known: tuple[Sequence[Any], Mapping[str, Any]]) -> None:
-    """Put into each mapping what it holds in another call of the same module: blocks that do not run hand nothing on
-    themselves."""
+    """Fills each mapping with its content in another call of the same module. This replaces blocks that do not run,
+    which hand nothing on themselves."""
     held = mappings_in(*apart(*known))
     for key, mapping in mappings_in(args, kwargs).items():
         mapping.update(held[key])
 
 
 def mappings_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Key, MutableMapping[Any, Any]]:
-    """The arguments that are mappings, each with its position or name: blocks may put into one what later ones read."""
+    """The arguments that are mappings, by position or name; blocks may put tensors into them for later blocks."""
     return {key: value for key, value in by_slot(args, kwargs) if isinstance(value, MutableMapping)}
 
 
 def _tensors_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """Every tensor of numbers in nested lists, tuples and mappings; chosen indices and masks have no gradient."""
+    """Every floating-point tensor in nested lists, tuples and mappings; indices and masks, which have no gradient, are
+    left out."""
     if isinstance(value, Tensor):
         if value.is_floating_point():
             yield path, value
@@ -140,7 +141,7 @@ def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
 
 
 def only_tensor(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    """What a norm reads. UnsupportedModelError if it is given a second tensor, which a frozen norm would drop."""
+    """The input of a norm. Raises UnsupportedModelError if there is a second tensor, which a frozen norm would drop."""
     tensors = [value for _, value in slots_of(args, kwargs)]
     if len(tensors) != 1:
         raise UnsupportedModelError(f"{type(module).__name__} is held as a norm, but takes {len(tensors)} tensors")
@@ -148,7 +149,7 @@ def only_tensor(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) 
 
 
 def on_another(forward: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    """What a norm gives of another tensor in place of the one it is called with."""
+    """A function from another tensor, in place of the one that a norm is called with, to the norm's output."""
 
     def called(z: Tensor) -> Tensor:
         named = {key: z if isinstance(value, Tensor) else value for key, value in kwargs.items()}

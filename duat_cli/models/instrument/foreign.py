@@ -1,4 +1,4 @@
-"""Errors of a model's own code, told from errors of duat."""
+"""Errors of a model's own code, told apart from errors of duat."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KINDS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotI
 def model_code(name: str) -> Iterator[None]:
     """Turn an exception that the model's own code raises into an UnsupportedModelError with that cause.
 
-    An exception raised by a line of duat, or by torch called from it, is duat's own fault and passes as it is.
+    An exception raised in duat, or in torch called from duat, is duat's own fault and is not changed.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The model's own forward with dynamic parameters held at given values; everything else, σ among it, stays live."""
+"""The model's own forward with dynamic parameters held at given values; everything else, σ included, stays live."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from duat_cli.models.instrument.windows import Windows
 
 
 def attending(run: BlockRun, rows: Sequence[RowSource]) -> contextlib.AbstractContextManager[None]:
-    """While active, replays of the run mix values by these rows, one of each attention call, in place of its own H."""
+    """While active, replays of the run mix values by these rows in place of its own H, one source per attention
+    call."""
     own = run.recording.attention
     return holding(run.recording, attention=[replace(c, rows=given) for c, given in zip(own, rows, strict=True)])
 
 
 def inner_norms(run: BlockRun, unit: nn.Module) -> list[nn.Module]:
-    """The norms that a nonlinear module of the block holds."""
+    """The norms inside a nonlinear module of the block."""
     return [module for module in unit.modules() if module in run.parts.norms]
 
 
 @contextlib.contextmanager
 def holding_norms(run: BlockRun, unit: nn.Module, call: int) -> Iterator[None]:
-    """While active, the norms inside a nonlinear module that runs outside of a replay have the scale that they had in
-    its call of this number, from 0."""
+    """While active, the norms inside a unit that runs outside a replay have the scale that they had in its call number
+    `call`, counted from 0."""
     calls = sum(one.module is unit for one in run.units)
     with contextlib.ExitStack() as stack:
         for norm in inner_norms(run, unit):
@@ -55,16 +56,16 @@ def holding_norms(run: BlockRun, unit: nn.Module, call: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Held:
-    """What one block call is given in place of its own."""
+    """The dynamic parameters that one block call is given in place of its own."""
 
     attention: Sequence[RowSource] | None = None  # H of each of its attention calls; None: live
     norms: dict[nn.Module, list[FrozenNorm]] = field(default_factory=dict)  # in call order; a norm left out stays live
     routers: dict[nn.Module, Routed] = field(default_factory=dict)  # by experts module; one left out stays live
-    units: dict[nn.Module, list[Tensor]] = field(default_factory=dict)  # what it gives, in call order; as norms
+    units: dict[nn.Module, list[Tensor]] = field(default_factory=dict)  # outputs in call order; one left out stays live
 
 
 class HeldRig(Rig):
-    """Instruments under which block call k runs with what `held(k)` gives, live for None; not to be used for
+    """Instruments under which block call k runs with the parameters of `held(k)`, or live where that is None. Not for
     capture."""
 
     def __init__(
@@ -76,7 +77,7 @@ class HeldRig(Rig):
         self._used: dict[object, int] = {}
 
     def replacement(self, module: nn.Module, value: Tensor) -> Tensor | None:
-        """H V with the H that is held, (batch, N, heads, d)."""
+        """H V with the held H, (batch, N, heads, d); None where H is live."""
         rows = self._next_rows()
         if rows is None:
             return None
@@ -91,7 +92,7 @@ class HeldRig(Rig):
         form, rows = self.mixer_of(module), self._next_rows()
         if rows is None or form is None:
             return original(*args, **kwargs)
-        with holding(self, _here=None):  # its code runs more than once
+        with holding(self, _here=None):  # its code runs several times
             return with_rows(form, original, args, kwargs, rows)
 
     def _unit_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:

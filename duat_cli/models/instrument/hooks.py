@@ -1,4 +1,4 @@
-"""The only two ways in which duat changes what a module does when it is called; both are undone at the end."""
+"""The only two ways in which duat changes the calls of a module, hooks and patches; both are undone at the end."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ Instead = Callable[[nn.Module, Forward, tuple[Any, ...], dict[str, Any]], Any]
 def hooked(
     modules: Iterable[nn.Module], before: Before | None = None, after: After | None = None, *, first: bool = False
 ) -> Iterator[None]:
-    """While active, every call of these modules passes `before(module, args, kwargs)` and `after(…, output)`.
+    """While active, `before(module, args, kwargs)` and `after(…, output)` are called around every call of these
+    modules.
 
-    What `before` returns, (args, kwargs), and what `after` returns replaces what the module gets and gives; None does
-    not. first: `before` goes in front of other hooks.
+    The result of `before`, (args, kwargs), replaces the arguments, and that of `after` the output; None leaves them.
+    first: whether `before` runs in front of other hooks.
     """
     with contextlib.ExitStack() as stack:
         for module in modules:
@@ -36,7 +37,7 @@ def hooked(
 
 
 def giving(modules: Iterable[nn.Module], made: Callable[[Tensor], Tensor]) -> contextlib.AbstractContextManager[None]:
-    """While active, these modules give what `made` makes of what they give, or of the first of a tuple."""
+    """While active, these modules return `made(output)`; of a tuple, the first element is changed."""
 
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         tensor, rest = parted(output)
@@ -46,8 +47,8 @@ def giving(modules: Iterable[nn.Module], made: Callable[[Tensor], Tensor]) -> co
 
 
 class _Hook:
-    """Stays with its module: a copy of the module does not call it. What a hook belongs to, such as a tracer with the
-    model that it traces, would be copied with it."""
+    """A hook that a copy of its module does not call. Otherwise the owner of the hook, such as a tracer with the model
+    that it traces, would be copied too."""
 
     def __init__(self, called: Callable[..., Any]) -> None:
         self._called = called
@@ -64,12 +65,13 @@ def _nothing(*_: Any) -> None:
 
 
 class ExchangedError(UnsupportedModelError):
-    """A pass put other modules in the place of some that were found, hooked or patched."""
+    """A pass replaced modules that were found, hooked or patched by others."""
 
 
 @contextlib.contextmanager
 def unexchanged(model: nn.Module) -> Iterator[None]:
-    """Around a pass whose hooks are to be on all that runs: ExchangedError where the model exchanges its modules."""
+    """The context around a pass whose hooks have to see all modules. Raises ExchangedError if the model exchanges
+    some."""
     before = {module: name for name, module in model.named_modules()}
     yield
     if gone := before.keys() - set(model.modules()):

@@ -1,7 +1,7 @@
-"""Torch functions that are watched, and stood in for, inside a model's own attention code.
+"""Modes that watch torch functions inside a model's own attention code, and replace some of them.
 
-A function that is stood in for is bound by its full signature. An argument that is not understood is a refusal: were it
-dropped, the model under instruments would be another one.
+A replaced function is bound by its full signature. A call with an argument that is not understood is refused, because
+dropping it would change the model.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ GATES = {
 
 
 class GateFreezer(TorchFunctionMode):
-    """Watches the gates of one attention module: what a squashing function gives outside the attention function.
+    """Watches the gates of one attention module: outputs of squashing functions outside the attention function.
 
-    Not held, every such value is kept in `values`; held, they are returned in the same order, whatever is asked.
+    Without `held`, every such output is appended to `values`. With it, they are returned in the same order for any
+    input.
     """
 
     def __init__(self, watch: Watch, values: list[Tensor], *, held: bool) -> None:
@@ -42,7 +43,7 @@ class GateFreezer(TorchFunctionMode):
         if self._held:
             self._calls += 1
             return self._values[self._calls - 1]
-        with functions_unwatched():  # a gate may be made of another
+        with functions_unwatched():  # one gate function may call another
             value = func(*args, **(kwargs or {}))
         self._values.append(value)
         return value
@@ -53,10 +54,10 @@ _CLAMPS = {torch.clamp, Tensor.clamp, torch.clip, Tensor.clip, Tensor.clamp_, Te
 
 @dataclass(frozen=True)
 class HeldClamp:
-    """One clamp of one pass, as an affine map: the identity where it left its input as it was, a constant where it cut.
+    """One clamp of one pass as an affine map: the identity where it left its input as it was, a constant elsewhere.
 
     A model that clips queries, keys and values clips none of them on most inputs, but would clip some of the vectors
-    that a replay sends.
+    of a replay.
     """
 
     kept: Tensor  # bool
@@ -67,9 +68,9 @@ class HeldClamp:
 
 
 class ClampFreezer(TorchFunctionMode):
-    """Watches the clamps of one attention module outside the attention function, those of floating-point numbers.
+    """Watches the clamps of floating-point tensors in one attention module, outside the attention function.
 
-    Not held, every one is written down; held, they act as they did, in the same order.
+    Without `held`, every clamp is recorded. With it, they act as recorded, in the same order.
     """
 
     def __init__(self, watch: Watch, clamps: list[HeldClamp], *, held: bool) -> None:
@@ -111,7 +112,7 @@ _PRODUCTS: dict[Any, Callable[..., tuple[Tensor, Tensor]]] = {
 
 @dataclass(frozen=True)
 class _Einsum:
-    """An einsum that is H V: the axes of its values as (…, N, d), and those of the product in the order it returns."""
+    """An einsum that is H V: the order of axes that makes its values (…, N, d), and the order of the product's axes."""
 
     value: tuple[int, ...]
     back: tuple[int, ...]
@@ -134,7 +135,8 @@ def _einsum_form(equation: Any) -> _Einsum | None:
 
 
 def _understood(name: str, stand_in: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`stand_in` with the arguments of the function it stands in for, all of which it has to know by name."""
+    """The result of `stand_in` for the arguments of the function that it replaces. Raises UnsupportedModelError where
+    it does not know one of them by name."""
     try:
         inspect.signature(stand_in).bind(*args, **kwargs)
     except TypeError as fault:
@@ -148,15 +150,15 @@ def _understood(name: str, stand_in: Callable[..., Any], args: tuple[Any, ...], 
 class SoftmaxInterception(TorchFunctionMode):
     """Watches one attention module's forward: the product that follows its softmax is H V.
 
-    H is the left operand of the first product after the softmax whose last two axes are tokens by tokens,
-    so that casts, dropout (off) and head masks between the two stay the model's. `module` names the module
-    whose attention it is at the time of the product.
+    H is the left operand of the first product after the softmax whose last two axes are tokens by tokens, so that
+    casts, dropout (off) and head masks between the two stay the model's. `module` returns the module whose attention it
+    is at the time of the product.
     """
 
     watch: Watch
     module: Callable[[], nn.Module]
     _armed: tuple[int, int] | None = field(default=None, init=False)
-    _scores: Tensor | None = field(default=None, init=False)  # what that softmax was of
+    _scores: Tensor | None = field(default=None, init=False)  # the input of that softmax
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -170,7 +172,7 @@ class SoftmaxInterception(TorchFunctionMode):
             if weights.ndim >= 3 and (weights.shape[-1] > 1 or weights.shape[-2] == 1):  # also of one token
                 self._armed, self._scores = tuple(weights.shape[-2:]), args[0] if args else kwargs["input"]
             return weights
-        if func is _WHOLE:  # torch runs what is within with no mode around it
+        if func is _WHOLE:  # torch runs the inside of this function without modes
             self.watch.hidden.add(self.module())
         if func is _SDPA:
             return _understood("scaled_dot_product_attention", self._explicit, args, kwargs)
@@ -179,7 +181,7 @@ class SoftmaxInterception(TorchFunctionMode):
         return self._behind_softmax(func, args, kwargs)
 
     def _behind_softmax(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """H V where this call is it, else the call as it is."""
+        """The result of a call behind the softmax: H V through the probe if it is that product, else its own result."""
         if func in _PRODUCTS:
             left, right = _understood(func.__name__, _PRODUCTS[func], args, kwargs)
             if tuple(left.shape[-2:]) == self._armed:
@@ -190,9 +192,10 @@ class SoftmaxInterception(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _product(self, weights: Tensor, value: Tensor, scores: Tensor | None) -> Tensor:
-        """weights (…, N, N) @ value (…, N, d): batch 1, any folding of batch and heads; or windows (W, heads, N, N).
+        """weights (…, N, N) @ value (…, N, d), or what the probe returns for it: batch 1, with any folding of batch and
+        heads, or windows (W, heads, N, N).
 
-        scores: what the softmax was of, mask included.
+        scores: the input of the softmax, mask included.
         """
         probe, self._scores = self.watch.probe, None
         tokens, width = value.shape[-2:]
@@ -229,7 +232,7 @@ class SoftmaxInterception(TorchFunctionMode):
     ) -> Tensor:
         """softmax(Q Kᵀ·scale + mask) V written out, so that its H can be seen and frozen.
 
-        The arguments are torch's own, and mean what its documentation says.
+        The arguments are those of torch's scaled_dot_product_attention.
         """
         if dropout_p > 0:
             raise UnsupportedModelError(f"its attention drops entries at random (dropout_p={dropout_p})")
@@ -244,11 +247,11 @@ class SoftmaxInterception(TorchFunctionMode):
             return self._product(torch.softmax(scores, dim=-1), value, scores)
         allowed = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, float("-inf")) if allowed else scores + attn_mask
-        nothing = scores.isneginf().all(dim=-1, keepdim=True)  # torch gives zeros there, a softmax NaN
+        nothing = scores.isneginf().all(dim=-1, keepdim=True)  # torch's function gives zeros there, a softmax NaN
         return self._product(torch.softmax(scores, dim=-1).masked_fill(nothing, 0.0), value, scores)
 
     def _einsum(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An einsum after the softmax is rewritten as the product it stands for, where it is one."""
+        """The result of an einsum after the softmax, rewritten as the product H V where it is one."""
         equation, weights, value = args
         form = None if kwargs else _einsum_form(equation)
         if form is None or tuple(weights.shape[-2:]) != self._armed:
@@ -258,7 +261,7 @@ class SoftmaxInterception(TorchFunctionMode):
 
 
 class Choices(TorchFunctionMode):
-    """Sees whether code that runs under it chooses the largest of what it computes, as routers do."""
+    """Notes whether code that runs under it chooses the largest of several numbers, as routers do."""
 
     CHOOSING = frozenset((torch.topk, Tensor.topk, torch.argmax, Tensor.argmax, torch.sort, Tensor.sort))
 

@@ -1,8 +1,8 @@
 """One call of a token mixer without softmax, and the same mixer as a linear map of its values.
 
-Everything that the input sets but the values (queries, keys, decays, gates, the scales of norms) is held by running the
-mixer's own code on its own input again, with other values put where its values were. H follows from impulses: the
-kernel applied to V = I.
+The mixer's own code is run again on its own input with other values in place of its values. This holds everything else
+that the input sets (queries, keys, decays, gates, scales of norms). H follows from impulses: the kernel applied to
+V = I.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from duat_cli.models.instrument.tape import Reached, Tape
 from duat_cli.text import plural
 
 SEED = 31
-_REORDERED = 64  # roundings, of the largest: what another order of a sum leaves open
+_REORDERED = 64  # tolerance in roundings of the largest entry, for sums that are computed in another order
 FAULTS = (RuntimeError, ValueError, TypeError, LookupError, UnsupportedModelError)
-"""What foreign code may raise where it is given other values, or other numbers of items, than it was written for."""
+"""Errors of foreign code that is given values, or a number of items, that it was not written for."""
 
 
 @dataclass(frozen=True)
 class Ran:
     """One run of a mixer's code."""
 
-    tensors: dict[Place, Tensor]  # those that were asked for
-    held: dict[int, Tensor]  # what its squashing functions and layers gave, by operation
-    arrived: Tensor | None  # at the output layer; without one, the module's output
+    tensors: dict[Place, Tensor]  # the tensors that were asked for
+    held: dict[int, Tensor]  # outputs of its squashing functions and layers, by number of the operation
+    arrived: Tensor | None  # the input of the output layer; without one, the module's output
     output: Any
-    count: int  # of operations
+    count: int  # number of operations
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class MixerCode:
         keep: Callable[[Place, Tensor], bool] = lambda _place, _tensor: False,
         until: Place | None = None,
     ) -> Ran:
-        """items: how many copies of the arguments go side by side. Raises Reached at `until`."""
+        """Runs the code on `items` copies of the arguments. keep: which tensors to return. exchanged, held, until: as
+        in `Tape`; raises Reached at `until`."""
         tensors: dict[Place, Tensor] = {}
         constants: dict[int, Tensor] = {}
         arrived: list[Tensor] = []
@@ -90,7 +91,7 @@ class MixerCode:
 
 
 def repeated(values: Any, items: int) -> tuple[Any, ...]:
-    """Tensors of one item as so many copies of it."""
+    """The arguments with each tensor of one item expanded to `items` copies."""
 
     def copies(value: Any) -> Any:
         one = isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == 1
@@ -101,7 +102,7 @@ def repeated(values: Any, items: int) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class KernelRows:
-    """H of a mixer, made by impulses when it is asked for, and then kept."""
+    """H of a mixer, computed from impulses when it is first asked for, then kept."""
 
     call: MixerCall
     heads: int
@@ -116,16 +117,16 @@ class KernelRows:
 
 @dataclass(frozen=True)
 class MixerCall:
-    """One call of a mixer: its values, what its kernel made of them, and the factors of the channels behind it."""
+    """One call of a mixer: its values, its kernel's result, and the factors of the channels behind the kernel."""
 
     code: MixerCode
-    read: Tensor  # the stream that it reads, (1, N, M)
+    read: Tensor  # its input, the stream, (1, N, M)
     value: Tensor  # (1, N, channels)
     result: Tensor  # (1, N, channels)
     gate: Tensor  # (1, N, channels)
     output: Any
-    held: dict[int, Tensor]
-    count: int  # of operations
+    held: dict[int, Tensor]  # as in `Ran`, between values and result
+    count: int  # number of operations
 
     @property
     def form(self) -> MixerForm:
@@ -135,13 +136,14 @@ class MixerCall:
     def capture(
         cls, form: MixerForm, forward: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> MixerCall:
-        """Run it, and find what stands behind its kernel; UnsupportedModelError where that is no scale of channels."""
+        """Runs the mixer and finds the factors behind its kernel. Raises UnsupportedModelError where the code behind it
+        does more than scale channels."""
         code = MixerCode(form, forward, args, kwargs)
         read = needed(first_tensor(args, kwargs))
         recent: dict[Place, Tensor] = {}
 
         def keep(place: Place, tensor: Tensor) -> bool:
-            recent[place] = tensor  # how many operations there are is not known yet
+            recent[place] = tensor  # the result counts from the last operation, whose number is not known yet
             for old in [known for known in recent if known.operation < place.operation - form.result.operation]:
                 del recent[old]
             return place in form.value
@@ -165,11 +167,11 @@ class MixerCall:
         return cls(code, read, by_token[0].clone(), by_token[1].clone(), gate, ran.output, held, ran.count)
 
     def _at_once(self) -> int:
-        """Items that go through the kernel together."""
+        """How many items go through the kernel together."""
         return max(1, IMPULSES // self.value.numel())
 
     def mix(self, values: Tensor) -> Tensor:
-        """What the kernel makes of other values, (items, N, channels) both."""
+        """The kernel's result for other values, (items, N, channels) both."""
         place = self.form.result_of(self.count)
         found = []
         for some in values.split(self._at_once()):
@@ -183,7 +185,7 @@ class MixerCall:
         return torch.cat(found)
 
     def values_at(self, stream: Tensor) -> Tensor:
-        """The values, (items, N, channels), where it reads another stream, (items, N, M)."""
+        """The values, (items, N, channels), that the mixer makes of another stream, (items, N, M)."""
         own = [stream if a is self.read else a for a in self.code.args]
         named = {k: stream if a is self.read else a for k, a in self.code.kwargs.items()}
         code = MixerCode(self.form, self.code.forward, tuple(own), named)
@@ -195,11 +197,11 @@ class MixerCall:
         raise UnsupportedModelError(f"{type(self.form.module).__name__} runs other operations than when it was proved")
 
     def by_head(self, vectors: Tensor) -> Tensor:
-        """(items, N, channels) to (items, N, heads, d)."""
+        """Vectors (items, N, channels) as (items, N, heads, d)."""
         return vectors.unflatten(-1, (-1, self.form.width))
 
     def returning(self, mixed: Tensor) -> Any:
-        """The mixer's output where its kernel gives `mixed`, (items, N, heads, d)."""
+        """The mixer's output for `mixed`, (items, N, heads, d), as the result of its kernel."""
         scaled, (own, rest) = mixed.flatten(2) * self.gate, parted(self.output)
         if self.form.output is None:
             return joined(scaled.to(own.dtype), rest)
@@ -207,16 +209,16 @@ class MixerCall:
         return joined(self.form.output(scaled.to(parameter.dtype)), rest)
 
     def attention(self) -> AttentionCall:
-        """The same as a call of attention, whose H is made when it is asked for."""
+        """This call as a call of attention, whose H is computed when it is asked for."""
         value, result = self.by_head(self.value).transpose(1, 2), self.by_head(self.result)
         rows = KernelRows(self, result.shape[2], result.shape[1])
         return AttentionCall(self.form.module, "frozen kernel", rows, value, result)
 
     @torch.no_grad()
     def impulses(self) -> Tensor:
-        """H, (heads, N, N): channel a of every head carries the impulse of token k d + a in item k.
+        """H, (heads, N, N). In item k, channel a of every head carries the impulse of token k d + a.
 
-        UnsupportedModelError where H does not give the kernel's own result.
+        Raises UnsupportedModelError where H does not give the kernel's own result.
         """
         _, tokens, channels = self.value.shape
         width, heads = self.form.width, channels // self.form.width
@@ -237,8 +239,8 @@ class MixerCall:
         return H
 
     def broadcasts(self, H: Tensor) -> bool:
-        """Whether its code shows the same H, to rounding, where what does not depend on the values has one item, as a
-        scan's does. A convolution of one item may add up in another order."""
+        """Whether the code gives the same H, up to rounding, when tensors that do not depend on the values have one
+        item. It does for a scan; a convolution of one item may sum in another order."""
         form = replace(self.form, once=True)
         try:
             shown = replace(self, code=replace(self.code, form=form)).impulses()
@@ -250,7 +252,7 @@ class MixerCall:
 def with_rows(
     form: MixerForm, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], rows: RowSource
 ) -> Any:
-    """What the mixer gives with this H in place of its kernel's, everything else live."""
+    """The mixer's output with this H in place of its kernel's, and everything else live."""
     code = MixerCode(form, forward, args, kwargs)
     ran = code.run(keep=lambda place, _tensor: place in form.value)
     value = form.values([ran.tensors[place] for place in form.value]).unflatten(-1, (-1, form.width))
@@ -259,9 +261,9 @@ def with_rows(
 
 
 def gates(code: MixerCode, place: Place, held: Mapping[int, Tensor], result: Tensor, arrived: Tensor) -> Tensor:
-    """The factor of every channel between the kernel's result (1, N, channels) and the output layer.
+    """The factor of every channel between the kernel's result and the output layer, (1, N, channels).
 
-    Marks in place of the result show the factors but for the scale of a norm, which the call's own result shows.
+    Marks in place of the result show the factors without the scale of a norm; the call's own result shows that scale.
     """
     form, scaled = code.form, code.form.behind.scaled
     put = marks(result, form.behind.centred)
@@ -282,8 +284,8 @@ def gates(code: MixerCode, place: Place, held: Mapping[int, Tensor], result: Ten
 
 
 def marks(like: Tensor, centred: int | None) -> Tensor:
-    """Vectors of channels whose factors can be read off what becomes of them: random signs; or, where groups of so many
-    channels lose their mean, 1 and -1 in turn (of an odd number 2, -1, -1 first) under one sign a group."""
+    """Vectors of channels from whose images the factors can be read: random signs. Where groups of `centred` channels
+    lose their mean: 1 and -1 in turn (in a group of odd size 2, -1, -1 first), with one random sign per group."""
     signs = random_signs(like, SEED)
     if centred is None:
         return signs

@@ -1,4 +1,4 @@
-"""The model as transformers runs it, untouched: what a pass under instruments is held against.
+"""The model as transformers runs it, untouched, to compare a pass under instruments with.
 
 The DUAT sum is compared with the output of the instrumented model. If the instruments change the model (a mask is
 lost, an argument dropped), the sum still fits. So the instrumented pass itself is compared with a plain one.
@@ -24,14 +24,14 @@ from duat_cli.models.instrument.rig import BlockRun, Rig
 
 @dataclass(frozen=True)
 class Outputs:
-    """What one pass gave."""
+    """The outputs of one pass."""
 
-    block: Any  # what the last block returned
+    block: Any  # the output of the last block
     whole: Tensor  # the output of the stack, behind its final norm
 
 
 class PlainPass:
-    """A pass without instruments; what the blocks return is read and left as it is."""
+    """A pass without instruments; the outputs of the blocks are read and not changed."""
 
     def __init__(self, blocks: Iterable[nn.Module], forward: Callable[[], Any]) -> None:
         self._blocks, self._forward = list(dict.fromkeys(blocks)), forward
@@ -39,7 +39,7 @@ class PlainPass:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """What `run` needs around it."""
+        """The context that `run` needs around it."""
         with torch.no_grad(), hooked(self._blocks, after=self._see):
             yield
 
@@ -52,18 +52,18 @@ class PlainPass:
 
 
 class InstrumentedPass:
-    """The same of a pass under a rig."""
+    """A pass under a rig, whose outputs are read in the same way."""
 
     def __init__(self, rig: Rig, forward: Callable[[], Any], on_block: Callable[[BlockRun], None]) -> None:
         self._rig, self._forward, self._on_block = rig, forward, on_block
         self._last: Any = None
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
-        """What `run` needs around it."""
+        """The context that `run` needs around it."""
         return self._rig.active()
 
     def run(self) -> None:
-        self.returned = self._rig.run(self._forward, self._listen)  # whatever the forward returns
+        self.returned = self._rig.run(self._forward, self._listen)  # the forward's own output, of any type
         self.outputs = Outputs(self._last, _first_tensor(self.returned))
 
     def _listen(self, run: BlockRun) -> None:
@@ -72,7 +72,7 @@ class InstrumentedPass:
 
 
 def deviation(instrumented: Outputs, plain: Outputs) -> float:
-    """The larger relative error of the two outputs. UnsupportedModelError where one is not finite."""
+    """The larger relative error of the two outputs. Raises UnsupportedModelError where one is not finite."""
     block = hidden_of(plain.block, instrumented.block)
     if not bool(torch.isfinite(block).all() and torch.isfinite(plain.whole).all()):
         raise NotFiniteError("the model's own output, without duat's instruments, is not finite")

@@ -1,4 +1,4 @@
-"""What one call of a block did, and what a replay of it is given and gives."""
+"""Records of one call of a block, and the inputs and results of its replays."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class UnitCall:
 
 
 def handed_values(call: AttentionCall, x: Tensor) -> UnitCall:
-    """Values that a block in front hands on, as what a unit gives. x: what the attention module reads."""
+    """The values that an earlier block hands on, as the output of a unit. x: the input of the attention module."""
     return UnitCall(call.module, x, call.value, None, behind_attention=False)
 
 
 @dataclass(frozen=True)
 class CrossCall:
-    """One call of cross-attention: what it was given, and its H over the encoder's tokens."""
+    """One call of cross-attention: its arguments, and its H over the encoder's tokens."""
 
     args: Sequence[Any]
     kwargs: dict[str, Any]
@@ -60,7 +60,7 @@ class CrossCall:
 
 @dataclass
 class Recording:
-    """What one call of a block did, by module and call order."""
+    """Records of one call of a block, by module and in call order."""
 
     norms: dict[nn.Module, list[FrozenNorm]] = field(default_factory=lambda: defaultdict(list))
     norm_rests: dict[nn.Module, list[tuple[Any, ...] | None]] = field(default_factory=lambda: defaultdict(list))
@@ -70,72 +70,72 @@ class Recording:
     gates: dict[nn.Module, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # of gated attention
     clamps: dict[nn.Module, list[HeldClamp]] = field(default_factory=lambda: defaultdict(list))  # of clipped attention
     extremes: Extremes = field(default_factory=Extremes)  # of the outputs of norms and attention
-    attention_rests: dict[nn.Module, tuple[Any, ...] | None] = field(default_factory=dict)  # its other outputs
-    mixers: dict[nn.Module, MixerCall] = field(default_factory=dict)  # of mixers without softmax
+    attention_rests: dict[nn.Module, tuple[Any, ...] | None] = field(default_factory=dict)  # attention's other outputs
+    mixers: dict[nn.Module, MixerCall] = field(default_factory=dict)  # calls of mixers without softmax
     second: Callable[[], MixerCall] | None = None  # captures the call of a mixer beside attention
-    crossing: list[AttentionCall] = field(default_factory=list)  # of cross-attention
+    crossing: list[AttentionCall] = field(default_factory=list)  # calls of cross-attention
     cross: CrossCall | None = None
 
 
 @dataclass
 class Replay:
-    """The result of replaying a block on a batch of items; every tensor has the items in front."""
+    """The result of replaying a block on a batch of items; the first axis of every tensor is the items."""
 
     output: Tensor | None = None  # (items, N, M)
-    values: list[Tensor] = field(default_factory=list)  # a call: (items, kv_heads, N, d)
-    mixed: list[Tensor] = field(default_factory=list)  # H V, a call: (items, N, heads, d)
-    unit_inputs: list[Tensor] = field(default_factory=list)  # a unit call: (items, N, width)
-    points: list[tuple[nn.Module, Tensor]] = field(default_factory=list)  # norm, unit inputs, not before attention
+    values: list[Tensor] = field(default_factory=list)  # one per attention call: (items, kv_heads, N, d)
+    mixed: list[Tensor] = field(default_factory=list)  # H V, one per attention call: (items, N, heads, d)
+    unit_inputs: list[Tensor] = field(default_factory=list)  # one per unit call: (items, N, width)
+    points: list[tuple[nn.Module, Tensor]] = field(default_factory=list)  # inputs of norms, units, behind attention
 
     @property
     def places(self) -> list[tuple[nn.Module | None, Tensor]]:
-        """The points, the output as the last."""
+        """All points, with the block's output as the last."""
         return [*self.points, (None, self.end)]
 
     @property
     def end(self) -> Tensor:
-        """The output, of a replay that was not stopped on its way."""
+        """The output of a replay that was not stopped on its way."""
         assert self.output is not None
         return self.output
 
 
 @dataclass
 class Substitutes:
-    """What a replay in progress returns in place of what."""
+    """The tensors that a replay in progress puts in place of computed ones."""
 
-    run: BlockRun  # what is replayed
+    run: BlockRun  # the run that is replayed
     items: int
-    given: Sequence[Tensor]  # per unit call, in call order: its output
+    given: Sequence[Tensor]  # the output of each unit call, in call order
     attention: Tensor | None  # (items, N, heads, d), in place of H V
     stop_at_values: bool
-    calls_of: Sequence[AttentionCall]  # whose H is held, in call order
-    prompts: int = 1  # behind each other in the tokens of an item
+    calls_of: Sequence[AttentionCall]  # the calls whose H is held, in call order
+    prompts: int = 1  # how many prompts follow one another in the tokens of an item
     result: Replay = field(default_factory=Replay)
     calls: dict[nn.Module, int] = field(default_factory=lambda: defaultdict(int))
     unit_calls: int = 0
     attention_calls: int = 0
-    windows: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # values and mixed of a call in several
+    windows: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (values, mixed), one per window called so far
 
     def by_item(self, x: Tensor) -> Tensor:
-        """(items, N or N * heads, width), however the model folds batch and tokens."""
+        """The tensor as (items, N or N * heads, width), however the model folds batch and tokens."""
         return x.reshape(self.items, -1, x.shape[-1])
 
     def held(self, norm: FrozenNorm, x: Tensor) -> Tensor:
-        """The frozen norm of what a replay takes there, with the items in front of the prompts."""
+        """The frozen norm applied to a replay's tensor, with the items in front of the prompts."""
         return norm(x) if self.prompts == 1 else norm(x.unflatten(0, (self.items, -1))).flatten(0, 1)
 
     def passed(self, module: nn.Module, x: Tensor) -> None:
-        """What a norm or a unit reads there, written down unless it stands in front of attention."""
+        """Records the input of a norm or a unit as a point, unless it stands in front of attention."""
         if self.attention_calls or not self.run.attention:
             self.result.points.append((module, self.by_item(x)))
 
     def next_given(self) -> Tensor:
-        """What the next unit call gives, as the model's code holds it."""
+        """The output of the next unit call, in the layout of the model's code."""
         self.unit_calls += 1
         return self.given[self.unit_calls - 1].flatten(0, 1)
 
     def next_mixed(self, values: Tensor, mix: Callable[[], Tensor]) -> Tensor:
-        """What the next attention call gives by token, (items, N, heads, d): `mix()`, H V of these values."""
+        """The output of the next attention call by token, (items, N, heads, d): `mix()`, or `attention` if given."""
         self.attention_calls += 1
         self.result.values.append(values)
         if self.stop_at_values:
@@ -149,9 +149,9 @@ class Substitutes:
         return self.calls[module] - 1
 
     def once_each(self, linear: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """linear(x), x (items, N, width), computed once for items that are equal and for one token where all are zero.
+        """linear(x), x (items, N, width), computed once for equal items, and at one token for items of zeros.
 
-        linear: takes every token alone. A graph would want each item by itself, so none is left out of one.
+        linear: acts on each token alone. While gradients are recorded every item is computed, for its own graph.
         """
         if self.items == 1 or len(x) != self.items or x.ndim != 3 or torch.is_grad_enabled():
             return linear(x)
@@ -171,7 +171,7 @@ class Substitutes:
         return torch.stack([images[place] for place in places])
 
     def one_window(self, rows: RowSource, windows: Windows, value: Tensor) -> Tensor:
-        """H V of the next window, (1, n, heads, d), where each has a call of its own; the last ends the attention."""
+        """H V of the next window, (1, n, heads, d), where each has its own call; the last completes the attention."""
         assert windows.sizes is not None
         number = len(self.windows)
         size = windows.sizes[number]
@@ -200,10 +200,10 @@ def stacked(singles: list[Replay]) -> Replay:
 
 
 class BlockRun:
-    """One block under one input: what it did, and the same block as an affine map.
+    """One block on one input: a record of what it did, and its replay as an affine map.
 
-    The input may be a batch of prompts of as many tokens. Their tokens then stand behind each other, N of them in all,
-    and attention is one of windows: each prompt's rows of H see its own tokens alone.
+    The input may be a batch of prompts of equal length. Their tokens then follow one another, N of them in all, and
+    attention is one of windows: each prompt's rows of H see its own tokens alone.
     """
 
     def __init__(
@@ -216,32 +216,32 @@ class BlockRun:
         output: Tensor,
         prompts: int = 1,
     ) -> None:
-        """output: (prompts, N / prompts, M), as the model's code holds it."""
+        """output: (prompts, N / prompts, M), in the layout of the model's code."""
         self._rig, self.call, self.prompts = rig, call, prompts
         self.index, self.parts, self.recording = index, parts, recording
         self.input: Tensor = self._in_one(parts.hidden.get(*call))  # (1, N, M)
         self.output = self._in_one(output)  # (1, N, M)
 
     def _in_one(self, x: Tensor) -> Tensor:
-        """A batch of prompts (prompts, N / prompts, M) as one, (1, N, M)."""
+        """A batch of prompts, (prompts, N / prompts, M), as one item, (1, N, M)."""
         return x if self.prompts == 1 else x.flatten(0, 1)[None]
 
     def asking(self, asked: Callable[[Tensor, Tensor], None]) -> contextlib.AbstractContextManager[None]:
-        """While active, replays make queries and keys as well, and show them: (items, heads, N, d), by kv head."""
+        """While active, replays make queries and keys too and show them: (items, heads, N, d), keys by kv head."""
         return holding(self._rig.watch, asked=asked)
 
     def looking(self, looked: Callable[[Tensor], None]) -> contextlib.AbstractContextManager[None]:
-        """The same with the weights behind an intercepted softmax, (…, heads, N, N), before H is put in their place."""
+        """While active, replays show the weights of an intercepted softmax, (…, heads, N, N), before H stands there."""
         return holding(self._rig.watch, looked=looked)
 
     @functools.cached_property
     def bounds(self) -> tuple[Tensor, Tensor]:
-        """Least and largest entry of each prompt's output, (prompts,) each; NaN where an entry is."""
+        """Least and largest entry of each prompt's output, (prompts,) each; NaN where an entry is NaN."""
         return bounds_of(self.output, self.prompts)
 
     @functools.cached_property
     def extent(self) -> list[tuple[float, float]]:
-        """The same as numbers, of each prompt."""
+        """Least and largest entry of each prompt's output, as a pair of numbers per prompt."""
         return list(zip(*torch.stack(self.bounds).tolist(), strict=True))
 
     @property
@@ -255,13 +255,13 @@ class BlockRun:
 
     @functools.cached_property
     def second(self) -> MixerCall:
-        """The call of the mixer that runs beside attention; to be asked while the block's weights are there."""
+        """The call of the mixer that runs beside attention; to be asked for while the block's weights are in memory."""
         if self.recording.second is None:
             raise UnsupportedModelError("the mixer beside its attention does not run")
         return self.recording.second()
 
     def find_windows(self) -> None:
-        """Take attention over windows of tokens as what it is over the block's own tokens, where that can be found."""
+        """Rewrites attention over windows as attention over the block's own tokens, where these can be found."""
         if self.prompts > 1:
             self._tell_prompts_apart()
             return
@@ -284,7 +284,7 @@ class BlockRun:
         self.recording.attention[0] = in_windows(call, rows, rows.allowed())
 
     def _tell_prompts_apart(self) -> None:
-        """The same where windows are a batch's prompts: UnsupportedModelError where attention is of another kind."""
+        """As `find_windows`, for prompts as windows. Raises UnsupportedModelError for other kinds of attention."""
         calls, count, tokens = self.attention, self.prompts, self.input.shape[1] // self.prompts
         whole = [c for c in calls if isinstance(c.rows, StoredRows) and c.windows is not None and c.windows.at is None]
         if self.parts.mixer is not None or len(calls) != 1 or len(whole) != 1 or not self.parts.batched:
@@ -301,7 +301,7 @@ class BlockRun:
         self.recording.attention[0] = in_windows(call, rows, allowed_by(mask, tokens, tokens))
 
     def _find_windows_apart(self) -> None:
-        """The same where one module attends within each window in a call of its own."""
+        """As `find_windows`, where one module attends within each window in a call of its own."""
         calls, tokens = self.attention, self.input.shape[1]
         sizes = tuple(call.rows.tokens for call in calls)
         whole = all(isinstance(c.rows, StoredRows) and len(c.value) == 1 and c.windows is None for c in calls)
@@ -331,7 +331,7 @@ class BlockRun:
     ) -> Replay:
         """The block on `items` (items, N, M) with all dynamic parameters frozen.
 
-        given: the output of each FFN unit call, (items, *its own output's shape), in the order of `units`; None: zeros.
+        given: the output of each unit call, (items, *its own output's shape), in the order of `units`; None: zeros.
         attention: stands in for H V, (items, N, heads, d).
         """
         given = zero_given(self, len(items)) if given is None else given
@@ -349,11 +349,11 @@ class BlockRun:
         return stacked(singles)
 
     def _replay_once(self, items: Tensor, given: Sequence[Tensor], attention: Tensor | None, stop: bool) -> Replay:
-        attention = None if attention is None else attention.contiguous()  # as attention functions give it
+        attention = None if attention is None else attention.contiguous()  # as attention functions return it
         plan = Substitutes(self, items.shape[0], given, attention, stop, self.attention, self.prompts)
         apart = items if self.prompts == 1 else items.unflatten(1, (self.prompts, -1)).flatten(0, 1)
         args, kwargs = self.parts.hidden.put(*self.call, apart)
-        if self.parts.cross is not None:  # a replay takes the encoder's states through cross-attention or not at all
+        if self.parts.cross is not None:  # a replay reads the encoder's states through cross-attention or not at all
             states = self.parts.cross.taken.get(args, kwargs)
             args, kwargs = self.parts.cross.taken.put(args, kwargs, states.new_zeros(()).expand_as(states))
         with self._rig.replaying(plan), contextlib.suppress(ReplayStop):
@@ -364,7 +364,7 @@ class BlockRun:
     def crossed(self, states: Tensor, *, attention: Tensor | None = None, stop_at_values: bool = False) -> Replay:
         """Cross-attention alone on other states of the encoder, (items, K, width), with its H held.
 
-        attention: as of `replay`. The output is what the module gives, (items, N, M).
+        attention: as in `replay`. The output is that of the module, (items, N, M).
         """
         assert self.parts.cross is not None
         assert self.recording.cross is not None
@@ -380,7 +380,7 @@ class BlockRun:
 
 
 def in_windows(call: AttentionCall, rows: WindowRows, allowed: Tensor | None) -> AttentionCall:
-    """The call over the block's own tokens, of one whose windows stand as so many more heads in its rows."""
+    """The call as one over the block's own tokens, made of a call whose windows are additional heads in its rows."""
     count = rows.windows.count
     value = rows.windows.inward(call.value.unflatten(1, (count, -1))[0])
     output = rows.windows.inward_mixed(call.output.unflatten(2, (count, -1))[0].transpose(0, 1))
@@ -393,7 +393,7 @@ def zero_given(run: BlockRun, items: int) -> list[Tensor]:
 
 
 def silent_attention(run: BlockRun, items: int) -> Tensor | None:
-    """Zeros in place of what the block's attention gives, for that many items; None where it has none."""
+    """Zeros in place of the output of the block's attention, for that many items; None where it has no attention."""
     if not run.attention:
         return None
     own = run.attention[0].output

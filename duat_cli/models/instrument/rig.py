@@ -1,9 +1,9 @@
-"""Capture and replay: the model's own block, run once for real and then again as an affine map.
+"""Capture and replay: the model's own block, run once as usual and then again as an affine map.
 
-While a `Rig` is active every block of the model is instrumented. The model runs as usual; after each block the
-rig hands over a `BlockRun`, which can replay that very block on other vectors Z with everything the input set
-held fixed: attention returns H_frozen V(Z), norms keep their scale, each FFN unit returns what it is given. The
-block is then z ↦ T z + c + U f, in the model's own code. One block's tensors are alive at a time.
+While a `Rig` is active every block of the model is instrumented. The model runs as usual; after each block call the
+rig hands over a `BlockRun`, which can replay that block on other vectors Z with all dynamic parameters held fixed:
+attention returns H_frozen V(Z), norms keep their scale, and each unit returns the output that it is given. The block
+is then z ↦ T z + c + U f, in the model's own code. Only one block's tensors are alive at a time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OTHER_BLOCKS = "which of its blocks run, and in what order, depends on the input
 
 
 class Rig:
-    """Instruments the given blocks of a model while active; leaves no trace behind."""
+    """Instruments on the given blocks of a model; the model is left as it was when they are no longer active."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class Rig:
         prompts: int = 1,
         order: Sequence[nn.Module] = (),
     ) -> None:
-        """coming: modules that may be learnt as blocks while a pass runs, at the latest when it stands at them.
-        whole: hold norms with what they round, as `freeze_whole` does. prompts: how many, of as many tokens each, run
-        as one batch. order: the block calls of every pass, where they are known."""
+        """coming: modules that may be learnt as blocks during a pass, at the latest just before they run. whole:
+        whether norms are held with their rounding, as `freeze_whole` does. prompts: how many prompts of equal length
+        run as one batch. order: the block calls of every pass, where they are known."""
         self._model, self.interface, self._whole, self._prompts = model, interface, whole, prompts
         self._attention = Interface(model)
         self.watch = Watch(self)
@@ -81,12 +81,12 @@ class Rig:
         self._calls, self._order = 0, order
 
     def learn(self, parts: BlockParts) -> None:
-        """Instrument this block, too, from the next time on that the rig is active."""
+        """Adds a block to be instrumented from the next time that the rig is active."""
         self._by_module[parts.module] = parts
         self._by_attention.update(dict.fromkeys(parts.attending, parts))
 
     def mixer_of(self, attention: nn.Module) -> MixerForm | None:
-        """Its form, where it is a mixer without softmax."""
+        """The form of an attention module that is a mixer without softmax; None for any other."""
         return self._by_attention[attention].mixer
 
     @contextlib.contextmanager
@@ -97,7 +97,7 @@ class Rig:
             stack.enter_context(torch.no_grad())
             stack.enter_context(uncheckpointed())
             stack.callback(self._originals.clear)
-            # blocks even before they are known: what `forward` is, is settled when the call begins
+            # also modules not known as blocks yet: a call uses the `forward` that the module has when the call begins
             self._patch((module, self._run_block) for module in (*self._coming, *self._by_module))
             if self._under_way is not None:
                 self._instrument(self._under_way)
@@ -109,15 +109,15 @@ class Rig:
                 self._originals[module] = self._patched.enter_context(patched(module, instead))
 
     def _instrument(self, parts: BlockParts) -> None:
-        """What is inside a block, from its first call on: a pass that is left at every block, and taken up again,
-        needs no more of them than it runs."""
+        """Patches the modules inside a block, on its first call: a pass that is left at every block and taken up again
+        patches only those that it runs."""
         if parts.module not in self._instrumented:
             self._instrumented.add(parts.module)
             self._patched.enter_context(watched(parts.attending, self.watch))
             self._patch(self._patches(parts))
 
     def run(self, forward: Callable[[], Any], on_block: Callable[[BlockRun], None]) -> Any:
-        """Run the model and return its output; `on_block` is called behind every block with its `BlockRun`."""
+        """Runs the model and returns its output; `on_block` is called with the `BlockRun` after each block call."""
         self._on_block, self._calls = on_block, 0
         try:
             with unexchanged(self._model):
@@ -155,12 +155,12 @@ class Rig:
         return holding(self, _plan=plan, _recording=None)
 
     def call(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """An instrumented module by its own forward."""
+        """The output of an instrumented module's own forward."""
         with self._watched(module):
             return self._originals[module](*args, **kwargs)
 
     def _patches(self, parts: BlockParts) -> Iterator[tuple[nn.Module, Instead]]:
-        """What every instrumented module of a block runs in place of its own forward."""
+        """Each instrumented module of a block, with the function that it runs in place of its own forward."""
         yield from ((module, self._norm_forward) for module in parts.norms)
         yield from ((module, self._unit_forward) for module in parts.units if module not in parts.attention)
         attention = self._attention_forward if parts.mixer is None else self._mixer_forward
@@ -213,7 +213,8 @@ class Rig:
         return output
 
     def _unit_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
-        """A unit, or cross-attention, which reads the stream for its queries alone: held in a replay as a unit is."""
+        """Runs a unit or cross-attention. A replay holds the output of both; cross-attention reads only queries from
+        the stream."""
         plan, recording, parts, x = self._plan, self._recording, self._block, first_tensor(args, kwargs)
         if plan is not None and x is not None:
             plan.passed(module, x)
@@ -255,7 +256,7 @@ class Rig:
         return output
 
     def _mixer_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
-        """A mixer without softmax: its kernel is the model's own, applied to other values."""
+        """Runs a mixer without softmax. A replay applies the model's own kernel to other values."""
         plan, recording = self._plan, self._recording
         if plan is not None:
             return self._mixer_replay(plan.run.recording.mixers[module], plan, args, kwargs)
@@ -283,7 +284,7 @@ class Rig:
         values = call.by_head(value).transpose(1, 2)  # (items, heads, N, d)
 
         def mix() -> Tensor:
-            if isinstance(rows, KernelRows):  # else another H is held
+            if isinstance(rows, KernelRows):  # otherwise another H is held
                 with self.suspended():
                     mixed = call.by_head(call.mix(value))
                 if mixed.requires_grad or not (torch.is_grad_enabled() and value.requires_grad):
@@ -294,12 +295,12 @@ class Rig:
         return call.returning(plan.next_mixed(values, mix))
 
     def suspended(self) -> contextlib.AbstractContextManager[None]:
-        """The model's own code, unwatched and not replayed."""
+        """While active, the model's own code runs, neither recorded nor replayed."""
         return holding(self, _plan=None, _recording=None, _on_block=None)
 
     @contextlib.contextmanager
     def _watched(self, module: nn.Module) -> Iterator[None]:
-        """The torch function modes that this module needs; none where it is no attention, as most blocks are."""
+        """Enters the torch function modes that this module needs: none unless it is attention, which few blocks are."""
         known, held = self._by_attention.get(module), self._plan is not None
         if known is None:
             yield
@@ -332,7 +333,7 @@ class Rig:
         return last(mixed.flatten(2)) if last in set(module.modules()) else mixed.flatten(2)
 
     def _outer_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
-        """A linear layer in a replay: items of the static bias often stand there more than once."""
+        """Runs a linear layer; in a replay once for equal items, because those of the static bias often repeat."""
         return original(*args, **kwargs) if self._plan is None else self._plan.once_each(original, *args, **kwargs)
 
     def _linear_forward(self, module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:

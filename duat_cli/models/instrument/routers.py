@@ -1,7 +1,7 @@
-"""Router weights of experts that take them as arguments: seen on their way, and held at given values.
+"""Router weights of experts that take them as arguments: recorded, or held at given values.
 
-An experts module is one with fused parameters, (experts, ...), that is called with the chosen experts, (N, k) integers,
-and their weights, (N, k).
+An experts module has fused parameters, (experts, ...). It is called with the chosen experts, (N, k) integers, and their
+weights, (N, k).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from duat_cli.models.instrument.hooks import hooked
 
 @dataclass(frozen=True)
 class Routing:
-    """Where an experts module takes its routing: positions or names of its arguments."""
+    """The arguments in which an experts module takes its routing, by position or name."""
 
-    index: Key  # of the chosen experts
-    weights: Key  # of their weights
+    index: Key  # argument of the chosen experts
+    weights: Key  # argument of their weights
 
 
 @dataclass(frozen=True)
 class Routed:
-    """What a router gave for one call: experts (N, k), integers, and weights (N, k)."""
+    """The output of a router for one call: experts (N, k), integers, and weights (N, k)."""
 
     experts: Tensor
     weights: Tensor
-    count: int  # of all experts
+    count: int  # number of all experts
 
     def dense(self) -> Tensor:
         """The weight of every expert, (N, count); zero where it was not chosen."""
@@ -48,7 +48,7 @@ class Routers:
 
     @contextlib.contextmanager
     def seen(self, model: nn.Module) -> Iterator[None]:
-        """While active, every call is written down."""
+        """While active, the latest call of each experts module is recorded."""
 
         def see(module: nn.Module, args: Any, kwargs: Any) -> None:
             slots = routing_slots(args, kwargs)
@@ -60,7 +60,7 @@ class Routers:
             yield
 
     def inside(self, block: nn.Module) -> dict[nn.Module, Routed]:
-        """Of the experts of one block, if it has any."""
+        """The latest calls of the experts modules of one block, if it has any."""
         return {module: self.latest[module] for module in block.modules() if module in self.latest}
 
 
@@ -74,14 +74,14 @@ def experts_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def mean_routed(calls: list[Routed]) -> Routed:
-    """The mean weight of every expert; all of them are chosen."""
+    """The mean weight of every expert over some calls, with all experts chosen."""
     dense = torch.stack([call.dense() for call in calls]).mean(dim=0)
     every = torch.arange(calls[0].count, device=dense.device).expand_as(dense)
     return Routed(every.to(calls[0].experts.dtype).contiguous(), dense, calls[0].count)
 
 
 def with_routing(args: Sequence[Any], kwargs: dict[str, Any], held: Routed) -> tuple[Sequence[Any], dict[str, Any]]:
-    """The arguments of an experts module with what its router gave replaced."""
+    """The arguments of an experts module with the router's output replaced by `held`."""
     slots = routing_slots(args, kwargs)
     if slots is None:
         return args, kwargs
@@ -89,7 +89,8 @@ def with_routing(args: Sequence[Any], kwargs: dict[str, Any], held: Routed) -> t
 
 
 def routing_slots(args: Sequence[Any], kwargs: dict[str, Any]) -> Routing | None:
-    """Where a call has integers (N, k) and numbers of that shape; None where it has not."""
+    """The arguments of a call that are integers (N, k) and floating-point numbers of that shape; None without a
+    pair."""
     tensors = [(key, value) for key, value in slots_of(args, kwargs) if value.ndim == 2]
     for index_key, index in tensors:
         if index.is_floating_point() or index.dtype == torch.bool:

@@ -1,7 +1,7 @@
-"""The tensors that a mixer's own code makes on its way, numbered, so that one can be exchanged and others held.
+"""The tensors that a mixer's own code makes, numbered, so that one can be exchanged and others held.
 
-The code of one module, called with arguments of the same shapes, makes the same tensors in the same order; how many a
-kernel makes depends on the number of tokens, so that what stands behind it is counted from the end.
+The code of one module, called with arguments of the same shapes, makes the same tensors in the same order. How many a
+kernel makes depends on the number of tokens, so tensors behind the kernel are counted from the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from duat_cli.models.instrument.interception import GATES
 SQUASHING = GATES | {functional.gelu, functional.logsigmoid}
 LAYERS = {functional.linear, torch.baddbmm}
 PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.bmm}
-"""Layers as well, where one of the two is a parameter or a part of one."""
+"""Products, which count as layers where one operand is a parameter or a part of one."""
 
 
 def can_be_held(function: Any, args: tuple[Any, ...]) -> bool:
@@ -32,7 +32,7 @@ def can_be_held(function: Any, args: tuple[Any, ...]) -> bool:
 
 
 class Reached(Exception):  # noqa: N818 - a signal, not an error
-    """Ends a run at the tensor that was asked for; `kept` are those that were asked for on the way."""
+    """Ends a run at the tensor that was asked for. kept: the tensors that were asked for before it."""
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__()
@@ -41,11 +41,12 @@ class Reached(Exception):  # noqa: N818 - a signal, not an error
 
 
 class Tape(TorchFunctionMode):
-    """Counts operations that give tensors, from 0; one that writes to a part of a tensor counts as giving the whole.
+    """Counts operations that return tensors, from 0. One that writes to a part of a tensor counts as returning all of
+    it.
 
-    seen(place, whether it can be held, tensor): told of every floating-point tensor that is made. exchanged: what some
-    of them are replaced by. held: what operations of these numbers return, whatever they are given. until: Reached is
-    raised with this tensor.
+    seen(place, whether it can be held, tensor): called for every floating-point tensor that is made. exchanged: tensors
+    that replace those made at these places. held: tensors that operations of these numbers return for any input.
+    until: the place whose tensor is raised with Reached.
     """
 
     def __init__(

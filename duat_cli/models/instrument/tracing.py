@@ -1,4 +1,4 @@
-"""One short run of a model, written down block by block: which modules ran, in what order, on which tensors.
+"""The trace of one short run of a model, block by block: which modules ran, in what order, on which tensors.
 
 Discovery reads a block's parts off its trace. Every tensor is kept alive until the trace is dropped, so that equal
 storage means the same tensor.
@@ -40,7 +40,7 @@ class Event:
     kwargs: dict[str, Any]
     output: Any
     versions: tuple[int, ...] = ()
-    """Of its tensors when the call ended: what writes to one in place raises it."""
+    """Version of each of its tensors when the call ended; a write in place raises it."""
 
     @property
     def slots(self) -> list[tuple[Key, Tensor]]:
@@ -49,11 +49,11 @@ class Event:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """These tensors alone."""
+        """The floating-point tensors among the arguments."""
         return [value for _, value in self.slots]
 
     def unwritten(self) -> Event:
-        """The call as it was, or where its first tensor was written to since, the module's call on another."""
+        """This call, or, where its first tensor was written to since, a call of the module on a random one."""
         if not self.versions or writes_to(self.tensors[0]) == self.versions[0]:
             return self
         value = random_like(self.tensors[0])
@@ -70,7 +70,7 @@ class Event:
         return None
 
     def again(self, value: Tensor) -> Tensor:
-        """The module once more, with `value` in the place of its first tensor: its output, or the first of a tuple."""
+        """The output of the module, or the first of a tuple, when called again with `value` as its first tensor."""
         x = self.tensors[0]
         args = [value if a is x else a for a in self.args]
         return parted(self.module(*args, **{k: value if v is x else v for k, v in self.kwargs.items()}))[0]
@@ -78,7 +78,8 @@ class Event:
 
 @dataclass
 class Trace:
-    """Module calls inside one call of a block, in the order in which they ended, its own last; and its attention."""
+    """Module calls inside one call of a block, in the order in which they ended, with its own as the last; and the
+    calls of attention."""
 
     events: list[Event] = field(default_factory=list)
     attention: list[AttentionCall] = field(default_factory=list)
@@ -93,7 +94,7 @@ class Trace:
         return self._by_module.get(module, [])
 
     def attention_of(self, modules: Collection[nn.Module]) -> list[AttentionCall]:
-        """The calls of attention of some modules, in order."""
+        """The attention calls of some modules, in order."""
         return [call for call in self.attention if call.module in modules]
 
     def called(self) -> set[nn.Module]:
@@ -101,7 +102,7 @@ class Trace:
 
 
 def trace(model: Any, forward: Callable[[], Any], part: Any = None) -> Trace:
-    """Run `forward`, which calls `model` once, and write down everything that happened within. part: as of `Tracer`."""
+    """The trace of `forward`, which is run and calls `model` once. part: as in `Tracer`."""
     written: list[Trace] = []
 
     def run(*, interface: bool) -> Trace:
@@ -112,18 +113,18 @@ def trace(model: Any, forward: Callable[[], Any], part: Any = None) -> Trace:
 
     try:
         return run(interface=True)
-    except ForeignAttentionError:  # its own attention function stays, and its softmax is watched
+    except ForeignAttentionError:  # the model keeps its own attention function, and its softmax is watched
         return run(interface=False)
 
 
 class Tracer:
-    """Writes down a pass of a model block by block: what happened in a block is kept while `on_block` looks at it.
+    """Traces a pass of a model block by block; the trace of a block is kept while `on_block` reads it.
 
-    blocks: modules that may be blocks; none is inside another. on_block(call of the block, what happened in it) is
-    called behind every call of one, with the trace held; what it runs is not written down.
-    interface: whether attention is seen through transformers' interface, or by its softmax alone. part: the part of
-    the model whose attention is looked at; None: all of it. within: the module of that part; None: all of the part.
-    outside: whether what happens outside of blocks is kept as well, all of it until the pass is over.
+    blocks: modules that may be blocks; none is inside another. on_block(call of the block, its trace): called after
+    every call of such a module; what it runs is not traced.
+    interface: whether attention is seen through transformers' interface, or only at its softmax. part: the part of the
+    model whose attention is looked at; None: all of it. within: the module of that part; None: all of the part.
+    outside: whether calls outside blocks are kept as well, all of them until the pass is over.
     operations: makes a mode of `operations_through` for the operations of the model, not for those of on_block.
     """
 
@@ -156,13 +157,13 @@ class Tracer:
         self._on = False
 
     def attached(self) -> contextlib.AbstractContextManager[None]:
-        """Around the whole pass, and around others that run while it is interrupted: a call that has begun asks the
-        hooks that it began with."""
+        """The context around the whole pass, and around others that run while it is interrupted: a call that has begun
+        uses the hooks that it began with."""
         return hooked(self._model.modules(), self._enter, self._leave)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """What a pass that is written down needs around it; left and entered again where the pass is interrupted."""
+        """The context that a traced pass needs around it; left and entered again where the pass is interrupted."""
         with contextlib.ExitStack() as context:
             if self._interface:
                 context.enter_context(self._switch.installed())
@@ -170,13 +171,13 @@ class Tracer:
             context.enter_context(torch.no_grad())
             self._interception = context.enter_context(SoftmaxInterception(self._watch, lambda: self._stack[-1]))
             context.enter_context(self._switched(on=True))
-            mode = context.enter_context(self._operations())  # which may hold weights, that are freed while it is left
+            mode = context.enter_context(self._operations())  # may hold weights, which are freed while it is left
             context.enter_context(holding(self, _mode=mode))
             yield
 
     @contextlib.contextmanager
     def _switched(self, *, on: bool) -> Iterator[None]:
-        # as inside the interface, no softmax is looked at
+        # softmax is left alone, as inside the interface
         with holding(self, _on=on), holding(self._watch, inside_interface=not on):
             yield
 
@@ -205,7 +206,7 @@ class Tracer:
 
     @property
     def hidden(self) -> set[nn.Module]:
-        """Modules whose softmax ran within one function of torch, where it is not seen."""
+        """Modules whose softmax ran inside a function of torch, where it cannot be seen."""
         return self._watch.hidden
 
     # -- probe protocol ------------------------------------------------------------------------------------

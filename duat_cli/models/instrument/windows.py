@@ -1,10 +1,10 @@
 """Attention over windows: a block folds its tokens into a batch of windows, and attends within each of them.
 
-Swin's windows, shifted or not (Liu et al., 2021), are such a fold: with tokens put into the order of the windows H is
-block-diagonal, so over the block's own tokens it is the same matrix permuted, and it is exact. Which token stands at
-which place of which window is found from the block's values: it is replayed on streams that hold a random vector at
-some tokens and zero at the others, one stream for all tokens and one for each binary digit of their numbers. A place
-whose values answer to each digit's stream as to all tokens, or not at all, holds the one token whose digits those are.
+Swin's windows, shifted or not (Liu et al., 2021), are such a fold. With tokens in the order of the windows H is
+block-diagonal, so over the block's own tokens it is that matrix permuted, which is exact. The token at each place of
+each window is found from the block's values: the block is replayed on streams with a random vector at some tokens and
+zero at the others, one stream for all tokens and one for each binary digit of their numbers. If the values at a place
+respond to each digit's stream either as to all tokens or not at all, the place holds the token with those digits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from duat_cli.models.arrays import gaussian, reached, rounding, wide
 
 SEED = 43
 CHUNK = 1 << 26  # bytes of H over all tokens made at once
-LEAST = 1e-30  # of an attention weight: a mask of -100 leaves 4e-44, which no sum of numbers of 64 bits shows
+LEAST = 1e-30  # least attention weight: a mask of -100 leaves 4e-44, which is lost in any sum in float64
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,11 @@ class Windows:
 
     count: int  # W
     at: Tensor | None = None  # the token at every place, (W, n), -1 for padding; None: not known
-    sizes: tuple[int, ...] | None = None  # of W calls of attention, one a window: how many places each has; None: one
+    sizes: tuple[int, ...] | None = None  # places of each window, where each has its own attention call; None: one call
 
     def inward(self, values: Tensor) -> Tensor:
-        """(items W, kv_heads, n, d) by token, (items, kv_heads, N, d); not known: (items, W kv_heads, n, d)."""
+        """Values (items W, kv_heads, n, d) by token, (items, kv_heads, N, d); if the tokens are not known,
+        (items, W kv_heads, n, d)."""
         apart = values.unflatten(0, (-1, self.count))  # (items, W, kv_heads, n, d)
         if self.at is None:
             return apart.flatten(1, 2)
@@ -40,11 +41,12 @@ class Windows:
         return laid_out if self.in_order else laid_out[:, :, self.places]
 
     def inward_mixed(self, mixed: Tensor) -> Tensor:
-        """(items W, n, heads, d) by token, (items, N, heads, d); not known: (items, n, W heads, d)."""
+        """H V (items W, n, heads, d) by token, (items, N, heads, d); if the tokens are not known, (items, n, W heads,
+        d)."""
         return self.inward(mixed.transpose(1, 2)).transpose(1, 2)
 
     def outward(self, mixed: Tensor) -> Tensor:
-        """The inverse of `inward_mixed`; places of padding hold zeros."""
+        """The inverse of `inward_mixed`, with zeros at places of padding."""
         if self.at is None:
             return mixed.unflatten(2, (self.count, -1)).transpose(1, 2).flatten(0, 1)
         if self.in_order:
@@ -55,12 +57,12 @@ class Windows:
 
     @functools.cached_property
     def in_order(self) -> bool:
-        """Whether every place holds the token of its number."""
+        """Whether every place holds the token of the same number."""
         return self.at is not None and torch.equal(self.at.flatten(), torch.arange(self.at.numel()).to(self.at))
 
     @functools.cached_property
     def places(self) -> Tensor:
-        """Where each token stands among the W n places, (N,)."""
+        """The place of each token among the W n places, (N,)."""
         assert self.at is not None
         flat = self.at.flatten()
         return flat.argsort(stable=True)[int((flat < 0).sum()) :]
@@ -71,7 +73,7 @@ class WindowRows:
     """H of windows as rows over the block's tokens."""
 
     weights: Tensor  # (W, heads, n, n)
-    windows: Windows  # known
+    windows: Windows  # with known tokens
 
     @property
     def heads(self) -> int:
@@ -82,7 +84,7 @@ class WindowRows:
         return len(self.windows.places)
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """As of `RowSource`; columns of padding, whose values no stream moves, are left out."""
+        """Chunks as in `RowSource`, without the columns of padding, whose values do not depend on the stream."""
         assert self.windows.at is not None
         tokens, places, size = self.tokens, self.windows.places, self.weights.shape[-1]
         step = max(1, CHUNK // (self.heads * tokens * self.weights.element_size()))
@@ -103,18 +105,19 @@ class WindowRows:
         return self.windows.inward_mixed(mixed.flatten(0, 1).transpose(1, 2))
 
     def allowed(self) -> Tensor:
-        """Which tokens reach which through some head, (N, N)."""
+        """Which tokens reach which through some head, (N, N) bool."""
         return reached(self.chunks())
 
 
 def window_rows(weights: Tensor, at: Tensor, sizes: tuple[int, ...] | None = None) -> WindowRows:
-    """H (W, heads, n, n) at these tokens (W, n), without what its mask leaves below `LEAST`."""
+    """The rows of H (W, heads, n, n) at the tokens `at`, (W, n), with weights below `LEAST` in all heads set to
+    zero."""
     unseen = weights.abs().amax(dim=1, keepdim=True) < LEAST
     return WindowRows(weights.masked_fill(unseen, 0.0), Windows(len(weights), at, sizes))
 
 
 def laid(parts: Sequence[Tensor]) -> Tensor:
-    """Tensors that differ in the lengths of axes, one after the other: (W, …), with zeros behind the shorter ones."""
+    """Tensors of different shapes stacked to (W, …), each padded with zeros at its end."""
     padded = parts[0].new_zeros(len(parts), *map(max, zip(*(part.shape for part in parts), strict=True)))
     for window, part in zip(padded, parts, strict=True):
         window[tuple(slice(length) for length in part.shape)] = part
@@ -122,7 +125,8 @@ def laid(parts: Sequence[Tensor]) -> Tensor:
 
 
 def asked_streams(like: Tensor) -> Tensor:
-    """The streams that tell tokens apart, (2 + digits, N, M): zero, all tokens, and the tokens with each digit."""
+    """The streams that tell tokens apart, (2 + digits, N, M): zero, all tokens, and for each digit the tokens with
+    it."""
     everywhere = gaussian(tuple(like.shape), like, SEED)
     tokens = like.shape[1]
     digits = torch.arange(max(1, (tokens - 1).bit_length()), device=like.device)
@@ -131,8 +135,8 @@ def asked_streams(like: Tensor) -> Tensor:
 
 
 def tokens_at(answers: Tensor, tokens: int) -> Tensor | None:
-    """The token at every place, (W, n), -1 where none is; None where places hold no single tokens, or tokens no single
-    place.
+    """The token at every place, (W, n), with -1 for padding; None unless each other place holds one token and each
+    token has one place.
 
     answers: the values of `asked_streams`, (2 + digits, W, kv_heads, n, d).
     """

@@ -1,1 +1,1 @@
-"""How activations and scores follow from what they read."""
+"""Activations and attention scores as functions of their inputs."""

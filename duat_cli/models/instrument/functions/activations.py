@@ -1,8 +1,8 @@
 """Activations: held as multiples of their input, or with slopes that are computed once for all gradients.
 
-As g(z) = (g(z) / z) z, held at the ratio of one pass, they are linear. Of GELU and SiLU the ratio is the gate that
-multiplies z; of ReLU it is 0 or 1. Every activation that is held so has g(0) = 0, so that nothing is lost where z is
-zero. Where a model writes an activation out, its gate is held instead.
+Written as g(z) = (g(z) / z) z, with the ratio of one pass held, an activation is linear. For GELU and SiLU the ratio is
+the gate that multiplies z; for ReLU it is 0 or 1. Every activation held in this way has g(0) = 0, so that nothing is
+lost where z is zero. If a model writes its activation out as a formula, the gate in it is held instead.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ _GATES = {torch.erf, Tensor.erf, torch.sigmoid, Tensor.sigmoid, functional.sigmo
 
 @dataclass
 class Ratios:
-    """The ratios of one pass, in the order of the calls; `held` says whether they are written down or used."""
+    """The ratios of one pass, in call order. Without `held` they are recorded, with it they are used."""
 
     found: list[Tensor] = field(default_factory=list)
     held: bool = False
     _calls: Iterator[Tensor] = field(default_factory=lambda: iter(()))
-    inside: bool = False  # of an activation that is a module: its own functions are not looked at
+    inside: bool = False  # whether an activation runs, whose own functions are not looked at
 
     def hold(self) -> None:
-        """From now on every activation keeps the ratio that it had; once before every replay."""
+        """Holds every activation at its recorded ratio from now on; to be called before every replay."""
         self.held, self._calls = True, iter(self.found)
 
     def gate(self, function: Callable[[], Tensor]) -> Tensor:
-        """What a gate gives, or what it gave."""
+        """The output of a gate, recorded; where held, the recorded one."""
         if self.held:
             return next(self._calls)
         self.found.append(function().detach())
         return self.found[-1]
 
     def of(self, z: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """g(z), or what the held ratio makes of z."""
+        """g(z), with its ratio recorded; where held, z times the recorded ratio."""
         if self.held:
             return z * next(self._calls)
         with holding(self, inside=True):
@@ -59,12 +59,12 @@ class Ratios:
         return y
 
     def of_module(self, module: nn.Module, original: Callable[[Tensor], Tensor], args: Any, kwargs: Any) -> Tensor:
-        """For `patched`: an activation that is a module, in its whole."""
+        """`of` for an activation that is a module; to be given to `patched`."""
         return self.of(only_tensor(module, args, kwargs), original)
 
 
 class RatioMode(TorchFunctionMode):
-    """Watches the activations that are plain functions."""
+    """Passes the activations that are plain functions, and gates, through `Ratios`."""
 
     def __init__(self, ratios: Ratios) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ _ELEMENTWISE = {
 
 
 class SlopesOnce(TorchFunctionMode):
-    """While active, an activation's slope is computed in the forward pass: once, not once a probe."""
+    """While active, the slope of an activation is computed in the forward pass: once, not once per probe."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

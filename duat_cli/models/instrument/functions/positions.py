@@ -1,7 +1,7 @@
-"""Where attention may read: what a mask leaves, told from what a softmax rounds to zero.
+"""Positions that attention may read: those that a mask leaves, told apart from those that softmax rounds to zero.
 
 A softmax gives zero where a score lies some 100 below the largest of its row (17 in float16), and so does a mask. Where
-no mask was seen, H is made once more with no scores to speak of: what is zero there, too, is the mask's.
+no mask was seen, H is computed again with almost no scores: an entry that is zero there as well is masked.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from duat_cli.models.instrument.windows import WindowRows
 
 
 def positions(run: BlockRun, call: AttentionCall | None = None) -> Tensor | None:
-    """The positions that are left to some head, (N, K) bool; None where they are those at which H is not zero.
+    """The positions that the mask leaves to some head, (N, K) bool; None where they are those at which H is not zero.
 
-    call: the block's own attention, or another attention of the block, as it reads an encoder. Of intercepted softmax
-    the block is replayed on a zero stream, where biases alone make scores; of another attention that is not done. What
-    the input itself chooses is chosen otherwise there, so that a position whose own score shows a mask stays masked.
+    For an intercepted softmax the block is replayed on a zero stream, where only biases make scores. Positions that the
+    input chooses are chosen differently there, so a position whose own score shows a mask stays masked.
+
+    call: None for the block's own attention, or another one, which reads an encoder and is not replayed in this way.
     """
     call = run.attention[0] if call is None else call
     if call.allowed is not None or call.path == "frozen kernel":
@@ -35,7 +36,7 @@ def positions(run: BlockRun, call: AttentionCall | None = None) -> Tensor | None
 
 
 def _read(call: AttentionCall) -> Tensor:
-    """Where some head's H is not zero: of each prompt of a batch, (prompts, N, K)."""
+    """Where H of some head is not zero, for each prompt of a batch: (prompts, N, K)."""
     if isinstance(call.rows, WindowRows):
         return (call.rows.weights != 0).any(dim=1)
     return reached(call.rows.chunks())[None]

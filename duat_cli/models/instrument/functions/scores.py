@@ -1,7 +1,7 @@
-"""Which linear layers make a block's queries and keys, and what stands between them and the scores.
+"""The linear layers that make a block's queries and keys, and the maps between these layers and the scores.
 
-Rotary positions, norms of queries and keys and any reordering are linear in what the layer gives once norms are
-frozen, token by token. A replay with a graph gives that map: one gradient a channel of a head.
+Rotary positions, norms of queries and keys and any reordering are linear in the layer's output, token by token, once
+norms are frozen. A replay that records gradients gives that map: one gradient per channel of a head.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ SEED = 11
 
 @dataclass(frozen=True)
 class ScoreLayer:
-    """How queries, or keys, come from what one linear layer reads: q_i = D_i (W^T z_i + b), head by head."""
+    """The map from the input z of one linear layer to queries, or keys: q_i = D_i (W^T z_i + b), head by head."""
 
     read: Tensor  # z, (N, width)
     weight: Tensor  # W of each head, (heads, width, d)
-    turned: Tensor  # D_i transposed, (heads, N, d, d): row a is what channel a of the layer adds to q_i
+    turned: Tensor  # D_i transposed, (heads, N, d, d): row a is the part of q_i due to channel a of the layer
 
     def at(self, token: int) -> Tensor:
-        """W D_i^T, so that q_i is z_i times it: (heads, width, d)."""
+        """W D_i^T, (heads, width, d): q_i is z_i times it."""
         return self.weight @ self.turned[:, token]
 
 
 @torch.enable_grad()
 def score_layers(run: BlockRun) -> tuple[ScoreLayer, ScoreLayer]:
-    """Of queries and of keys (by kv head); UnsupportedModelError says why there are none."""
+    """The layer of the queries and that of the keys (by kv head). Raises UnsupportedModelError with the reason where
+    there are none."""
     call = run.attention[0]
     if call.scored is None:
         raise UnsupportedModelError("its softmax is intercepted, behind the scores: queries and keys are not seen")
@@ -73,7 +74,8 @@ def score_layers(run: BlockRun) -> tuple[ScoreLayer, ScoreLayer]:
 def _layer(
     what: str, made: Tensor, own: Tensor, calls: list[tuple[nn.Module, Tensor, Tensor]], run: BlockRun
 ) -> ScoreLayer:
-    """made: (1, heads, N, d) with a graph behind it; own: what the model's own pass had."""
+    """The layer that makes the queries, or keys. made: (1, heads, N, d), with a graph. own: those of the model's
+    pass."""
     if relative_error(made.detach(), own) > tolerance_for(own.dtype):
         raise UnsupportedModelError(f"its {what} are not linear in the stream while norms are held")
     outputs = [given for _, _, given in calls]
@@ -95,7 +97,7 @@ def _layer(
 
 
 def _columns(what: str, made: Tensor, given: Tensor) -> Tensor:
-    """Which features of the layer feed which head: (heads, d), in the layer's order."""
+    """The output features of the layer that feed each head: (heads, d), in the layer's order."""
     heads, width = made.shape[1], made.shape[3]
     owner = torch.zeros(given.shape[-1], dtype=torch.long)
     count = torch.zeros_like(owner)
@@ -111,7 +113,7 @@ def _columns(what: str, made: Tensor, given: Tensor) -> Tensor:
 
 
 def _turned(made: Tensor, given: Tensor, columns: Tensor) -> Tensor:
-    """D_i transposed for every head and token: one gradient a channel, all heads and tokens at once."""
+    """D_i transposed for every head and token, by one gradient per channel, for all heads and tokens at once."""
     heads, width = columns.shape
     turned = wide(made).new_zeros(heads, made.shape[2], width, width)
     for channel in range(width):
@@ -121,7 +123,7 @@ def _turned(made: Tensor, given: Tensor, columns: Tensor) -> Tensor:
 
 
 def _prove(what: str, layer: ScoreLayer, made: Tensor, given: Tensor, columns: Tensor) -> None:
-    """What is read must be what the layer does: its queries (or keys) again, the constants of W^T z + b left in."""
+    """Checks that the layer as read gives the queries (or keys) again, with the constants of W^T z + b left in."""
     values = wide(given)[:, columns.to(given.device)].permute(1, 0, 2)  # (heads, N, d)
     again = (values[:, :, None] @ layer.turned)[:, :, 0]
     offset = values - layer.read @ layer.weight  # the bias: the same for every token
