@@ -1,10 +1,10 @@
 """Gradients of outputs of the frozen network, carried back block by block through its own replay.
 
-With every dynamic parameter frozen a block is x ↦ T x + c + U f, an affine map, so that its gradient is the same
-everywhere: one replay of a stream of zeros gives c and, differentiated, Tᵀλ and Uᵀλ. Two readings go side by side.
-*Total*: through all that follows, the values of later attention included. *Direct*: past all later attention, along the
-residual stream alone. Each block runs once more from its recorded input, so that one block's tensors are alive at a
-time.
+With every dynamic parameter frozen a block is an affine map, x ↦ T x + c + U f, so its gradient is the same everywhere:
+one replay of a zero stream gives c and, differentiated, Tᵀλ and Uᵀλ. Two readings are computed side by side. *Total*:
+through everything that follows, the values of later attention included. *Direct*: past all later attention, along the
+residual stream alone. Each block runs once more from its recorded input, so that only one block's tensors are alive at
+a time.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from duat_cli.models.sweep.passes import BlockCall
 from duat_cli.models.terms.sites import Site, Sites, watching
 
 Reading = Literal["total", "direct"]
-FAR = 10.0  # tolerances: in float32 a block's products, which cancel, missed by a quarter of one at most
+FAR = 10.0  # in tolerances; in float32 a block's products, which cancel, were off by at most a quarter of one
 READINGS: tuple[Reading, ...] = "total", "direct"
 
 
 @dataclass(frozen=True)
 class Held:
-    """What one call of a site held: neurons' activations, or experts' routing weights."""
+    """The tensor at one call of a site: activations of neurons, or routing weights of experts."""
 
     site: Site
     value: Tensor
@@ -42,38 +42,38 @@ class Held:
 
 @dataclass(frozen=True)
 class Gradients:
-    """One reading's gradients in one block, targets in front."""
+    """The gradients of one reading in one block; the first axis is the targets."""
 
     before: Tensor  # at the block's input, (targets, 1, N, M)
-    units: list[Tensor]  # at what each unit call gives, (targets, *its output's shape)
-    heads: list[Tensor]  # at H V, an attention call: (targets, 1, N, heads, d)
-    constant: Tensor  # ⟨λ, c⟩, (targets,) float64: c is what the block gives for zeros, its units their biases alone
-    together: Tensor  # ⟨λ, U f⟩, (targets,) float64: what all units' outputs, less their biases, are in its output
-    encoder: Tensor | None = None  # ⟨λ, C e_k⟩ of every state e_k, C its cross-attention, H held, (targets, K) float64
+    units: list[Tensor]  # at the output of each unit call, (targets, *its output's shape)
+    heads: list[Tensor]  # at H V of each attention call, (targets, 1, N, heads, d)
+    constant: Tensor  # ⟨λ, c⟩, (targets,) float64; c: the output for a zero stream when units give only their biases
+    together: Tensor  # ⟨λ, U f⟩, (targets,) float64; U f: the share of all units' outputs, less their biases
+    encoder: Tensor | None = None  # ⟨λ, C e_k⟩ of every state e_k; C: cross-attention, H held; (targets, K) float64
 
 
 @dataclass(frozen=True)
 class BlockAdjoint:
-    """One block call."""
+    """The gradients of both readings in one block call, and its replay."""
 
     number: int
     run: BlockRun
     total: Gradients
     direct: Gradients
     held: list[Held]  # in call order
-    static: list[Tensor]  # as of `static_outputs`
+    static: list[Tensor]  # from `static_outputs`
 
 
 class Adjoint:
-    """The gradients of some targets of one prompt, at the output of the block that is next."""
+    """The gradients of some targets of one prompt, at the output of the next block to go through."""
 
     def __init__(self, structure: ModelStructure, sites: Sites, calls: Sequence[BlockCall], at: Tensor) -> None:
-        """calls: of the recorded pass. at: the gradients at the last block's output, (targets, 1, N, M)."""
+        """calls: those of the recorded pass. at: the gradients at the last block's output, (targets, 1, N, M)."""
         self._structure, self._sites, self._calls = structure, sites, calls
         self.at: dict[Reading, Tensor] = {"total": at, "direct": at}
 
     def through(self, number: int) -> BlockAdjoint:
-        """Take the gradients through a block, downwards; its weights are in memory."""
+        """Takes the gradients through a block, from its output to its input; its weights are in memory."""
         call, proved = self._calls[number], self._structure.block(number)
         watched = [s for s in self._sites[proved.parts.module].sites if s.kind in ("neuron", "expert")]
         held: list[Held] = []
@@ -129,8 +129,8 @@ class Adjoint:
             for unit, bias, gradient in zip(run.units, static, at_units, strict=True):
                 together = together + products(gradient, unit.output - bias)
         elif run.units:
-            with torch.enable_grad():  # what units give may multiply what heads give
-                # leaves, as what heads give may be made of nothing but these
+            with torch.enable_grad():  # outputs of units may multiply those of heads
+                # as leaves, because the outputs of heads may depend on nothing else
                 _, whole = replayed([u.output[None].detach().requires_grad_() for u in run.units])
             at_heads = _pulled(whole.end, whole.mixed, probes)
             together = products(probes, whole.end - output)
@@ -138,9 +138,10 @@ class Adjoint:
 
 
 def _misses(at: Tensor, run: BlockRun, found: Gradients) -> bool:
-    """Whether ⟨λ, output⟩ is far from ⟨Tᵀλ, x⟩ + ⟨λ, c⟩ + ⟨λ, U f⟩, by what rounding does to its products.
+    """Whether ⟨λ, output⟩ is far from ⟨Tᵀλ, x⟩ + ⟨λ, c⟩ + ⟨λ, U f⟩, compared with the rounding of its products.
 
-    The replay itself is proved to give the output; a gradient that something detaches misses what goes through there.
+    The replay is proved to give the output, so the cause is a tensor that is detached: its share of the gradient is
+    missing.
     """
     parts = products(found.before, run.input) + found.constant + found.together
     size = (at.double() * run.output.double()).abs().flatten(1).sum(dim=1)
@@ -148,7 +149,7 @@ def _misses(at: Tensor, run: BlockRun, found: Gradients) -> bool:
 
 
 def _pulled(output: Tensor, inputs: list[Tensor], probes: Tensor) -> list[Tensor]:
-    """As `pulled`; zero as well at what no gradient reaches because it depends on no leaf."""
+    """As `pulled`, also with zeros for inputs without a graph, which depend on no leaf."""
     reached = [x for x in inputs if x.requires_grad]
     found = iter(pulled(output, reached, probes) if reached and output.requires_grad else ())
     return [next(found, x.new_zeros(len(probes), *x.shape)) if x.requires_grad else x.new_zeros(len(probes), *x.shape)
@@ -156,8 +157,8 @@ def _pulled(output: Tensor, inputs: list[Tensor], probes: Tensor) -> list[Tensor
 
 
 def static_outputs(run: BlockRun) -> list[Tensor]:
-    """What of each unit call's output is static: its last layer's bias, or zero, or what cross-attention gives for
-    states of zeros; in the output's shape."""
+    """The static part of each unit call's output, in the output's shape: the bias of its last layer, or zero; of
+    cross-attention, its output for zero states."""
     found = []
     for unit in run.units:
         bias = run.parts.unit_biases.get(unit.module)
@@ -169,19 +170,21 @@ def static_outputs(run: BlockRun) -> list[Tensor]:
 
 
 def cross_output(run: BlockRun, unit: UnitCall, states: Tensor) -> Tensor:
-    """What cross-attention, that unit, gives for these states of the encoder, H held; in the shape of its output."""
+    """The output of cross-attention, which is this unit, for these states of the encoder with H held; in the shape of
+    its recorded output."""
     return run.crossed(states).end.reshape(unit.output.shape)
 
 
 def cross_call(run: BlockRun) -> CrossCall:
-    """The one call of cross-attention."""
+    """The one call of cross-attention. Raises UnsupportedModelError unless there is exactly one."""
     if run.recording.cross is None:
         raise UnsupportedModelError(f"block {run.index}: its cross-attention runs more than once, or not at all")
     return run.recording.cross
 
 
 def _of_states(run: BlockRun, at_units: list[Tensor]) -> Tensor | None:
-    """What cross-attention brings of each of the encoder's states, of which it is an affine map."""
+    """`Gradients.encoder`: the share of each of the encoder's states in the output of cross-attention, which is affine
+    in them."""
     if run.parts.cross is None:
         return None
     place, unit = next((k, unit) for k, unit in enumerate(run.units) if run.parts.is_cross(unit.module))

@@ -1,8 +1,8 @@
-"""Whether each block computes from the hidden states that it takes, and from nothing else of the model's input.
+"""Test of whether each block computes from its hidden states alone, and from nothing else of the model's input.
 
-A block that reads what blocks in front of it left beside the stream (in a dictionary, on a module), or the embeddings,
-is no map of one stream, and its replay would hold still what it reads. transformers' own types are known: what few of
-them hand on so acts through what a replay holds anyway.
+A block that reads the embeddings, or tensors that earlier blocks left beside the stream (in a dictionary, on a module),
+is no map of one stream, and a replay would wrongly hold what it reads. The model types of transformers are known: the
+few that hand on tensors in this way use them only in what a replay holds anyway.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from duat_cli.models.sweep.passes import BlockPass, Original
 
 
 def has_own_code(stack: nn.Module) -> bool:
-    """Whether any module's class is from elsewhere than the libraries."""
+    """Whether the class of some module comes from outside the known libraries."""
     return not all(map(of_libraries, stack.modules()))
 
 
@@ -33,10 +33,10 @@ def require_alone(
     like: Mapping[str, Tensor] | None,
     device: str | None = None,
 ) -> None:
-    """UnsupportedModelError for a block that gives something else for the hidden states that it took, where other
-    blocks take others, or the model reads another input.
+    """Raises UnsupportedModelError for a block whose output, for its own hidden states, changes when other blocks are
+    given other hidden states or the model another input.
 
-    run: runs passes. like: as of `probe_inputs`; device: None is where the weights are.
+    run: runs passes. like: as in `probe_inputs`. device: None for that of the weights.
     """
     if not has_own_code(structure.stack):
         return
@@ -53,8 +53,8 @@ def require_alone(
 
 
 class _Kept(BlockPass):
-    """A pass, with what every block call took and gave; or one in which every block call takes what it took in another
-    pass, some with noise on top: the others must give what they gave."""
+    """A pass that keeps the hidden states that every block call takes and gives. With `like`, every call is given those
+    of that pass, with noise on top for the calls `noisy`; all others must give what they gave there."""
 
     def __init__(
         self, structure: ModelStructure, given: Given, like: _Kept | None = None, noisy: Collection[int] = ()

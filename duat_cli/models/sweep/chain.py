@@ -1,4 +1,4 @@
-"""Whether blocks hang together by their hidden states, and what they hand on in mappings, alone."""
+"""Test of whether blocks are connected only by their hidden states and by what they hand on in mappings."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from duat_cli.models.sweep.passes import BlockPass, Forward, Handler, Original, 
 
 
 class Chain:
-    """Two passes that show whether a block reads more of the blocks in front of it than their hidden states and what
-    they put into a mapping that goes from each to the next.
+    """Two passes that show whether a block reads more of the blocks in front of it than their hidden states and the
+    tensors in a mapping that goes from each block to the next.
 
-    Keys of another layer that the model itself gives a block are such a case: a gradient carried back block by block
-    would miss that way.
+    An example are keys of another layer that the model gives to a block: a gradient carried back block by block would
+    miss this path.
     """
 
     def __init__(self, blocks: Discovered, forward: Forward) -> None:
@@ -49,14 +49,14 @@ class Chain:
         return handle
 
     def broken(self) -> str | None:
-        """The first block that does, once both passes have run."""
+        """The name of the first block that reads more, or None, once both passes have run."""
         for module, before, after in zip(self._called, *self._seen, strict=True):
             if len(before) != len(after) or not all(map(torch.equal, before, after)):
                 return self._blocks.parts_of(module).name
         return None
 
     def require(self) -> None:
-        """UnsupportedModelError where a block does, once both passes have run."""
+        """Raises UnsupportedModelError where a block reads more, once both passes have run."""
         name = self.broken()
         if name is not None:
             raise UnsupportedModelError(

@@ -1,7 +1,7 @@
-"""Code that gives no gradient: what moves its output, and is told from its graph to move nothing.
+"""Code without gradients: tensors that change its output, though by its graph they do not.
 
-No gradient is no proof of that, and no sign of the contrary either: behind weights that are zero nothing moves. So what
-has none is moved, and the output looked at.
+A missing gradient alone proves nothing, because behind weights of zero the output does not change either. So each
+tensor without a gradient is changed, and the output compared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from duat_cli.models.terms.sites import Edit, Site
 
 
 def without_gradient(where: str) -> UnsupportedModelError:
-    """What is said of code whose output moves with what no gradient comes back to."""
+    """The error for code whose output depends on a tensor that it gives no gradient of."""
     return UnsupportedModelError(
         f"{where}: gives no gradient of some of what it computes (its own code, or a hook, detaches a tensor or runs "
         "under torch.no_grad), and what duat reads here are gradients"
@@ -27,16 +27,16 @@ def without_gradient(where: str) -> UnsupportedModelError:
 
 @dataclass(frozen=True)
 class Again:
-    """A block that can be run once more, to see what it depends on where its graph says it does not: some weights are
-    zero, and some code detaches."""
+    """A block that can be run again, to test whether it depends on tensors of which its graph shows no gradient:
+    weights may be zero, or code may detach a tensor."""
 
     run: Callable[[Sequence[Tensor], Edit], Tensor]
-    read: Sequence[Tensor]  # its input, and what blocks in front hand on
-    after: Tensor
-    values: list[Tensor]  # of the sites, in the order of their calls
+    read: Sequence[Tensor]  # its input, and the tensors that earlier blocks hand on
+    after: Tensor  # its output
+    values: list[Tensor]  # tensors of the sites, in call order
 
     def any_moves(self, places: Sequence[int]) -> bool:
-        """Whether some of these sites' tensors move with the block's input."""
+        """Whether the tensor of any of these sites changes with the block's input."""
         if not places:
             return False
         found: list[Tensor] = []
@@ -48,7 +48,8 @@ class Again:
         )
 
     def moved_by(self, places: Sequence[int], probes: Tensor) -> bool:
-        """Whether ⟨probe, output⟩ moves with one of these sites, or with what is read, which is numbered behind."""
+        """Whether ⟨probe, output⟩ changes with the tensor of any of these sites, or of `read`, numbered behind the
+        sites."""
         return any(self._moved_by(place, probes) for place in places)
 
     def _moved_by(self, place: int, probes: Tensor) -> bool:
@@ -69,7 +70,7 @@ class Again:
 
 
 def _shaken(x: Tensor) -> Tensor:
-    """A tenth off, at random."""
+    """The tensor with a tenth of random noise added."""
     return x + 0.1 * random_like(x)
 
 

@@ -1,8 +1,8 @@
-"""What stands between the last block and a model's output, as an affine map of the last block's hidden states.
+"""The ending: the code between the last block and a model's output, as an affine map of the last hidden states.
 
-It is the model's own code, replayed with what the input set held fixed: norms keep their scale, and activations (of a
-masked LM's head, say) the ratio of what they give to what they get. Where logits are capped in the end, the output of
-the head's last layer stands for them. Which of these makes the map affine is tried out on a short random input.
+It is the model's own code, replayed with its dynamic parameters held: norms keep their scale, and activations (of a
+masked LM's head, say) their ratio of output to input. Where logits are capped at the end, the output of the head's last
+layer stands for them. A short random input shows which of these make the map affine.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ FAR = 100.0  # how much larger than the hidden states a test vector is: a cap sh
 
 @dataclass(frozen=True)
 class EndingForm:
-    """How what follows the last block is made affine."""
+    """The modules that are held, and the output that is taken, so that the ending is affine."""
 
     norms: dict[nn.Module, NormForm]
     activations: frozenset[
         nn.Module
     ]  # modules that are held at their ratio; None of them and no function unless `held`
     held: bool
-    layer: nn.Module | None  # whose output stands for the model's, because what follows it is not affine
+    layer: nn.Module | None  # its output stands for the model's, because the code behind it is not affine
 
     @property
     def held_kinds(self) -> list[str]:
@@ -45,16 +45,16 @@ class EndingForm:
 
 
 class Ending:
-    """The map of one prompt."""
+    """The ending of one prompt as an affine map."""
 
     def __init__(self, behind: Behind, form: EndingForm) -> None:
-        """behind: of the whole model on the prompt, to its output."""
+        """behind: that of a pass of the whole model on the prompt, up to its output."""
         self._behind, self._form = behind, form
         self._norms: dict[nn.Module, list[FrozenNorm]] = defaultdict(list)
         self._ratios = Ratios()
-        self._seen: dict[nn.Module, int] | None = None  # calls of each norm in a replay; None while the pass is seen
+        self._seen: dict[nn.Module, int] | None = None  # calls of each norm in a replay; None during the capture
         self.hidden = behind.hidden
-        self.output = self._run(self.hidden, gradient=False)  # what the map stands for, as the model computes it
+        self.output = self._run(self.hidden, gradient=False)  # the output that the map stands for, by the model itself
         self._seen = {}
 
     def __call__(self, hidden: Tensor, *, gradient: bool = False) -> Tensor:
@@ -93,7 +93,8 @@ class Ending:
 
 
 def find_ending(model: Any, behind: Behind) -> EndingForm:
-    """The form of what follows the last block, from a recorded pass of a short input; UnsupportedModelError without."""
+    """The form of the ending, from a recorded pass of a short input. Raises UnsupportedModelError where none is
+    affine."""
     if not bool(torch.isfinite(behind.recorded.output).all()):
         raise NotFiniteError(f"{type(model).__name__}: its output is not finite; duat check finds such weights")
     if not bool(behind.hidden.any()):
@@ -133,7 +134,8 @@ def _last_layer(model: Any) -> nn.Module | None:
 
 
 def _distance(ending: Ending) -> float:
-    """How far the map is from affine and from what it stands for, relative; infinity where no stream passes."""
+    """Relative error of the map, against an affine map and against the output that it stands for, the larger of both;
+    infinity where the stream does not pass through it."""
     x, far = ending.hidden, _far(ending.hidden)
     at_0, at_x, at_far, at_sum = (ending(z) for z in (torch.zeros_like(x), x, far, x + far))
     if not bool((at_far - at_0).abs().max() > 1e-6 * at_0.abs().max()):
@@ -146,7 +148,7 @@ def _far(x: Tensor) -> Tensor:
 
 
 def _parts(model: Any, behind: Behind) -> tuple[dict[nn.Module, NormForm], frozenset[nn.Module]]:
-    """The norms behind the last block, and the modules that are activations."""
+    """The norms and the modules that are activations, behind the last block."""
     blocks = set(behind.structure.calls)
     inside = {inner for block in blocks for inner in block.modules()}
     leaves = [m for m in model.modules() if not any(m.children()) and m not in inside]
@@ -155,7 +157,7 @@ def _parts(model: Any, behind: Behind) -> tuple[dict[nn.Module, NormForm], froze
     def see(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         x = first_tensor(args, kwargs)
         if module in blocks:
-            calls.clear()  # what ran in front of the last block
+            calls.clear()  # these ran in front of the last block
         elif isinstance(output, Tensor) and x is not None and x.is_floating_point() and x.shape == output.shape:
             calls.append((module, x, output))
 

@@ -1,6 +1,6 @@
 """Gradients of many probes of the output, carried back block by block.
 
-Each block is recomputed from its recorded input, so that one block's intermediate tensors are alive at a time, and all
+Each block is recomputed from its recorded input, so that only one block's intermediate tensors are alive at a time. All
 probes go through its graph at once.
 """
 
@@ -31,7 +31,7 @@ from duat_cli.models.terms.sites import Edit, Site, Sites, watching
 
 @dataclass(frozen=True)
 class SiteGradient:
-    """One call of a site: its tensor, and the gradient of every probe to it."""
+    """One call of a site: its tensor, and the gradient of every probe at it."""
 
     site: Site
     value: Tensor
@@ -45,16 +45,16 @@ class BlockGradient:
 
     number: int
     call: BlockCall
-    probes: slice  # which of the probes these are
-    after: Tensor  # (probes, 1, N, M)
+    probes: slice  # the numbers of these probes among all
+    after: Tensor  # gradients at its output, (probes, 1, N, M)
     sites: list[SiteGradient]
 
 
 class Backward:
     """The gradients of ⟨probe, output⟩ for every probe, from the last block to the first.
 
-    It is a pass itself, which takes the probes through what follows the last block; `through` then takes them through
-    one block after the other, downwards.
+    It is itself a pass, which takes the probes through the code behind the last block; `through` then takes them
+    through one block after the other, from the last to the first.
     """
 
     def __init__(
@@ -67,47 +67,47 @@ class Backward:
         weights: Weights | None = None,
         gone: Removals | None = None,
     ) -> None:
-        """probes: makes (probes, *output.shape) when they are needed, some at a time. weights: as of `BlockPass`.
-        gone: what the pass was recorded without."""
+        """probes: makes the probes, (probes, *output.shape), when they are needed, some at a time. weights: as in
+        `BlockPass`. gone: the removals under which the pass was recorded."""
         self._structure, self._sites, self._recorded, self._probes = structure, sites, recorded, probes
         self._gone, self._handed = gone, handed_on(recorded.calls)
         self._heads = (
             stated(structure.stack.config, "num_attention_heads") or 1
-        )  # their matrices have gradients in any case
+        )  # the matrices of its heads have gradients in any case
         behind = Behind(structure, forward, recorded, weights)
         self._hidden = behind.hidden.detach().clone().requires_grad_()
         self._end = behind.on(self._hidden)
-        self._at_output = torch.empty(0)  # the gradients at the output of the block that is next, (probes, 1, N, M)
-        self._at_handed: dict[Path, Tensor] = {}  # at what it hands on in a mapping, (probes, *the tensor's shape)
+        self._at_output = torch.empty(0)  # gradients at the output of the next block, (probes, 1, N, M)
+        self._at_handed: dict[Path, Tensor] = {}  # gradients at tensors that it hands on, (probes, *the tensor's shape)
 
     def active(self) -> contextlib.AbstractContextManager[None]:
-        """What `run` needs around it."""
+        """The context that `run` needs around it."""
         return self._end.active()
 
     def run(self) -> None:
-        """From the output to the last block."""
+        """Takes the probes from the output to the last block."""
         self._end.run()
         if not self._end.output.requires_grad:
             raise without_gradient("the last block, or what follows it")
         found = list[Tensor]()
         for some in self._probes():
             found += pulled(self._end.output, [self._hidden], some)
-            del some  # before the next ones are drawn
+            del some  # frees these probes before the next ones are drawn
         self._at_output = torch.cat(found)
         del self._end, self._hidden
 
     def through(self, number: int) -> Iterator[BlockGradient]:
-        """The next block, in pieces of some probes if the gradients of all of them would not fit."""
+        """Yields the gradients of the next block, a few probes at a time if those of all would not fit in memory."""
         call, parts = self._recorded.calls[number], self._structure.block(number).parts
         captured: list[tuple[Site, Tensor, Tensor | None]] = []
-        blind: list[int] = []  # those that depend on nothing, by their graph
+        blind: list[int] = []  # the captured tensors that depend on nothing, by their graph
 
         def capture(site: Site, value: Tensor, index: Tensor | None) -> Tensor:
             if not value.requires_grad:
                 blind.append(len(captured))
                 value = value.detach().requires_grad_()
             captured.append((site, value, index))
-            return value.clone()  # what the block does to it in place must not reach the captured tensor
+            return value.clone()  # the block may write to it in place, which must not change the captured tensor
 
         run = _Rerun(number, call, parts, self._sites[parts.module].sites, self._handed[number], self._gone)
         with torch.enable_grad(), uncheckpointed(), SlopesOnce():
@@ -121,7 +121,7 @@ class Backward:
         size = _piece([value for _, value, _ in captured] + read[1:], call.before, self._heads)
         pieces = [each.split(size) for each in (self._at_output, *self._at_handed.values())]
         for place, (piece, *at_handed) in enumerate(zip(*pieces, strict=True)):
-            # nothing stands in front of the first block
+            # the gradient at the input of the first block is not needed
             inputs = [value for _, value, _ in captured] + (read if number else [])
             grads = pulled(after, inputs, piece, zip(handed_on, at_handed, strict=True)) if inputs else []
             lost = [k for k, gradient in enumerate(grads) if not gradient.any()]
@@ -138,7 +138,7 @@ class Backward:
 
 
 class _Rerun:
-    """A recorded block call, to be run anew from what it reads."""
+    """A recorded block call that can be run again with other inputs."""
 
     def __init__(
         self,
@@ -149,16 +149,17 @@ class _Rerun:
         handed: Sequence[Path],
         gone: Removals | None,
     ) -> None:
-        """handed: where blocks in front put into a mapping what it is given. gone: as of `Backward`."""
+        """handed: the paths in mappings at which earlier blocks put tensors for this one. gone: as in `Backward`."""
         self._number, self._call, self._parts, self._watched, self._gone = number, call, parts, watched, gone
         self.handed, given = handed, call.handed
         self.read = [t.detach().clone().requires_grad_() for t in (call.before, *(given[path] for path in handed))]
-        """Its hidden states, and that."""
+        """The inputs of the call: its hidden states, then the tensors at `handed`."""
         self.left: dict[Path, Tensor] = {}
-        """What the mappings held behind the last run."""
+        """The tensors in the mappings after the last run."""
 
     def __call__(self, read: Sequence[Tensor], watch: Edit) -> Tensor:
-        """Its output, (1, N, M). watch: sees its sites; where all of it is gone, it runs for what it hands on alone."""
+        """The output, (1, N, M), for the inputs `read`. watch: called at its sites, unless all of the block is removed;
+        it then runs only for what it hands on."""
         x, *others = (tensor.clone() for tensor in read)  # blocks may write to them
         given = dict(zip(self.handed, others, strict=True))
         args, kwargs = with_handed(self._call.args, self._call.kwargs, given.get)
@@ -170,7 +171,7 @@ class _Rerun:
 
 
 def handed_on(calls: Sequence[BlockCall]) -> list[list[Path]]:
-    """Where each call is given in a mapping what those in front of it put there."""
+    """For each call, the paths in mappings at which it is given tensors that earlier calls put there."""
     found: list[list[Path]] = [[]]
     for front, call in itertools.pairwise(calls):
         made = {path: t for path, t in front.left.items() if path in found[-1] or t is not front.handed.get(path)}
@@ -179,7 +180,7 @@ def handed_on(calls: Sequence[BlockCall]) -> list[list[Path]]:
 
 
 def _piece(others: Sequence[Tensor], x: Tensor, heads: int) -> int:
-    """How many probes at once. others: what has a gradient beside the stream."""
+    """How many probes go through a block at once. others: tensors beside the stream that have gradients."""
     elements = gradient_elements(x.shape[2], x.shape[1], heads, sum(tensor.numel() for tensor in others))
     return max(1, GRADIENT_BYTES // (elements * x.element_size()))
 
@@ -187,7 +188,8 @@ def _piece(others: Sequence[Tensor], x: Tensor, heads: int) -> int:
 def pulled(
     output: Tensor, inputs: list[Tensor], probes: Tensor, others: Iterable[tuple[Tensor, Tensor]] = ()
 ) -> list[Tensor]:
-    """Each probe's gradient at the inputs, (probes, *input.shape); zero where the output does not depend on one.
+    """Each probe's gradient at the inputs, (probes, *input.shape) each; zero where the output does not depend on an
+    input.
 
     others: further outputs, each with the probes' gradients at it.
     """

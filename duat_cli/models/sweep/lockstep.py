@@ -1,12 +1,12 @@
-"""Several passes of a model side by side, block by block: depth outside, passes inside.
+"""Several passes of a model side by side: for each block, all passes go through it before the next block is read.
 
 Each pass runs in a greenlet of its own, which is left in front of a module whose weights are not in memory. Once all
-passes stand there, the weights are read, and each goes on to the next such module. The model's own forward runs in
-every pass: nothing is assumed on what lies between its blocks. Where all weights are in memory no pass is ever left,
-and they run one after the other.
+passes wait there, the weights are read, and each pass goes on to the next such module. Every pass runs the model's own
+forward, so nothing is assumed about the code between blocks. Where all weights are in memory no pass is ever left, and
+they run one after the other.
 
-Greenlets share one thread and with it torch's modes, so that a pass enters what it needs (`active`) whenever it is
-taken up, and leaves it whenever it is left.
+Greenlets share one thread and with it torch's modes. A pass therefore enters its context (`active`) each time it is
+taken up, and exits it each time it is left.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.terms.branches import BlockBranches, block_branches
 from duat_cli.models.terms.sites import BlockSites, block_sites
 
-BETWEEN = 8  # passes through a block after which free memory is given back: those that wait leave holes, 0.1 GB of 0.8
+BETWEEN = 8  # passes through a block after which free memory is returned: waiting passes leave holes, 0.1 GB of 0.8
 
 
 class Pass(Protocol):
     """A run of the model that can be left between blocks."""
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
-        """What `run` needs around it."""
+        """The context that `run` needs around it."""
         ...
 
     def run(self) -> None: ...
@@ -56,12 +56,12 @@ class Weights(Protocol):
     def depth(self, page: Any) -> int: ...
 
     def bring(self, module: nn.Module) -> None:
-        """Have the weights of a block in memory, outside of any call of it."""
+        """Reads the weights of a block into memory, outside of any call of it."""
         ...
 
 
 class Call:
-    """A pass that is one call, for its output."""
+    """A pass that makes one call and keeps its output."""
 
     def __init__(
         self, call: Callable[[], Any], around: Callable[[], contextlib.AbstractContextManager[Any]] = torch.no_grad
@@ -70,7 +70,7 @@ class Call:
         self.output: Any = None
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
-        """What `run` needs around it."""
+        """The context that `run` needs around it."""
         return self._around()
 
     def run(self) -> None:
@@ -78,7 +78,7 @@ class Call:
 
 
 class Watched(Call):
-    """A call among other passes whose hooks look at it alone: they ask `on`."""
+    """A call whose hooks look at no other pass: `on` tells them whether this one runs."""
 
     on = False
 
@@ -92,11 +92,12 @@ class Visit:
     """A pass that goes from block to block and looks at the weights."""
 
     def __init__(self, blocks: Sequence[nn.Module], look: Callable[[int], None], weights: Weights | None) -> None:
-        """look(number): called for every block while its weights are in memory. weights: None where all are."""
+        """look(number): called for every block while its weights are in memory. weights: None where all are in
+        memory."""
         self._blocks, self._look, self._weights = blocks, look, weights
 
     def active(self) -> contextlib.AbstractContextManager[None]:
-        """What `run` needs around it."""
+        """The context that `run` needs around it."""
         return contextlib.nullcontext()
 
     def run(self) -> None:
@@ -107,21 +108,22 @@ class Visit:
 
 
 class Guest:
-    """What goes through a model beside its discovery, where its weights are read block by block, anew for every attempt
-    at the discovery; else behind it. This one is passes, and asks nothing of a block."""
+    """Work that goes through a model together with its discovery. Where weights are read block by block, it runs beside
+    the discovery, anew for every attempt; otherwise after it. This base class runs passes and does nothing at
+    blocks."""
 
     def __init__(self, passes: Sequence[Pass] = ()) -> None:
-        """passes: to go through every block once it is proved."""
+        """passes: they go through each block once it is proved."""
         self.passes = passes
 
     def proved(self, parts: BlockParts, written: Trace) -> None:
-        """Called behind the proof of every block, under the proof's instruments, with the block's weights in memory.
+        """Called after the proof of every block, under the proof's instruments, with the block's weights in memory.
 
-        written: what discovery saw in the block.
+        written: the trace of the block.
         """
 
     def probe(self, run: BlockRun) -> None:
-        """Called behind every block of the probe prompt."""
+        """Called after every block call of the probe prompt."""
 
 
 class Placing(Guest):
@@ -144,12 +146,12 @@ G = TypeVar("G", bound=Guest)
 
 
 def shown(guest: G, structure: ModelStructure, like: Mapping[str, Tensor] | None) -> G:
-    """A guest that was shown a discovery which is over, all weights being in memory. like: as of `discover`."""
+    """The guest, after its work on a finished discovery with all weights in memory. like: as in `discover`."""
     given = probe_inputs(structure.stack, like, DISCOVERY_TOKENS)
     written = probe_trace(structure.stack, given)
     for block in structure.blocks:
         guest.proved(block.parts, written)
-    del written  # it holds what every module gave
+    del written  # it holds the outputs of all modules
     with structure.rig().active() as rig:
         rig.run(lambda: run_stack(structure.stack, given), guest.probe)
     one_by_one(guest.passes)
@@ -157,7 +159,7 @@ def shown(guest: G, structure: ModelStructure, like: Mapping[str, Tensor] | None
 
 
 def one_by_one(passes: Sequence[Pass]) -> None:
-    """Run passes whose weights are all in memory."""
+    """Runs passes one after the other, with all weights in memory."""
     for each in passes:
         with each.active():
             each.run()
@@ -166,9 +168,9 @@ def one_by_one(passes: Sequence[Pass]) -> None:
 def side_by_side(
     weights: Weights, first: Pass, others: Callable[[], Sequence[Pass] | None], left: Callable[[Any], None]
 ) -> None:
-    """Run `first` and the others so that every page is read once, in the order in which `first` asks for them.
+    """Runs `first` and the others so that every page is read once, in the order in which `first` asks for them.
 
-    others: the passes that follow it, in order, or None as long as it is too early to tell; asked between pages.
+    others: returns the passes that follow it, in order, or None while it is too early to tell; called between pages.
     left(page): called when all passes have gone through a page, before it is given up.
     """
     scheduler = _Scheduler(weights)
@@ -180,9 +182,9 @@ def side_by_side(
 
 
 def together(passes: Sequence[Pass], weights: Weights | None) -> None:
-    """Run passes one after the other where all weights are in memory (None), else side by side.
+    """Runs passes one after the other where all weights are in memory (`weights` is None), otherwise side by side.
 
-    The first goes through every block that any of them does.
+    The first pass goes through every block that any of them goes through.
     """
     if weights is None:
         one_by_one(passes)
@@ -196,30 +198,30 @@ def forwards(
     calls: Sequence[Callable[[], Any]],
     around: Callable[[], contextlib.AbstractContextManager[Any]] = torch.no_grad,
 ) -> list[Any]:
-    """What these calls of a model give. weights: where they are read block by block, for all calls at once. around:
-    what each needs whenever it is taken up."""
+    """The outputs of these calls of a model. weights: those that are read block by block, for all calls at once; None
+    where all are in memory. around: the context of each call whenever it is taken up."""
     passes = [Call(call, around) for call in calls]
     try:
         together(passes, weights)
-    except ExchangedError:  # from now on it is known before a pass begins
+    except ExchangedError:  # the exchange is known from now on, before a pass begins
         together(passes, weights)
     return [each.output for each in passes]
 
 
 class _Runner:
-    """One pass and where it stands."""
+    """One pass, and the page that it waits for."""
 
     def __init__(self, one: Pass) -> None:
         self._pass = one
         self._greenlet = greenlet(one.run)
-        self.wanted: Any = None  # the page in front of which it stands
+        self.wanted: Any = None  # the page that it waits for
 
     @property
     def done(self) -> bool:
         return bool(self._greenlet.dead)
 
     def go_on(self) -> None:
-        """To the next page that is missing, or to the end."""
+        """Runs the pass to the next page that is not in memory, or to its end."""
         with self._pass.active():
             self.wanted = self._greenlet.switch()
 
@@ -235,10 +237,10 @@ class _Scheduler:
         self._holes = Holes()
         self._home = getcurrent()
         self._runners: list[_Runner] = []
-        self._order: dict[Any, int] = {}  # page -> when the first pass first asked for it
+        self._order: dict[Any, int] = {}  # page -> its number in the order in which the first pass asked for them
 
     def ask(self, page: Any) -> None:
-        """Called in front of a module without its page: leaves the pass, or reads at once outside of any."""
+        """Called in front of a module without its page. Leaves the pass; outside of a pass, reads the page at once."""
         if getcurrent() is self._home:
             self._weights.hold(page)
             return
@@ -272,7 +274,7 @@ class _Scheduler:
                     self._holes.close()
 
     def stop(self) -> None:
-        """Give up what did not come to its end."""
+        """Ends the passes that are not finished."""
         for runner in self._runners:
             runner.stop()
 
@@ -281,9 +283,9 @@ class _Scheduler:
 
 
 def in_step(first: Weights, run_first: Callable[[], None], second: Weights, run_second: Callable[[], None]) -> None:
-    """Run two sweeps of models built alike: the first goes through a block, then the second, then the first goes on.
+    """Runs two sweeps of models of one structure in turns: the first goes through a block, then the second, and so on.
 
-    What the first leaves behind of a block has to be kept for the time of one block.
+    Results of the first at a block therefore have to be kept for one block only.
     """
     sides = [_Side(first, run_first), _Side(second, run_second)]
     try:
@@ -295,11 +297,11 @@ def in_step(first: Weights, run_first: Callable[[], None], second: Weights, run_
 
 
 class _Side:
-    """One of the sweeps, and the block in front of which it stands."""
+    """One of the two sweeps, and the depth of the block that it waits for."""
 
     def __init__(self, weights: Weights, run: Callable[[], None]) -> None:
         self._weights, self._home, self.depth = weights, getcurrent(), -1
-        self.laps = 0  # how often the sweep went back to the beginning, with other prompts
+        self.laps = 0  # how many times the sweep began again, with other prompts
         self._greenlet = greenlet(run)
         self._before, weights.turning = weights.turning, self._turn
 

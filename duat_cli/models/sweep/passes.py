@@ -1,6 +1,6 @@
-"""Forward passes that begin in the middle: what came before is on record, what comes after runs for real.
+"""Forward passes that begin in the middle: blocks before are taken from a record, blocks after it are run.
 
-A removal in block i changes nothing in front of it, so its effect needs the blocks from i on alone.
+A removal in block i changes nothing in front of it, so only the blocks from i on have to run.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from duat_cli.models.instrument.rig import OTHER_BLOCKS
 from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.terms.sites import Site, Sites, TermId, by_block, watching
 
-Forward = Callable[[], Tensor]  # one pass of the model, to the tensor whose change is of interest
+Forward = Callable[[], Tensor]  # one pass of the model, which returns the tensor whose change is of interest
 Original = Callable[..., Any]  # a block's own forward
 Handler = Callable[[int, BlockParts, Original, Sequence[Any], dict[str, Any]], Any]
 
 
 @dataclass(frozen=True)
 class BlockCall:
-    """One recorded call of a block. Its hidden states are kept once: `before` is the `after` of the call in front where
-    nothing came between, and stands among the arguments and in the output as well."""
+    """One recorded call of a block. Hidden states are kept once: `before` is the same tensor as the `after` of the call
+    in front where nothing came between, and it also stands among the arguments and in `output`."""
 
     args: Sequence[Any]
     kwargs: dict[str, Any]
-    output: Any  # with `before` in place of what it gave
+    output: Any  # the block's output, with `before` in place of the hidden states
     before: Tensor  # the hidden states it took, (1, N, M)
-    after: Tensor  # the hidden states it gave
-    left: Mapping[Path, Tensor]  # what stood in its mappings behind it
+    after: Tensor  # the hidden states it gave, (1, N, M)
+    left: Mapping[Path, Tensor]  # tensors in its mappings after the call
 
     @property
     def handed(self) -> dict[Path, Tensor]:
-        """What stood in mappings that it was given."""
+        """The tensors in the mappings that it was given."""
         return handed(self.args, self.kwargs)
 
 
@@ -56,7 +56,7 @@ class Recorded:
 
     @property
     def tokens(self) -> int:
-        """Of the prompt."""
+        """Number of tokens of the prompt."""
         return self.calls[0].before.shape[1]
 
 
@@ -71,18 +71,18 @@ Means = Mapping[tuple[int, Site | None], Tensor]  # (block call, site; None: the
 
 @dataclass(frozen=True)
 class Removal:
-    """What is taken out of one block call: a factor 0 (removed) or 1 (kept) for every term of some sites."""
+    """The terms removed from one block call: a factor 0 (removed) or 1 (kept) for every term of some sites."""
 
     masks: Mapping[Site, Tensor]  # (site.count,)
-    whole: bool = False  # the block as a whole: its output is its input
-    means: Means | None = None  # what stands in for what is removed; None: zero
-    number: int = 0  # of the block call, to find its means
+    whole: bool = False  # whether the whole block is removed: its output is then its input
+    means: Means | None = None  # values in place of the removed ones; None: zero
+    number: int = 0  # number of the block call, to find its means
     beside: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-    """Around the block call, of a pass of one row: takes out what no site stands for."""
+    """Context around the block call, in a pass of one row: removes terms that have no site."""
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Around the block call."""
+        """The context around the block call in which the terms are removed."""
         with watching(list(self.masks), self.edit), self.beside():
             yield
 
@@ -92,7 +92,7 @@ class Removal:
         return kept if self.means is None else kept + (1 - keep) * self.means[self.number, site].to(value)
 
     def bridge(self, before: Tensor) -> Tensor:
-        """The output of a block that is gone."""
+        """The output of the block when all of it is removed."""
         return before if self.means is None else before + self.means[self.number, None].to(before)
 
 
@@ -100,7 +100,7 @@ Removals = Mapping[int, Removal]  # by block call
 
 
 def removals(structure: ModelStructure, sites: Sites, terms: Iterable[TermId], means: Means | None = None) -> Removals:
-    """What to take out of which block call to remove all these terms together."""
+    """The removals, by block call, that take out all these terms together."""
     found = {}
     for block, here in sorted(by_block(terms).items()):
         places: dict[Site, list[int]] = defaultdict(list)
@@ -118,8 +118,8 @@ def removals(structure: ModelStructure, sites: Sites, terms: Iterable[TermId], m
 class BlockPass:
     """A pass in which every block call goes through `handle(call number, parts, own forward, args, kwargs)`.
 
-    gradient: with a graph. Where `weights` are given that are read block by block, nothing is read for the first
-    `start` block calls, whose own forward `handle` must not call.
+    gradient: whether a graph is recorded. weights: those that are read block by block, if they are; nothing is then
+    read for the first `start` block calls, whose own forward `handle` must not call.
     """
 
     def __init__(
@@ -134,11 +134,11 @@ class BlockPass:
     ) -> None:
         self._blocks, self._forward, self._handle, self._gradient = blocks, forward, handle, gradient
         self._weights, self._start, self._number = weights, start, 0
-        self._order = blocks.calls if isinstance(blocks, ModelStructure) else None  # where all blocks are known
+        self._order = blocks.calls if isinstance(blocks, ModelStructure) else None  # None: not all blocks are known yet
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """What `run` needs around it."""
+        """The context that `run` needs around it."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self._gradient))
             modules = self._blocks.elements()
@@ -149,7 +149,7 @@ class BlockPass:
             yield
 
     def run(self) -> None:
-        """The pass; leaves its `output`. UnsupportedModelError where other blocks run in it, or in another order."""
+        """Runs the pass and sets `output`. Raises UnsupportedModelError where other blocks run, or in another order."""
         self.output = self._forward()
         if self._order is not None and self._number < len(self._order):
             raise UnsupportedModelError(OTHER_BLOCKS)
@@ -162,7 +162,7 @@ class BlockPass:
 
     @contextlib.contextmanager
     def _passing(self, weights: Weights, modules: set[nn.Module]) -> Iterator[None]:
-        """Go through the doors of the first blocks without asking for their pages."""
+        """While active, the pass goes through the doors of the first blocks without asking for their pages."""
         ask = weights.at_door
 
         def at_door(page: Any) -> None:
@@ -174,7 +174,7 @@ class BlockPass:
 
 
 def run_alone(one: BlockPass) -> Tensor:
-    """The output of a pass that nothing else runs beside."""
+    """The output of a pass that is run alone."""
     with one.active():
         one.run()
     return one.output
@@ -191,19 +191,19 @@ class RecordingPass(BlockPass):
         see: Callable[[int, Site, Tensor], None] | None = None,
         gone: Removals | None = None,
     ) -> None:
-        """`see(block call, site, tensor)` is shown every site. gone: what the model is to be without."""
+        """see(block call, site, tensor): called at every site. gone: the removals under which the pass runs."""
         super().__init__(blocks, forward, self._keep)
         self.calls: list[BlockCall] = []
         self._sites, self._see, self._gone = sites, see, gone
 
     @property
     def recorded(self) -> Recorded:
-        """Once it has run."""
+        """The record, once the pass has run."""
         return Recorded(self.output, self.calls)
 
     def _keep(self, number: int, parts: BlockParts, original: Original, args: Any, kwargs: Any) -> Any:
         before, see = _kept(parts.hidden.get(args, kwargs), self.calls), self._see
-        given = parts.hidden.put(*without_cache(args, kwargs), before)  # in front of what the block hands on
+        given = parts.hidden.put(*without_cache(args, kwargs), before)  # copied before the block puts tensors there
         sites = () if self._sites is None or see is None else self._sites[parts.module].sites
 
         def show(site: Site, value: Tensor, index: Tensor | None) -> None:
@@ -220,7 +220,8 @@ class RecordingPass(BlockPass):
 
 
 def _kept(hidden: Tensor, calls: Sequence[BlockCall]) -> Tensor:
-    """Hidden states in front of the next call, as kept behind the last one or copied: blocks may write to theirs."""
+    """The hidden states in front of the next call: those kept after the last one, if equal, else a copy, because blocks
+    may write to them."""
     if calls:
         known = calls[-1].after
         if (known.dtype, known.device) == (hidden.dtype, hidden.device) and torch.equal(known, hidden):
@@ -235,7 +236,7 @@ def record(
     see: Callable[[int, Site, Tensor], None] | None = None,
     gone: Removals | None = None,
 ) -> Recorded:
-    """Run `forward` and keep every block's input and output; `see` and `gone` as of `RecordingPass`."""
+    """Runs `forward` and keeps every block's input and output. see, gone: as in `RecordingPass`."""
     one = RecordingPass(structure, forward, sites, see, gone)
     run_alone(one)
     return one.recorded
@@ -243,7 +244,8 @@ def record(
 
 @contextlib.contextmanager
 def without_terms(gone: Removals | None, number: int) -> Iterator[Callable[[Tensor], Tensor] | None]:
-    """Around a call of a block: without what is gone of it; where all of it is, what makes its output of its input."""
+    """The context around a block call in which its removed terms are missing. Where all of the block is removed, it
+    yields the function from the block's input to its output, otherwise None."""
     removal = None if gone is None else gone.get(number)
     if removal is None:
         yield None
@@ -253,11 +255,11 @@ def without_terms(gone: Removals | None, number: int) -> Iterator[Callable[[Tens
 
 
 class Leading:
-    """A recording pass that keeps no more than passes need which follow it block by block: the calls since it was last
-    taken up."""
+    """A recording pass for passes that follow it block by block. It keeps only what they need: the calls since it was
+    last taken up."""
 
     def __init__(self, blocks: Discovered, forward: Forward, tokens: int) -> None:
-        """tokens: of the prompt."""
+        """tokens: number of tokens of the prompt."""
         self._first, self.tokens = 0, tokens
         self._pass = RecordingPass(blocks, forward)
 
@@ -267,32 +269,32 @@ class Leading:
 
     @property
     def calls(self) -> Calls:
-        """As of `Recorded`."""
+        """The calls, as in `Recorded`."""
         return self
 
     @property
     def output(self) -> Tensor:
-        """Once it has run."""
+        """The output, once the pass has run."""
         return self._pass.output
 
     def active(self) -> contextlib.AbstractContextManager[None]:
-        """What `run` needs around it."""
+        """The context that `run` needs around it."""
         self._first += len(self._pass.calls)
         self._pass.calls.clear()
         return self._pass.active()
 
     def run(self) -> None:
-        """The pass."""
+        """Runs the pass."""
         self._pass.run()
 
     def forget(self) -> None:
-        """Give up the output, once it is not asked for any more: logits are the largest tensor of a pass."""
+        """Drops the output once it is not needed any more: logits are the largest tensor of a pass."""
         del self._pass.output
 
 
 @dataclass(frozen=True)
 class Behind:
-    """What follows the last block in a recorded pass. weights: as of `BlockPass`."""
+    """The code behind the last block in a recorded pass. weights: as in `BlockPass`."""
 
     structure: ModelStructure
     forward: Forward
@@ -301,11 +303,11 @@ class Behind:
 
     @property
     def hidden(self) -> Tensor:
-        """The last block's output there, (1, N, M)."""
+        """The last block's output in that pass, (1, N, M)."""
         return self.recorded.calls[-1].after
 
     def on(self, hidden: Tensor, *, gradient: bool = True) -> BlockPass:
-        """The pass with `hidden` in place of that; gradient: with a graph."""
+        """The pass with `hidden` in place of the last block's output. gradient: whether a graph is recorded."""
         calls, count = self.recorded.calls, len(self.recorded.calls)
 
         def handle(number: int, _parts: BlockParts, _own: Original, _args: Sequence[Any], _kwargs: Any) -> Any:

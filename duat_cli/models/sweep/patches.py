@@ -1,5 +1,5 @@
-"""Activation patching: a pass of one prompt in which some of what the input set is another prompt's; all that follows
-runs for real."""
+"""Activation patching: a pass of one prompt in which some dynamic parameters or hidden states are those of another
+prompt. Everything that follows is computed by the model."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from duat_cli.models.sweep.passes import BlockCall, BlockPass, Forward, Original
 
 @dataclass(frozen=True)
 class Patch:
-    """What some block calls get of another prompt."""
+    """The parameters and hidden states that some block calls are given from another prompt."""
 
     held: Mapping[int, Callable[[], Held]] = field(default_factory=dict)
-    """By block call; asked when it begins, since attention matrices of many patches would not fit side by side."""
+    """Parameters by block call; called when it begins, since attention matrices of many patches would not fit side by
+    side."""
     stream: Mapping[int, tuple[slice, Tensor]] = field(default_factory=dict)
-    """By block call: tokens, and the hidden states, (1, N, M), that it takes theirs from."""
+    """By block call: the tokens, and the hidden states, (1, N, M), from which those of these tokens are taken."""
 
     @property
     def start(self) -> int:
-        """The first block call that it changes."""
+        """The first block call that the patch changes."""
         return min([*self.held, *self.stream])
 
 
 class PatchedPass(BlockPass):
-    """A pass with a patch, from its first block call on; blocks in front of it are not run again."""
+    """A pass with a patch that runs from the first patched block call on; blocks in front of it are not run again."""
 
     def __init__(
         self,
@@ -44,16 +45,16 @@ class PatchedPass(BlockPass):
         patch: Patch,
         weights: Weights | None = None,
     ) -> None:
-        """calls: of the pass of the prompt alone. weights: as of `BlockPass`."""
+        """calls: those of the pass of the prompt without a patch. weights: as in `BlockPass`."""
         super().__init__(structure, forward, self._call, weights=weights, start=patch.start)
         self.start, self._calls, self._patch = patch.start, calls, patch
-        self._held: Held | None = None  # what the block call under way is given
+        self._held: Held | None = None  # parameters for the block call under way
         blocks = [block.parts for block in structure.blocks]
         self._rig = HeldRig(structure.part, blocks, interface=structure.interface, held=lambda _number: self._held)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """What `run` needs around it."""
+        """The context that `run` needs around it."""
         with self._rig.active(), super().active():
             yield
 

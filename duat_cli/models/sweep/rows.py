@@ -1,7 +1,7 @@
-"""Removals of one prompt in one pass of a model, each in a row of the batch; of most there is one.
+"""Removals of one prompt in one pass of a model, each in a row of the batch; most passes have one row.
 
-Short prompts read every weight for a few tokens; side by side they share that. Rows that begin in later blocks go
-through the blocks in front of them unchanged, so that only rows which begin near each other go together.
+A short prompt reads every weight for a few tokens; rows of a batch share the reads. A row that begins in a later block
+goes through the blocks before it unchanged, so only rows that begin near each other share a pass.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from duat_cli.models.terms.sites import Site, watching
 
 
 class NotInRowsError(Exception):
-    """A tensor in which the rows of the batch cannot be told apart."""
+    """The rows of the batch cannot be told apart in a tensor."""
 
 
 def in_waves(gone: Sequence[Removals], tokens: int, elements: int) -> list[list[int]]:
-    """Numbers of removals that go side by side, in the order of the blocks that they begin in.
+    """The removals, by number, that share each pass, in the order of the blocks that they begin in.
 
-    tokens: N of the prompt; never N rows, for rows and tokens could then be mistaken for each other. elements: of the
-    output of one row.
+    tokens: N of the prompt. No pass has N rows, because rows and tokens could then be mistaken for each other.
+    elements: number of elements in the output of one row.
     """
     size = rows_at_once(tokens, elements)
     if size == tokens > 1:
@@ -65,11 +65,11 @@ def without_each(
     weights: Weights | None = None,
     last: Callable[[Tensor], None] = lambda _: None,
 ) -> BlockPass:
-    """The pass once more for each of `gone`, taken out in a row of its own; blocks before the first are not run again.
+    """The pass with each of `gone` removed in a row of its own. Blocks in front of the first removal are not run again.
 
-    forward: over the prompt, repeated as often. calls: of the pass of the prompt alone. weights: those that need not be
-    read for these blocks, as of `BlockPass`. last: shown the last block's output, (rows, N, M). NotInRowsError, when
-    several run, where a term's tensor is laid out in no way that is known.
+    forward: runs the prompt, repeated once per row. calls: those of the pass of the prompt alone. weights: as in
+    `BlockPass`; not read for these first blocks. last: called with the last block's output, (rows, N, M). With several
+    rows, the pass raises NotInRowsError where a term's tensor has no known layout.
     """
     start = min((min(one, default=0) for one in gone), default=0)
 
@@ -81,7 +81,7 @@ def without_each(
         return tensor.expand(len(gone), *tensor.shape[1:])
 
     def block(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if len(parts.hidden.get(args, kwargs)) != len(gone):  # as where pictures of a batch stand behind each other
+        if len(parts.hidden.get(args, kwargs)) != len(gone):  # such as where the pictures of a batch are concatenated
             raise NotInRowsError(f"{parts.name} takes one sequence for the {len(gone)} rows of a batch")
         output = removed(number, parts, original, args, kwargs)
         if number == len(structure.calls) - 1:
@@ -125,18 +125,19 @@ def without_each(
 
 
 def run_without(structure: ModelStructure, forward: Forward, recorded: Recorded, gone: Removals) -> Tensor:
-    """The output of `without_each` of one, run alone."""
+    """The output of `without_each` for one removal, run alone."""
     return run_alone(without_each(structure, forward, recorded.calls, [gone]))
 
 
 def _gives_hidden_alone(call: BlockCall) -> bool:
-    """Whether a block gives nothing beside hidden states, and has no mapping to put anything into: it need not run
-    where all of it is gone."""
+    """Whether a block returns only hidden states and has no mapping to put tensors into. It then need not run where all
+    of it is removed."""
     return isinstance(call.output, Tensor) and not mappings_in(call.args, call.kwargs)
 
 
 def _rows(value: Tensor, rows: int, tokens: int) -> Tensor:
-    """(rows, tokens, ...) of a tensor of that shape, or with both axes in one."""
+    """The tensor as (rows, tokens, ...), if it has that shape or one with both axes merged. Raises NotInRowsError
+    else."""
     if value.ndim > 2 and value.shape[:2] == (rows, tokens):
         return value
     if value.ndim > 1 and value.shape[0] == rows * tokens:
