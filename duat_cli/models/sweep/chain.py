@@ -18,8 +18,8 @@ class Chain:
     """Two passes that show whether a block reads more of the blocks in front of it than their hidden states and the
     tensors in a mapping that goes from each block to the next.
 
-    An example are keys of another layer that the model gives to a block: a gradient carried back block by block would
-    miss this path.
+    Keys of another layer that the model itself gives to a block are an example: a gradient carried back block by block
+    would miss this path.
     """
 
     def __init__(self, blocks: Discovered, forward: Forward) -> None:

@@ -1,8 +1,8 @@
 """The branches of a block, attention and its FFNs, from their last layer to where they meet the residual stream.
 
-A branch meets the stream behind all that is its own (its last layer, a norm on the branch, a factor) and in front of
+A branch meets the stream behind everything of its own (its last layer, a norm on the branch, a factor) and in front of
 any norm on the stream: in a pre-norm block at a later norm's input or at the block's output, in a post-norm block at
-the input of the norm that ends the branch's half. What a branch adds, and what a removal takes away, is read there.
+the input of the norm that ends the branch's half. At this point is read what a branch adds and a removal takes away.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class Branch:
     """Attention or one FFN of a block, from its last layer to where it meets the residual stream."""
 
     site: Site  # its last layer's output
-    meeting: int  # place among the points of a replay
-    at: nn.Module | None  # the norm or FFN unit whose input that is; None: the block's output
-    norm: nn.Module | None  # on the branch itself
-    norm_point: int  # its place among the points
+    meeting: int  # number of the meeting among the points of a replay
+    at: nn.Module | None  # the norm or FFN unit whose input is the meeting; None: the block's output
+    norm: nn.Module | None  # the norm on the branch itself
+    norm_point: int  # number of that norm's input among the points
     factor: float | str
-    """The stream gets ± this times what the last layer gives, or times what `norm` makes of that, and never less than
-    was measured; or why that is not known."""
+    """The stream gets ± this number times the output of the last layer, or of `norm` behind it. Rounded up from the
+    measured one; or the reason why it is not known."""
 
     def met(self, replay: Replay) -> Tensor:
         """The stream where the branch has just been added, (items, N, M)."""
         return replay.places[self.meeting][1]
 
     def in_front_of_norm(self, replay: Replay) -> Tensor:
-        """What the branch's own norm reads, (items, N, M)."""
+        """The input of the branch's own norm, (items, N, M)."""
         return replay.points[self.norm_point][1]
 
     def name(self, names: Mapping[nn.Module, str], block: nn.Module) -> str:
@@ -58,17 +58,17 @@ class Branch:
 
 @dataclass(frozen=True)
 class BlockBranches:
-    """The branches of one block module, and what it does without them."""
+    """The branches of one block module, and the block's map of the stream without them."""
 
     found: Mapping[Site, Branch | str]
-    """By the sites of its attention and FFNs; why one is not known."""
+    """The branch, or the reason why it is not known, by the sites of attention and FFNs."""
     through: bool
-    """Whether, without its branches, it leaves the stream as it is but for a constant."""
+    """Whether the block without its branches leaves the stream as it is, up to a constant."""
     adds: bool
-    """Whether that constant is other than zero."""
+    """Whether that constant is not zero."""
 
     def at(self, site: Site) -> Branch | str:
-        """The branch that the terms of a site are part of, or why it is not known."""
+        """The branch that the terms of a site belong to, or the reason why it is not known."""
         return next(branch for end, branch in self.found.items() if site.module in set(end.module.modules()))
 
 
@@ -76,7 +76,8 @@ Branches = Mapping[nn.Module, BlockBranches]  # by block module
 
 
 def ffn_term(run: BlockRun, ffn: Branch) -> Tensor:
-    """What an FFN adds to the stream where they meet, (N, M): its last layer's bias and its norm's are part of it.
+    """The vectors that an FFN adds to the stream at their meeting, (N, M), with the biases of its last layer and its
+    norm.
 
     The UAT term of the sum (Eq. 11) is this without the biases, which the sum counts as static.
     """
@@ -89,7 +90,8 @@ def ffn_term(run: BlockRun, ffn: Branch) -> Tensor:
 
 
 def ffn_terms(run: BlockRun, branches: BlockBranches) -> Tensor:
-    """What the block's FFNs add, all as one vector; UnsupportedModelError says why one of them is not known."""
+    """The vectors that the block's FFNs add, all as one vector. Raises UnsupportedModelError with the reason where one
+    of them is not known."""
     found = []
     for end, branch in branches.found.items():
         if end.kind == "ffn":
@@ -102,7 +104,7 @@ def ffn_terms(run: BlockRun, branches: BlockBranches) -> Tensor:
 
 
 def block_branches(run: BlockRun, sites: BlockSites) -> BlockBranches:
-    """Those of one block, from its run on the probe prompt."""
+    """The branches of one block, from its run on the probe prompt."""
     ends = [*sites.of("attention"), *sites.of("ffn")]
     found = {end: or_reason(functools.partial(branch_of, run, end)) for end in ends}
     norms = [one.norm for one in found.values() if isinstance(one, Branch) and one.norm is not None]
@@ -116,9 +118,9 @@ def block_branches(run: BlockRun, sites: BlockSites) -> BlockBranches:
 
 
 def branch_of(run: BlockRun, site: Site) -> Branch:
-    """The branch that ends in this site: found by replays of nothing, of noise as its output, and of the stream.
+    """The branch that ends in this site, found by three replays: of zeros, of noise as its output, and of a stream.
 
-    It meets the stream at the first point that reads both; points further on may read them through a layer.
+    It meets the stream at the first point that reads both; later points may read them through a layer.
     """
     sent: list[Tensor] = []
 
@@ -131,12 +133,12 @@ def branch_of(run: BlockRun, site: Site) -> Branch:
     nothing, stream = (_without(run, z, site.module) for z in (zero, random_like(run.input)))
     with giving([site.module], noise):
         alone = run.replay(zero, attention=silent_attention(run, 1))
-    if not sent:  # no reason beside others: what is taken for terms of the block are none
+    if not sent:  # an error for the whole model, not a reason at one branch: the terms found are none of the block
         raise DuatError(
             f"{run.parts.name}: a layer that was found to end a branch ({site.kind}) does not run where the block is "
             "replayed, so its terms cannot be told apart; duat inspect and verify read this model"
         )
-    # Nothing is written down in front of attention.
+    # points in front of attention are not recorded, so its values are compared
     if nothing.values and moved(torch.cat([nothing.values[0], alone.values[0]]), 1):
         raise UnsupportedModelError("its branch stands in front of attention, which reads it")
     norm, norm_point = None, 0  # the norm on the branch
@@ -146,7 +148,7 @@ def branch_of(run: BlockRun, site: Site) -> Branch:
         module, values = three[0][0], torch.cat([values for _, values in three])
         if not moved(values, 1):
             continue
-        added = wide(values[1] - values[0])  # what of the branch is there, (N, M)
+        added = wide(values[1] - values[0])  # the branch as it arrives at this point, (N, M)
         if moved(values, 2):
             if _feature_by_feature(arriving, added, dtype):
                 return Branch(site, place, module, norm, norm_point, refused or _factor(arriving, added, dtype))
@@ -155,19 +157,19 @@ def branch_of(run: BlockRun, site: Site) -> Branch:
             if norm is not None or module not in run.parts.norms:
                 raise UnsupportedModelError("more than a norm stands between its branch and the residual stream")
             norm, norm_point, arriving = module, place, _behind(run, module, values)
-            direct = _factor(sent[0], added, dtype)  # the norm takes what the branch gives, not something made of it
+            direct = _factor(sent[0], added, dtype)  # a norm on the branch reads a multiple of the branch's output
             refused = direct if isinstance(direct, str) else None
     raise UnsupportedModelError(CHANGED if refused == READ else "its branch does not reach the residual stream")
 
 
 def _without(run: BlockRun, z: Tensor, *ends: nn.Module) -> Replay:
-    """The block on a stream, these modules and attention giving zeros."""
+    """The replay of a stream in which these modules and attention give zeros."""
     with silenced(*ends):
         return run.replay(z, attention=silent_attention(run, 1))
 
 
 def _behind(run: BlockRun, norm: nn.Module, values: Tensor) -> Tensor:
-    """What the norm on the branch, held at its scale, makes of the branch."""
+    """The branch behind the norm on it, held at its scale, (N, M)."""
     frozen = run.recording.norms[norm]
     if len(frozen) != 1:
         raise UnsupportedModelError("the norm behind its branch runs more than once")
@@ -175,7 +177,7 @@ def _behind(run: BlockRun, norm: nn.Module, values: Tensor) -> Tensor:
 
 
 def _feature_by_feature(sent: Tensor, arrived: Tensor, dtype: torch.dtype) -> bool:
-    """Whether no layer stands in between: every feature arrives times one number for all tokens."""
+    """Whether no layer stands in between: each feature arrives multiplied by one number, the same for all tokens."""
     if sent.shape != arrived.shape:
         return False
     factors = (sent * arrived).sum(dim=0) / sent.square().sum(dim=0).clamp_min(torch.finfo(sent.dtype).tiny)
@@ -188,9 +190,10 @@ def silenced(*modules: nn.Module) -> contextlib.AbstractContextManager[None]:
 
 
 def _factor(sent: Tensor, arrived: Tensor, dtype: torch.dtype) -> float | str:
-    """The size of the one number that makes what was sent what arrived, or why there is none.
+    """The absolute value of the number by which what was sent is multiplied on its way, or the reason why there is
+    none.
 
-    In favour of a bound: a little larger than measured, and not below 1 if it is 1 but for rounding.
+    It serves in upper bounds, so it is a little larger than measured, and at least 1 if it is 1 up to rounding.
     """
     if sent.shape != arrived.shape:
         return "its branch changes shape on its way to the residual stream"

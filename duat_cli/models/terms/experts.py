@@ -2,8 +2,8 @@
 
     y = κ Σ_e r_e f_e(z),      f_e(z) = Σ_n σ(gate_en · z + p_en) (up_en · z + q_en) w_en + b_e
 
-Every expert is asked alone: the experts module is called again with all routing on that one. Which parameter is what,
-and how gate and up share one, is tried out, and the form that gives every expert's own output is kept.
+Each expert is run alone, by calling the experts module again with all routing on it. Every reading of the parameters
+(which one is which, and how gate and up share one) is tried, and the form that gives every expert's own output is kept.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from duat_cli.operators.activations import KNOWN, Activation
 SEED = 23
 TOKENS = 16
 SPREAD = 30.0
-ALIKE = 2e-5  # a form against the module itself, float32; gelu and its tanh form lie further apart
+ALIKE = 2e-5  # tolerance of a form against the module, float32; gelu and its tanh form differ by more
 TOLERANCE = 1e-4
-SIZES = (0.1, 1.0, 10.0)  # of the vectors that the router is asked about
+SIZES = (0.1, 1.0, 10.0)  # sizes of the vectors on which the router is tried
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class ExpertForm:
 
     @property
     def neurons(self) -> int:
-        """Of each expert."""
+        """Number of neurons of each expert."""
         return self.up.shape[1]
 
     def activations(self, expert: int, z: Tensor) -> Tensor:
-        """What multiplies the columns w_en, (T, M) to (T, n)."""
+        """The activations that multiply the columns w_en, z (T, M) to (T, n)."""
 
         def pre(weights: Tensor, bias: Tensor | None) -> Tensor:
             product = z @ weights[expert].T
@@ -70,27 +70,27 @@ class ExpertForm:
         )
 
     def evaluate(self, expert: int, z: Tensor) -> Tensor:
-        """f_e(z) from rows and columns, (T, M) to (T, M)."""
+        """f_e(z) from rows and columns, z (T, M) to (T, M)."""
         y = self.activations(expert, z) @ self.columns[expert]
         return y if self.bias is None else y + self.bias[expert]
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Where an experts module keeps the columns w_en: in a parameter (E, n, M), or (E, M, n) where it is mirrored."""
+    """The parameter in which an experts module keeps the columns w_en: (E, n, M), or (E, M, n) where it is mirrored."""
 
     name: str
     mirrored: bool
 
     @staticmethod
     def of(form: ExpertForm) -> Columns:
-        """Of a proved form, whose columns are a view of the parameter."""
+        """The columns' parameter in a proved form, whose columns are a view of it."""
         own = form.module.named_parameters(recurse=False)
         name, weight = next((name, p) for name, p in own if p.data_ptr() == form.columns.data_ptr())
         return Columns(name, weight.stride() != form.columns.stride())
 
     def without(self, module: nn.Module, expert: int, neuron: int) -> contextlib.AbstractContextManager[Any]:
-        """While active, calls of the module go without that neuron: with its column zero in a copy of the weights."""
+        """While active, calls of the module leave out this neuron: its column is zero in a copy of the weights."""
 
         def made(module: nn.Module, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             weight = module.get_parameter(self.name).detach().clone()
@@ -103,20 +103,20 @@ class Columns:
 
 @dataclass(frozen=True)
 class Experts(ExpertForm):
-    """The same with what stands around them in their unit."""
+    """All experts of one module, with the rest of their unit."""
 
     routing: float
-    """What the routing weights of every token, none of them negative, sum to."""
+    """The sum of the routing weights, none of them negative, of every token."""
     factor: float
-    """κ: what multiplies the experts' output on its way to the unit's."""
+    """κ: the factor of the experts' output in the unit's output."""
     shared: FeedForward | None
     """The one FFN that the unit adds for every token, if it adds one."""
     complete: bool
-    """Whether experts and shared FFN are all that the unit gives."""
+    """Whether the unit's output is experts and shared FFN, and nothing else."""
 
 
 def expert_form(event: Event, site: Site) -> ExpertForm:
-    """The form of the experts at this site, from one call of their module; UnsupportedModelError if unproved."""
+    """The form of the experts at this site, from one call of their module. Raises UnsupportedModelError if unproved."""
     if any(p.dtype not in (torch.float32, torch.float64) for p in site.module.parameters()):
         raise UnsupportedModelError("experts are taken apart from float32 weights; load the model in float32")
     with torch.no_grad():
@@ -128,7 +128,8 @@ def expert_form(event: Event, site: Site) -> ExpertForm:
 
 
 def find_experts(unit: nn.Module, site: Site, written: Trace, call: int) -> Experts:
-    """The form of the experts at this site, in the unit's call of that number; UnsupportedModelError if unproved."""
+    """The form of the experts at this site in call number `call` of the unit. Raises UnsupportedModelError if
+    unproved."""
     events = written.calls(site.module)
     if site.routing is None or len(events) <= call:
         raise UnsupportedModelError("its experts are not called apart from their routing")
@@ -144,7 +145,7 @@ def find_experts(unit: nn.Module, site: Site, written: Trace, call: int) -> Expe
 
 
 def source_of(event: Event, site: Site) -> Tensor:
-    """What the experts of that call read, (…, T, M)."""
+    """The input of the experts in this call, (…, T, M)."""
     return _Asked(event, site).hidden
 
 
@@ -163,7 +164,7 @@ class _Asked:
         self.module = event.module
 
     def __call__(self, expert: int, z: Tensor, size: float = 1.0) -> Tensor:
-        """size · f_e(z): (T, M) to (T, M)."""
+        """size · f_e(z), z (T, M) to (T, M)."""
         own = self._event.args, self._event.kwargs
         weights = self._weights.new_zeros(len(z), self._weights.shape[1])
         weights[:, 0] = size
@@ -192,7 +193,7 @@ def _forms(asked: _Asked, site: Site) -> Iterator[ExpertForm]:
 
 
 def _oriented(matrix: Tensor, width: int) -> Iterator[Tensor]:
-    """As (E, rows, M), either way that fits."""
+    """The matrices as (E, rows, M), in each orientation that fits."""
     if matrix.shape[2] == width:
         yield matrix
     if matrix.shape[1] == width:
@@ -228,7 +229,7 @@ def _at(bias: Tensor | None, where: slice) -> Tensor | None:
 
 
 def _gives(form: ExpertForm, asked: _Asked) -> bool:
-    """Whether the form gives every expert's output: the first one far out first, as that is what tells forms apart."""
+    """Whether the form gives every expert's output. The first test is at large vectors, which tell forms apart best."""
     first = form.up if form.gate is None else form.gate
     z = gaussian((TOKENS, asked.hidden.shape[-1]), asked.hidden, SEED)
     z = z * (SPREAD / float((z @ first[0].T).abs().max().clamp_min(1e-30)))
@@ -237,11 +238,12 @@ def _gives(form: ExpertForm, asked: _Asked) -> bool:
             if not relative_error(form.evaluate(expert, vectors), asked(expert, vectors)) <= ALIKE:
                 return False
     whole = asked(0, z)
-    return relative_error(asked(0, z, size=0.37), 0.37 * whole) <= TOLERANCE  # weighted behind, not in front
+    return relative_error(asked(0, z, size=0.37), 0.37 * whole) <= TOLERANCE  # the weight acts on the output
 
 
 def _routing_sum(unit: Event, site: Site) -> float:
-    """What the routing weights sum to at every token, whatever the unit reads."""
+    """The sum of the routing weights at every token, the same for any input of the unit (a little above the
+    measured)."""
     seen: list[Tensor] = []
     with watching([site], lambda _, value, __: seen.append(value.detach().double())):
         for k, size in enumerate(SIZES):
@@ -254,7 +256,7 @@ def _routing_sum(unit: Event, site: Site) -> float:
 
 
 def _way_out(unit: Event, site: Site) -> tuple[float, list[tuple[Tensor, Tensor]]]:
-    """κ, and what the unit gives beside κ times its experts: (input, rest) for some inputs."""
+    """κ, and the rest of the unit's output beside κ times its experts, as (input, rest) for some inputs."""
 
     def with_experts(x: Tensor, value: Tensor) -> Tensor:
         with giving([site.module], lambda tensor: value.reshape(tensor.shape).clone()):
@@ -280,7 +282,8 @@ def _way_out(unit: Event, site: Site) -> tuple[float, list[tuple[Tensor, Tensor]
 
 
 def _shared(unit: Event, written: Trace, call: int, rests: list[tuple[Tensor, Tensor]]) -> FeedForward | None:
-    """The FFN inside the unit that gives all of its rest, on every one of those inputs."""
+    """The FFN inside the unit whose output is the whole rest, on every one of these inputs; None where there is
+    none."""
     for module in unit.module.children():
         with contextlib.suppress(UnsupportedModelError):
             form = find_feedforward(module, written, unit.module, call)

@@ -2,9 +2,9 @@
 
     gated:  y = Σ_n σ(gate_n · z + p_n) (up_n · z + q_n) w_n + b        plain:  y = Σ_n σ(up_n · z + q_n) w_n + b
 
-Found by what the modules do on vectors that are fed to them, however the weights are stored or fused, and wherever the
-unit that discovery found begins and ends (some models keep the linear layers outside of it). The form is proved by
-comparing it, built from the rows and columns found, with the model's own output on vectors that it has not seen.
+The form is found by what the modules do on vectors that are fed to them, however the weights are stored or fused, and
+wherever the unit that discovery found begins and ends (some models keep the linear layers outside it). It is proved by
+comparing its output, from the rows and columns found, with the model's own on new vectors.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from duat_cli.operators.activations import Activation, recognise
 
 SEED = 5
 TOKENS = 24
-SPREAD = 40.0  # largest pre-activation aimed at: activations show what they are
+SPREAD = 40.0  # largest pre-activation aimed at, where activations differ clearly
 ALIKE = 3e-5  # activation against formula, relative, in float32
 TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Which output features of which linear layer make one vector of pre-activations, neuron by neuron."""
+    """The output features of a linear layer that make one vector of pre-activations, neuron by neuron."""
 
     linear: nn.Module
     index: Tensor  # (n,)
 
     def taken(self, features: Tensor) -> Tensor:
-        """These of all features, (C, …) to (n, …): a view where they lie side by side."""
+        """The entries of these features among those of all, (C, …) to (n, …); a view where they lie side by side."""
         first, count = int(self.index[0]), self.index.numel()
         if torch.equal(self.index, torch.arange(first, first + count)):
             return features[first : first + count]
@@ -49,10 +49,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """Where the pieces of an FFN stand."""
+    """The form of an FFN: the modules and features that hold its pieces."""
 
     unit: nn.Module
-    source: Tensor  # z as the trace holds it: what the first linear layers read
+    source: Tensor  # z, the input of the first linear layers, as the trace holds it
     activation: Activation
     gate: Rows | None  # None: plain
     up: Rows  # the pre-activation of a plain FFN, the linear factor of a gated one
@@ -65,7 +65,7 @@ class FeedForward:
 
     @property
     def read(self) -> tuple[Rows, ...]:
-        """What σ and its factor read: gate, if there is one, and up."""
+        """The rows behind σ and its factor: gate, if there is one, and up."""
         return (self.up,) if self.gate is None else (self.gate, self.up)
 
     @property
@@ -85,7 +85,7 @@ class FeedForward:
 
 
 def find_feedforward(unit: nn.Module, written: Trace, inside: nn.Module, call: int = 0) -> FeedForward:
-    """The form of one unit of the block `inside` in its call of that number; UnsupportedModelError if it has none."""
+    """The form of one unit of the block `inside` in call number `call`. Raises UnsupportedModelError if it has none."""
     calls = written.calls(unit)
     if len(calls) <= call or calls[call].result is None or not calls[call].tensors:
         raise UnsupportedModelError(f"{type(unit).__name__} has no single input and output")
@@ -100,7 +100,7 @@ def find_feedforward(unit: nn.Module, written: Trace, inside: nn.Module, call: i
 
 @dataclass(frozen=True)
 class _Span:
-    """A unit with the linear layers that stand directly in front of it and behind it, where it holds none itself."""
+    """A unit with the linear layers directly in front of it and behind it, where it holds no such layers itself."""
 
     unit: Event
     front: nn.Module | None
@@ -109,7 +109,8 @@ class _Span:
 
 
 def _span(unit: Event, written: Trace, inside: nn.Module) -> _Span:
-    """Read off the trace: does the unit hold layers that read its input and make its output?"""
+    """The span of a unit, from the trace: with a layer in front where no layer inside reads its input, and one behind
+    where no layer inside makes its output."""
     own, x = set(unit.module.modules()), unit.tensors[0]
     assert unit.result is not None
     leaves = [e for e in written.events if e.result is not None and e.tensors and has_matrix(e.module)]
@@ -133,14 +134,14 @@ def _span(unit: Event, written: Trace, inside: nn.Module) -> _Span:
 
 
 class _Twins:
-    """The span's modules, in at least float32, run on any z while what their layers read and gave is written down."""
+    """The span's modules in at least float32, to be run on any z; inputs and outputs of their layers are recorded."""
 
     def __init__(self, span: _Span) -> None:
         self._span = span
         self.front, self.behind = (None if m is None else wide_twin(m) for m in (span.front, span.behind))
         self.unit = wide_twin(span.unit.module)
         names = dict(span.unit.module.named_modules())
-        # From a twin back to the model's own module.
+        # twin -> the model's own module
         self.own = {twin: names[name] for name, twin in self.unit.named_modules()}
         for twin, module in ((self.front, span.front), (self.behind, span.behind)):
             if twin is not None and module is not None:
@@ -148,7 +149,7 @@ class _Twins:
         self.calls: list[tuple[nn.Module, Tensor, Tensor]] = []
 
     def listening(self) -> contextlib.AbstractContextManager[None]:
-        """While active, `calls` is written."""
+        """While active, calls of the layers are recorded in `calls`."""
         modules = {*self.unit.modules(), self.front, self.behind}
         return hooked([m for m in modules if m is not None and has_matrix(m)], after=self._heard)
 
@@ -157,7 +158,7 @@ class _Twins:
             self.calls.append((module, args[0], output))
 
     def run(self, z: Tensor) -> Tensor:
-        """z (1, n, M) to the FFN's output (1, n, M)."""
+        """The FFN's output (1, n, M) for z (1, n, M)."""
         self.calls.clear()
         event = self._span.unit
         x = z if self.front is None else self.front(z)
@@ -175,7 +176,7 @@ def _recognised(span: _Span, twins: _Twins) -> FeedForward:
     z = _noise(span, SEED)
     try:
         twins.run(z)
-    except (RuntimeError, ValueError, TypeError, LookupError) as fault:  # it reads a mask of the model's own tokens
+    except (RuntimeError, ValueError, TypeError, LookupError) as fault:  # it may read a mask of the model's own tokens
         raise UnsupportedModelError(f"{name} does not run on other vectors than its block's tokens") from fault
     spread = max((float(out.abs().max()) for _, x, out in twins.calls if equal(x, z)), default=0.0)
     if not spread > 0:
@@ -204,7 +205,7 @@ def _recognised(span: _Span, twins: _Twins) -> FeedForward:
 
 
 def _splits(readers: list[tuple[nn.Module, Tensor]], neurons: int) -> Iterator[tuple[Rows | None, Rows]]:
-    """Every way in which the readers' features may be one pre-activation a neuron, or a gate and a factor."""
+    """Every way in which the readers' features may be one pre-activation per neuron, or a gate and a factor."""
     pieces: list[Rows] = []
     for module, out in readers:
         width = out.shape[-1]
@@ -229,7 +230,7 @@ def _noise(span: _Span, seed: int) -> Tensor:
 
 
 def _prove(found: FeedForward, span: _Span, twins: _Twins) -> None:
-    """The sum over neurons against the model's own FFN, on new vectors of three sizes."""
+    """Compares the sum over neurons with the model's own FFN, on new vectors of three sizes."""
     vectors = [_noise(span, SEED + k) * size for k, size in enumerate((0.3, 1.0, 6.0), start=1)]
     for z, got in zip(vectors, evaluate(found, torch.cat(vectors)).split(1), strict=True):  # weights are read once
         error = relative_error(got, twins.run(z))
@@ -240,7 +241,7 @@ def _prove(found: FeedForward, span: _Span, twins: _Twins) -> None:
 
 
 def evaluate(found: FeedForward, z: Tensor) -> Tensor:
-    """The FFN from its rows and columns, neuron by neuron: z (…, M) to (…, M)."""
+    """The FFN's output from its rows and columns, neuron by neuron: z (…, M) to (…, M)."""
 
     def pre(rows: Rows) -> Tensor:
         weight, bias = found.rows(rows)

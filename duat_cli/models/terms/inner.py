@@ -1,4 +1,4 @@
-"""What one block call consists of: its heads and its FFNs, each with a reason in place of what is not proved."""
+"""The pieces of one block call, its heads and its FFNs, each replaced by a reason where it is not proved."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ from duat_cli.operators.kronecker import HeadFactors
 
 @dataclass(frozen=True)
 class Inner:
-    """What a block call consists of; a reason in place of what could not be proved."""
+    """The pieces of a block call; a reason stands in place of one that could not be proved."""
 
     event: Event
     parts: BlockParts
     attention: AttentionCall | None
-    heads: tuple[Tensor, HeadFactors] | str  # what the values are made of (1, N, width), V and O
+    heads: tuple[Tensor, HeadFactors] | str  # the input of the layer that makes the values, (1, N, width); V and O
     last: nn.Module | str  # the layer that takes the concatenated heads
     units: tuple[tuple[nn.Module, FeedForward | Experts | str], ...]  # in call order
 
     def end(self, place: int) -> nn.Module:
-        """What a unit's branch ends in: the layer behind it, or itself where that stands inside."""
+        """The module in which a unit's branch ends: the layer behind the unit, or the unit where that layer is
+        inside."""
         unit, form = self.units[place]
         return form.down if isinstance(form, FeedForward) and form.down not in set(unit.modules()) else unit
 
 
 def inner_of(structure: ModelStructure, sites: Sites, written: Trace, number: int) -> Inner:
-    """Everything of the block call of that number, from a trace of this call."""
+    """All pieces of block call `number`, from the trace of this call."""
     parts = structure.block(number).parts
     attention = written.attention_of(parts.attention)
     each = len(attention)
@@ -60,7 +61,7 @@ def inner_of(structure: ModelStructure, sites: Sites, written: Trace, number: in
 
 
 def _taking(parts: BlockParts, written: Trace, call: AttentionCall) -> nn.Module | str:
-    """The layer that takes the concatenated heads, as they are."""
+    """The layer that reads the concatenated heads unchanged, or the reason why there is none."""
     if parts.output_projection is None:
         return "no linear layer takes its concatenated heads"
     linear = parts.output_projection.linear
@@ -70,7 +71,8 @@ def _taking(parts: BlockParts, written: Trace, call: AttentionCall) -> nn.Module
 def form_of(
     parts: BlockParts, routed: Sequence[Site], written: Trace, unit: nn.Module, occurrence: int
 ) -> FeedForward | Experts | str:
-    """The form of one unit, in its call of that number, or why none is proved. routed: the block's sites of experts."""
+    """The form of one unit in its call number `occurrence`, or the reason why none is proved. routed: the block's sites
+    of experts."""
     if unit in parts.mixing:
         return f"{type(unit).__name__} mixes tokens without softmax attention"
     site = next((s for s in routed if s.module in set(unit.modules())), None)

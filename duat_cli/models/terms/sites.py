@@ -1,12 +1,12 @@
-"""Where a block's terms can be seen and removed: the tensors that hold neurons, heads, experts, FFN and attention.
+"""Sites: the tensors in which a block's terms (neurons, heads, experts, FFN and attention) can be seen and removed.
 
 A term is an additive contribution to the residual stream. Those of Eq. 13-16 are neurons; heads, experts, attention
-and blocks are terms alike here. Each kind lives in one tensor of the model's own
-forward pass: neurons in the input of the FFN's last linear layer, heads in the input of attention's output projection,
-experts in the routing weights. A site names that tensor and says which of its elements belong to which term; whoever
-removes a term, or asks how the output depends on it, works on that tensor and nothing else.
+and blocks are treated in the same way here. Each kind has one tensor in the model's own forward pass: neurons the input
+of the FFN's last linear layer, heads the input of attention's output projection, experts the routing weights. A site
+names that tensor and says which of its elements belong to which term. To remove a term, or to find how the output
+depends on it, only this tensor is used.
 
-Sites are found by following memory and proved on a short random input; what is not proved has a reason instead.
+Sites are found by following memory and proved on a short random input; a kind that is not proved has a reason instead.
 """
 
 from __future__ import annotations
@@ -57,19 +57,20 @@ class Site:
     kind: Kind
     module: nn.Module
     place: Place
-    count: int  # terms
+    count: int  # number of terms
     offset: int = 0  # index of the first of them among the block's terms of this kind
     routing: Routing | None = None
     unit: nn.Module | None = None  # of neurons: the nonlinear module that makes them, or holds the layer
-    behind: nn.Module | None = None  # a norm without bias that reads the output alone: both are zero together
+    behind: nn.Module | None = None  # a norm without bias that reads only this output: both are zero together
 
     @property
     def watched(self) -> nn.Module:
-        """Where the term is seen. A norm has no slope along its input's length, so it is seen behind the norm."""
+        """The module at which the term is seen: the norm behind it, if any, which has no slope along its input's
+        length."""
         return self.module if self.behind is None else self.behind
 
     def spread(self, mask: Tensor, value: Tensor, index: Tensor | None) -> Tensor:
-        """A number a term as a factor for every element of the tensor. mask: (count,)."""
+        """A factor for every element of the tensor, from one number per term. mask: (count,)."""
         if self.kind == "expert":
             return mask[needed(index)]
         if self.count == 1:
@@ -77,7 +78,7 @@ class Site:
         return mask.repeat_interleave(value.shape[-1] // self.count)
 
     def collect(self, product: Tensor, index: Tensor | None) -> Tensor:
-        """Sum elementwise products over each term's elements: (items, *tensor shape) to (items, count)."""
+        """The sums of elementwise products over each term's elements: (items, *tensor shape) to (items, count)."""
         items = product.shape[0]
         if self.kind == "expert":
             sums = product.new_zeros(items, self.count)
@@ -90,7 +91,7 @@ class Site:
 
 @dataclass(frozen=True)
 class BlockSites:
-    """The sites of one block module, and why a kind has none."""
+    """The sites of one block module, and for each kind without any the reason."""
 
     sites: tuple[Site, ...]
     reasons: dict[Kind, str] = field(default_factory=dict)
@@ -117,7 +118,8 @@ Edit = Callable[[Site, Tensor, Tensor | None], Tensor | None]
 
 @contextlib.contextmanager
 def watching(sites: Sequence[Site], edit: Edit) -> Iterator[None]:
-    """While active, `edit(site, tensor, expert index)` sees each site's tensor at every call and may replace it."""
+    """While active, `edit(site, tensor, expert index)` is called with each site's tensor at every call and may replace
+    it."""
     with contextlib.ExitStack() as stack:
         for site in sites:
             stack.enter_context(_at_output(site, edit) if site.place == "output" else _at_input(site, edit))
@@ -149,13 +151,13 @@ def _at_input(site: Site, edit: Edit) -> contextlib.AbstractContextManager[None]
 
 
 def find_sites(structure: ModelStructure, like: Mapping[str, Tensor] | None = None) -> dict[nn.Module, BlockSites]:
-    """The sites of every distinct block module, found on one short run. like: as of `probe_inputs`."""
+    """The sites of every distinct block module, found on one short run. like: as in `probe_inputs`."""
     written = probe_trace(structure.stack, probe_inputs(structure.stack, like, DISCOVERY_TOKENS))
     return {block.parts.module: block_sites(block.parts, written) for block in structure.blocks}
 
 
 def block_sites(parts: BlockParts, written: Trace) -> BlockSites:
-    """The sites of one block, from what was written down of it; its weights are there."""
+    """The sites of one block, from its trace; its weights are in memory."""
     found = _sites(parts, written)
     event = written.calls(parts.module)[0]
     sites = tuple(_put_behind_norm(parts, event, s) if s.kind in ("attention", "ffn") else s for s in found.sites)
@@ -163,8 +165,8 @@ def block_sites(parts: BlockParts, written: Trace) -> BlockSites:
 
 
 def _put_behind_norm(parts: BlockParts, event: Event, site: Site) -> Site:
-    """Give a branch the norm behind it, if there is one: its input is zero without the branch."""
-    silent: dict[nn.Module, bool] = {}  # in the order of their calls
+    """The site of a branch with the norm behind it, if there is one: a norm whose input is zero without the branch."""
+    silent: dict[nn.Module, bool] = {}  # in call order: whether the norm's input is zero
 
     def read(norm: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         tensor = slots_of(args, kwargs)[0][1]
@@ -250,7 +252,7 @@ def _unit_sites(
 
 
 def _last_linear(unit: Event, written: Trace) -> Event | None:
-    """The linear layer inside the unit whose output is the unit's."""
+    """The linear layer inside the unit whose output is that of the unit."""
     inside = set(unit.module.modules()) - {unit.module}
     for event in reversed(written.events):
         if event.module in inside and not any(event.module.children()) and has_matrix(event.module):
@@ -261,7 +263,8 @@ def _last_linear(unit: Event, written: Trace) -> Event | None:
 
 
 def _is_constant_without(unit: Event, down: Event) -> bool:
-    """Whether the unit gives its last layer's bias to every token, and nothing else, once the neurons are zero."""
+    """Whether the unit's output is its last layer's bias at every token, and nothing else, once the neurons are
+    zero."""
     site = Site("neuron", down.module, "input", 1)
     with torch.no_grad(), watching([site], _silence):
         output = parted(unit.module(*unit.args, **unit.kwargs))[0]
@@ -270,13 +273,13 @@ def _is_constant_without(unit: Event, down: Event) -> bool:
 
 
 def _readers(parts: BlockParts, unit: Event, written: Trace) -> list[Event]:
-    """The innermost modules of the block with matrices that read what the unit puts out."""
+    """The innermost modules of the block that have matrices and read the unit's output."""
     inside, found = set(parts.module.modules()) - {parts.module}, list[Event]()
     for event in written.events[written.events.index(unit) + 1 :]:
         if event.module not in inside or unit.result is None:
             continue
         if not any(p.ndim >= 2 for p in event.module.parameters()):
-            continue  # a norm, a dropout
+            continue  # a norm or a dropout
         around = any(reader.module in set(event.module.modules()) for reader in found)
         if not around and any(same_storage(tensor, unit.result) for tensor in event.tensors):
             found.append(event)
@@ -284,13 +287,14 @@ def _readers(parts: BlockParts, unit: Event, written: Trace) -> list[Event]:
 
 
 def _may_be_down(parts: BlockParts, event: Event) -> bool:
-    """Whether a reader is one linear layer outside attention."""
+    """Whether a reader is a single linear layer outside attention."""
     attention = {inner for module in parts.attention for inner in parts.modules_of(module)}
     return event.module not in attention and not any(event.module.children()) and has_matrix(event.module)
 
 
 def _experts(unit: nn.Module, written: Trace) -> Site | str:
-    """The experts module of a routed unit, proved to be linear in its routing weights."""
+    """The site of a routed unit's experts, proved to be linear in their routing weights, or the reason why there is
+    none."""
     for module in unit.modules():
         for event in written.calls(module)[:1]:
             routing = routing_slots(event.args, event.kwargs)
