@@ -1,1 +1,1 @@
-"""V and O of the heads: where they can be read, and the factors of W'."""
+"""V and O of the heads: the layers that they can be read from, and the factors of W'."""

@@ -1,8 +1,8 @@
 """The factors of W' for a captured block: Ĥ_h = t_i H_h[i, j] s_j, and the head factors V_h, O_h.
 
-V and O are read from weights where memory shows the place (projections.py), else probed by pushing unit vectors through
-the frozen block. The per-token scales s (norms in front) and t (norms behind, on the branch) are fitted to what the
-block does, and the residual of that fit is the proof: reading or probing, a wrong factor cannot fit.
+V and O are read from weights where memory shows the place (projections.py), else found by passing unit vectors through
+the frozen block. The per-token scales s (norms in front) and t (norms behind, on the branch) are fitted to the block's
+own results. The residual of that fit is the proof: a wrong factor, read or probed, cannot fit.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ from duat_cli.operators.kronecker import HeadFactors, at_offsets
 NO_MIXING = "it has no token mixer, so no token reaches another"
 THROUGH_UNIT = "what its attention adds reaches the stream only through a nonlinear unit"
 SMALL = "what its attention adds to the stream is so small that rounding hides where it arrives"
-OUTPUT = -1  # the last place of a replay
+OUTPUT = -1  # the last of `Replay.places`: the block's output
 MERGES = "it has no attention: a held affine map makes other tokens of the stream, of another number or width"
 
 
 @dataclass(frozen=True)
 class Tap:
-    """Where attention's contribution meets the residual stream: a point of the replay, or the block's output."""
+    """The place where attention's contribution meets the stream: a point of the replay, or the block's output."""
 
     place: int  # index into Replay.places
-    branch_norms: bool  # whether a norm stands on the branch before it, so that t depends on the input
-    on_stream: bool  # whether the stream arrives there as it is, up to a factor: no layer stands between
+    branch_norms: bool  # whether a norm stands on the branch in front of it, so that t depends on the input
+    on_stream: bool  # whether the stream arrives there unchanged up to a factor: no layer stands between
 
     def read(self, replay: Replay) -> Tensor:
         return replay.places[self.place][1]
@@ -75,30 +75,30 @@ class Tap:
 
 @dataclass(frozen=True)
 class BlockFactors:
-    """What of one block's W' does not depend on the input."""
+    """The parts of one block's W' that do not depend on the input."""
 
     heads: HeadFactors
     tap: Tap
     origin: str  # "read" or "probed"
     token_scale: Tensor | None = None  # t where it is the same for every input: (1,)
     error: float = 0.0  # relative residual of the fit of O and t
-    gated: bool = False  # whether the channels of what heads give are scaled, token by token, in front of O
-    own: bool = False  # whether V reads the values themselves, made by a UAT term, not the stream: a choice of channels
-    offsets: tuple[int, ...] = (0,)  # of values that several tokens make: V and O of every head once for each
+    gated: bool = False  # whether the channels of the heads' outputs are scaled, token by token, in front of O
+    own: bool = False  # whether V does not read the stream: it selects channels of values that a UAT term makes
+    offsets: tuple[int, ...] = (0,)  # of values made of several tokens: V and O of every head stand once per offset
 
     def fitted(self, scale: Tensor, error: float) -> BlockFactors:
-        """With what t was fitted to be for one input, and what that leaves."""
+        """These factors with t, (N,), as fitted for one input, if t is the same for all tokens, and the fit's error."""
         return replace(self, token_scale=_constant_scale(scale, self.tap), error=error)
 
     @property
     def reaching(self) -> Tensor:
-        """O once a head, (heads, d, M)."""
+        """O of each head once, (heads, d, M)."""
         return self.heads.output[: self.heads.heads // len(self.offsets)]
 
 
 @dataclass(frozen=True)
 class Base:
-    """A replay of a block, and of what: its first item is the reference point of every difference."""
+    """A replay of a block with its inputs; its first item is the reference point of every difference."""
 
     items: Tensor  # (items, N, M)
     given: list[Tensor]
@@ -106,7 +106,7 @@ class Base:
 
 
 def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOperator:
-    """W' of this block for this input."""
+    """W' of this block for this input. Raises UnsupportedModelError where its factors do not fit."""
     call = run.attention[0]
     product, target = wide(call.value[0]), wide(call.value[0])  # (kv_heads, N, d)
     scale, value_errors = torch.ones_like(product[..., :1]), [0.0] * run.prompts
@@ -154,19 +154,19 @@ def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOper
 
 
 def _of_others(run: BlockRun, known: BlockFactors) -> Tensor:
-    """s by what the frozen block makes of random vectors in place of the tokens', of which one may be zero."""
+    """s fitted to the frozen block's values for random vectors; the vectors of tokens may be zero."""
     zero, noise = torch.zeros_like(run.input), random_like(run.input)
     made = wide(values_of(run, noise)[0]) - wide(values_of(run, zero)[0])
     return fit_heads(known.heads.values_of(wide(noise[0])), made)
 
 
 def own_contribution(run: BlockRun, tap: Tap) -> tuple[Tensor, Tensor]:
-    """H V(x) - H V(0), (N, heads, d), and what it moves at the tap, (N, M): the model's own, without factors.
+    """H V(x) - H V(0), (N, heads, d), and the change that it makes at the tap, (N, M): by the model's own code.
 
     The frozen block is replayed twice on a zero stream, once with the captured H V of x in place of attention's result
-    and once with H V of a zero input, and the two are subtracted at the tap. With the stream at zero it does
-    not cancel; H V of a zero input holds the constants (biases of V, offsets of norms), which stand outside W' and do.
-    Of a homogeneous block it is zero, as discovery proved to the bit.
+    and once with H V of a zero input, and the two are subtracted at the tap. The stream is zero, so it hides nothing;
+    the constants in H V of a zero input (biases of V, offsets of norms), which stand outside W', cancel. H V of a zero
+    input is zero for a homogeneous block, which discovery proved to the bit.
     """
     zero = torch.zeros_like(run.input)
     own = run.attention[0].output  # (1, N, heads, d)
@@ -177,10 +177,10 @@ def own_contribution(run: BlockRun, tap: Tap) -> tuple[Tensor, Tensor]:
 
 
 def checked(operator: AttentionOperator, run: BlockRun, tap: Tap) -> AttentionOperator:
-    """`operator` with the error of W' x' against what the model's own attention adds; refused beyond the tolerance.
+    """`operator` with the error of W' x' against the model's own attention; refused beyond the tolerance.
 
-    The constants that stand outside W' (biases of V) are in both images that the model's contribution is the difference
-    of: what the dtype's rounding leaves of them there is no error of W'.
+    The model's contribution is a difference of two images that both hold the constants outside W' (biases of V); what
+    rounding in the dtype leaves of these constants is no error of W'.
     """
     whole = wide(run.attention[0].output[0]).transpose(0, 1)
     if operator.gate is not None:
@@ -198,10 +198,10 @@ def checked(operator: AttentionOperator, run: BlockRun, tap: Tap) -> AttentionOp
 
 
 def _reach(run: BlockRun, known: BlockFactors, gate: Tensor | None, base: Base) -> tuple[Tensor, list[float]]:
-    """t for this input: add a known vector R to H V and see what arrives: t_i (g_i ∘ R) O. With the residual of each
-    prompt."""
+    """t for this input, (N,), and the residual of each prompt: a known vector R is added to H V, and t_i (g_i ∘ R) O
+    arrives."""
     mixed = base.replay.mixed[0][:1]  # (1, N, heads, d)
-    # of the size of H V: values of their own are zero in the base, where what is added may drown in the stream
+    # R has the size of H V; own values are zero in the base, so there H V of the run is taken, lest the stream hide R
     added = random_like(run.attention[0].output if known.own else mixed, SEED)
     moved = run.replay(base.items[:1], [g[:1] for g in base.given], attention=mixed + added)
     target = wide(known.tap.read(moved)[0]) - wide(known.tap.read(base.replay)[0])
@@ -212,7 +212,7 @@ def _reach(run: BlockRun, known: BlockFactors, gate: Tensor | None, base: Base) 
 
 
 def find_factors(run: BlockRun, base: Base) -> BlockFactors:
-    """V, O and the tap of this block; UnsupportedModelError says why W' is no sum of Kronecker products."""
+    """V, O and the tap of this block. Raises UnsupportedModelError saying why W' is no sum of Kronecker products."""
     if not run.attention:
         alone = NO_MIXING if run.output.shape == run.input.shape else MERGES
         unproved = f"its token mixer has no form that could be proved{in_narrow(run.input.dtype)}"
@@ -225,14 +225,14 @@ def find_factors(run: BlockRun, base: Base) -> BlockFactors:
         return _own_values(run, base)
     if run.attention[0].rows.tokens != tokens or run.attention[0].value.shape[2] != tokens:
         if torch.equal(values_of(run, torch.zeros_like(run.input)), values_of(run, random_like(run.input))):
-            raise UnsupportedModelError(UNMOVED)  # so that which token stands where in its windows is not known
+            raise UnsupportedModelError(UNMOVED)  # that is why the tokens at the places of its windows are not known
         other = "its attention reaches other vectors than the block's own tokens"
         raise UnsupportedModelError(f"{other}{in_narrow(run.input.dtype)}")
     if made_by_units(run):
         return _own_values(run, base)
     tap = _find_tap(run)
-    # Where the stream nowhere arrives as it is, what is read is O, and its fit proves it; probed at the block's output
-    # it includes the layers that lead back to the stream (a bottleneck around attention).
+    # Where the stream arrives nowhere unchanged, O is read, and its fit is the proof. O probed at the block's output
+    # includes the layers that lead back to the stream (a bottleneck around attention).
     probed = tap if tap.on_stream else Tap(OUTPUT, True, on_stream=False)
     faults: list[str] = []
     for origin, gated, value, output in (
@@ -264,15 +264,15 @@ def find_factors(run: BlockRun, base: Base) -> BlockFactors:
 
 
 def _own_values(run: BlockRun, base: Base) -> BlockFactors:
-    """Of attention whose values are made by a UAT term, no affine map of the stream: V picks the channels of a head, or
-    makes the values of a latent that is handed on."""
+    """Factors of attention whose values are made by a UAT term, no affine map of the stream. V selects the channels of
+    a head, or makes the values of a latent that an earlier block hands on."""
     latent = run.parts.handed == "latent"
     value = read_value(run) if latent else choice_of_channels(run.attention[0].value)
     return _with_value(run, value, "read", base, own=True)
 
 
 def _by_offset(run: BlockRun, base: Base) -> BlockFactors:
-    """Of attention whose values are an affine map of several tokens' streams: V and O once for each offset."""
+    """Factors of attention whose values are an affine map of several tokens' streams: V and O stand once per offset."""
     offsets = offsets_of(run)
     return _with_value(run, probe_values(run, offsets), "probed", base, offsets=offsets)
 
@@ -280,7 +280,7 @@ def _by_offset(run: BlockRun, base: Base) -> BlockFactors:
 def _with_value(
     run: BlockRun, value: Tensor, origin: str, base: Base, *, own: bool = False, offsets: tuple[int, ...] = (0,)
 ) -> BlockFactors:
-    """Factors with this V, O read behind the gate."""
+    """Factors with this V, and with O read behind the gate."""
     tap, gate = _find_tap(run), gate_of(run, base.given)[0]
     heads = HeadFactors(value, _read_output(run, tap, gate).repeat(len(offsets), 1, 1))
     factors = BlockFactors(heads, tap, origin, own=own, gated=True, offsets=offsets)
@@ -291,7 +291,7 @@ def _with_value(
 
 
 def choice_of_channels(like: Tensor) -> Tensor:
-    """V that picks the channels of each head, (heads, heads d, d), for values (1, heads, N, d)."""
+    """V that selects the channels of each head, (heads, heads d, d), for values (1, heads, N, d)."""
     _, heads, _, width = like.shape
     if width == 1 and heads > CHANNEL_HEADS:
         raise UnsupportedModelError(
@@ -302,13 +302,13 @@ def choice_of_channels(like: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=1)
 def _choice(heads: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The same for every block: of thousands of channels it takes up to 256 MiB."""
+    """V of `choice_of_channels`, kept for all blocks: for thousands of channels it takes up to 256 MiB."""
     side = torch.eye(heads * width, dtype=dtype, device=device)
     return side.reshape(-1, heads, width).transpose(0, 1)
 
 
 def _constant_scale(scale: Tensor, tap: Tap) -> Tensor | None:
-    """t as one number where no norm stands on the branch."""
+    """t as one number, (1,), where no norm stands on the branch and it is the same for all tokens; else None."""
     if tap.branch_norms:
         return None
     middle = scale.median()
@@ -319,7 +319,7 @@ def _constant_scale(scale: Tensor, tap: Tap) -> Tensor | None:
 
 
 def _find_tap(run: BlockRun) -> Tap:
-    """Of attention over the block's own tokens."""
+    """The tap of attention over the block's own tokens."""
     out = run.attention[0].output
     silent = torch.zeros_like(out)
     noise = gaussian(tuple(out.shape), out, SEED)
@@ -336,8 +336,8 @@ def _find_tap(run: BlockRun) -> Tap:
 
 
 def meeting(run: BlockRun, replay: Replay, stream: Tensor) -> Tap | None:
-    """The first point that takes the stream, as it is (else: at all), and what an attention gives. replay: of three
-    items: nothing, `stream` alone, what attention gives alone."""
+    """The first point that both the stream and an attention's output reach: one that the stream reaches unchanged, else
+    any. replay: of three items: zeros, `stream` alone, an output of attention alone."""
     branch_norms, found = False, []
     for place, (module, values) in enumerate(replay.places):
         from_stream, from_attention = moved(values, 1), moved(values, 2)
@@ -355,7 +355,8 @@ def _is_multiple(change: Tensor, stream: Tensor) -> bool:
 
 
 def read_value(run: BlockRun, projection: Projection | None = None) -> Tensor:
-    """V, (kv_heads, width, d), the gain of a norm in front included; None: of its own attention."""
+    """V, (kv_heads, width, d), with the gain of a norm in front. projection: None for that of the block's own
+    attention."""
     mixer = run.parts.mixer if projection is None else None
     projection = projection or run.parts.value_projection
     if projection is None:
@@ -375,7 +376,7 @@ def _read_output(run: BlockRun, tap: Tap, _gate: Tensor | None) -> Tensor:
 
 
 def read_output(run: BlockRun, projection: Projection | None, call: AttentionCall, tap: Tap) -> Tensor:
-    """O, (heads, d, M), the gain of a norm behind it included."""
+    """O, (heads, d, M), with the gain of a norm behind it."""
     _, _, heads, width = call.output.shape
     if projection is None:
         raise UnsupportedModelError("no linear layer takes its concatenated heads")

@@ -1,7 +1,7 @@
-"""What scales the channels of attention's result in front of the output projection: gates, and norms on heads.
+"""Gates and norms on heads: the factors of the channels of attention's result in front of the output projection.
 
-Measured, not read: signs in place of H V go through the frozen block, and what arrives at the output projection is the
-factor of every channel. A second, random vector must arrive multiplied by the same factors, which is the proof.
+They are measured: random signs in place of H V go through the frozen block and arrive at the output projection times
+the factor of every channel. A second, random vector must arrive multiplied by the same factors, which is the proof.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ SEED = 29
 
 
 def gate_of(run: BlockRun, given: Sequence[Tensor]) -> tuple[Tensor, float]:
-    """The factors, (heads, N, d), and the relative error that they leave.
+    """The factors, (heads, N, d), and their relative error. Raises UnsupportedModelError where attention's result is
+    not multiplied channel by channel.
 
-    given: as of `BlockRun.replay`; the first item is used. UnsupportedModelError where attention's result is not
-    multiplied channel by channel.
+    given: as in `BlockRun.replay`; the first item is used.
     """
     projection = run.parts.output_projection
     if projection is None:
@@ -43,7 +43,7 @@ def gate_of(run: BlockRun, given: Sequence[Tensor]) -> tuple[Tensor, float]:
 
 
 def _arriving(run: BlockRun, linear: nn.Module, given: Sequence[Tensor], attention: Tensor) -> Tensor:
-    """What the output projection reads where attention's result is this, in its shape."""
+    """The input of the output projection for this result of attention, in the shape of the result."""
     seen: list[Tensor] = []
 
     def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

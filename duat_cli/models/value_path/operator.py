@@ -1,4 +1,4 @@
-"""W' of one block under one input, by its factors."""
+"""W' of one block on one input, by its factors."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from duat_cli.models.instrument.windows import WindowRows
 from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, channels
 from duat_cli.operators.uniform import uniform_rows
 
-CHANNEL_ELEMENTS = 1 << 26  # of the attention of single channels
+CHANNEL_ELEMENTS = 1 << 26  # most elements of the attention matrices of single channels
 
 
 def whole_rows(source: RowSource) -> Tensor:
-    """All of H at once, (heads, N, N); no copy where it is held so."""
+    """All of H at once, (heads, N, N), without a copy where it is stored whole."""
     chunks = [weights for _, weights in source.chunks()]
     return chunks[0] if len(chunks) == 1 else torch.cat(chunks, dim=1)
 
 
 def gated_rows(rows: RowSource, gate: Tensor | None) -> tuple[RowSource, Tensor | None, Tensor | None]:
-    """H, the gate (heads, N, d), if any, that is left where one of heads as a whole is part of their H, and that part,
-    (heads, N)."""
+    """H, the gate (heads, N, d) and the gate of whole heads, (heads, N), each None if there is none. A gate that is the
+    same for all channels of a head becomes part of H."""
     if gate is not None and torch.equal(gate, gate[..., :1].expand_as(gate)):
         return scaled_rows(rows, gate[..., 0]), None, gate[..., 0]
     return rows, gate, None
@@ -38,7 +38,7 @@ def scaled_rows(rows: RowSource, factor: Tensor) -> RowSource:
 
 @dataclass(frozen=True)
 class PromptOperators:
-    """The W' of every prompt of a batch, as of `AttentionOperator`."""
+    """W' of every prompt of a batch; fields as in `AttentionOperator`."""
 
     attention: Tensor  # t H, (prompts, heads, N, N)
     source_scale: Tensor  # s, (prompts, heads, N)
@@ -49,7 +49,7 @@ class PromptOperators:
 
 @dataclass(frozen=True)
 class AttentionOperator:
-    """W' of one block under one input."""
+    """W' of one block on one input."""
 
     rows: RowSource
     source_scale: Tensor  # s, (heads, N)
@@ -57,27 +57,27 @@ class AttentionOperator:
     values: Tensor  # the values without bias at the block's input, scale included: (heads, N, d)
     factors: HeadFactors
     error: float  # largest relative residual of the fits
-    each: tuple[float, ...] = ()  # the same of every prompt of a batch
+    each: tuple[float, ...] = ()  # largest relative residual of each prompt of a batch
     allowed: Tensor | None = None  # positions that the attention mask leaves, (N, N) bool; None: no mask was seen
     own: bool = False  # whether it reads a mixer's own values, a UAT term, in place of the stream
     gate: Tensor | None = None  # factor of each channel of H V by token, (heads, N, d); None: ones
-    offsets: tuple[int, ...] = (0,)  # how far behind their tokens values stand: every head is there once for each
+    offsets: tuple[int, ...] = (0,)  # how far behind their tokens values stand; every head stands once per offset
     head_gate: Tensor | None = None  # factor of all channels of a head by token, part of `rows`: (heads, N); None: ones
-    ungated: RowSource | None = None  # `rows` without that factor; None where there is none
+    ungated: RowSource | None = None  # `rows` without `head_gate`; None where there is no such gate
 
     @property
     def products(self) -> int:
-        """How many Kronecker products W' is a sum of: one a head (and offset); with a gate one a head and channel, or a
-        head and token, whichever are fewer."""
+        """How many Kronecker products W' is a sum of: one per head (and offset). With a gate, one per head and channel
+        or one per head and token, whichever are fewer."""
         return self.factors.heads * (1 if self.gate is None else min(self.gate.shape[1:]))
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (rows, Ĥ[:, rows, :])."""
+        """Yields (rows, Ĥ[:, rows, :])."""
         for rows, weights in self.attention_chunks():
             yield rows, weights * self.source_scale[:, None, :]
 
     def attention_chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (rows, t H[:, rows, :]): for products with `values`, which hold s already."""
+        """Yields (rows, t H[:, rows, :]), for products with `values`, which include s."""
         scale, alike = self.token_scale, self.token_scale.numel() == 1
         plain = alike and float(scale) == 1.0
         for rows, attention in self.rows.chunks():
@@ -85,16 +85,16 @@ class AttentionOperator:
             yield rows, weights if plain else weights * (scale if alike else scale[rows, None])
 
     def image(self) -> Tensor:
-        """W' of the vectors that `values` are made of, (N, M)."""
+        """W' applied to the vectors that `values` are made of, (N, M)."""
         mixed = torch.cat([weights @ self.values for _, weights in self.attention_chunks()], dim=1)  # (heads, N, d)
         return torch.einsum("hnd,hdm->nm", mixed if self.gate is None else mixed * self.gate, self.factors.output)
 
     def matrix(self) -> KroneckerSum:
-        """All of Ĥ at once."""
+        """W' with all of Ĥ at once."""
         return KroneckerSum(torch.cat([chunk for _, chunk in self.chunks()], dim=1), self.factors, self.gate)
 
     def by_prompt(self) -> PromptOperators:
-        """Of a batch of prompts, with all of H. UnsupportedModelError where it is of another kind."""
+        """W' of each prompt of a batch, with all of H. Raises UnsupportedModelError for another kind of attention."""
         count = len(self.each)
         if isinstance(self.rows, WindowRows) and self.rows.windows.count == count:
             attention = self.rows.weights
@@ -115,15 +115,16 @@ class AttentionOperator:
         )
 
     def uniform(self, seen: Tensor) -> AttentionOperator:
-        """The same with every H uniform over the tokens that each row may see, (N, N) bool; a gate stays."""
+        """W' with every H uniform over the tokens that each row may see; a gate stays. seen: these tokens, (N, N)
+        bool."""
         rows: RowSource = StoredRows(uniform_rows(seen, self.factors.heads, self.values.dtype, self.offsets))
         even = replace(self, rows=rows, allowed=seen if self.offsets == (0,) else None, offsets=(0,))
         return even if self.head_gate is None else replace(even, rows=scaled_rows(rows, self.head_gate), ungated=rows)
 
     def by_channel(self) -> AttentionOperator:
-        """The same W' without a gate: one head of width 1 for every channel, g H in place of its H.
+        """This W' without a gate: one head of width 1 for every channel, with g H in place of H.
 
-        UnsupportedModelError where their attention would not fit.
+        Raises UnsupportedModelError where their attention matrices would not fit in memory.
         """
         if self.gate is None:
             return self

@@ -1,5 +1,5 @@
-"""What a block does with other vectors while its dynamic parameters are frozen: what its values are made of, where
-tokens meet beside H, and V and O by unit vectors, where no weights show them."""
+"""Probes of a block whose dynamic parameters are frozen: what its values depend on, whether tokens are mixed outside H,
+and V and O by unit vectors, where they cannot be read from weights."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun
 
 SEED = 7
-FAR = {"float32": float("inf"), "float64": 1e-2}  # a residual that no rounding of a narrower dtype leaves
+FAR = {"float32": float("inf"), "float64": 1e-2}  # a residual too large for rounding in a narrower dtype
 SEVERAL = "its values are made of several tokens (a shift or a convolution): V is no map of one token's stream"
 UNMOVED = "its values do not depend on the stream while dynamic parameters are frozen"
 BEHIND = "what its attention gives is mixed among tokens on its way to the stream (a convolution)"
 
 
 def accept(error: float, dtype: torch.dtype) -> None:
-    """Refuses factors that leave more than rounding."""
+    """Refuses factors with an error above the tolerance for rounding."""
     if not error <= tolerance_for(dtype):
         raise UnsupportedModelError(
             "its attention is no sum of Kronecker products: factors "
@@ -31,19 +31,20 @@ def accept(error: float, dtype: torch.dtype) -> None:
 
 
 def wider_hint(error: float, dtype: torch.dtype) -> str:
-    """What tells whether a residual is rounding; nothing where no dtype does."""
+    """The end of an error text that names a wider dtype, which tells whether the residual is rounding; empty if none
+    does."""
     wider = "float32" if dtype in (torch.bfloat16, torch.float16) else "float64"
     return f"; --dtype {wider} tells whether it is rounding" if error < FAR[wider] and dtype != torch.float64 else ""
 
 
 def missed(image: Tensor, own: Tensor, rounded: float) -> float:
-    """How far an image of W' is from what the model's own code adds, of which `rounded` may be rounding."""
+    """The relative error of an image of W' against that of the model's own code; 0 for a difference up to `rounded`."""
     return relative_error(image, own) if float((image - own).norm()) > rounded else 0.0
 
 
 def refuse_cancelled(image: Tensor, own: Tensor, heads: Tensor, output: Tensor, dtype: torch.dtype) -> None:
-    """Refuses an image of W', and what the model's own code adds, that differ by what rounding leaves of heads which
-    cancel each other. heads: what O of each is multiplied by, (heads, N, d)."""
+    """Refuses an image of W' that differs from that of the model's own code only by rounding, because heads cancel each
+    other. heads: the vectors that O of each head multiplies, (heads, N, d)."""
     squares = sum(float((each @ to).square().sum()) for each, to in zip(heads, output, strict=True))
     rounded = 4 * torch.finfo(dtype).eps * squares**0.5
     if float((image - own).norm()) > rounded:
@@ -63,15 +64,17 @@ def values_of(run: BlockRun, z: Tensor) -> Tensor:
 
 
 def made_by_units(run: BlockRun) -> bool:
-    """Whether values come of nonlinear units alone (a norm with a gate made of itself, say), not of the stream."""
+    """Whether values come only from nonlinear units (a norm with a gate made of itself, say), and not from the
+    stream."""
     if not any(not unit.behind_attention for unit in run.units):
         return False
     return torch.equal(values_of(run, torch.zeros_like(run.input)), values_of(run, random_like(run.input)))
 
 
 def tokens_mixed(run: BlockRun, read: Callable[[Replay], Tensor]) -> str | None:
-    """Where tokens meet beside H, None where they do not: another first token moves the values of the others, or the
-    first token's heads move what arrives of others'. read: what of a replay meets the stream."""
+    """The text on where tokens are mixed outside H; None where they are not. Either a change of the first token moves
+    the values of others, or a change of its heads moves the vectors of others that arrive. read: those vectors of a
+    replay."""
     zero = torch.zeros_like(run.input)
     changed = zero.clone()
     changed[:, 0] = random_like(zero)[:, 0]
@@ -85,16 +88,16 @@ def tokens_mixed(run: BlockRun, read: Callable[[Replay], Tensor]) -> str | None:
 
 
 def reached_by_large(run: BlockRun, noise: Tensor) -> list[bool]:
-    """Which places behind attention move with what it gives where that is large; none where a zero scales it away (an
-    output projection, a layer scale). noise: what it may give, of the shape of its output."""
-    large = noise * torch.finfo(noise.dtype).max ** 0.75  # whatever a sum beside it rounds away
+    """Which places behind attention change with a large output of it; none where a factor of zero removes it (an output
+    projection, a layer scale). noise: an output of attention, in its shape."""
+    large = noise * torch.finfo(noise.dtype).max ** 0.75  # so large that no sum rounds it away
     zero, given = torch.zeros_like(run.input), torch.cat([torch.zeros_like(noise), large])
     replay = run.replay(torch.cat([zero, zero]), attention=given)
     return [not torch.equal(*values) for _, values in replay.places]
 
 
 def probe_value(run: BlockRun) -> Tensor:
-    """V row by row: unit vectors as tokens through the frozen block, up to the attention function."""
+    """V row by row, from unit vectors as tokens that go through the frozen block up to the attention function."""
     _, tokens, width = run.input.shape
     vector = gaussian((1, 1, width), run.input, SEED + 2).expand(1, tokens, width)
     base, at_vector = (values_of(run, z) for z in (torch.zeros_like(run.input), vector))
@@ -116,7 +119,7 @@ def _strongest(moved: Tensor) -> int:
 
 
 def _unit_tokens(first: int, tokens: int, width: int, like: Tensor) -> Tensor:
-    """Token j holds the unit vector first + j: (1, N, width)."""
+    """Tokens of which number j is the unit vector of index first + j: (1, N, width)."""
     unit = like.new_zeros(1, tokens, width)
     count = min(tokens, width - first)
     unit[0, torch.arange(count), first + torch.arange(count)] = 1.0
@@ -124,9 +127,9 @@ def _unit_tokens(first: int, tokens: int, width: int, like: Tensor) -> Tensor:
 
 
 def probe_output(run: BlockRun, read: Callable[[Replay], Tensor], gate: Tensor | None) -> Tensor:
-    """O row by row: unit vectors behind the gate, in place of g H V, read where they meet the residual stream.
+    """O row by row, from unit vectors behind the gate, in place of g H V, read where they meet the residual stream.
 
-    read: what of a replay meets it.
+    read: the vectors of a replay that meet it.
     """
     _, tokens, heads, width = run.attention[0].output.shape
     like = run.input

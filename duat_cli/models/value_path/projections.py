@@ -1,9 +1,9 @@
-"""Where V and O of a block's heads can be read from weights: found by following memory or numbers, not names.
+"""The layers from which V and O of a block's heads can be read: found by following memory or numbers, not names.
 
 The values that attention gets are a view of some linear layer's output; offset and strides of that view tell which
-of its columns belong to which head, so fused, interleaved and grouped projections need no table. What memory shows
-is a proposal: factors.py uses it only where a probe confirms it. A bound on heads needs V and O with their biases as
-those layers apply them, what feeds them, and attention whose rows are averages.
+of its columns belong to which head, so fused, interleaved and grouped projections need no table. A layer found in this
+way is only a proposal: factors.py uses it where a probe confirms it. A bound on heads needs V and O with the biases of
+these layers, their input, and attention whose rows are averages.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from duat_cli.operators.kronecker import HeadFactors
 
 
 def value_projection(hidden: Tensor, parts: BlockParts, written: Trace, call: AttentionCall) -> Projection | None:
-    """The layer and columns that make the values, or None where the values are no plain view of one layer.
+    """The layer and columns that make the values, or None where the values are no plain view of one layer's output.
 
-    hidden: what they are made of, as it comes to the block.
+    hidden: the block's input that they are made of.
     """
     made = _made(written, call)
     if made is None:
@@ -44,7 +44,7 @@ def value_projection(hidden: Tensor, parts: BlockParts, written: Trace, call: At
 
 
 def latent_projection(handed: Iterable[Tensor], written: Trace, call: AttentionCall) -> Projection | None:
-    """The layer and columns that make the values of one of these tensors, which come to the block beside its stream."""
+    """The layer and columns that make the values of one of these tensors, inputs of the block beside its stream."""
     given = list(handed)
     made = _made(written, call) if given else None
     if made is None or not any(same_storage(made[0].tensors[0], tensor) for tensor in given):
@@ -53,7 +53,7 @@ def latent_projection(handed: Iterable[Tensor], written: Trace, call: AttentionC
 
 
 def _same_tokens(laid: Tensor, tokens: Tensor) -> bool:
-    """Whether a tensor is `tokens` (1, N, width): the same memory, or a copy of them as windows (W, n, width)."""
+    """Whether a tensor holds `tokens`, (1, N, width): in the same memory, or copied into windows (W, n, width)."""
     if same_storage(laid, tokens):
         return True
     if laid.ndim != 3 or laid.shape[-1] != tokens.shape[-1] or laid.shape[:2] == tokens.shape[:2]:
@@ -66,8 +66,8 @@ def _rows(tensor: Tensor) -> set[bytes]:
 
 
 def output_projection(parts: BlockParts, written: Trace, call: AttentionCall) -> Projection | None:
-    """The first layer behind attention that takes heads * d features, and a norm that reads its output; not one that
-    reads what a layer in front read already, as that of a gate does."""
+    """The first layer behind attention that takes heads * d features, and a norm that reads its output. A layer whose
+    input was also read in front of attention, such as that of a gate, is passed over."""
     _, _, heads, width = call.output.shape
     count = written.ended_before[id(call)]
     read, behind = [event.tensors[0] for event in written.events[:count] if event.tensors], written.events[count:]
@@ -94,9 +94,9 @@ def projects_to_zero(parts: BlockParts) -> bool:
 
 
 def value_layer(written: Trace, call: AttentionCall, parts: BlockParts) -> tuple[Event, Tensor]:
-    """The linear layer whose output features are the values, and which: (kv_heads, d). Matched by the numbers.
+    """The linear layer whose output features are the values, and the index of these features, (kv_heads, d).
 
-    Storage would not do here: fused layers are split by copying in some models.
+    They are matched by their numbers, not by storage, because some models split fused layers by copying.
     """
     values = call.value[0].transpose(1, 2).flatten(0, 1)  # (kv_heads d, N)
     inside = set(parts.module.modules())
@@ -117,9 +117,10 @@ def value_layer(written: Trace, call: AttentionCall, parts: BlockParts) -> tuple
 
 
 def layer_factors(parts: BlockParts, written: Trace, call: AttentionCall) -> tuple[Tensor, HeadFactors]:
-    """What the values of one attention call are made of, z (1, N, width) as the trace holds it, and V and O.
+    """The input z of the layer that makes the values of one attention call, (1, N, width) as the trace holds it, and V,
+    O.
 
-    V and O with their biases, as the layers that make its values and take its heads apply them: norms stay outside.
+    V and O have the biases of the layers that make the values and take the heads; norms stay outside.
     """
     if parts.gated:
         raise UnsupportedModelError("a gate inside attention scales its channels")
@@ -140,7 +141,7 @@ def layer_factors(parts: BlockParts, written: Trace, call: AttentionCall) -> tup
 
 
 def require_averages(call: AttentionCall) -> None:
-    """Refuse attention whose rows are no averages: a bound on heads needs entries ≥ 0 and rows that sum to ≤ 1."""
+    """Refuses attention whose rows are no averages: a bound on heads needs entries ≥ 0 and rows that sum to ≤ 1."""
     for _, rows in call.rows.chunks():
         slack = tolerance_for(rows.dtype)
         if float(rows.min()) < -slack:
@@ -150,7 +151,7 @@ def require_averages(call: AttentionCall) -> None:
 
 
 def norm_before(events: Sequence[Event], source: Tensor) -> nn.Module:
-    """The norm among these calls whose output `source` is; UnsupportedModelError where there is none."""
+    """The norm among these calls that `source` is the output of. Raises UnsupportedModelError where there is none."""
     for event in events:
         if any(event.module.children()) or len(event.tensors) != 1 or not equal(event.result, source):
             continue
@@ -163,7 +164,8 @@ def norm_before(events: Sequence[Event], source: Tensor) -> nn.Module:
 
 
 def _made(written: Trace, call: AttentionCall) -> tuple[Event, Tensor] | None:
-    """The call of the layer that makes the values, which reads a tensor, and their columns of what it gives."""
+    """The call of the layer that makes the values, and the columns of its output that they are; None where they are no
+    such columns, or where the call has no tensor as input."""
     inside = set(call.module.modules())
     for event in reversed(written.events):
         leaf = event.module in inside and not any(event.module.children())
@@ -174,7 +176,8 @@ def _made(written: Trace, call: AttentionCall) -> tuple[Event, Tensor] | None:
 
 
 def _columns(value: Tensor, made: Tensor) -> Tensor | None:
-    """value (W, kv_heads, N, d) as columns of made (W, N, C): index (kv_heads, d), or None if it is no such view."""
+    """The columns of made (W, N, C) that value (W, kv_heads, N, d) is a view of: (kv_heads, d); None if it is no such
+    view."""
     features = made.shape[-1]
     if not made.is_contiguous() or value.stride(2) != features:
         return None
@@ -187,11 +190,11 @@ def _columns(value: Tensor, made: Tensor) -> Tensor | None:
 
 
 def _is_elementwise(event: Event) -> bool:
-    """Norms keep their gain in a vector."""
+    """Whether a layer has a vector as weight, as norms have."""
     weight = event.module.weight
     return isinstance(weight, Tensor) and weight.ndim < 2
 
 
 def _plain(rows: Tensor) -> Tensor:
-    """Exact in float32 or wider, on the CPU, where bytes can be compared."""
+    """The rows on the CPU in float32 or wider, an exact conversion, so that bytes can be compared."""
     return wide(rows).cpu() + 0.0  # -0 becomes 0

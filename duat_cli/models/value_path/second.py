@@ -1,19 +1,19 @@
-"""The factors of a block's second operator W'_c: of its cross-attention, or of a token mixer beside its attention.
+"""The factors of a block's second operator W'_c: that of its cross-attention, or of a token mixer beside its attention.
 
-Of cross-attention, from encoder tokens to decoder tokens,
+For cross-attention, from encoder tokens to decoder tokens,
 
     W'_c = Σ_h Ĥ_h ⊗ (V_h O_h)ᵀ,   Ĥ_h = t_i H_h[i, k] s_k of N rows and K columns,   V_h (width of the states) x d
 
-so that W'_c e is what the encoder's states e add to the stream, constants aside; V and O are read from weights. Of a
+so that W'_c e is what the encoder's states e add to the stream, constants aside; V and O are read from weights. For a
 mixer without softmax
 
     W'_c = Σ_h Ĥ_h (g_h ∘ ·) ⊗ O_hᵀ,   H_h of the mixer's own kernel, g the factors of its channels, O its output layer
 
-so that W'_c u is what the mixer adds, u (N, channels) being its own values, a UAT term.
+so that W'_c u is what the mixer adds, where u (N, channels) are its own values, a UAT term.
 
-Either is one of the block's units, so that a replay takes what it gives. Where that meets the stream and its scale t
-come of outputs that are put in its place, the block's own attention and its other units silent. What it really gives
-has to move the same there as W'_c, which is the proof.
+Either is one of the block's units, so a replay takes its output as given. Its tap and its scale t follow from replays
+with other outputs in its place, while the block's own attention and its other units give zeros. The proof is that its
+real output makes the same change at the tap as W'_c.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from duat_cli.operators.kronecker import HeadFactors
 
 
 def find_second_factors(run: BlockRun) -> BlockFactors:
-    """V, O and the tap; UnsupportedModelError says why W'_c is no sum of Kronecker products."""
+    """V, O and the tap. Raises UnsupportedModelError saying why W'_c is no sum of Kronecker products."""
     beside = _beside(run)
     tap = beside.tap()
     output = read_output(run, beside.projection, beside.attention, tap)
@@ -51,7 +51,7 @@ def find_second_factors(run: BlockRun) -> BlockFactors:
 
 
 def second_operator(run: BlockRun, known: BlockFactors) -> AttentionOperator:
-    """W'_c of this block for this input, compared with what the block's own code adds."""
+    """W'_c of this block for this input, compared with the result of the block's own code."""
     return _beside(run).operator(known)
 
 
@@ -62,16 +62,16 @@ def _beside(run: BlockRun) -> _Beside:
 
 
 class _Beside(ABC):
-    """Cross-attention or a mixer in one block under one input."""
+    """Cross-attention or a mixer beside attention, in one block on one input."""
 
     what: str
     own: bool
-    """Whether V reads values of its own, a UAT term, whose channels are scaled in front of O."""
+    """Whether V reads the module's own values, a UAT term, whose channels are scaled in front of O."""
 
     def __init__(
         self, run: BlockRun, module: nn.Module, attention: AttentionCall, projection: Projection | None
     ) -> None:
-        """projection: where O is read."""
+        """projection: the layer from which O is read."""
         self.run, self.attention, self.projection = run, attention, projection
         self._place = next(k for k, unit in enumerate(run.units) if unit.module is module)
         self._output = run.units[self._place].output
@@ -82,22 +82,22 @@ class _Beside(ABC):
 
     @abstractmethod
     def gate(self) -> Tensor | None:
-        """What scales the channels of H V in front of O, (1, N, heads, d); None: nothing does."""
+        """The factors of the channels of H V in front of O, (1, N, heads, d); None: ones."""
 
     @abstractmethod
     def given(self, mixed: Tensor) -> Tensor:
-        """What the module gives where its H V is this, (1, N, heads, d)."""
+        """The module's output where its H V is `mixed`, (1, N, heads, d)."""
 
     @abstractmethod
     def nothing(self) -> Tensor:
-        """What the module gives where what it mixes holds the constants alone."""
+        """The module's output where its values are only their constants."""
 
     @abstractmethod
     def unchecked(self, known: BlockFactors, token_scale: Tensor) -> AttentionOperator:
-        """W'_c with the error of its values alone."""
+        """W'_c with the error of its values only, not compared with the block's own code."""
 
     def operator(self, known: BlockFactors) -> AttentionOperator:
-        """As of `second_operator`."""
+        """W'_c, as returned by `second_operator`."""
         token_scale, error = (known.token_scale, known.error) if known.token_scale is not None else self.reach(known)
         operator = self.unchecked(known, token_scale)
         error = max(error, missed(operator.image(), *self._moved(known.tap, self._output, self.nothing())))
@@ -106,8 +106,8 @@ class _Beside(ABC):
         return operator
 
     def reach(self, known: BlockFactors) -> tuple[Tensor, float]:
-        """t for this input, (N,), by what arrives of known vectors R at the tap, t_i R O, and the relative error that
-        it leaves."""
+        """t for this input, (N,), and the relative error of its fit: of known vectors R in place of H V, t_i R O
+        arrives at the tap."""
         mixed, gate = gaussian(tuple(self.attention.output.shape), self.attention.output, SEED), self.gate()
         target, _ = self._moved(known.tap, self.given(mixed), self.given(torch.zeros_like(mixed)))
         reaching = wide((mixed if gate is None else mixed * gate)[0])
@@ -116,7 +116,7 @@ class _Beside(ABC):
         return scale[:, 0], relative_error(scale * direction, target)
 
     def tap(self) -> Tap:
-        """Where it meets the stream; UnsupportedModelError where it does not."""
+        """The place where it meets the stream. Raises UnsupportedModelError where it does not."""
         zero, silent = torch.zeros_like(self.run.input), torch.zeros_like(self._output)
         stream = gaussian(tuple(zero.shape), zero, SEED + 1)
         replay = self._replay(torch.cat([zero, stream, zero]), [silent, silent, random_like(silent)])
@@ -126,7 +126,7 @@ class _Beside(ABC):
         return found
 
     def _moved(self, tap: Tap, output: Tensor, nothing: Tensor) -> tuple[Tensor, float]:
-        """What an output of it moves at the tap, (N, M), over another; and what of that may be rounding."""
+        """The difference that two outputs of the module make at the tap, (N, M), and how much of it may be rounding."""
         zero = torch.zeros_like(self.run.input)
         seen = tap.read(self._replay(torch.cat([zero, zero]), [output, nothing]))
         size = max(float(wide(each).norm()) for each in seen)
@@ -183,7 +183,7 @@ class _Cross(_Beside):
         )
 
     def _values(self, states: Tensor) -> Tensor:
-        """What it makes of other states, (kv_heads, K, d)."""
+        """The values that it makes of other states, (kv_heads, K, d)."""
         return wide(self.run.crossed(states, stop_at_values=True).values[0][0])
 
 
