@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def rounding(dtype: torch.dtype) -> float:
-    """How far two ways to one number may lie apart, relative, in a few operations.
+    """The relative difference that two ways to compute one number may have after a few operations.
 
     Not below 1e-5: many models compute norms and softmax in float32, whatever their weights are.
     """
@@ -18,7 +18,7 @@ def rounding(dtype: torch.dtype) -> float:
 
 
 def in_narrow(dtype: torch.dtype) -> str:
-    """What is to be said behind a refusal where rounding may be its cause; nothing of float32 and wider."""
+    """The end of an error text where rounding may be the cause; empty for float32 and wider."""
     name = str(dtype).removeprefix("torch.")
     return "" if dtype.itemsize >= 4 else f"; in {name} rounding may hide it, try --dtype float32"
 
@@ -26,13 +26,13 @@ def in_narrow(dtype: torch.dtype) -> str:
 def relative_error(got: Tensor, expected: Tensor) -> float:
     """|got - expected| / |expected| (Frobenius); 0 where both vanish, infinity where only `expected` does.
 
-    Infinity also where a value is not finite: a NaN would be lost by the `max` that errors meet.
+    Infinity also where a value is not finite: a later `max` over errors would lose a NaN.
     """
     return _ratio(*_lengths((got - expected).detach(), expected.detach()))
 
 
 def relative_errors(got: Tensor, expected: Tensor, prompts: int, axis: int = 0) -> list[float]:
-    """The same of each prompt, whose tokens stand behind each other on that axis."""
+    """The relative error of each prompt; the tokens of the prompts follow one another along `axis`."""
     if prompts == 1:
         return [relative_error(got, expected)]
     by_prompt = [
@@ -43,7 +43,7 @@ def relative_errors(got: Tensor, expected: Tensor, prompts: int, axis: int = 0) 
 
 
 def _ratio(difference: float, size: float) -> float:
-    """As `relative_error` says."""
+    """difference / size, with the special cases of `relative_error`."""
     if size == 0.0:
         return 0.0 if difference == 0.0 else math.inf
     error = difference / size
@@ -51,10 +51,10 @@ def _ratio(difference: float, size: float) -> float:
 
 
 def _lengths(*tensors: Tensor) -> list[float]:
-    """Frobenius norms, waited for once; a dot product is the cheapest pass over a small tensor."""
+    """Frobenius norms, read from the device at once; a dot product is the cheapest pass over a small tensor."""
     each = [wide(x).reshape(-1) for x in tensors]
     squares = torch.stack([torch.dot(x, x) for x in each]).tolist()
-    # A square that left the range says nothing: the slow way scales first.
+    # Where a square is near the limits of the range, the slower norm, which scales first, is taken.
     return [
         square**0.5 if 1e-30 < square < 1e30 else float(torch.linalg.vector_norm(x))
         for x, square in zip(each, squares, strict=True)
@@ -62,7 +62,7 @@ def _lengths(*tensors: Tensor) -> list[float]:
 
 
 def wide(x: Tensor) -> Tensor:
-    """At least float32: squares of half precision overflow, and sums of it lose too much."""
+    """The tensor in at least float32: squares in half precision overflow, and sums lose too much."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
@@ -91,19 +91,19 @@ def equal(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def moved(values: Tensor, item: int) -> bool:
-    """Whether what a replay gives for this item is another than for the first, beyond rounding."""
+    """Whether the values of this item of a replay differ from those of the first item by more than rounding."""
     return bool((values[item] - values[0]).abs().max() > 1e-6 * (1 + values[0].abs().max()))
 
 
 def reached(chunks: Iterable[tuple[slice, Tensor]]) -> Tensor:
-    """Where some head's weight is not zero, (N, K) bool. chunks: of H, as `RowSource` has them."""
+    """Where some head's weight is not zero, (N, K) bool. chunks: those of H, as in `RowSource`."""
     return torch.cat([(weights != 0).any(dim=0) for _, weights in chunks])
 
 
 def tolerance_for(dtype: torch.dtype) -> float:
     """The relative error up to which a rebuilt output counts as the model's own.
 
-    float64: what float32 inside norms and softmax, which many models have, leaves of it.
+    For float64 it allows for float32 inside norms and softmax, which many models have.
     """
     return {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}[dtype]
 
@@ -114,7 +114,7 @@ def rounding_for(dtype: torch.dtype) -> float:
 
 
 def random_signs(like: Tensor, seed: int) -> Tensor:
-    """1 and -1 at random, of that shape and dtype."""
+    """1 and -1 at random, in the shape and dtype of `like`."""
     return torch.where(gaussian(tuple(like.shape), like, seed) < 0, -torch.ones_like(like), torch.ones_like(like))
 
 
@@ -125,14 +125,14 @@ def fit(direction: Tensor, target: Tensor) -> Tensor:
 
 
 def or_else(scale: Tensor, direction: Tensor, other: Callable[[], Tensor]) -> Tensor:
-    """Scalars fitted to `direction`; where that is zero, so that any would fit, the other ones, asked for only then."""
+    """Scalars fitted to `direction`. Where it is zero, so that any scalar would fit, `other()`, called only then."""
     nothing = ~direction.any(dim=-1, keepdim=True)
     return torch.where(nothing, other(), scale) if bool(nothing.any()) else scale
 
 
 def fit_heads(direction: Tensor, target: Tensor) -> Tensor:
-    """The same for each head and token, (heads, N, 1) of (heads, N, d); one for all heads of a token where a head has
-    one channel, which a scalar of its own would fit whatever it is."""
+    """The scalars that fit `direction` to `target`, (heads, N, d), for each head and token: (heads, N, 1). Heads of one
+    channel, which any scalar of their own would fit, share one scalar for each token."""
     if direction.shape[-1] > 1:
         return fit(direction, target)
     alone = fit(direction[..., 0].T, target[..., 0].T)  # (N, 1)

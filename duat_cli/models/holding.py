@@ -1,4 +1,4 @@
-"""Attributes that hold other values for a while."""
+"""Attributes with other values for a limited time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def holding(owner: object, **values: Any) -> Iterator[None]:
-    """While active, the owner's attributes of these names hold these values; afterwards what they held before."""
+    """While active, the owner's attributes of these names have these values; afterwards their former ones."""
     before = {name: getattr(owner, name) for name in values}
     for name, value in values.items():
         setattr(owner, name, value)

@@ -1,1 +1,1 @@
-"""What a block consists of: its parts and its norms as affine maps."""
+"""The parts of a block, and its norms as affine maps."""

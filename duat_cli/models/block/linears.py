@@ -1,4 +1,4 @@
-"""What a linear layer applies, however its class stores it: its matrix and its bias."""
+"""The matrix and the bias that a linear layer applies, however its class stores them."""
 
 from __future__ import annotations
 
@@ -19,36 +19,38 @@ PROBE_ROWS = 512
 
 
 def has_matrix(module: nn.Module) -> bool:
-    """Whether a module holds one matrix to multiply by."""
+    """Whether a module's weight is one matrix to multiply by."""
     weight = getattr(module, "weight", None)
     return isinstance(weight, Tensor) and weight.ndim == 2 and not isinstance(module, nn.Embedding)
 
 
 def applied(module: nn.Module, x: Tensor) -> Tensor:
-    """What the module gives for `x`: its output, or the first of a tuple (beside which a scale may stand)."""
+    """The module's output for `x`, or the first of a tuple (which may hold a scale as well)."""
     return parted(module(x))[0]
 
 
 def matrix_of(linear: nn.Module, width: int) -> Tensor:
-    """The (in, out) matrix that a layer applies, at least float32: its weight if a vector confirms it, else probed."""
+    """The (in, out) matrix that a layer applies, at least float32: its weight if a random vector confirms it, else
+    probed."""
     twin = wide_twin(linear)
     found = _confirmed(twin, rounding)
     return found[1] if found is not None and len(found[1]) == width else _probed(twin, width)
 
 
 def stored_matrix(linear: nn.Module, dtype: torch.dtype) -> Tensor:
-    """The (in, out) matrix that a layer's weight is in that dtype, at least float32; UnsupportedModelError if the layer
-    applies another to vectors of that dtype."""
+    """The (in, out) matrix of a layer's weight rounded to `dtype`, given in at least float32. Raises
+    UnsupportedModelError if the layer applies another matrix."""
     return wide(_or_refused(linear, _confirmed(linear, tolerance_for, dtype))[1])
 
 
 def applied_axis(linear: nn.Module) -> int:
-    """The axis of a layer's weight that its input features stand on; UnsupportedModelError if it applies another."""
+    """The axis of a layer's weight that is its input features. Raises UnsupportedModelError if it applies another
+    matrix."""
     return _or_refused(linear, _confirmed(wide_twin(linear), rounding))[0]
 
 
 def bias_of(linear: nn.Module, width: int) -> Tensor | None:
-    """What the layer gives for zero, (out,), at least float32; None where that is zero."""
+    """The layer's output for zero, (out,), at least float32; None where that is zero."""
     twin = wide_twin(linear)
     with torch.no_grad():
         at_zero = applied(twin, _zeros(twin, 1, width))[0, 0]
@@ -56,13 +58,13 @@ def bias_of(linear: nn.Module, width: int) -> Tensor | None:
 
 
 def wide_twin(module: nn.Module) -> nn.Module:
-    """The module itself, or for half precision a float32 copy, so that formulas can be told apart."""
+    """The module itself, or a float32 copy of one in half precision, so that formulas can be told apart."""
     dtypes = {p.dtype for p in module.parameters() if p.is_floating_point()}
     return module if dtypes <= {torch.float32, torch.float64} else copy.deepcopy(module).float()
 
 
 def without_bias(layer: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """While active a layer's or a norm's own bias is zero: beside a large one the rest is lost in rounding."""
+    """While active, a layer's or a norm's own bias is zero: next to a large bias the rest is lost in rounding."""
     bias = parameters_of(layer).get("bias")
     return contextlib.nullcontext() if bias is None else standing_in(layer, "bias", torch.zeros_like(bias))
 
@@ -76,9 +78,9 @@ def _or_refused(linear: nn.Module, found: tuple[int, Tensor] | None) -> tuple[in
 def _confirmed(
     layer: nn.Module, within: Callable[[torch.dtype], float], dtype: torch.dtype | None = None
 ) -> tuple[int, Tensor] | None:
-    """The axis of a layer's weight that its input features stand on, and the (in, out) matrix that it thus is.
+    """The axis of a layer's weight that is its input features, and the weight as an (in, out) matrix.
 
-    None if the layer gives something else for a random vector, by a relative error of more than `within(dtype)`.
+    None if the layer's output for a random vector differs by a relative error of more than `within(dtype)`.
     """
     weight = layer.weight
     if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.ndim != 2:

@@ -1,5 +1,5 @@
-"""What a norm does with other inputs than its own: how its scale answers to a change, which matters where part of a
-branch in front of it goes, and how large its output can be, for any input at all: the ball its tokens end in."""
+"""Norms at other inputs than their own: the change of their scale, needed where part of a branch in front is removed,
+and the ball that holds their outputs for any input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ MARGIN = 1 + 3e-6  # the norm itself computes in float32
 
 @dataclass(frozen=True)
 class NormScale:
-    """A norm's scale s at the input x: 1 / s² = slope ‖P x‖² + offset (of RMSNorm 1/M and eps, but for the gain's)."""
+    """A norm's scale s at an input x: 1 / s² = slope ‖P x‖² + offset (for RMSNorm 1/M and eps, up to the gain's
+    factor)."""
 
     form: NormForm
     slope: float
@@ -38,13 +39,14 @@ class NormScale:
         return self.centered(x).square().sum(dim=-1)
 
     def ratio(self, before: Tensor, after: Tensor) -> Tensor:
-        """By what the scale is multiplied when ‖P x‖² goes from `before` to `after`."""
+        """The factor by which the scale changes when ‖P x‖² goes from `before` to `after`."""
         last = (self.offset + self.slope * after).clamp_min(torch.finfo(torch.float64).tiny)
         return ((self.offset + self.slope * before) / last).sqrt()
 
 
 def norm_scale(norm: nn.Module, form: NormForm, x: Tensor) -> NormScale:
-    """The scale of the norm around its input x, (…, M): fitted to two random vectors a token, checked on x."""
+    """The scale of the norm around its input x, (…, M): fitted to two random vectors per token, checked on x. Raises
+    UnsupportedModelError where the scale does not follow ‖P x‖."""
     like = random_like(x.reshape(1, -1, x.shape[-1]))
     probes = [like / 2, 2 * like, x.reshape(like.shape)]
     plain = NormScale(form, 0.0, 0.0)
@@ -60,17 +62,17 @@ def norm_scale(norm: nn.Module, form: NormForm, x: Tensor) -> NormScale:
 
 
 def ball_of(norm: nn.Module, width: int) -> Ball:
-    """The ball of a norm over vectors of that width; UnsupportedModelError where its outputs lie in none.
+    """The ball of a norm over vectors of that width. Raises UnsupportedModelError where its outputs lie in none.
 
-    The radius is measured on long tokens of many directions, which all must give the same, and shorter ones must not
-    give more: then the scale depends on the length |P x| alone, and falls with it.
+    The radius is measured on long tokens of many directions, which must all give the same; shorter ones must not give
+    more. The scale then depends on the length |P x| alone, and falls with it.
     """
     twin = wide_twin(norm)
     tokens = _directions(width).to(next(iter(twin.parameters()), torch.empty(0)))
     with torch.no_grad():
         try:
             form = recognise(twin, tokens, applied(twin, tokens))
-        except (RuntimeError, LookupError):  # of another width, or of tokens in three axes alone
+        except (RuntimeError, LookupError):  # it takes another width, or only tensors of three axes
             form = None
         if form is None:
             raise UnsupportedModelError(f"{type(norm).__name__} is no norm whose output has a largest size")
@@ -89,7 +91,7 @@ def ball_of(norm: nn.Module, width: int) -> Ball:
 
 
 def _radius(norm: nn.Module, form: NormForm, x: Tensor) -> Tensor:
-    """s |P x| for every token of x (n, M): the length of u, (n,)."""
+    """The length of u, s |P x|, for every token of x (n, M): (n,)."""
     frozen = freeze(form, x, applied(norm, x))
     return (frozen.scale * torch.linalg.vector_norm(form.centre(x), dim=-1, keepdim=True)).double()[:, 0]
 
@@ -98,6 +100,6 @@ def _directions(width: int) -> Tensor:
     """Tokens of rms 1: dense, sparse and in between, (DIRECTIONS, width)."""
     generator = torch.Generator().manual_seed(SEED)
     tokens = torch.randn(DIRECTIONS, width, generator=generator)
-    tokens[::3] = tokens[::3].pow(5)  # a few coordinates carry nearly everything
-    tokens[::8] += 0.5  # a mean
+    tokens[::3] = tokens[::3].pow(5)  # a few coordinates hold nearly all of the length
+    tokens[::8] += 0.5  # with a mean
     return tokens / tokens.square().mean(dim=-1, keepdim=True).sqrt()

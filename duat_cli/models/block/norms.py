@@ -1,4 +1,4 @@
-"""Norms as affine maps: which modules are norms, and what each becomes once its scale is frozen.
+"""Norms as affine maps: which modules are norms, and the affine map of each once its scale is frozen.
 
 Recognition is by behaviour, not by name. A norm is a module for which a gain g, a bias β and a projection P
 (identity, or removal of the mean) exist such that y_j = s_j (P x_j)∘g + β for every token j of a real input.
@@ -17,15 +17,15 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, rounding, wide
 from duat_cli.models.block.linears import applied
 
-SIZES = (4.0, 4.0 * 2**10, 4.0 * 2**20)  # of probes: an eps is outgrown by one of them
-CLOSEST = 14  # of a vector of ones, 16 to the power of minus as many is as close to zero as is looked
+SIZES = (4.0, 4.0 * 2**10, 4.0 * 2**20)  # sizes of probes; at one of them the eps does not show
+CLOSEST = 14  # 16**-k with k < 14 times a vector of ones is tried on the way to zero
 
 
 @dataclass(frozen=True)
 class NormForm:
-    """What of a norm does not depend on the input."""
+    """The parts of a norm that do not depend on the input."""
 
-    centered: bool  # P removes the mean (LayerNorm) or is the identity (RMSNorm)
+    centered: bool  # whether P removes the mean (LayerNorm); else it is the identity (RMSNorm)
     gain: Tensor  # broadcasts to (..., D); known up to a common factor, which the token scales absorb
     bias: Tensor | None  # broadcasts to (..., D); None: zero
 
@@ -40,11 +40,11 @@ class NormForm:
 
 @dataclass(frozen=True)
 class FrozenNorm:
-    """z ↦ s ∘ (P z) ∘ g + β with the scale s of one input."""
+    """The map z ↦ s ∘ (P z) ∘ g + β with the scale s of one input."""
 
     form: NormForm
     scale: Tensor  # (..., 1)
-    rest: Tensor | None = None  # added as well: what the model's own rounding left; None: left out
+    rest: Tensor | None = None  # added as well: the rounding of the model's own norm; None: left out
 
     def __call__(self, z: Tensor) -> Tensor:
         scaled = self.form.project(wide(z)) * self.scale
@@ -53,7 +53,7 @@ class FrozenNorm:
 
 
 def freeze(form: NormForm, x: Tensor, y: Tensor) -> FrozenNorm:
-    """The norm held at input `x`, whose output was `y`: s_j = ‖y_j - β‖ / ‖(P x_j) ∘ g‖."""
+    """The norm with its scale held at input `x`, whose output was `y`: s_j = ‖y_j - β‖ / ‖(P x_j) ∘ g‖."""
     target = wide(y) if form.bias is None else wide(y) - form.bias
     size = torch.linalg.vector_norm(form.project(wide(x)), dim=-1, keepdim=True)
     scale = torch.linalg.vector_norm(target, dim=-1, keepdim=True) / size.clamp_min(torch.finfo(size.dtype).tiny)
@@ -61,26 +61,27 @@ def freeze(form: NormForm, x: Tensor, y: Tensor) -> FrozenNorm:
 
 
 def freeze_whole(form: NormForm, x: Tensor, y: Tensor) -> FrozenNorm:
-    """As `freeze`, with what a norm rounds that computes in float32 whatever it is given: a constant of that input.
+    """As `freeze`, with the rounding of a norm that computes in float32 for any dtype added as a constant of this
+    input.
 
-    In float64 alone: elsewhere the run's own arithmetic rounds as much.
+    Only in float64: in narrower dtypes the run's own arithmetic rounds as much.
     """
     frozen = freeze(form, x, y)
     return replace(frozen, rest=y - frozen(x)) if x.dtype == torch.float64 else frozen
 
 
 def with_zeros(frozen: FrozenNorm, x: Tensor, norm: Callable[[Tensor], Tensor]) -> FrozenNorm:
-    """The same, with the scale of vectors whose P x is zero, such as the embedding of a padding token: ‖y‖ / ‖P x‖ is
-    0 / 0 there, and the scale is that of vectors close to zero (of RMSNorm 1 / √eps).
+    """The frozen norm with a scale also for vectors whose P x is zero, such as the embedding of a padding token. There
+    ‖y‖ / ‖P x‖ is 0 / 0, and the scale is that of vectors close to zero (of RMSNorm 1 / √eps).
 
-    norm: the norm itself. UnsupportedModelError where the scale grows on and on towards zero.
+    norm: the norm itself. Raises UnsupportedModelError where the scale has no limit at zero.
     """
     zero = frozen.scale == 0
     if not bool(zero.any()):
         return frozen
     close = (_mean_free(x) * 16.0**-power for power in range(1, CLOSEST))
     for farther, nearer in itertools.pairwise(freeze(frozen.form, z, norm(z)).scale for z in close):
-        if relative_error(nearer, farther) <= _invariance(x):  # what is left goes with 1 / 16²
+        if relative_error(nearer, farther) <= _invariance(x):  # the remaining difference falls as 1 / 16²
             return replace(frozen, scale=torch.where(zero, nearer + (nearer - farther) / 255, frozen.scale))
     raise UnsupportedModelError("a norm whose input is the zero vector has no scale there")
 
@@ -99,7 +100,7 @@ def recognise(module: nn.Module, x: Tensor, y: Tensor) -> NormForm | None:
     shifted = applied(module, size * (u + 1)) - bias
     centered = relative_error(shifted, at_u) <= _invariance(x)
     form = NormForm(centered, _per_feature(at_u / u), _per_feature(bias) if bool(bias.any()) else None)
-    large = size * random_like(u)  # what saturates, and is all but linear at a small x, is told there
+    large = size * random_like(u)  # a function that saturates, nearly linear at a small x, shows here
     fits = all(
         relative_error(freeze(form, at, given)(at), given) <= rounding(x.dtype)
         for at, given in ((x, y), (large, applied(module, large)))
@@ -108,13 +109,14 @@ def recognise(module: nn.Module, x: Tensor, y: Tensor) -> NormForm | None:
 
 
 def scale_invariant(module: nn.Module, x: Tensor) -> bool:
-    """Whether the module gives the same (not only its value at zero) at 4 u and 16 u, u shaped as `x`."""
+    """Whether the module's output is the same, and not only its value at zero, at 4 u and 16 u, with u shaped as
+    `x`."""
     return _scaled_away(module, x, SIZES[:1]) is not None
 
 
 def _scaled_away(module: nn.Module, x: Tensor, sizes: Sequence[float]) -> tuple[float, Tensor, Tensor, Tensor] | None:
-    """A size a, u, what the module gives at zero, and what it gives beyond that at a u, where it gives the same at
-    4 a u; the first size where it does."""
+    """The first size a for which the module's output at a u and 4 a u is the same; u; the output at zero; and the
+    output at a u less that at zero. None where there is no such size."""
     if not x.numel():
         return None
     u = _mean_free(x)
@@ -123,7 +125,7 @@ def _scaled_away(module: nn.Module, x: Tensor, sizes: Sequence[float]) -> tuple[
         for size in sizes:
             near, far = applied(module, size * u) - bias, applied(module, 4 * size * u) - bias
             if not bool(near.any()) or relative_error(far, 4 * near) <= rounding(x.dtype):
-                return None  # linear, or nothing at all
+                return None  # linear, or zero
             if relative_error(far, near) <= _invariance(x):
                 return size, u, bias, near
     except (RuntimeError, TypeError, ValueError, LookupError):  # it takes more than one tensor
@@ -132,13 +134,13 @@ def _scaled_away(module: nn.Module, x: Tensor, sizes: Sequence[float]) -> tuple[
 
 
 def _invariance(x: Tensor) -> float:
-    """The eps inside a norm leaves a little of the scale."""
+    """The tolerance for outputs at two sizes to be the same: because of a norm's eps they differ a little."""
     return 1e-3 + rounding(x.dtype)
 
 
 def _mean_free(x: Tensor) -> Tensor:
-    """A vector without zeros and without a mean, repeated to the shape of `x`. UnsupportedModelError where there is
-    none, of one element."""
+    """A vector without zeros and with mean zero, repeated to the shape of `x`. Raises UnsupportedModelError for vectors
+    of one element, of which there is none."""
     width = x.shape[-1]
     if width == 1:
         raise UnsupportedModelError("a norm over one element: what it leaves affine cannot be told")
@@ -150,7 +152,7 @@ def _mean_free(x: Tensor) -> Tensor:
 
 
 def _per_feature(values: Tensor) -> Tensor:
-    """Drop every leading axis along which nothing changes, so that another token count fits."""
+    """The values with one entry on every leading axis along which nothing changes, so that another token count fits."""
     for axis in range(values.ndim - 1):
         first = values.narrow(axis, 0, 1)
         if torch.equal(values, first.expand_as(values)):

@@ -1,4 +1,4 @@
-"""What a block consists of, as discovery found it: the modules that replay freezes, and where V and O stand."""
+"""The parts of a block, as discovery found them: the modules that a replay freezes, and the layers of V and O."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from duat_cli.models.block.slots import HiddenSlot
 
 @dataclass(frozen=True)
 class Projection:
-    """Where V or O of a block's heads can be read: the linear layer that makes the values, or takes what heads give."""
+    """The linear layer from which V or O of a block's heads can be read: it makes the values, or takes H V."""
 
     linear: nn.Module
     norm: nn.Module | None  # V: between the block's input and the layer; O: on the branch, behind the layer (sandwich)
-    columns: Tensor | None = None  # V: which of the layer's output features are the values, (kv_heads, d)
+    columns: Tensor | None = None  # V: the layer's output features that are the values, (kv_heads, d)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class BlockParts:
     norms: dict[nn.Module, NormForm]
     units: tuple[nn.Module, ...]  # nonlinear FFN modules, in call order
     mixing: frozenset[nn.Module] = frozenset()  # units that mix tokens: no FFNs
-    inline: tuple[nn.Module, ...] = ()  # of attention in the block's own forward: what ran in front of H V, no norms
+    inline: tuple[nn.Module, ...] = ()  # for attention in the block's own forward: modules in front of H V, no norms
     unit_biases: dict[nn.Module, Tensor] = field(
         default_factory=dict
     )  # the last linear's bias, part of the unit's output
@@ -62,18 +62,18 @@ class BlockParts:
     output_projection: Projection | None = None
     mixer: MixerForm | None = None  # the one attention module, where it is a token mixer without softmax
     handed: Literal["", "values", "latent"] = ""
-    """What a block in front hands on to attention: its values, or what they are made of. They are one of the units."""
-    from_latent: Projection | None = None  # where V would be read if it were a latent
+    """Kind of tensors that an earlier block hands on to attention: its values, or a latent that they are made of."""
+    from_latent: Projection | None = None  # the projection for V if a latent is handed on
     beside: tuple[HiddenSlot, ...] = ()  # where the block takes other tensors of the stream's shape
     anew: bool = False  # whether the sum begins anew where the block takes another stream than that of the one in front
-    cross: CrossAttention | None = None  # of a decoder: what it gives is held as a unit's output is
-    second: SecondMixer | None = None  # one of the units, with the operator of its own
+    cross: CrossAttention | None = None  # of a decoder block; its output is held as that of a unit
+    second: SecondMixer | None = None  # one of the units, which has an operator of its own
     gated: bool = False  # whether squashing functions inside attention are dynamic parameters too
-    clamped: bool = False  # whether attention clips what it computes: which entries, is a dynamic parameter too
+    clamped: bool = False  # whether attention clips tensors; the choice of clipped entries is a dynamic parameter too
     homogeneous: bool = False  # no biases anywhere: the replayed block maps zero to zero, and c = 0
     direct: bool = False  # whether attention is O(H V(x)) of the two projections alone, so that replay may skip Q and K
     batched: bool = False  # whether several items may share one replay
-    arrives: bool = False  # whether what the units give is in the block's output as it is, and nowhere else
+    arrives: bool = False  # whether the units' outputs are added to the block's output unchanged, and go nowhere else
 
     @property
     def feedforward(self) -> tuple[nn.Module, ...]:
@@ -87,13 +87,13 @@ class BlockParts:
 
     @functools.cached_property
     def outer_linears(self) -> tuple[nn.Module, ...]:
-        """Linear layers of the block that stand neither in a unit nor in attention: a replay runs them."""
+        """Linear layers of the block outside units and attention; a replay runs them."""
         inner = {m for unit in self.units for m in unit.modules()}
         inner |= {m for attention in self.attending for m in self.modules_of(attention)}
         return tuple(m for m in self.module.modules() if type(m) is nn.Linear and m not in inner)
 
     def modules_of(self, attention: nn.Module) -> tuple[nn.Module, ...]:
-        """What an attention module consists of."""
+        """The modules that an attention module consists of."""
         return self.inline if attention is self.module else tuple(attention.modules())
 
     def is_cross(self, module: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""Where a call of a module takes its tensors, and where its output holds the one that counts."""
+"""Positions of tensors in the arguments and the output of a call of a module."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-Key = int | str  # of an argument: its position or its name
+Key = int | str  # the position or the name of an argument
 Arguments = tuple[list[Any], dict[str, Any]]
 
 
@@ -23,13 +23,13 @@ def by_slot(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Key, A
 
 
 def taken(args: Sequence[Any], kwargs: Mapping[str, Any], key: Key) -> Tensor:
-    """The tensor at a position, or of a name, among the arguments."""
+    """The argument, a tensor, at this position or of this name."""
     found: Tensor = args[key] if isinstance(key, int) else kwargs[key]
     return found
 
 
 def put(args: Sequence[Any], kwargs: Mapping[str, Any], values: Mapping[Key, Tensor]) -> Arguments:
-    """The arguments with other tensors in these places."""
+    """The arguments with these tensors at these positions and names."""
     new_args, new_kwargs = list(args), dict(kwargs)
     for key, value in values.items():
         if isinstance(key, int):
@@ -40,7 +40,8 @@ def put(args: Sequence[Any], kwargs: Mapping[str, Any], values: Mapping[Key, Ten
 
 
 def parted(output: Any) -> tuple[Tensor, tuple[Any, ...] | None]:
-    """The tensor that a module gives, or the first of a tuple with what stands behind it; None: it is no tuple."""
+    """The tensor of a module's output and the rest: the first element of a tuple and the others, or the output and
+    None."""
     return (output, None) if isinstance(output, Tensor) else (output[0], tuple(output[1:]))
 
 
@@ -54,15 +55,15 @@ class HiddenSlot:
     """Where a module takes hidden states, (batch, N, M): a positional index or a keyword."""
 
     key: Key
-    flat: bool = False  # it takes them without a batch, (N, M): one item a call
-    again: tuple[Key, ...] = ()  # where it takes the same tensor once more (queries, keys and values by name)
+    flat: bool = False  # whether it takes them without a batch, (N, M): one item per call
+    again: tuple[Key, ...] = ()  # further arguments that are the same tensor (queries, keys and values by name)
 
     def get(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
         value = taken(args, kwargs, self.key)
         return value[None] if self.flat else value
 
     def put(self, args: Sequence[Any], kwargs: dict[str, Any], value: Tensor) -> Arguments:
-        """ValueError where several items are given to a module that takes one."""
+        """The arguments with other hidden states. Raises ValueError for several items where the module takes one."""
         if self.flat:
             [value] = value
         return put(args, kwargs, dict.fromkeys((self.key, *self.again), value))

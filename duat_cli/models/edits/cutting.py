@@ -1,4 +1,4 @@
-"""Parts cut out of layers: key and value heads of every attention with the heads that use them, neurons of every FFN.
+"""Cutting of parts out of layers: key and value heads of every attention with the heads that use them, neurons of FFNs.
 
 Everything happens in place, on the loaded model, inside context managers, as in models/edits/surgery.py.
 """
@@ -24,7 +24,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Slice:
-    """One parameter in which every part has as many rows along an axis."""
+    """One parameter in which every part has the same number of rows along an axis."""
 
     module: nn.Module
     name: str
@@ -33,45 +33,45 @@ class Slice:
 
 @dataclass(frozen=True)
 class Layers:
-    """The parameters of one attention, or of one FFN, that its parts have rows of."""
+    """The parameters of one attention, or of one FFN, in which its parts have rows."""
 
     uneven: ClassVar[str]
-    """What is said where several are not alike, or would not be."""
+    """The error text where several of them have, or would have, different numbers of parts."""
     count: int
-    """Parts."""
+    """Number of parts."""
     size: int
-    """Terms that go with a part: the heads that share a key and value head; one neuron."""
+    """Number of terms that belong to a part: the heads that share a key and value head; one neuron."""
     slices: Mapping[Slice, Tensor]
-    """Where each part has its rows, (rows a part, parts)."""
+    """The rows of each part in each parameter, (rows per part, parts)."""
 
     @property
     def each(self) -> int:
-        """Parameters that leave with one part."""
+        """Number of parameters that are removed with one part."""
         return sum(held(one).numel() // held(one).shape[one.axis] * len(rows) for one, rows in self.slices.items())
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """What a config states once for all of them."""
+        """The numbers that a config states once for all layers."""
         return self.count, self.size
 
     def config(self, model: Any, shapes: Shapes, gone: int) -> Any:
-        """A copy of the model's config that states so many parts less: every shape comes out as in `shapes`.
+        """A copy of the model's config with `gone` parts fewer, from which every tensor is built as in `shapes`.
 
-        UnsupportedModelError where there is none.
+        Raises UnsupportedModelError where there is none.
         """
         raise NotImplementedError
 
 
 Cuts = Sequence[tuple[Layers, Sequence[int]]]
-"""Layers of one kind, and the numbers of the parts that they lose."""
+"""Layers of one kind, each with the numbers of the parts that it loses."""
 
 
 @contextlib.contextmanager
 def without_parts(model: Any, cuts: Cuts) -> Iterator[None]:
-    """The model without these parts, as many of each of the layers; layers and config are as they were, afterwards.
+    """While active, the model is without these parts, the same number in each of the layers; afterwards as it was.
 
-    What runs attention still counts the heads as before: without heads the layers are only fit to be saved.
-    UnsupportedModelError where a parameter is to lose rows twice.
+    The code that runs attention still counts the heads as before, so without heads the layers can only be saved.
+    Raises UnsupportedModelError where a parameter is to lose rows twice.
     """
     first, count = cuts[0][0], _common(cuts)
     gone = [(one, rows[:, list(numbers)].flatten()) for layers, numbers in cuts for one, rows in layers.slices.items()]
@@ -89,7 +89,7 @@ def without_parts(model: Any, cuts: Cuts) -> Iterator[None]:
 
 
 def require_plain(module: nn.Module) -> None:
-    """UnsupportedModelError where a parametrization, such as weight_norm, makes a weight of other parameters."""
+    """Raises UnsupportedModelError where a parametrization, such as weight_norm, makes a weight of other parameters."""
     for place, one in module.named_modules():
         if is_parametrized(one):
             name = ".".join(filter(None, (place, *list(one.parametrizations)[:1])))
@@ -100,26 +100,27 @@ def require_plain(module: nn.Module) -> None:
 
 
 def require_stated(model: Any, every: Sequence[Layers]) -> None:
-    """UnsupportedModelError where no config states one part less of all of these."""
+    """Raises UnsupportedModelError where no config states one part less in all of these layers."""
     _common([(layers, [0]) for layers in every])
     gone = [(one, len(rows)) for layers in every for one, rows in layers.slices.items()]
     every[0].config(model, _shapes_without(model, gone), 1)
 
 
 def shapes_of(model: Any) -> dict[str, tuple[int, ...]]:
-    """Of every tensor of a model, by its name."""
+    """The shape of every tensor of a model, by its name."""
     return {name: tuple(value.shape) for name, value in model.state_dict().items()}
 
 
 def is_built(model: Any, config: Any, shapes: Shapes) -> bool:
-    """Whether the model's class makes every tensor in these shapes of a config, which may be refused anywhere."""
+    """Whether the model's class builds every tensor in these shapes from a config. Any of its code may refuse the
+    config."""
     with contextlib.suppress(Exception), torch.device("meta"):
         return shapes_of(type(model)(config)) == dict(shapes)
     return False
 
 
 def is_stated(model: Any) -> bool:
-    """Whether its config builds it as it is now."""
+    """Whether the model's own config builds it with its present shapes."""
     return is_built(model, model.config, shapes_of(model))
 
 
@@ -129,7 +130,8 @@ def held(one: Slice) -> nn.Parameter:
 
 
 def _shapes_without(model: Any, gone: Sequence[tuple[Slice, int]]) -> dict[str, tuple[int, ...]]:
-    """Of every tensor of the model, were so many rows of these gone; a parameter may be named several times."""
+    """The shape of every tensor of the model without so many rows of these slices; a parameter may have several
+    names."""
     shapes, names = shapes_of(model), defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[parameter].append(name)
@@ -143,7 +145,8 @@ def _shapes_without(model: Any, gone: Sequence[tuple[Slice, int]]) -> dict[str, 
 
 
 def _common(cuts: Cuts) -> int:
-    """How many parts each of them loses; never all."""
+    """The number of parts that each of the layers loses. Raises UnsupportedModelError if it differs or is all of
+    them."""
     first, count = cuts[0][0], len(set(cuts[0][1]))
     alike = all((one.numbers, len(set(numbers))) == (first.numbers, count) for one, numbers in cuts)
     if not alike or count >= first.count:

@@ -1,4 +1,4 @@
-"""The layers of one attention that its key and value heads, each with the heads that use it, have rows of."""
+"""The layers of one attention in which its key and value heads, each with the heads that use it, have rows."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _WIDTH = re.compile(r"head_dim|head_size|kv_channels")
 
 @dataclass(frozen=True)
 class HeadLayers(Layers):
-    """Its parts are the key and value heads."""
+    """The layers of one attention, whose parts are the key and value heads."""
 
     uneven = "its attentions have, or would have, different numbers of heads"
     width: int
-    """Of a head."""
+    """Width d of a head."""
 
     @property
     def numbers(self) -> tuple[int, ...]:
         return self.count, self.size, self.width
 
     def config(self, model: Any, shapes: Shapes, gone: int) -> Any:
-        """With fewer heads: the numbers of heads with which every shape comes out."""
+        """The config with fewer heads: the numbers of heads from which every tensor is built as in `shapes`."""
         now = {self.count * self.size: (self.count - gone) * self.size, self.count: self.count - gone}
         config = copy.deepcopy(model.config)
         text = config.get_text_config()
@@ -57,9 +57,9 @@ class HeadLayers(Layers):
 
 
 def head_layers(parts: BlockParts, written: Trace) -> HeadLayers:
-    """Of a block whose attention has one layer each for queries, keys, values and output.
+    """The layers of a block whose attention has one layer each for queries, keys, values and output.
 
-    UnsupportedModelError where that is not so.
+    Raises UnsupportedModelError for any other attention.
     """
     calls = written.attention_of(parts.attention)
     if len(calls) != 1 or len(parts.attention) != 1 or parts.output_projection is None:
@@ -73,7 +73,7 @@ def head_layers(parts: BlockParts, written: Trace) -> HeadLayers:
             if parameter is None:
                 continue
             axis = 0 if parameter.ndim == 1 else 1 - applied_axis(module) if has_matrix(module) else -1
-            if module is output:  # its bias is no head's
+            if module is output:  # its bias belongs to no head
                 axis = applied_axis(module) if parameter.ndim == 2 else -1
             if axis >= 0 and parameter.shape[axis] in (heads * width, groups * width, heads):
                 found[Slice(module, name, axis)] = _rows(parameter.shape[axis], groups)
@@ -84,5 +84,5 @@ def head_layers(parts: BlockParts, written: Trace) -> HeadLayers:
 
 @functools.cache  # the same of every block
 def _rows(rows: int, parts: int) -> Tensor:
-    """As of `Layers.slices`, where each part has neighbouring ones."""
+    """The rows of each part as in `Layers.slices`, where a part has consecutive ones."""
     return torch.arange(rows).reshape(parts, -1).T

@@ -1,4 +1,4 @@
-"""The layers of one FFN that its neurons have rows of."""
+"""The layers of one FFN in which its neurons have rows."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _INNER_WIDTH = re.compile(r"inner|intermediate|ffn|d_ff|hidden_dim")
 
 @dataclass(frozen=True)
 class NeuronLayers(Layers):
-    """Its parts are the neurons; a layer that makes gate and neuron has two rows of each."""
+    """The layers of one FFN, whose parts are the neurons; a layer that makes gate and up has two rows of each."""
 
     uneven = "its FFNs have, or would have, different widths, which its config cannot state"
 
     def config(self, model: Any, shapes: Shapes, gone: int) -> Any:
-        """With narrower FFNs: the one number with which every shape comes out."""
+        """The config with narrower FFNs: the first number in it from which every tensor is built as in `shapes`."""
         try:
             values = vars(model.config.get_text_config())
         except ValueError as fault:
@@ -45,7 +45,8 @@ class NeuronLayers(Layers):
 
 
 def neuron_layers(form: FeedForward) -> NeuronLayers:
-    """Of an FFN whose form is proved; UnsupportedModelError where a weight is made of other parameters."""
+    """The layers of an FFN whose form is proved. Raises UnsupportedModelError where a weight is made of other
+    parameters."""
     for linear in (form.down, *form.linears):
         require_plain(linear)
     found: dict[Slice, list[Tensor]] = defaultdict(list)

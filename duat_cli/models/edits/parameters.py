@@ -1,4 +1,4 @@
-"""How many parameters go with a term: what removing it is worth."""
+"""How many parameters belong to a term: the saving from removing it."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ from duat_cli.models.terms.sites import BlockSites, Site
 
 @dataclass(frozen=True)
 class BlockParameters:
-    """Of one block."""
+    """The numbers of parameters of the terms of one block."""
 
     each: Mapping[Kind, Tensor]
-    """(terms of the kind,) float64: neurons, heads and experts have equal shares of the layers that hold them; a head
-    one of the keys and values, too, which leave only with all heads that share them."""
+    """Parameters of each term, (terms of the kind,) float64. Neurons, heads and experts have equal shares of the layers
+    that hold them. A head also has a share of keys and values, which can only be removed with all heads that share
+    them."""
     group: int
-    """Neighbouring heads that share a key and value head."""
+    """Number of neighbouring heads that share a key and value head."""
     neurons: NeuronLayers | str
-    """Where neurons of its one FFN stand in the layers, or why they cannot leave."""
+    """The rows of the neurons of its one FFN in the layers, or the reason why they cannot be cut out."""
     heads: HeadLayers | str
-    """Where groups of heads stand in the layers, or why they cannot leave."""
+    """The rows of groups of heads in the layers, or the reason why they cannot be cut out."""
 
 
 def block_parameters(parts: BlockParts, sites: BlockSites, written: Trace) -> BlockParameters:
-    """By shapes alone, but for neurons, whose layers are told from a trace; the block's weights are there."""
+    """The numbers of one block, by shapes alone, except that layers of neurons are found from a trace; the block's
+    weights are in memory."""
     layers_of = functools.cache(functools.partial(_layers_of, parts, written))
     each: dict[Kind, list[float]] = {
         kind: [share for site in sites.of(kind) for share in [_share(parts, site, layers_of)] * site.count]
@@ -52,7 +54,7 @@ def block_parameters(parts: BlockParts, sites: BlockSites, written: Trace) -> Bl
 
 
 def _share(parts: BlockParts, site: Site, layers_of: Callable[[nn.Module], NeuronLayers | str]) -> float:
-    """Of one term of the site. layers_of: of a unit, as of `_layers_of`."""
+    """The parameters of one term of the site. layers_of: `_layers_of` as a function of the unit alone."""
     if site.kind == "expert":
         own = site.module.parameters(recurse=False)
         return _count(p for p in own if p.ndim >= 2 and p.shape[0] == site.count) / site.count
@@ -70,7 +72,8 @@ def _share(parts: BlockParts, site: Site, layers_of: Callable[[nn.Module], Neuro
 
 
 def _layers_of(parts: BlockParts, written: Trace, unit: nn.Module) -> NeuronLayers | str:
-    """Where its neurons stand, or why it has no form or no weights of its own. Proving the form takes longest."""
+    """The layers of a unit's neurons, or the reason why it has no form or no weights of its own. Proving the form takes
+    the longest."""
     return or_reason(lambda: neuron_layers(find_feedforward(unit, written, parts.module)))
 
 

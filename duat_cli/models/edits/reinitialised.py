@@ -1,4 +1,4 @@
-"""The same architecture without its training: a model's class built anew from its config, and tokens that mean nothing.
+"""An architecture without its training: a model's class built again from its config, and random tokens.
 
 A random model's statistics do not depend on the text, only on how many tokens it has.
 """
@@ -18,11 +18,11 @@ from torch import Tensor
 from duat_cli.compat.transformers import eager_model
 
 SEED = 20260101
-FIRST_ORDINARY_ID = 10  # special ids without an entry in the config are the first ones as a rule
+FIRST_ORDINARY_ID = 10  # special ids that the config does not state are usually among the first
 
 
 def bytes_of(model: Any) -> int:
-    """Of a second model like this one."""
+    """Bytes of a second model like this one."""
     return sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
 
 
@@ -36,11 +36,12 @@ def reinitialised(model: Any) -> Any:
 
 @contextlib.contextmanager
 def seeded() -> Iterator[None]:
-    """Random numbers by a fixed seed; afterwards every generator goes on as if nothing had been drawn."""
+    """While active, random numbers come from a fixed seed; afterwards every generator goes on as if nothing was
+    drawn."""
     own, numbers, tensors = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(SEED)
     np.random.seed(SEED)
-    torch.default_generator.manual_seed(SEED)  # the CPU's alone: torch.manual_seed would set every device's
+    torch.default_generator.manual_seed(SEED)  # that of the CPU alone: torch.manual_seed would seed every device
     try:
         yield
     finally:
@@ -50,7 +51,7 @@ def seeded() -> Iterator[None]:
 
 
 def random_ids(config: Any, tokens: int) -> Tensor:
-    """Token ids that are no special ones, (1, tokens); fewer tokens are the beginning of more."""
+    """Random token ids, none of them special, (1, tokens); a shorter sequence is the beginning of a longer one."""
     text = config.get_text_config()
     ordinary = torch.ones(text.vocab_size, dtype=torch.bool)
     ordinary[: min(FIRST_ORDINARY_ID, text.vocab_size - 1)] = False

@@ -1,7 +1,7 @@
-"""Parameters with other values for a while; terms taken out of a model's weights, and put back: columns zeroed, blocks
-cut out.
+"""Parameters with other values for a limited time, and terms taken out of a model's weights and put back: columns are
+zeroed, blocks cut out.
 
-Everything happens in place, on the loaded model, inside context managers: only what is changed is copied.
+Everything happens in place, on the loaded model, inside context managers; only values that change are copied.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _PER_LAYER = re.compile(r"layer|block|type|pattern")
 
 @contextlib.contextmanager
 def exchanged(values: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
-    """The parameters hold these tensors, of their shapes and dtypes; what they held before, afterwards. No copy is
-    made, so that a tensor that is another view of the same memory does not change with them."""
+    """While active, the parameters hold these tensors, of their shapes and dtypes; afterwards their former ones.
+    Nothing is copied, so other views of a parameter's memory do not change with it."""
     with contextlib.ExitStack() as stack:
         for parameter, value in values.items():
             stack.enter_context(holding(parameter, data=value))
@@ -41,13 +41,13 @@ def exchanged(values: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def zeroed(model: nn.Module, structure: ModelStructure, sites: Sites, terms: Sequence[TermId]) -> Iterator[None]:
-    """The model with the weights zeroed that make the terms' contributions; as it was, afterwards.
+    """While active, the weights that make the terms' contributions are zero; afterwards the model is as it was.
 
-    UnsupportedModelError where weights serve other places as well, so that zeroing would take out more.
+    Raises UnsupportedModelError where a weight is also used elsewhere, so that zeroing it would remove more.
     """
     by_call = _by_call(structure, terms)
     uses = _uses(model)
-    kept: list[tuple[Tensor, Tensor, Tensor]] = []  # parameter, what is zeroed of it, as it was
+    kept: list[tuple[Tensor, Tensor, Tensor]] = []  # parameter, mask of its zeroed entries, their former values
     try:
         with torch.no_grad():
             for call, here in by_call.items():
@@ -63,9 +63,10 @@ def zeroed(model: nn.Module, structure: ModelStructure, sites: Sites, terms: Seq
 
 
 def zeroed_parameters(model: nn.Module, structure: ModelStructure, sites: Sites, terms: Sequence[TermId]) -> int:
-    """How many parameters `zeroed` sets to zero, by their shapes alone; of a block that runs several times once.
+    """How many parameters `zeroed` sets to zero, by their shapes alone; those of a block that runs several times count
+    once.
 
-    UnsupportedModelError as of `zeroed`.
+    Raises UnsupportedModelError as `zeroed` does.
     """
     by_call, uses, found = _by_call(structure, terms), _uses(model), 0
     for module, call in {structure.calls[call]: call for call in by_call}.items():
@@ -79,7 +80,7 @@ def zeroed_parameters(model: nn.Module, structure: ModelStructure, sites: Sites,
 
 
 def _uses(model: nn.Module) -> Counter[Tensor]:
-    """At how many places every parameter stands."""
+    """The number of places in the model at which each parameter stands."""
     return Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
 
 
@@ -89,7 +90,7 @@ def _refuse_tied(uses: Counter[Tensor], parameter: Tensor, call: int) -> None:
 
 
 def _zeroed_in(sites: BlockSites, site: Site) -> list[Tensor]:
-    """The parameters of which the terms of a site have each an equal part."""
+    """The parameters in which each term of a site has an equal part."""
     if site.place == "input":
         assert isinstance(site.module.weight, Tensor)
         return [site.module.weight]
@@ -97,7 +98,8 @@ def _zeroed_in(sites: BlockSites, site: Site) -> list[Tensor]:
 
 
 def _by_call(structure: ModelStructure, terms: Sequence[TermId]) -> Mapping[int, list[TermId]]:
-    """Calls of one block module share its weights: UnsupportedModelError where not all of them lose the same."""
+    """The terms by block call. Calls of one block module share its weights, so UnsupportedModelError is raised unless
+    all of them lose the same terms."""
     found = by_block(terms)
     for call, here in found.items():
         mine = {(t.kind, t.index) for t in here}
@@ -111,7 +113,7 @@ def _by_call(structure: ModelStructure, terms: Sequence[TermId]) -> Mapping[int,
 
 
 def _slices(sites: BlockSites, terms: Sequence[TermId]) -> Iterator[tuple[Tensor, Tensor]]:
-    """(parameter, boolean mask along its axes) for everything to be zeroed in one block."""
+    """Yields (parameter, boolean mask along its axes) for all weights to be zeroed in one block."""
     for site, numbers in _by_site(sites, terms).items():
         for parameter in _zeroed_in(sites, site):
             if site.place == "input":
@@ -123,7 +125,7 @@ def _slices(sites: BlockSites, terms: Sequence[TermId]) -> Iterator[tuple[Tensor
 
 
 def _by_site(sites: BlockSites, terms: Sequence[TermId]) -> dict[Site, list[int]]:
-    """Where the terms of one block are, and their numbers there; a whole block is its branches."""
+    """The sites of the terms of one block, with the terms' numbers there; a whole block stands for all its branches."""
     chosen: dict[Site, list[int]] = defaultdict(list)
     for term in terms:
         if term.kind == "block":
@@ -154,9 +156,10 @@ def _of_experts(site: Site) -> list[Tensor]:
 
 
 def _refuse_weightless(site: Site) -> None:
-    """An expert that is the identity (longcat_flash) passes its input on, whatever weights are zeroed.
+    """Refuses experts without weights: one that is the identity (longcat_flash) passes its input on, whatever is
+    zeroed.
 
-    Reading back does not show it: the short input may not be routed there.
+    A test by running the model may miss it, because a short input may not be routed there.
     """
     if any(p.ndim >= 3 and p.shape[0] != site.count for p in site.module.parameters(recurse=False)):
         raise UnsupportedModelError(
@@ -166,7 +169,8 @@ def _refuse_weightless(site: Site) -> None:
 
 
 def _made_by(sites: BlockSites, site: Site) -> list[Tensor]:
-    """What makes a branch's output: a linear layer, or the last one of a unit, or, of routed units, everything."""
+    """The parameters that make a branch's output: those of a linear layer, of a unit's last one, or of a whole routed
+    unit."""
     inside = set(site.module.modules())
     for routed in (s for s in sites.sites if s.place == "routing" and s.module in inside):
         _refuse_weightless(routed)
@@ -179,7 +183,7 @@ def _made_by(sites: BlockSites, site: Site) -> list[Tensor]:
 
 @contextlib.contextmanager
 def without_blocks(model: Any, structure: ModelStructure, numbers: Sequence[int]) -> Iterator[None]:
-    """The model with these blocks gone from its list and its config; as it was, afterwards."""
+    """While active, the model is without these blocks in its list and its config; afterwards it is as it was."""
     holder = _holder(structure)
     keep = [k for k in range(len(structure.calls)) if k not in set(numbers)]
     if not keep:
@@ -197,7 +201,7 @@ def without_blocks(model: Any, structure: ModelStructure, numbers: Sequence[int]
 
 
 def _holder(structure: ModelStructure) -> nn.ModuleList:
-    """The list that holds exactly the blocks, in the order in which they run."""
+    """The list that holds exactly the blocks, in call order. Raises UnsupportedModelError where there is none."""
     for module in structure.stack.modules():
         if isinstance(module, nn.ModuleList) and list(module) == list(structure.calls):
             return module
@@ -205,8 +209,8 @@ def _holder(structure: ModelStructure) -> nn.ModuleList:
 
 
 def config_without_blocks(config: Any, blocks: int, keep: Sequence[int]) -> Any:
-    """A copy of the config with fewer blocks: their count, every list that has one entry a block, and what is declared
-    of single ones."""
+    """A copy of the config with fewer blocks: their number, every list with one entry per block, and settings declared
+    for single blocks."""
     config = copy.deepcopy(config)
     text = config.get_text_config()
     if getattr(text, "num_hidden_layers", None) != blocks:
@@ -217,7 +221,7 @@ def config_without_blocks(config: Any, blocks: int, keep: Sequence[int]) -> Any:
         if isinstance(value, list) and len(value) == blocks and _PER_LAYER.search(name)
     }
     declared = {int(k): value for k, value in (text.to_dict().get("per_layer_config") or {}).items()}
-    if declared:  # by numbers, which have to be those of blocks at any time
+    if declared:  # its keys must be numbers of existing blocks at any time
         text.per_layer_config = None
     text.num_hidden_layers = len(keep)
     for name, value in lists.items():

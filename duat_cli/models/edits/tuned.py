@@ -1,4 +1,4 @@
-"""A model with some parameters changed, beside the model it comes from: what does not change is shared."""
+"""A model with some parameters changed, beside the model it comes from; unchanged parameters are shared."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Value = Callable[[], Tensor]
 
 
 def own_names(model: Any, names: list[str]) -> dict[str, tuple[str, str]]:
-    """Parameter -> (module, leaf) in this model, whose names may have the base model's prefix or lack it.
+    """Parameter -> (module, leaf) in this model. Names may have the base model's prefix or lack it.
 
-    A bias that a linear layer has not is a place as well. Where none has the name of the files, it is the one that
-    transformers gives it as it loads them. UnsupportedModelError names what has none.
+    A bias that a linear layer lacks is a place as well. A name of the files that the model does not have is replaced by
+    the one that transformers gives it on loading. Raises UnsupportedModelError for a parameter without a place.
     """
     modules = dict(model.named_modules())
     prefix = f"{model.base_model_prefix}."
@@ -45,8 +45,8 @@ def own_names(model: Any, names: list[str]) -> dict[str, tuple[str, str]]:
 
 
 def joined_places(model: Any, names: list[str]) -> dict[str, tuple[str, str]]:
-    """Where those of these tensors of the files are that transformers joins with others as it loads them, such as the
-    weights of single experts: tensor -> (module, leaf) of the whole."""
+    """Tensor -> (module, leaf) of the joined parameter, for those tensors of the files that transformers joins with
+    others on loading, such as the weights of single experts."""
     targets = {name: target for name, (target, changed) in targets_of(model, names).items() if changed}
     own = {name: target.rpartition(".") for name, target in targets.items() if name not in model.state_dict()}
     return {name: (module, leaf) for name, (module, _, leaf) in own.items()}
@@ -62,7 +62,7 @@ def _candidates(name: str, prefix: str, renamed: Callable[[], Mapping[str, tuple
 def tuned_copy(model: Any, changes: Mapping[str, Value], *, tied: frozenset[str] = frozenset()) -> Any:
     """The model with `changes` (parameter -> its difference) added in float64, then cast to its dtype.
 
-    tied: parameters whose change acts wherever the same tensor is used; the others change in their module alone.
+    tied: parameters whose change applies wherever the same tensor is used; the others change only in their own module.
     """
     places = own_names(model, list(changes))
     memo: dict[int, Any] = {id(p): p for p in (*model.parameters(), *model.buffers())}
@@ -86,16 +86,16 @@ def tuned_copy(model: Any, changes: Mapping[str, Value], *, tied: frozenset[str]
 
 
 class TunedPages:
-    """The same of a model whose weights are read block by block: the change is added to a page as it is read."""
+    """The changes for a model whose weights are read block by block: they are added to a page as it is read."""
 
     def __init__(self, changes: Mapping[str, Value], tied: frozenset[str]) -> None:
         self._changes, self._tied = changes, tied
         self._places: dict[str, tuple[str, str]] = {}
 
     def prepare(self, model: Any) -> None:
-        """Find the places; a parameter that the base lacks is there from now on.
+        """Finds the places of the changes, and adds parameters that the base lacks to the model.
 
-        UnsupportedModelError where a tensor is used in several places and changes in one of them alone.
+        Raises UnsupportedModelError where a tensor is used in several places and changes in only one of them.
         """
         self._places = own_names(model, list(self._changes))
         for name, (module, leaf) in list(self._places.items()):
@@ -112,11 +112,11 @@ class TunedPages:
                 )
 
     def changes(self, parameter: str) -> bool:
-        """Whether that parameter of the model is changed."""
+        """Whether this parameter of the model is changed."""
         return parameter in {f"{module}.{leaf}" for module, leaf in self._places.values()}
 
     def put(self, model: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: str) -> None:
-        """Put tensors of the files where they belong, changed."""
+        """Loads tensors of the files into the model, with the changes added."""
         held = {name: (model.get_submodule(module), leaf) for name, (module, leaf) in self._places.items()}
         missing = [name for name, (holder, leaf) in held.items() if getattr(holder, leaf).is_meta]
         load_part(model, tensors, dtype, device)
