@@ -1,1 +1,1 @@
-"""The mathematics: structured operators and their closed forms. Imports torch, and of duat only errors."""
+"""Structured operators and their closed forms. Imports only torch and duat's errors."""

@@ -1,6 +1,6 @@
-"""Activation functions known well enough to bound: each with the points where it turns.
+"""Activation functions that can be bounded, each with its turning points.
 
-A unit's activation is recognised by its values, not by a name: float64 formulas here against what the model computed.
+A unit's activation is recognised by its values, not by a name: the float64 formulas here are compared with the model's.
 Between two turning points, and beyond the outer ones, each function is monotone, so its largest size on an interval
 is attained at an end or at a turning point inside.
 """
@@ -22,7 +22,7 @@ class Activation:
     name: str
     function: Callable[[Tensor], Tensor]
     turns: tuple[float, ...] = ()
-    """Where its derivative changes sign."""
+    """The points where its derivative changes sign."""
     below_identity: bool = False
     """Whether |σ(t)| ≤ |t| for every t."""
 
@@ -68,8 +68,9 @@ ENOUGH_SPREAD = 12.0  # |t| that the values must reach on both sides before a fu
 def recognise(t: Tensor, value: Tensor, factor: Tensor | None, tolerance: float) -> Activation | None:
     """The known function with σ(t) · factor = value, entry by entry; None where there is none, or more than one.
 
-    Equal up to `tolerance`, relative to the larger of |t factor| and |factor|. Functions that agree near 0 (relu and
-    relu6, say) are told apart further out, so None as long as the values do not reach far on both sides.
+    Entries are equal up to `tolerance`, relative to |factor| times the largest of |σ(t)|, |t| and 1. Functions that
+    agree near 0 (relu and relu6, say) are told apart further out, so the result is None unless t reaches far on both
+    sides.
     """
     t, value = t.double(), value.double()
     scale = torch.ones_like(t) if factor is None else factor.double()

@@ -1,4 +1,4 @@
-"""W_QK = A B^T from its thin factors: d x d problems, never a matrix of the stream's width squared."""
+"""Numbers of W_QK = A B^T from its thin factors, by d x d problems; no matrix of hidden size squared is formed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class BilinearNumbers:
-    """Of one head's form z_i A B^T z_j^T."""
+    """Numbers of W = A B^T of one head's bilinear form z_i A B^T z_j^T."""
 
-    singular_values: Tensor  # (min(d_A, d_B),), the rest are zero
+    singular_values: Tensor  # (min(d_A, d_B),); the others are zero
     frobenius_norm: float
     stable_rank: float | None  # |W|_F^2 / sigma_1^2; None where W is zero
     symmetric_share: float | None  # |(W + W^T) / 2|_F / |W|_F; None where W is zero or not square
@@ -27,12 +27,13 @@ class Thin:
 
 
 def thin(A: Tensor) -> Thin:
-    """Of a factor (width, d), which is kept as it is given: a copy in float64 may be twice its size."""
+    """The factor (width, d) with its R. The factor is kept in its own dtype, since a float64 copy may be twice its
+    size."""
     return Thin(A, torch.linalg.qr(A.double()).R)
 
 
 def bilinear_numbers(left: Thin, right: Thin) -> BilinearNumbers:
-    """Of W = A B^T, in float64; left: A, right: B.
+    """Numbers of W = A B^T, in float64. left: A; right: B.
 
     QR of both leaves R_A R_B^T with the singular values of W; |W + W^T|^2 = 2 |W|^2 + 2 tr(W W), and
     tr(W W) = tr((B^T A)(B^T A)).
@@ -51,7 +52,7 @@ def bilinear_numbers(left: Thin, right: Thin) -> BilinearNumbers:
 def explained(scores: Tensor, by: Tensor, pairs: Tensor) -> Tensor:
     """R^2 of scores (heads, N, N) on one regressor with an intercept, over the pairs (N, N) bool that are attended.
 
-    by: (N, N) or (heads, N, N). Gives (heads,), float64; NaN where either does not vary.
+    by: the regressor, (N, N) or (heads, N, N). Returns (heads,), float64; NaN where scores or regressor do not vary.
     """
     y = scores.double()[:, pairs]
     x = by.double().expand(scores.shape)[:, pairs]

@@ -1,4 +1,4 @@
-"""Largest sizes over every possible input: what a neuron, a head or a branch can add, whatever the model reads.
+"""Upper bounds over all inputs on the size of the contribution of a neuron, a head or a branch.
 
 A norm leaves every token in a ball: its output is g ∘ u + β with |u| ≤ R, and u without a mean for LayerNorm
 (RMSNorm and LayerNorm: R = √M, approached as the token outgrows the norm's eps). All bounds below are maxima over
@@ -17,11 +17,11 @@ from torch import Tensor
 from duat_cli.operators.activations import Activation
 
 Rows = Callable[[Tensor], Tensor]
-CELLS = 512  # of the search over one angle; the bound lies about π / CELLS, relative, above the maximum
+CELLS = 512  # cells of the search over one angle; the bound is above the maximum by about π / CELLS, relative
 BISECTIONS = 60
 CHUNK = 1 << 21  # entries worked on at once
-ROUNDING = 1 + 1e-9  # of float64 sums, in favour of the bound
-ROWS = 1024  # of a matrix in float64 at once
+ROUNDING = 1 + 1e-9  # factor for the rounding of float64 sums, so that bounds stay true
+ROWS = 1024  # rows of a matrix converted to float64 at once
 SPECTRAL_SIDE = 1536  # above it σ_max is bounded by the Frobenius norm: eigenvalues would cost too much
 
 
@@ -35,22 +35,22 @@ class Ball:
     radius: float
 
     def directions(self, weights: Tensor) -> Tensor:
-        """How w·y depends on u: P (g ∘ w) for every row of `weights` (n, M)."""
+        """The vector that multiplies u in w·y: P (g ∘ w) for every row w of `weights` (n, M)."""
         rows = weights * self.gain
         return rows - rows.mean(dim=-1, keepdim=True) if self.centered else rows
 
     def offsets(self, weights: Tensor, bias: Tensor | None) -> Tensor:
-        """What of w·y + p does not depend on u: w·β + p for every row of `weights` (n, M), (n,)."""
+        """The part of w·y + p that does not depend on u: w·β + p, (n,), for every row w of `weights` (n, M)."""
         offset = weights.new_zeros(weights.shape[0]) if bias is None else bias
         return offset if self.bias is None else offset + weights @ self.bias
 
     def largest(self) -> float:
-        """max ‖y‖ over the ball: what a branch that ends in this norm can add. RMSNorm: R max|g|."""
+        """max ‖y‖ over the ball: the most that a branch that ends in this norm can add. RMSNorm: R max|g|."""
         along = torch.zeros_like(self.gain) if self.bias is None else self.bias
         return float(ball_maximum(self.gain.abs(), along, along.new_zeros(()), self.radius))
 
     def largest_difference(self) -> float:
-        """max ‖y - y'‖ over the ball, at most 2 R max|g|: what any change in front of this norm can do."""
+        """max ‖y - y'‖ over the ball, at most 2 R max|g|: the most that a change in front of this norm can do."""
         return 2 * self.radius * float(self.gain.abs().max()) * ROUNDING
 
 
@@ -119,7 +119,7 @@ def ball_maximum(singular: Tensor, along: Tensor, rest: Tensor, radius: float) -
 
         max² ≤ λ R² + Σ_i k_i² λ / (λ - σ_i²) + rest²        (Lagrange duality; equality at the best λ)
 
-    so whichever λ the bisection ends at, the bound is true.
+    so the bound is true for any λ that the bisection ends at.
     """
     top = singular.amax(dim=-1)
     offset = torch.linalg.vector_norm(along, dim=-1)
@@ -158,9 +158,10 @@ def head_maximum(value: Tensor, output: Tensor, offset: Tensor, radius: float) -
 
 
 def spectral_limit(matrix: Tensor, rows: Rows = Tensor.double) -> float:
-    """σ_max of a matrix, from above: by the eigenvalues of its smaller Gram matrix, the Frobenius norm where large.
+    """An upper bound on σ_max of a matrix: by the eigenvalues of its smaller Gram matrix, or the Frobenius norm if
+    large.
 
-    matrix: in any dtype; rows: what makes rows of it float64, and of them those of the matrix that is meant.
+    matrix: in any dtype. rows: maps rows of it to float64 rows of the matrix that is bounded.
     """
     if min(matrix.shape) > SPECTRAL_SIDE:
         return float(torch.linalg.vector_norm(row_lengths(matrix, rows))) * ROUNDING
@@ -173,14 +174,14 @@ def spectral_limit(matrix: Tensor, rows: Rows = Tensor.double) -> float:
 
 
 def row_lengths(matrix: Tensor, rows: Rows = Tensor.double) -> Tensor:
-    """|row| of each row, (n,) float64; arguments as of `spectral_limit`."""
+    """The length of each row, (n,) float64; arguments as in `spectral_limit`."""
     return torch.cat([torch.linalg.vector_norm(rows(piece), dim=-1) for piece in matrix.split(ROWS)])
 
 
 def sum_maximum(sizes: Tensor, columns: Tensor, together: float = math.inf) -> float:
-    """How large Σ_n h_n w_n can be for |h_n| ≤ sizes_n and |h| ≤ together: sizes (n,), columns w (n, M).
+    """An upper bound on |Σ_n h_n w_n| for |h_n| ≤ sizes_n and |h| ≤ together: sizes (n,), columns w (n, M).
 
-    The smaller of the triangle inequality, Σ sizes_n |w_n|, and of σ_max(w) |h|.
+    The smaller one of Σ sizes_n |w_n| (triangle inequality) and σ_max(w) |h|.
     """
     triangle = float((sizes * row_lengths(columns)).sum()) * ROUNDING
     return min(triangle, spectral_limit(columns) * min(float(torch.linalg.vector_norm(sizes)), together))

@@ -1,7 +1,7 @@
-"""Statistics of W' gathered row by row of tokens, so that H need not exist whole.
+"""Statistics of W' gathered from rows of tokens, so that H need not be in memory whole.
 
-C[i, j] = ‖B_ij‖_F is the coupling of token j into token i and p_ij = C_ij² / Σ_j C_ij². Every statistic here is a
-sum or a mean over rows i. Rows are worked on in the dtype of the run (float32 at least), sums kept in float64.
+C[i, j] = ‖B_ij‖_F is the coupling of token j into token i, and p_ij = C_ij² / Σ_j C_ij². Every statistic here is a sum
+or a mean over rows i. Rows are processed in the dtype of the run (at least float32), and sums are kept in float64.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FEW_HEADS = 16
 
 @dataclass(frozen=True)
 class CouplingNumbers:
-    """How tokens reach each other; None where no row (or no second row) is nonzero."""
+    """Statistics of the coupling between tokens; None where no row (or no row i >= 1) is nonzero."""
 
     off_diagonal_share: float | None  # 1 - Σ_i C_ii² / Σ C_ij²
     entropy_bits: float | None  # mean over rows of the entropy of p_i, bits
@@ -31,14 +31,14 @@ class CouplingNumbers:
 
 
 class CouplingSums:
-    """Accumulates `CouplingNumbers` from rows of C², of several kinds at once. All-zero rows count in no mean."""
+    """Accumulates `CouplingNumbers` from rows of C², for several kinds at once. All-zero rows count in no mean."""
 
     def __init__(self, kinds: int) -> None:
         self._sums = torch.zeros(kinds, len(_SUMMED), dtype=torch.float64)
-        self._read: list[list[float]] = []  # the sums as numbers, once asked for
+        self._read: list[list[float]] = []  # the sums as Python numbers, once asked for
 
     def add(self, squares: Tensor, start: int) -> None:
-        """squares: (kinds, n, N) of C_ij² for the rows i = start … start + n - 1."""
+        """Adds rows. squares: C_ij² for the rows i = start … start + n - 1, (kinds, n, N)."""
         count, tokens = squares.shape[1:]
         totals = squares.sum(dim=-1)  # (kinds, n)
         alive = totals.sign()
@@ -48,7 +48,7 @@ class CouplingSums:
         distance = (p * distances(start, count, tokens, p.dtype, p.device)).sum(dim=-1)
         later = alive.clone()
         later[:, : max(1 - start, 0)] = 0
-        columns = {  # p of an all-zero row is zero, and with it its entropy and distance
+        columns = {  # of an all-zero row p is zero, and therefore also entropy and distance
             "energy": totals,
             "diagonal": squares.diagonal(start, dim1=-2, dim2=-1),
             "rows": alive,
@@ -61,7 +61,7 @@ class CouplingSums:
         self.add_rows(columns)
 
     def add_rows(self, columns: dict[str, Tensor]) -> None:
-        """What each row adds to the sums, by name: (kinds, n) each."""
+        """Adds the summands of each row, by name: (kinds, n) each."""
         columns = {**columns, "squared_distance": columns["distance"].double().square()}
         added = torch.stack([columns[name] for name in _SUMMED]).sum(dim=-1, dtype=torch.float64).T
         self._sums = self._sums.to(added.device) + added
@@ -94,17 +94,17 @@ _SUMMED = ("energy", "diagonal", "rows", "entropy", "context", "distance", "squa
 
 
 class OperatorSums:
-    """Accumulates what W' as a whole needs from rows of Ĥ: K, the correlation of blocks, the block norms.
+    """Accumulates the numbers of W' as a whole from rows of Ĥ: K, the correlation of blocks, the block norms.
 
-    Of several W' of as many tokens an axis stands in front of every tensor.
+    For several W' with the same number of tokens every tensor has an axis of them in front.
     """
 
     def __init__(self, root: Tensor, several: int | None = None, *, cancels: bool = False) -> None:
-        """root: R with R R = G, (heads, heads), float64; several: how many W', None for one without an axis; cancels:
-        whether W' may be much smaller than its terms, so that sums of theirs are made in float64."""
+        """root: R with R R = G, (heads, heads), float64. several: how many W'; None for one without that axis. cancels:
+        whether W' may be much smaller than its terms, so that they are summed in float64."""
         lead = () if several is None else (several,)
         self._root, self._cancels = root, cancels
-        writes = root.diagonal() > 0  # a head that writes nothing would make the others seem small
+        writes = root.diagonal() > 0  # a head that writes nothing would make the others look small when scaled
         self._writes = None if bool(writes.all()) else writes[:, None]
         self.head_products = torch.zeros(*lead, *root.shape, dtype=torch.float64, device=root.device)  # K
         self._directions = torch.zeros_like(self.head_products)  # Σ û ûᵀ
@@ -117,7 +117,7 @@ class OperatorSums:
         flat = flat if self._writes is None else torch.where(self._writes, flat, 0.0)
         seen = without_tiny(flat, heads)
         self.head_products += seen @ seen.mT
-        # Softmax goes down to 1e-45, whose square is lost: each ĥ_ij is scaled to a largest entry of one first.
+        # Softmax goes down to 1e-45, whose square is zero: each ĥ_ij is first scaled to a largest entry of one.
         size = flat.abs().amax(dim=-2, keepdim=True).clamp_min(torch.finfo(flat.dtype).smallest_normal)  # (1, n N)
         vectors = self._root.to(flat.dtype) @ without_tiny(flat / size, heads)
         squares = vectors.square().sum(dim=-2, keepdim=True)  # |R ĥ_ij / size|²
@@ -128,7 +128,7 @@ class OperatorSums:
         return whole.squeeze(-2).unflatten(-1, shape), alive.squeeze(-2).unflatten(-1, shape)
 
     def block_correlations(self) -> list[float | None]:
-        """Root mean square cosine over all pairs of nonzero blocks = ‖mean of û ûᵀ‖_F, of each W'; None for W' = 0."""
+        """Root mean square cosine over all pairs of nonzero blocks, ‖mean of û ûᵀ‖_F, for each W'; None for W' = 0."""
         counts = self.nonzero_blocks[..., None, None].clamp_min(1)
         sizes = torch.linalg.matrix_norm(self._directions / counts).clamp_max(1.0)
         pairs = zip(sizes.reshape(-1).tolist(), self.nonzero_blocks.reshape(-1).tolist(), strict=True)
@@ -136,13 +136,14 @@ class OperatorSums:
 
 
 class ValueSquares:
-    """‖B_ij x_j‖² = ‖Σ_h ĥ_ijh v_jh O_h‖² of any rows of H: what token j brings to token i.
+    """‖B_ij x_j‖² = ‖Σ_h ĥ_ijh v_jh O_h‖² for any rows of H: the squared size of the contribution of token j to token
+    i.
 
-    It is ĥ_ijᵀ Q_j ĥ_ij with a Gram matrix of the heads for every token, Q_j[h, k] = ⟨v_jh O_h, v_jk O_k⟩. Heads of one
-    channel each may be thousands: then Q_j takes more than the sum itself, which is made of every pair of tokens.
-    Where heads nearly cancel each other in what they bring of some token, Q_j and the form are in float64: what float32
-    loses of the terms' squares would be more than what is left.
-    Of several prompts of as many tokens an axis stands in front of every tensor.
+    It is ĥ_ijᵀ Q_j ĥ_ij with a Gram matrix of the heads for every token, Q_j[h, k] = ⟨v_jh O_h, v_jk O_k⟩. With
+    thousands of heads of one channel each, Q_j takes more work than the sum itself, which is then computed for every
+    pair of tokens. Where the heads' contributions of some token nearly cancel, Q_j and the form are in float64:
+    rounding of the terms' squares in float32 would exceed the result. For several prompts with the same number of
+    tokens every tensor has an axis of them in front.
     """
 
     def __init__(self, values: Tensor, output: Tensor) -> None:
@@ -157,7 +158,7 @@ class ValueSquares:
             self._grams = _grams(vectors).unflatten(0, (*lead, tokens))
 
     def of(self, rows: Tensor) -> Tensor:
-        """rows: some rows of H over the first K tokens, (heads, n, K). Returns (n, K)."""
+        """The squares, (n, K), for some rows of H over the first K tokens, (heads, n, K)."""
         sources = rows.shape[-1]
         if self._grams is not None:
             grams = self._grams[..., :sources, :, :]
@@ -171,14 +172,14 @@ class ValueSquares:
         return torch.stack([channel_squares(*one, self._root) for one in zip(rows, values, strict=True)])
 
     def of_sums(self) -> Tensor:
-        """‖Σ_h v_jh O_h‖² of every token, (N,)."""
+        """‖Σ_h v_jh O_h‖² for every token, (N,)."""
         if self._grams is not None:
             return self._grams.sum(dim=(-2, -1))
         return (self._values[..., 0].mT @ self._root).square().sum(dim=-1)
 
 
 def _grams(vectors: Tensor) -> Tensor:
-    """Gram matrices of vectors (N, heads, M), (N, heads, heads); all in float64 where some need it."""
+    """Gram matrices (N, heads, heads) of vectors (N, heads, M); all are float64 where some need it."""
     grams = vectors @ vectors.mT
     close = (~each_told_apart(grams)).nonzero()[:, 0]
     if vectors.dtype == torch.float64 or not len(close):
@@ -191,9 +192,9 @@ def _grams(vectors: Tensor) -> Tensor:
 
 
 def channel_squares(rows: Tensor, values: Tensor, root: Tensor, gate: Tensor | None = None) -> Tensor:
-    """‖Σ_h ĥ_ijh (v_jh ∘ g_ih) O_h‖², (n, N), by every channel of every pair of tokens.
+    """‖Σ_h ĥ_ijh (v_jh ∘ g_ih) O_h‖², (n, N), computed with every channel of every pair of tokens.
 
-    rows: of H, (heads, n, N); values: (heads, N, d); root: as of `narrow`, of the concatenated O_h; gate: g of the
+    rows: rows of H, (heads, n, N). values: (heads, N, d). root: from `narrow`, of the concatenated O_h. gate: g of the
     receiving tokens, (heads, n, d).
     """
     found = []
@@ -205,13 +206,13 @@ def channel_squares(rows: Tensor, values: Tensor, root: Tensor, gate: Tensor | N
 
 
 def without_tiny(x: Tensor, heads: int) -> Tensor:
-    """With zeros where the square is no normal number: beside the others such entries add nothing, and products with
-    them take a hundred times as long. Of few heads the products are so small that looking for them is no faster."""
+    """x with zeros for entries whose square is no normal number: these add nothing beside the others, and products with
+    them take a hundred times as long. For few heads x is returned as it is, because replacing them saves no time."""
     if heads <= FEW_HEADS:
         return x
     return nn.functional.hardshrink(x, torch.finfo(x.dtype).smallest_normal ** 0.5)
 
 
 def narrow(output: Tensor) -> Tensor:
-    """R with R Rᵀ = O Oᵀ that has no more columns than rows; output: (channels, M)."""
+    """A matrix R with R Rᵀ = O Oᵀ and no more columns than rows. output: O, (channels, M)."""
     return output if output.shape[1] <= output.shape[0] else torch.linalg.qr(output.mT).R.mT

@@ -1,6 +1,6 @@
-"""Statistics of a W' whose channels are scaled by the token that receives them, by one Gram matrix a token.
+"""Statistics of a W' whose channels are scaled by the token that receives them, by one Gram matrix per token.
 
-B_ij = (Σ_h Ĥ_h[i, j] A_ih)ᵀ with A_ih = V_h diag(g_ih) O_h: another map for every token i. Every number is a closed
+B_ij = (Σ_h Ĥ_h[i, j] A_ih)ᵀ with A_ih = V_h diag(g_ih) O_h, a different map for every token i. Every number is a closed
 form in Ĥ and P[i, h, k, l] = ⟨A_ih, A_kl⟩, from the Gram matrix of channels Γ[c, c'] = ⟨v_c o_c, v_c' o_c'⟩:
 
     P[i, h, k, l] = Σ_{c in h, c' in l} g_ic Γ[c, c'] g_kc'        C_ij² = ĥ_ijᵀ P_ii ĥ_ij
@@ -22,13 +22,13 @@ SPECTRUM_SIDE = 2048  # tokens times heads up to which P is formed whole
 
 
 class ChannelGram:
-    """Γ of a block's factors: it depends on the checkpoint alone."""
+    """Γ of a block's factors, which depends only on the checkpoint."""
 
     def __init__(self, factors: HeadFactors) -> None:
         self._gram = channel_gram(factors)
 
     def by_token(self, gate: Tensor) -> Tensor:
-        """P_ii of every token, (n, heads, heads); gate: g of these tokens, (heads, n, d)."""
+        """P_ii of every token, (n, heads, heads). gate: g of these tokens, (heads, n, d)."""
         left = torch.einsum("hnd,hdke->nhke", gate, self._gram)
         return torch.einsum("nhke,kne->nhk", left, gate)
 
@@ -41,7 +41,8 @@ class ChannelGram:
 
 
 class GatedSums:
-    """Accumulates what W' as a whole needs from rows of Ĥ: its energy, and for few tokens K_i and the directions."""
+    """Accumulates the numbers of W' as a whole from rows of Ĥ: its energy, and for few tokens K_i and the
+    directions."""
 
     def __init__(self, gram: ChannelGram, gate: Tensor) -> None:
         """gate: g, (heads, N, d)."""
@@ -57,7 +58,7 @@ class GatedSums:
         count = rows.shape[1]
         maps = self._gram.by_token(self._gate[:, start : start + count])  # (n, heads, heads)
         heads = rows.transpose(0, 1)  # (n, heads, N)
-        # Entries go down to 1e-45, whose square is lost: each ĥ_ij is scaled to a largest entry of one first.
+        # Entries go down to 1e-45, whose square is zero: each ĥ_ij is first scaled to a largest entry of one.
         size = heads.abs().amax(dim=1).clamp_min(torch.finfo(heads.dtype).smallest_normal)  # (n, N)
         vectors = heads / size[:, None]
         squares = ((maps @ vectors) * vectors).sum(dim=1).clamp_min(0)
@@ -72,14 +73,14 @@ class GatedSums:
         return whole, alive
 
     def spectrum(self) -> Tensor | None:
-        """The singular values of the rearranged W', descending; None where they are too many."""
+        """The singular values of the rearranged W', descending; None where there are too many tokens times heads."""
         if not self._whole:
             return None
         root = _roots(torch.cat(self._products))
         return torch.linalg.eigvalsh(_between(root, self._whole_gram)).clamp_min(0).sqrt().flip(0)
 
     def block_correlation(self) -> float | None:
-        """Root mean square cosine over all pairs of nonzero blocks; None for none, or where P is too large."""
+        """Root mean square cosine over all pairs of nonzero blocks; None without any, or where P is too large."""
         if not self._whole or not self.nonzero_blocks:
             return None
         root = _roots(torch.cat(self._directions))

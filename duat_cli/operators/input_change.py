@@ -5,7 +5,7 @@ With W' = Σ_h Ĥ_h ⊗ A_hᵀ, Ĥ = H ∘ S and S_h[i, j] = t_i s_h[j] (Eq. 10 
     Ĥ_b - Ĥ_a  =  (H_b - H_a) ∘ S_a  +  H_a ∘ (S_b - S_a)  +  (H_b - H_a) ∘ (S_b - S_a)
                        routing              scale                  interaction
 
-on tokens that both inputs have. Every part is made of differences, so that a small change is no difference of large
+on tokens that both inputs have. Every part is computed from differences, so a small change is no difference of large
 numbers. Norms follow from K[h, k] = ⟨left_h, left_k⟩ of each part and the Gram matrix G[h, k] = ⟨A_h, A_k⟩.
 """
 
@@ -19,26 +19,26 @@ from torch import Tensor
 from duat_cli.operators.kronecker import frobenius_norm
 from duat_cli.operators.uniform import uniform_rows
 
-ELEMENTS = 1 << 20  # of Ĥ worked on at once
+ELEMENTS = 1 << 20  # elements of Ĥ processed at once
 PARTS = ("relative", "routing", "scale", "interaction")
 
 
 @dataclass(frozen=True)
 class Routed:
-    """Ĥ of one block and input by its factors: Ĥ_h[i, j] = t_i H_h[i, j] s_h[j]."""
+    """Ĥ of one block on one input, by its factors: Ĥ_h[i, j] = t_i H_h[i, j] s_h[j]."""
 
     attention: Tensor  # H, (heads, N, N)
     source: Tensor  # s, (heads, N)
-    token: Tensor  # t, (N,) or (1,); with a gate, which is part of it, (heads, N)
-    offsets: tuple[int, ...] = (0,)  # of values that several tokens make: H S_k, the heads once for each
-    channels: bool = False  # whether every head is one channel of a head, with a gate of its own
+    token: Tensor  # t, (N,) or (1,); with a gate, which is a factor of it, (heads, N)
+    offsets: tuple[int, ...] = (0,)  # of values made of several tokens: `attention` holds H S_k of all heads per offset
+    channels: bool = False  # whether every head here is one channel of a head, with its own gate
 
     @property
     def tokens(self) -> int:
         return self.attention.shape[-1]
 
     def uniform(self, seen: Tensor) -> Routed:
-        """The same scales and gates with H uniform over the positions that a row sees; seen: (N, N) bool."""
+        """These scales and gates with H uniform over the positions that a row sees. seen: (N, N) bool."""
         level = uniform_rows(seen, len(self.attention), self.attention.dtype, self.offsets)
         return replace(self, attention=level)
 
@@ -51,14 +51,15 @@ class Routed:
 
 @dataclass(frozen=True)
 class Change:
-    """Norms relative to that of W'_a on the same tokens, by the names in `PARTS`; None where that is zero."""
+    """Norms relative to that of W'_a on the same tokens, by the names in `PARTS`; None where that norm is zero."""
 
     whole: dict[str, float] | None
-    heads: list[dict[str, float] | None]  # of each head's own Ĥ_h ⊗ A_hᵀ
+    heads: list[dict[str, float] | None]  # for Ĥ_h ⊗ A_hᵀ of each head
 
 
 def change(before: Routed, after: Routed, aligned: tuple[Tensor, Tensor], G: Tensor) -> Change:
-    """From input a to input b on the aligned tokens: places in a and in b, (n,) each, one beside the other."""
+    """The change from input a to input b on aligned tokens. aligned: places of the same tokens in a and in b, (n,)
+    each."""
     a, b = (places.to(G.device) for places in aligned)
     rows = {name: torch.zeros_like(G) for name in ("base", *PARTS)}
     for some in _chunks(len(a), len(G)):
@@ -76,9 +77,9 @@ def change(before: Routed, after: Routed, aligned: tuple[Tensor, Tensor], G: Ten
 
 
 def share_from(one: Routed, rows: Tensor, columns: Tensor, G: Tensor) -> tuple[float | None, list[float | None]]:
-    """What of W' on some rows of tokens comes from some columns: Σ ‖B_ij‖² over them / Σ over all j, and by head.
+    """The share of some columns in some rows of W', Σ ‖B_ij‖² over these columns / Σ over all j, and by head.
 
-    rows: (n,); columns: (m,), places of tokens. None where those rows of W' are zero.
+    rows, columns: places of tokens, (n,) and (m,). None where these rows of W' are zero.
     """
     every = torch.arange(one.tokens, device=G.device)
     inside, total = torch.zeros_like(G), torch.zeros_like(G)

@@ -1,12 +1,12 @@
-"""The attention operator W' as a sum of Kronecker products, never built.
+"""The attention operator W' as a sum of Kronecker products; the matrix itself is never built.
 
-X is N x M, one token a row; x' = vec(X) is row-major (`X.reshape(-1)`), so vec(H X A) = (H ⊗ Aᵀ) vec(X).
+X is N x M, one token per row; x' = vec(X) is row-major (`X.reshape(-1)`), so vec(H X A) = (H ⊗ Aᵀ) vec(X).
 With Ĥ_h (N x N), V_h (M x d) and O_h (d x M), the W' of Eq. 10 of Wang & Li, who leave it without a formula, is
 
     W' = Σ_h Ĥ_h ⊗ (V_h O_h)ᵀ,      block from token j to token i:  B_ij = (Σ_h Ĥ_h[i, j] V_h O_h)ᵀ
 
 Every number below is a closed form in Ĥ and the Gram matrix G[h, k] = ⟨V_h O_h, V_k O_k⟩. Where a gate g_ih scales the
-channels of what token i gets, B_ij = (Σ_h Ĥ_h[i, j] V_h diag(g_ih) O_h)ᵀ (gated.py).
+channels that token i receives, B_ij = (Σ_h Ĥ_h[i, j] V_h diag(g_ih) O_h)ᵀ (gated.py).
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from torch import Tensor
 
 from duat_cli.errors import InputError
 
-APART = 1e-2  # what float32 loses of a sum of maps is 1e-7 of its terms
+APART = 1e-2  # least eigenvalue of cosines for float32, whose error in a sum of maps is 1e-7 of its terms
 
 
 @dataclass(frozen=True)
 class HeadFactors:
-    """V and O of a block's heads: what of W' does not depend on the input, and the biases that stand outside of it.
+    """V and O of a block's heads, which are the part of W' that does not depend on the input, and the biases outside
+    W'.
 
     Grouped heads share a V: head h reads V[h // (heads // kv_heads)].
     """
@@ -56,12 +57,12 @@ class HeadFactors:
 
     @property
     def width(self) -> int:
-        """Of the vectors that V reads: M where they are the stream's."""
+        """Width of the vectors that V reads: M if they are the stream."""
         return self.value.shape[1]
 
     def values_of(self, x: Tensor) -> Tensor:
-        """x V_h, (kv_heads, N, d), of x (N, width): one product for all heads, in V's dtype where that is wider."""
-        columns = self.value.transpose(0, 1).flatten(1)  # (width, kv_heads d): as V lies in memory where it was read
+        """x V_h, (kv_heads, N, d), for x (N, width): one product for all heads, in V's dtype if that is wider."""
+        columns = self.value.transpose(0, 1).flatten(1)  # (width, kv_heads d): the memory layout of a V that was read
         return (
             (x.to(torch.promote_types(x.dtype, columns.dtype)) @ columns)
             .unflatten(1, (len(self.value), -1))
@@ -69,16 +70,16 @@ class HeadFactors:
         )
 
     def in_float64(self) -> HeadFactors:
-        """V and O alone."""
+        """V and O in float64, without the biases."""
         return HeadFactors(self.value.double(), self.output.double())
 
     def without_values(self) -> HeadFactors:
-        """The shapes alone, on `meta`."""
+        """These factors on `meta`, which keeps only their shapes."""
         biases = (None if bias is None else bias.to("meta") for bias in (self.value_bias, self.output_bias))
         return HeadFactors(self.value.to("meta"), self.output.to("meta"), *biases)
 
     def maps(self) -> Tensor:
-        """A_h = V_h O_h, (heads, width, M): for small cases."""
+        """A_h = V_h O_h, (heads, width, M), for small cases."""
         return self.value.repeat_interleave(self.groups, 0) @ self.output
 
 
@@ -89,7 +90,8 @@ def channels(factors: HeadFactors) -> HeadFactors:
 
 
 def shifted(x: Tensor, offset: int, axis: int) -> Tensor:
-    """What stands `offset` places further along that axis, counted from the end; zero where nothing does."""
+    """The tensor with, at each place, the entry `offset` places further along `axis`, which is negative; zero beyond
+    the end."""
     index = torch.arange(x.shape[axis], device=x.device) + offset
     inside = (index >= 0) & (index < x.shape[axis])
     taken = x.index_select(axis, index.clamp(0, x.shape[axis] - 1))
@@ -97,18 +99,18 @@ def shifted(x: Tensor, offset: int, axis: int) -> Tensor:
 
 
 def at_offsets(H: Tensor, offsets: Sequence[int]) -> Tensor:
-    """H S_k of every offset k, S_k from token j to token j + k: (heads, rows, N) to (offsets heads, rows, N).
+    """H S_k for every offset k, with S_k from token j to token j + k: (heads, rows, N) to (offsets heads, rows, N).
 
-    Of values that are made of several tokens, v_j = Σ_k x_{j-k} V_k, each V_k is mixed by H S_k.
+    For values made of several tokens, v_j = Σ_k x_{j-k} V_k, each V_k is mixed by H S_k.
     """
     return torch.cat([shifted(H, offset, -1) for offset in offsets])
 
 
 @dataclass(frozen=True)
 class KroneckerSum:
-    """W' = Σ_h left_h ⊗ (V_h O_h)ᵀ; with a gate, what heads give is multiplied by it in front of O.
+    """W' = Σ_h left_h ⊗ (V_h O_h)ᵀ; with a gate, H V is multiplied by it in front of O.
 
-    It is square where V reads the stream, (N M, N M); (N M, N width) where it reads other vectors.
+    W' is (N M, N M) where V reads the stream, and (N M, N width) where it reads other vectors.
     """
 
     left: Tensor  # (heads, N, N)
@@ -129,7 +131,7 @@ class KroneckerSum:
         return torch.einsum("hnd,hmd->nm", back, values)
 
     def dense(self, limit: int = 4096) -> Tensor:
-        """W' written out, (N M, N width): for tests and small cases."""
+        """W' as a dense matrix, (N M, N width), for tests and small cases. Raises InputError above the limit."""
         tokens = self.left.shape[-1]
         rows, columns = tokens * self.factors.hidden_size, tokens * self.factors.width
         if max(rows, columns) > limit:
@@ -146,7 +148,7 @@ class KroneckerSum:
 def gram(factors: HeadFactors) -> Tensor:
     """G[h, k] = ⟨V_h O_h, V_k O_k⟩_F = Σ (V_hᵀ V_k) ∘ (O_h O_kᵀ), (heads, heads) in float64.
 
-    Its products are in the factors' dtype; in float64 where maps nearly cancel each other.
+    Products are in the factors' dtype, or in float64 where maps nearly cancel each other.
     """
     quick = quick_gram(factors)
     narrow = factors.value.dtype != torch.float64
@@ -155,13 +157,13 @@ def gram(factors: HeadFactors) -> Tensor:
 
 def told_apart(G: Tensor) -> bool:
     """Whether no sum of these maps is much smaller than its terms: their cosines have no eigenvalue below `APART`."""
-    if torch.equal(torch.count_nonzero(G), torch.count_nonzero(G.diagonal())):  # of heads that read different channels
+    if torch.equal(torch.count_nonzero(G), torch.count_nonzero(G.diagonal())):  # the heads read different channels
         return True
     return bool(each_told_apart(G))
 
 
 def each_told_apart(grams: Tensor) -> Tensor:
-    """The same of each Gram matrix, (..., heads, heads) to (...) of bools."""
+    """Whether `told_apart` holds for each Gram matrix: (..., heads, heads) to (...) of bools."""
     less = grams.clone()  # positive definite where its cosines' eigenvalues are above APART
     size = less.diagonal(dim1=-2, dim2=-1)
     size.copy_(torch.where(size > 0, size * (1 - APART), 1.0))
@@ -169,12 +171,12 @@ def each_told_apart(grams: Tensor) -> Tensor:
 
 
 def quick_gram(factors: HeadFactors) -> Tensor:
-    """`gram` with products in the factors' dtype, whatever they lose."""
+    """`gram` with products in the factors' dtype, even where maps nearly cancel."""
     return channel_gram(factors).sum(dim=(1, 3), dtype=torch.float64)
 
 
 def channel_gram(factors: HeadFactors) -> Tensor:
-    """Γ[c, c'] = ⟨v_c o_c, v_c' o_c'⟩ of every two channels, (heads, d, heads, d)."""
+    """Γ[c, c'] = ⟨v_c o_c, v_c' o_c'⟩ for every two channels, (heads, d, heads, d)."""
     kv_heads, width, rank = factors.value.shape
     heads, groups = factors.heads, factors.groups
     columns = factors.value.permute(0, 2, 1).reshape(kv_heads * rank, width)
@@ -185,16 +187,16 @@ def channel_gram(factors: HeadFactors) -> Tensor:
 
 
 def gram_row(factors: HeadFactors, head: int) -> Tensor:
-    """G[head, :], (heads,) in float64: a share 1/heads of the work of `gram`."""
+    """G[head, :], (heads,) in float64, at 1/heads of the work of `gram`."""
     value = factors.value[head // factors.groups]  # (M, d)
     inner = (value.mT @ factors.value).repeat_interleave(factors.groups, 0)  # (heads, d, d)
     return (inner * (factors.output[head] @ factors.output.mT)).sum(dim=(1, 2), dtype=torch.float64)
 
 
 def gram_root(G: Tensor) -> Tensor:
-    """The symmetric R with R R = G; directions of negative rounding are dropped."""
+    """The symmetric R with R R = G; eigenvalues that are negative by rounding count as zero."""
     diagonal = G.diagonal()
-    if torch.equal(torch.diag(diagonal), G):  # of heads that read different channels, which may be thousands
+    if torch.equal(torch.diag(diagonal), G):  # the heads, which may be thousands, read different channels
         return torch.diag(diagonal.clamp_min(0).sqrt())
     values, vectors = torch.linalg.eigh(G)
     return (vectors * values.clamp_min(0).sqrt()) @ vectors.mT
@@ -206,29 +208,29 @@ def frobenius_norm(K: Tensor, G: Tensor) -> float:
 
 
 def frobenius_norms(K: Tensor, G: Tensor) -> list[float]:
-    """The same of several W', of which either has an axis in front."""
+    """‖W'‖_F of several W', which K, G or both have an axis of in front."""
     return [max(square, 0.0) ** 0.5 for square in (K * G).sum(dim=(-2, -1)).reshape(-1).tolist()]
 
 
 def kronecker_spectrum(K: Tensor, root: Tensor) -> Tensor:
-    """The singular values of the rearranged W', descending, (heads,); root: R = G^½. For several, an axis in front.
+    """The singular values of the rearranged W', descending, (heads,), or of several, with an axis in front. root: G^½.
 
-    Their squares are the eigenvalues of K G (Van Loan & Pitsianis 1993), here of the symmetric R K R.
+    Their squares are the eigenvalues of K G (Van Loan & Pitsianis 1993), computed from the symmetric R K R, R = G^½.
     """
     return singular_values(root @ K @ root)
 
 
 def singular_values(gram: Tensor) -> Tensor:
-    """Of a matrix, or several, from its Gram matrix: descending, on the CPU."""
-    rows = gram.cpu()  # so few that a GPU takes longer
+    """The singular values, descending and on the CPU, of one matrix or several, from the Gram matrix."""
+    rows = gram.cpu()  # so small that a GPU takes longer
     return torch.linalg.eigvalsh(rows).clamp_min(0).sqrt().flip(-1)
 
 
 def effective_heads(spectrum: Tensor) -> float | None:
-    """exp of the entropy of σ²/Σσ²: how many Kronecker products W' really has. None for W' = 0."""
-    energy = [value * value for value in spectrum.tolist()]  # a handful of numbers: a tensor would cost more
+    """The effective number of Kronecker products of W', exp of the entropy of σ²/Σσ²; None for W' = 0."""
+    energy = [value * value for value in spectrum.tolist()]  # few numbers: with a tensor it would take longer
     total = math.fsum(energy)
     if total == 0.0:
         return None
     entropy = -math.fsum(part / total * math.log(part / total) for part in energy if part / total > 0)
-    return min(max(math.exp(entropy), 1.0), float(len(energy)))  # rounding may leave the range by 1e-8
+    return min(max(math.exp(entropy), 1.0), float(len(energy)))  # rounding may exceed the range by 1e-8

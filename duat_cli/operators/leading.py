@@ -1,4 +1,4 @@
-"""The leading singular triplets of an operator that is only known by its products: Golub-Kahan-Lanczos."""
+"""The leading singular triplets of an operator known only by its products, by Golub-Kahan-Lanczos."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def leading(
 ) -> Triplets | None:
     """The `count` largest triplets of an operator from R^columns, with full reorthogonalisation.
 
-    A triplet counts as found when its Ritz residual is at most tolerance x σ. None where that does not happen
-    within `max_steps`, or where the operator has fewer directions than asked for. fewer: then those that it has, as
-    far as one starting vector shows them: of equal singular values it sees one.
+    A triplet counts as found when its Ritz residual is at most tolerance x σ. The result is None where that does not
+    happen within `max_steps`, or where the operator has fewer directions than asked for. With `fewer`, the directions
+    that it has are returned, as far as one starting vector shows them: of equal singular values it shows one.
     """
     generator = torch.Generator().manual_seed(SEED)
     v = torch.randn(columns, generator=generator).to(like)
@@ -39,7 +39,7 @@ def leading(
     for step in range(1, max_steps + 1):
         u = orthogonal(apply(rights[-1]), lefts)
         alpha = float(u.norm())
-        if alpha <= _tiny(like) * max([*alphas, *betas, alpha]):  # nothing new: the space found maps into itself
+        if alpha <= _tiny(like) * max([*alphas, *betas, alpha]):  # no new direction: the space found maps into itself
             return _triplets(alphas, betas, lefts, rights, count, fewer)
         alphas.append(alpha)
         lefts.append(u / alpha)
@@ -64,11 +64,12 @@ def spectral_norm(
     image: tuple[int, ...] | None = None,
     max_steps: int = 400,
 ) -> float:
-    """‖A‖₂, the first of `leading`, its Ritz residual at most `TOLERANCE` / 10 of it.
+    """‖A‖₂, the first value of `leading`, with a Ritz residual of at most `TOLERANCE` / 10 of it.
 
-    start: a random tensor of the shape and dtype that `apply` takes: an operator that maps it to zero is zero. image:
-    the shape that it gives; None: the same. Vectors are kept in float64. Raises InputError where it does not converge
-    in `max_steps`.
+    Vectors are kept in float64. Raises InputError where it does not converge in `max_steps`.
+
+    start: a random tensor of the shape and dtype that `apply` takes; an operator that maps it to zero counts as zero.
+    image: the shape that `apply` returns; None: the same.
     """
 
     def flat(product: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
@@ -93,7 +94,7 @@ def spectral_norm(
 
 
 def orthogonal(vector: Tensor, basis: list[Tensor]) -> Tensor:
-    """`vector` less its components in `basis`, twice, because once is not enough in floating point."""
+    """`vector` less its components in `basis`, removed twice, because once is not enough in floating point."""
     if basis:
         stacked = torch.stack(basis)
         for _ in range(2):
@@ -102,7 +103,7 @@ def orthogonal(vector: Tensor, basis: list[Tensor]) -> Tensor:
 
 
 def _core(alphas: list[float], betas: list[float], columns: int) -> Tensor:
-    """The operator between the two bases, upper bidiagonal; one column more where the last alpha vanished."""
+    """The operator between the two bases, upper bidiagonal, with one more column where the last alpha vanished."""
     core = torch.zeros(len(alphas), columns, dtype=torch.float64)
     core.diagonal().copy_(torch.tensor(alphas, dtype=torch.float64))
     upper = core.diagonal(1)

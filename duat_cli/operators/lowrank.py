@@ -1,8 +1,8 @@
-"""A change of low rank, ΔW = L R, by its factors: nothing here forms the dense product.
+"""A change of low rank, ΔW = L R, by its factors, without the dense product.
 
 Singular values and vectors come from two thin QR factorisations and the SVD of a small core: with L = Q₁R₁ and
-Rᵀ = Q₂R₂, ΔW = Q₁ (R₁R₂ᵀ) Q₂ᵀ. Inner products come from r x r products: ⟨L R, L' R'⟩ = Σ (LᵀL') ∘ (R R'ᵀ). Both
-are blind to the gauge L → L G, R → G⁻¹ R, and to how a scale is split between the factors.
+Rᵀ = Q₂R₂, ΔW = Q₁ (R₁R₂ᵀ) Q₂ᵀ. Inner products come from r x r products: ⟨L R, L' R'⟩ = Σ (LᵀL') ∘ (R R'ᵀ). Both are
+independent of the gauge L → L G, R → G⁻¹ R, and of how a scale is split between the factors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LowRank:
         return LowRank(self.right.mT, self.left.mT)
 
     def dense(self) -> Tensor:
-        """Written out: for changing a weight, and for tests."""
+        """The dense product, for changing a weight and for tests."""
         return self.left @ self.right
 
     def minus(self, other: LowRank) -> LowRank:
@@ -55,16 +55,16 @@ def singular(change: LowRank) -> Triplets:
 
 
 Piece = LowRank | Tensor
-EXACT_SIDE = 1024  # up to here a dense SVD is quick; a Gram matrix loses what lies below 1e-8 of the largest value
+EXACT_SIDE = 1024  # largest side for a dense SVD; a Gram matrix loses values below 1e-8 of the largest
 
 
 def written_out(piece: Piece) -> Tensor:
-    """The matrix or vector itself."""
+    """The piece as a matrix or vector."""
     return piece.dense() if isinstance(piece, LowRank) else piece
 
 
 def nonfinite(tensor: Tensor) -> int:
-    """How many values are NaN or infinite; one quick pass where none is."""
+    """How many values are NaN or infinite; it takes one quick pass where none is."""
     if not tensor.numel() or not tensor.is_floating_point():
         return 0
     low, high = (float(bound) for bound in torch.aminmax(tensor))  # NaN if any value is
@@ -73,7 +73,7 @@ def nonfinite(tensor: Tensor) -> int:
 
 
 def energy(tensor: Tensor) -> float:
-    """Σ x², in float64 and in parts, so that a large tensor of a narrow dtype is never wide as a whole."""
+    """Σ x² in float64, in pieces, so that a large tensor of a narrow dtype is never converted as a whole."""
     parts = tensor.reshape(-1).split(1 << 22)
     return sum(float(part.double().square().sum()) for part in parts)
 
@@ -85,7 +85,7 @@ def is_zero(piece: Piece) -> bool:
 
 
 def spectrum(piece: Piece) -> Tensor:
-    """Singular values, descending; of a large dense matrix by the eigenvalues of its smaller Gram matrix."""
+    """Singular values, descending; those of a large dense matrix from the eigenvalues of its smaller Gram matrix."""
     if isinstance(piece, LowRank):
         return singular(piece).values
     if min(piece.shape) <= EXACT_SIDE:
@@ -111,12 +111,12 @@ def overlap(a: Tensor, b: Tensor) -> Tensor:
     return torch.linalg.svdvals(a.mT @ b).clamp(max=1.0)
 
 
-# -- how many directions a matrix really has --------------------------------------------------------------------
+# -- ranks -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Of one nonzero matrix; σ are its singular values."""
+    """Ranks of one nonzero matrix with singular values σ."""
 
     numerical: int  # σ above max(shape) eps σ_1
     stable: float  # Σσ² / σ_1²
@@ -125,7 +125,8 @@ class Ranks:
 
 
 def ranks(values: Tensor, shape: tuple[int, ...], eps: float) -> Ranks | None:
-    """values: all nonzero singular values, descending, float64; eps: of the stored dtype. None for a zero matrix."""
+    """The ranks of a matrix of this shape; None for a zero matrix. values: all nonzero singular values, descending,
+    float64. eps: that of the stored dtype."""
     energy = values.square()
     total = float(energy.sum())
     if total == 0.0:
@@ -140,21 +141,21 @@ def ranks(values: Tensor, shape: tuple[int, ...], eps: float) -> Ranks | None:
     )
 
 
-_ROWS = 1 << 22  # entries worked on at a time, so that a large matrix is never wide as a whole
+_ROWS = 1 << 22  # entries processed at once, so that a large matrix is never converted as a whole
 
 
 def rounding_floor(before: Tensor, after: Tensor, difference: Tensor) -> float:
-    """The spectral norm that rounding alone may give after - before, two stored matrices; an upper estimate.
+    """An upper estimate of the spectral norm that rounding alone may give to after - before, two stored matrices.
 
-    before, after: (rows, columns) as stored; difference: after - before, float64. Of every entry these variances are
-    summed: ulp(w)²/12 of both stored values, each in its own dtype; of a change d that was computed as a product and
-    scaled before it was added, (u d)²/3 for two roundings to the dtype of `after` (u = eps/2, as ulp(d) ≤ 2 u |d|) and
-    for min(rows, columns) partial sums in float32, the most that an inner dimension can have. A matrix of independent
-    errors has a norm of about max over rows of the root of the summed variance, plus the same over columns (Bandeira &
-    van Handel 2016); 5 % are added for the spread.
+    before, after: (rows, columns) as stored. difference: after - before, float64. For every entry these variances are
+    summed: ulp(w)²/12 of both stored values, each in its own dtype; and, for a change d that was computed as a product
+    and scaled before it was added, (u d)²/3 for two roundings to the dtype of `after` (u = eps/2, as ulp(d) ≤ 2 u |d|)
+    and for min(rows, columns) partial sums in float32, the most that an inner dimension can have. A matrix of
+    independent errors has a norm of about the maximum over rows of the root of the summed variance, plus that over
+    columns (Bandeira & van Handel 2016); 5 % are added for the spread.
 
-    An estimate: errors are taken as independent. Arithmetic coarser than the dtype of `after` is not counted, nor are
-    terms of the product that cancel.
+    It is an estimate because errors are assumed to be independent. Arithmetic coarser than the dtype of `after` is not
+    counted, nor are terms of the product that cancel.
     """
     coarse = float(torch.finfo(after.dtype).eps)
     fine = min(coarse, float(torch.finfo(torch.float32).eps))
@@ -169,17 +170,17 @@ def rounding_floor(before: Tensor, after: Tensor, difference: Tensor) -> float:
 
 
 def _variance(stored: Tensor) -> Tensor:
-    """ulp²/12 of each entry, float64; below the normal numbers the spacing stays as it is there."""
+    """ulp²/12 of each entry, float64; below the normal numbers the spacing is that of the smallest of them."""
     info = torch.finfo(stored.dtype)
     _, exponent = torch.frexp(stored.double().abs().clamp_min(info.tiny))
     return torch.ldexp(torch.full(stored.shape, info.eps, dtype=torch.float64), exponent - 1).square() / 12
 
 
 def svd_error(shape: tuple[int, ...], top: float, *, partial: bool) -> float:
-    """How far the singular values of a dense matrix may be off as `spectrum` or, partial, `leading` finds them.
+    """The error that singular values of a dense matrix may have from `spectrum` or, with `partial`, from `leading`.
 
-    top: σ_1. Of an SVD in float64 max(shape) eps σ_1; by a Gram matrix the root of that relative error, as it is of σ²;
-    of products in float32 its eps.
+    For an SVD in float64 it is max(shape) eps σ_1. By a Gram matrix it is the root of that relative error, which is one
+    of σ². For products in float32 eps is that of float32. top: σ_1.
     """
     if partial:
         return max(shape) * float(torch.finfo(torch.float32).eps) * top

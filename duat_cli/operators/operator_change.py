@@ -5,8 +5,8 @@ With W' = Σ_h Ĥ_h ⊗ A_hᵀ before and Σ_h Ĥ'_h ⊗ A'_hᵀ after (what Eq.
     W'_tuned - W'_base = Σ (Ĥ'-Ĥ) ⊗ Aᵀ  +  Σ Ĥ ⊗ (A'-A)ᵀ  +  Σ (Ĥ'-Ĥ) ⊗ (A'-A)ᵀ
                             routing           weights             interaction
 
-and A'-A = dV O' + V dO with dV = V'-V, dO = O'-O: every part is a sum of Kronecker products of differences, so that
-a small change is no difference of large numbers.
+and A'-A = dV O' + V dO with dV = V'-V, dO = O'-O. Every part is a sum of Kronecker products of differences, so a small
+change is no difference of large numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from duat_cli.operators.kronecker import HeadFactors, frobenius_norm, quick_gram
 
 @dataclass(frozen=True)
 class Split:
-    """Frobenius norms."""
+    """Frobenius norms of W'_base, of the whole difference and of its parts."""
 
     base: float
     total: float
@@ -32,7 +32,7 @@ class Split:
 
 
 def maps_and_changes(base: HeadFactors, tuned: HeadFactors) -> HeadFactors:
-    """The maps V O, dV O', V dO one list behind the other: (3 heads)."""
+    """Factors of the maps V O, dV O' and V dO, concatenated: 3 heads maps."""
     if base.value.shape != tuned.value.shape or base.output.shape != tuned.output.shape:
         raise InputError(f"operators of other shapes: {tuple(base.value.shape)} and {tuple(tuned.value.shape)}")
     return HeadFactors(
@@ -44,8 +44,8 @@ def maps_and_changes(base: HeadFactors, tuned: HeadFactors) -> HeadFactors:
 def gram_of_changes(base: HeadFactors, tuned: HeadFactors) -> Tensor:
     """The Gram matrix of the maps A and their changes A'-A, (2 heads, 2 heads).
 
-    Where dV O' and V dO take each other back, as where channels are rotated within heads, they are added first and in
-    float64: with [V, dV] = Q R, A = Q (R_V O) and A'-A = Q (R_dV O' + R_V dO).
+    Where dV O' and V dO cancel, as when channels are rotated within heads, they are added first, in float64: with
+    [V, dV] = Q R, A = Q (R_V O) and A'-A = Q (R_dV O' + R_V dO).
     """
     quick = quick_gram(maps_and_changes(base, tuned))
     if told_apart(quick):
@@ -60,7 +60,7 @@ def gram_of_changes(base: HeadFactors, tuned: HeadFactors) -> Tensor:
 
 
 def split(base: Tensor, tuned: Tensor, G: Tensor) -> Split:
-    """Norms of all parts by the one Gram matrix G of `gram_of_changes`: K[h, k] = ⟨left, left⟩."""
+    """Norms of all parts from Ĥ before and after, (heads, N, N) each, and G, the result of `gram_of_changes`."""
     heads = len(base)
     rows = torch.stack([base, tuned - base]).flatten(2).double()  # (2, heads, N²)
     K = torch.einsum("ahn,bkn->ahbk", rows, rows)  # of Ĥ and Ĥ'-Ĥ

@@ -1,4 +1,4 @@
-"""The paper's explicit matrices, for cases small enough to check every step of W' by eye.
+"""The paper's explicit matrices, for cases that are small enough to check every step of W' by hand.
 
 Wang & Li, "Dynamic Universal Approximation Theory" (arXiv 2407.00958, Eq. 5-10; the convolution comes from
 its sister on vision, arXiv 2407.17480). A layer f(X; W) becomes a product x' -> W' x' by two rearrangements:
@@ -12,7 +12,7 @@ stands at place i·M + a of x'. A bias is added to the product and stays outside
 The paper's Eq. 9 applies transposes, (W'_HVO)ᵀ x', with W'_HVO = W'_O W'_HV; the caption of Fig. 1 in its appendix
 has W'_HV x'. Here every W' is what is applied to x', so that W'_HVO = W'_O W'_HV holds, and W'_HVO is the W' of Eq. 10.
 
-These matrices have (NM)² entries; the closed forms beside this file never build them.
+These matrices have (NM)² entries; the closed forms of the other files here never build them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def diamond(W: Tensor, x: Tensor) -> Tensor:
 
 
 def diamond_right(x: Tensor, W: Tensor) -> Tensor:
-    """x ⋄ W = Wᵀ x: the parameter is the transposed one, on whichever side of ⋄ it is written.
+    """x ⋄ W = Wᵀ x: the parameter is transposed, on either side of ⋄.
 
     Given W ⋄ x = Wᵀx, the first rule leaves no other meaning, and both become theorems:
 

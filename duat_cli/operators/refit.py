@@ -1,11 +1,12 @@
-"""Least squares of a linear layer's change from sums over tokens, so that no token is kept.
+"""Least squares for a linear layer's change, from sums over tokens, so that no token is kept in memory.
 
-With X the kept inputs of a layer (n, K) and R (n, M) what its output lacks, the change D of the kept weights is
+With X (n, K) the remaining inputs of a layer and R (n, M) what its output lacks, the change D of the remaining weights
+is
 
     D = argmin |R - X D|^2 + λ |D|^2 = (XᵀX + λ I)⁻¹ Xᵀ R,    λ = c tr(XᵀX) / K
 
 (Tikhonov's regularisation, Hoerl & Kennard 1970). The ridge pulls to the weights as they are, not to zero. A bias is
-one more input, without ridge: what is left of R has mean zero, and D is that of inputs less their means. Sums are
+one more input, without ridge: the rest of R then has mean zero, and D is that of inputs less their means. Sums are
 float64: XᵀX squares the condition number, and float32 would leave no digit of the small singular values.
 """
 
@@ -18,14 +19,14 @@ import torch
 from torch import Tensor
 
 RIDGES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
-"""c, as a multiple of the mean square of a kept input."""
+"""Values of c, a multiple of the mean square of a remaining input."""
 
 
 class Moments:
-    """Sums over tokens of one layer."""
+    """Sums over the tokens of one layer."""
 
     def __init__(self, features: int, outputs: int, device: torch.device, *, bias: bool = False) -> None:
-        """bias: whether the last feature is the bias's, the same of every token but for the token's weight."""
+        """bias: whether the last feature is that of the bias, equal for all tokens up to the token's weight."""
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=device)
@@ -34,14 +35,14 @@ class Moments:
         self.tokens, self._penalised = 0, features - bias
 
     def add(self, inputs: Tensor, lacking: Tensor) -> None:
-        """inputs: (n, K); lacking: (n, M), what the output lacks; both float64, times √(the token's weight)."""
+        """Adds tokens. inputs: (n, K). lacking: R, (n, M). Both float64, multiplied by √(the token's weight)."""
         self.gram.addmm_(inputs.T, inputs)
         self.cross.addmm_(inputs.T, lacking)
         self.lacking += lacking.square().sum()
         self.tokens += len(inputs)
 
     def join(self, other: Moments) -> None:
-        """Add the other's sums to these."""
+        """Adds the sums of `other` to these."""
         self.gram += other.gram
         self.cross += other.cross
         self.lacking += other.lacking
@@ -64,10 +65,11 @@ class Moments:
 
 
 def chosen_ridge(fit: Moments, back: Moments, near: float | None = None) -> float | None:
-    """The ridge whose change, found on some tokens, leaves the least error on others; None where no change does.
+    """The ridge whose change, fitted on the tokens of `fit`, leaves the least error on those of `back`; None where
+    every change leaves more than no change.
 
-    near: one of `RIDGES`, which rise: from it the error is followed to a ridge whose neighbours both leave more, which
-    is the best of all where the error has a single lowest place, at fewer solutions.
+    near: one of `RIDGES`, which ascend. The search goes from it to the nearest ridge with no better neighbour, which
+    takes fewer solutions and finds the best of all if the error has one minimum.
     """
     errors: dict[int, float] = {}
 

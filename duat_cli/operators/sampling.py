@@ -1,7 +1,7 @@
-"""How many entries of W' exceed a threshold: exactly where W' is small, else from a uniform sample.
+"""The share of entries of W' above a threshold: exact where W' is small, else from a uniform sample.
 
-The sample pairs entries (a, b) of the head maps, drawn once a checkpoint, with token pairs (i, j) drawn anew for
-every input among the nonzero blocks; each entry Σ_h Ĥ_h[i, j] A_h[a, b] is then a uniform draw from those blocks.
+The sample pairs entries (a, b) of the head maps, drawn once per checkpoint, with token pairs (i, j) drawn for every
+input from the nonzero blocks. Each entry Σ_h Ĥ_h[i, j] A_h[a, b] is then a uniform draw from those blocks.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from duat_cli.operators.kronecker import HeadFactors
 
-ENTRIES_AT_ONCE = 1 << 16  # what caches hold
-PAIRS_AT_ONCE = 16  # of blocks, as many columns as a product of few heads is fast with
+ENTRIES_AT_ONCE = 1 << 16  # as many as a processor's caches hold
+PAIRS_AT_ONCE = 16  # blocks; a product over few heads is fast with this many columns
 Z_95 = 1.959963984540054
 
 
 @dataclass(frozen=True)
 class ShareEstimate:
-    """A share with its 95 % interval; low = share = high where it was counted exactly."""
+    """A share with its 95 % interval; low = share = high where it is exact."""
 
     share: float
     low: float
@@ -31,7 +31,7 @@ class ShareEstimate:
 def sample_entries(factors: HeadFactors, count: int, seed: int, first: int | None = None) -> Tensor:
     """`count` uniform draws (a, b), as the vectors (A_1[a, b] … A_h[a, b]): (count, heads).
 
-    first: compute only so many of these draws.
+    first: how many of these draws to compute; None: all.
     """
     generator = torch.Generator().manual_seed(seed)
     sizes, device = (factors.width, factors.hidden_size), factors.value.device
@@ -42,16 +42,16 @@ def sample_entries(factors: HeadFactors, count: int, seed: int, first: int | Non
 
 
 def exact_share(left: Tensor, maps: Tensor, cutoff: float) -> ShareEstimate:
-    """The share of entries of W' with |w| > cutoff, 0 at least, counted over all blocks that are not zero.
+    """The share of entries of W' with |w| > cutoff ≥ 0, found by computing every entry of the nonzero blocks.
 
-    left: all rows of Ĥ, or some, (heads, rows, N); maps: every A_h, (heads, width, M).
+    left: all rows of Ĥ, or some, (heads, rows, N). maps: every A_h, (heads, width, M).
     """
     heads, rows, tokens = left.shape
     maps = maps.reshape(heads, -1)  # (heads, width M)
     pairs = left.flatten(1).T  # (rows N, heads)
     pairs = pairs[pairs.any(dim=1)]
     at_once = max(1 if maps.shape[1] > ENTRIES_AT_ONCE else PAIRS_AT_ONCE, ENTRIES_AT_ONCE // maps.shape[1])
-    # each comparison in place, as 0 or 1: a table of booleans beside it would take twice the time
+    # compared in place, as 0 or 1: a separate boolean tensor would take twice the time
     kind = torch.promote_types(maps.dtype, torch.float32)
     count = sum(int(_entries(some, maps).abs_().gt_(cutoff).sum(dtype=kind)) for some in pairs.split(at_once))
     share = count / (rows * tokens * maps.shape[1])
@@ -59,15 +59,15 @@ def exact_share(left: Tensor, maps: Tensor, cutoff: float) -> ShareEstimate:
 
 
 def _entries(pairs: Tensor, maps: Tensor) -> Tensor:
-    """Every entry of some blocks, in any order. With few heads the product is faster by column where it has enough."""
+    """Every entry of some blocks, in any order. With few heads the transposed product is faster if there are enough
+    blocks."""
     return maps.mT @ pairs.mT if len(pairs) >= PAIRS_AT_ONCE else pairs @ maps
 
 
 def exact_multiples(sizes: Tensor, values: Tensor, blocks: int, cutoff: float) -> ShareEstimate:
-    """The same where every block is a multiple of one matrix, by a search in its sorted entries.
+    """The exact share where every block is a multiple of one matrix, by a search in its sorted entries.
 
-    sizes: |factor| of the blocks that are not zero, (n,); values: the matrix's |entries|, sorted; blocks: how many
-    there are in all.
+    sizes: |factor| of the nonzero blocks, (n,). values: |entries| of the matrix, sorted. blocks: number of all blocks.
     """
     within = torch.searchsorted(values, (cutoff / sizes.double()).to(values.dtype), right=True)
     count = len(sizes) * len(values) - int(within.sum())
@@ -78,11 +78,11 @@ def exact_multiples(sizes: Tensor, values: Tensor, blocks: int, cutoff: float) -
 def sampled_shares(
     pairs: Tensor, entries: Tensor, cutoffs: Sequence[float], nonzero_shares: Sequence[float]
 ) -> list[ShareEstimate | None]:
-    """The share of entries with |w| > cutoff over all of W', of several W' whose nonzero blocks are the same; None
-    where no block was drawn.
+    """The estimated share of entries with |w| > cutoff over all of W', for several W' with the same nonzero blocks,
+    with 95 % Wilson score intervals; None where no block was drawn.
 
-    pairs: ĥ_ij of uniformly drawn nonzero blocks, (W', n, heads); entries: as many draws at least, (…, heads), from
-    `sample_entries`; nonzero_shares: share of blocks that are nonzero. 95 % Wilson score interval.
+    pairs: ĥ_ij of uniformly drawn nonzero blocks, (W', n, heads). entries: at least n draws from `sample_entries`,
+    (…, heads). nonzero_shares: share of blocks that are nonzero, for each W'.
     """
     draws, found = pairs.shape[-2], list[ShareEstimate | None]()
     if not draws:
@@ -96,7 +96,7 @@ def sampled_shares(
 
 
 def wilson_interval(hits: int, draws: int) -> tuple[float, float]:
-    """The Wilson (1927) score interval of a binomial share, for 95 %."""
+    """The 95 % Wilson (1927) score interval of a binomial share."""
     z, p = Z_95, hits / draws
     centre = (p + z * z / (2 * draws)) / (1 + z * z / draws)
     half = z / (1 + z * z / draws) * (p * (1 - p) / draws + z * z / (4 * draws * draws)) ** 0.5
