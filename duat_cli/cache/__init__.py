@@ -1,1 +1,1 @@
-"""What is kept on disk between runs."""
+"""Results that are kept on disk between runs."""

@@ -1,6 +1,7 @@
-"""The cache folder: Gram matrices, one file a model (weights, class and config), and JSON documents, one file a key.
+"""The cache folder: Gram matrices, one file per model (weights, class and config), and JSON documents, one file per
+key.
 
-What cannot be read or written is no error.
+A cache file that cannot be read or written is no error.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from transformers import PreTrainedModel
 from duat_cli.compat.transformers import experts_implementation
 from duat_cli.text import expanded
 
-FORMAT = "4"  # raise it when what is stored, or how it is computed, changes
+FORMAT = "4"  # to be raised when the content of the files, or the way it is computed, changes
 
 
 def identity(model: PreTrainedModel) -> dict[str, Any]:
-    """All that a model's arithmetic follows from, its weights aside.
+    """Everything that a model's arithmetic follows from, except its weights.
 
     The same weights under another config are another model: gemma's norms scale by 1 + gain, llama's by the gain.
     """
@@ -51,7 +52,7 @@ def _without_paths(value: Any) -> Any:
 
 
 def gram_key(fingerprint: str, model: PreTrainedModel) -> str:
-    """A hash of all that a Gram matrix follows from."""
+    """A hash of everything that a Gram matrix follows from."""
     return hashlib.sha256(json.dumps([fingerprint, identity(model)], sort_keys=True).encode()).hexdigest()[:40]
 
 
@@ -64,7 +65,7 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write that takes the place of `path` once it is whole; what goes wrong leaves nothing."""
+    """Yields a file to write, which replaces `path` once it is complete; after an error no file is left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
     os.close(handle)
@@ -76,7 +77,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 class TensorCache:
-    """Named tensors of one key; read at once, written back by `save` if anything was added."""
+    """Named tensors of one key; read when it is created, written back by `save` if tensors were added."""
 
     def __init__(self, key: str, *, enabled: bool = True) -> None:
         self._path = cache_folder() / f"gram-{FORMAT}-{key}.safetensors"
@@ -94,7 +95,7 @@ class TensorCache:
         self._changed = True
 
     def save(self) -> None:
-        """Write the file whole or not at all."""
+        """Writes the file completely or not at all."""
         if not (self._enabled and self._changed):
             return
         with contextlib.suppress(OSError, SafetensorError), replacing(self._path) as part:
@@ -103,13 +104,13 @@ class TensorCache:
 
 
 class DocumentCache:
-    """Documents of one kind by key; the key is stored with each and compared on reading."""
+    """Documents of one kind, by key. The key is stored with each document and compared on reading."""
 
     def __init__(self, kind: str, *, enabled: bool = True) -> None:
         self._kind, self._enabled = kind, enabled
 
     def get(self, key: Mapping[str, Any]) -> Any:
-        """None where there is none."""
+        """The document of a key; None where there is none."""
         if not self._enabled:
             return None
         with contextlib.suppress(OSError, ValueError, RecursionError):
@@ -119,7 +120,7 @@ class DocumentCache:
         return None
 
     def put(self, key: Mapping[str, Any], document: Any) -> None:
-        """Write the file whole or not at all."""
+        """Writes the file completely or not at all."""
         if not self._enabled:
             return
         with contextlib.suppress(OSError, ValueError), replacing(self._path(key)) as part:
@@ -132,5 +133,5 @@ class DocumentCache:
 
 
 def _plain(key: Mapping[str, Any]) -> Any:
-    """The key as JSON gives it back."""
+    """The key as it is after a round trip through JSON."""
     return json.loads(json.dumps(key, sort_keys=True))

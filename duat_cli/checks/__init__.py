@@ -1,1 +1,1 @@
-"""Is a checkpoint sound, and did it drift? Policies, rules, baselines, and what they come to."""
+"""Checks of whether a checkpoint is sound and whether it drifted: policies, rules, baselines and the verdict."""

@@ -1,10 +1,10 @@
-"""The answers that a baseline holds, and how far a run's are from them.
+"""The answers that a baseline holds, compared with those of a run.
 
-Most likely tokens, or classes, are compared one by one. Another machine, or weights rounded to another dtype, turns a
-near tie the other way; so the baseline also holds each prediction's margin, the first logit less the second over the
-standard deviation of the logits, and a token that changes where both runs' margins are within `NEAR_TIE` is none that
-changed. Of classes, which may be two, the margin is the difference of the logits, in nats, and their probabilities are
-held as well.
+The most likely tokens, or classes, are compared one by one. On another machine, or with weights rounded to another
+dtype, a near tie may turn. So the baseline also holds each prediction's margin, the first logit less the second over
+the standard deviation of the logits; a token that differs is not counted if both runs' margins are within `NEAR_TIE`.
+For classes, of which there may be only two, the margin is the difference of the logits, in nats, and the probabilities
+are held as well.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from duat_cli.results.behaviour import CLASSES, NOT_FINITE, Behaviour, Predicts
 from duat_cli.text import plural
 
 LIMIT = 1024
-"""Most predictions that a baseline holds; of more every second, third, … is taken, over all prompts."""
+"""Largest number of predictions that a baseline holds; of more every second, third, … over all prompts is held."""
 NUMBERS = 1 << 14
-"""Most probabilities that a baseline holds, likewise."""
+"""Largest number of probabilities that a baseline holds; of more they are thinned out in the same way."""
 NEAR_TIE = {"float64": 1e-4, "float32": 0.01, "float16": 0.05, "bfloat16": 0.2}
-"""Margins that rounding in that dtype may turn."""
+"""Margins below which rounding in the dtype may change the prediction."""
 CHANGED = {"float64": 0.0, "float32": 0.0, "float16": 0.002, "bfloat16": 0.01}
-"""Share of tokens that may change beyond that: in half precision a few margins move further."""
+"""Share of tokens beyond near ties that may change: in half precision a few margins move further."""
 TURNED = {"float64": 1e-8, "float32": 1e-6, "float16": 1e-4, "bfloat16": 2e-3}
-"""1 - cosine that rounding in that dtype may make of an embedding."""
+"""1 - cosine by which rounding in the dtype may turn an embedding."""
 DIVERGED = {dtype: margin**2 / 8 for dtype, margin in NEAR_TIE.items()}
-"""KL of classes, nats, that it may make: that of two even ones whose logits move apart by a near tie."""
+"""KL of the classes, nats, that rounding may cause: that of two even classes whose logits move apart by a near tie."""
 
 SketchNumbers = Annotated[list[Finite], Field(min_length=1)]
 
 
 class Answers(BaseModel):
-    """What a model answered to the prompts of a baseline, one entry a prediction or a prompt."""
+    """A model's answers to the prompts of a baseline, with one entry per prediction or prompt."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -45,16 +45,16 @@ class Answers(BaseModel):
     tokens: list[int] = []
     """The most likely token, or class, of each prediction."""
     margins: list[Finite] = []
-    """How far it is ahead of the second, in standard deviations of the logits; of a class in nats."""
+    """The margin of each to the second, in standard deviations of the logits; of a class in nats."""
     probabilities: list[list[Finite]] = []
-    """Of the classes, for each prediction; none where they are not finite."""
+    """The probabilities of the classes, for each prediction; empty where they are not finite."""
     embeddings: list[SketchNumbers] = []
-    """Of each prompt's embedding of length 1, its sketch."""
+    """The sketch of each prompt's embedding, scaled to length 1."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """A run's answers against a baseline's."""
+    """The comparison of a run's answers with a baseline's."""
 
     distance: float
     """Share of tokens or classes that changed, or 1 - cosine of the embeddings."""
@@ -62,23 +62,24 @@ class Agreement:
     text: str
     near_ties: int | None = None
     error: float | None = None
-    """Standard error of a cosine, at most; None where predictions are compared."""
+    """Upper bound on the standard error of the cosine; None where predictions are compared."""
     embeddings: Agreement | None = None
-    """Of classes, that of the embeddings beside them."""
+    """The comparison of the embeddings that a classifier has beside its classes."""
     kl: float | None = None
-    """Mean KL of the classes' distributions, nats; infinite where a class was ruled out."""
+    """Mean KL of the classes' distributions, nats; infinite where a class has probability zero now."""
     kl_allowed: float = 0.0
     without: str = "a baseline holds no distributions but those of a classifier"
-    """Why numbers that others have are missing here."""
+    """The reason why numbers of other comparisons are missing here."""
 
 
 def every(predictions: int, entries: int) -> int:
-    """Every which prediction is held, of so many with so many numbers each."""
+    """n, where every n-th prediction is held, for so many predictions with so many numbers each."""
     return max(1, -(-predictions // LIMIT), -(-predictions * entries // NUMBERS))
 
 
 def agreement(before: Answers, now: Answers, dtype: str) -> Agreement | str:
-    """Of two runs on the same prompts, or why there is none. dtype: the one whose rounding is allowed."""
+    """The comparison of two runs on the same prompts, or the reason why there is none. dtype: whose rounding is
+    allowed."""
     if before.predicts == now.predicts == "embedding":
         return _cosine(before.embeddings, now.embeddings, TURNED[dtype])
     if before.predicts != now.predicts:
@@ -111,7 +112,7 @@ def _tokens(before: Answers, now: Answers, dtype: str) -> Agreement:
 
 
 def _divergence(before: Answers, now: Answers, dtype: str) -> dict[str, Any]:
-    """Of `Agreement`: the KL of the classes, or why there is none."""
+    """Fields of `Agreement`: the KL of the classes, or the reason why there is none."""
     was, are = before.probabilities, now.probabilities
     if len(was) != len(are) or not all(map(sum, [*was, *are])):
         return {"without": NOT_FINITE}
@@ -122,7 +123,7 @@ def _divergence(before: Answers, now: Answers, dtype: str) -> dict[str, Any]:
 
 
 def _kl(p: Sequence[float], q: Sequence[float]) -> float:
-    """Of distributions of six digits, which add up to 1 but for that."""
+    """KL of two distributions, nats. Their numbers have six digits and sum to 1 only up to that rounding."""
     room = math.fsum(q) / math.fsum(p)
     pairs = [(a / math.fsum(p), a, b) for a, b in zip(p, q, strict=True) if a]
     if any(not b for _, _, b in pairs):
@@ -133,7 +134,7 @@ def _kl(p: Sequence[float], q: Sequence[float]) -> float:
 def _cosine(before: Sequence[Sequence[float]], now: Sequence[Sequence[float]], allowed: float) -> Agreement | str:
     if list(map(len, before)) != list(map(len, now)) or not now:
         return f"the baseline holds {len(before)} embeddings, this run has {len(now)}"
-    # |e - e'|² / 2 of unit vectors is 1 - cosine; the sketch's estimate of it is off by half of it, one standard error
+    # |e - e'|² / 2 of unit vectors is 1 - cosine; the standard error of its estimate by the sketches is half of it
     far = [
         math.fsum((a - b) ** 2 for a, b in zip(old, new, strict=True)) / len(old) / 2
         for old, new in zip(before, now, strict=True)
@@ -145,7 +146,7 @@ def _cosine(before: Sequence[Sequence[float]], now: Sequence[Sequence[float]], a
 
 
 def compared(behaviour: Behaviour, found: Agreement | str) -> Behaviour:
-    """A run's behaviour with its agreement, or why there is none."""
+    """A run's behaviour with the numbers of its agreement, or with the reasons why they are missing."""
     values: dict[str, float | int | None] = dict.fromkeys(("agreement", "near_ties", "kl", "cosine", "cosine_error"))
     missing = dict.fromkeys(values, found if isinstance(found, str) else "predictions are compared one by one")
     turned = found if isinstance(found, str) or found.error is not None else found.embeddings

@@ -1,7 +1,7 @@
-"""A baseline: what a checkpoint measured when somebody looked and said that it is good. A file to commit.
+"""A baseline: the measurements of a checkpoint that somebody found to be good, in a file that is committed.
 
-Keys are stable (they are the paths of the inspect report), sorted, rounded, one entry a line, so that a change
-reads well in a review. A baseline is written on demand only, and refused where it belongs to something else.
+Keys are stable (they are paths in the inspect report) and sorted, numbers are rounded, and there is one entry per line,
+so that a change is easy to review. A baseline is only written on demand, and refused where it belongs to another model.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from duat_cli.results.prompts import PromptSetFacts
 from duat_cli.text import clean, expanded, natural, shown
 
 SCHEMA = 3
-SCHEMAS = (1, 2, 3)  # that are read
+SCHEMAS = (1, 2, 3)  # schema versions that are read
 _TENSORS, _COUNTS = "weights", "integrity"  # first parts of keys that are no field of the report
-BEHAVIOUR = "behaviour"  # first part of keys that are fields of that result
-FIRST_SCHEMA = 1  # with sketches of another kind; read, and no longer written
-ANSWERS_SCHEMA = 3  # the first with what the model answers, and what it says of itself beside its weights
+BEHAVIOUR = "behaviour"  # first part of keys that are fields of the behaviour result
+FIRST_SCHEMA = 1  # has sketches of another kind; read, and no longer written
+ANSWERS_SCHEMA = 3  # the first with the model's answers, and with what a checkpoint declares beside its weights
 
 
 def _with_norm(found: list[float]) -> list[float]:
-    """A distance in units of a negative norm would be within every tolerance."""
+    """The list, if its norm is not negative: a distance in units of a negative norm would be within every tolerance."""
     if found[0] < 0:
         raise ValueError("a norm is never negative")
     return found
@@ -57,7 +57,7 @@ class _Part(BaseModel):
 
 
 class BaselineModel(_Part):
-    """Of which model: what training and rounding leave alone."""
+    """The model that a baseline belongs to, by facts that training and rounding do not change."""
 
     model_type: str | None
     hidden_size: int | None
@@ -65,13 +65,13 @@ class BaselineModel(_Part):
 
 class BaselinePrompts(_Part):
     sha256: str
-    """Of texts and numbers of tokens."""
+    """Hash of texts and numbers of tokens."""
     count: int
     tokens: int
     texts: str | None = None
-    """Of the texts that were asked for, apart from what the tokenizer made of them."""
+    """Hash of the texts that were given, independent of the tokenizer."""
     ids: str | None = None
-    """Of the tokens that they became."""
+    """Hash of the tokens that the texts became."""
 
 
 class Baseline(_Part):
@@ -81,30 +81,30 @@ class Baseline(_Part):
     stored: list[str]
     """Floating dtypes of the stored tensors."""
     dtype: str | None
-    """Of the arithmetic; None for --weights-only."""
+    """Dtype of the arithmetic; None for --weights-only."""
     prompts: BaselinePrompts | None
     answers: Answers | None = None
-    """What the model answered to the prompts."""
+    """The model's answers to the prompts."""
     metrics: dict[str, Finite | NormAndSketch]
     """Path -> value; of a tensor its norm and sketch."""
     declared: dict[str, Any] | None = None
-    """What the checkpoint says of itself beside its weights: config, generation config, tokenizer."""
+    """The checkpoint's declarations beside its weights: config, generation config, tokenizer."""
     shapes: dict[str, list[int]] | None = None
-    """Of the tensors, by name; None in older ones."""
+    """Shape of each tensor, by name; None in older baselines."""
 
 
 @dataclass(frozen=True)
 class BaselineFile:
-    """A baseline as read."""
+    """A baseline with the file that it was read from."""
 
     path: Path
     content: Baseline
     option: str = "--baseline"
-    """What named it: that, or --base, whose checkpoint it was made of in this run."""
+    """The option that named it: --baseline, or --base, from whose checkpoint it was made in this run."""
 
     @property
     def where(self) -> str:
-        """For errors."""
+        """The option and the path, for errors."""
         return f"{self.option} {clean(str(self.path))}"
 
 
@@ -113,20 +113,20 @@ class BaselineFile:
 
 @dataclass(frozen=True)
 class Metric:
-    """What a key of a baseline names."""
+    """The metric that a key of a baseline names."""
 
     kind: Literal["tensor", "count", "field", "unknown"]
-    """A tensor's norm and sketch; a count of what is broken; a number of the inspect report; of no known version."""
+    """A tensor's norm and sketch; a count of faults; a number of a report; a key of no known version."""
     name: str
-    """The tensor's, or the whole key."""
+    """The name of the tensor, or the whole key."""
     rule: str
-    """The rule that holds it against the baseline; empty where no report has such a number."""
+    """The rule that compares it with the baseline; empty where no report has such a number."""
     block: int | None
 
 
 @functools.cache
 def metric_of(key: str) -> Metric:
-    """'weights.TENSOR', 'integrity.RULE', 'behaviour.FIELD', or the path of a number in the inspect report."""
+    """The metric of a key: 'weights.TENSOR', 'integrity.RULE', 'behaviour.FIELD', or a path in the inspect report."""
     head, _, rest = key.partition(".")
     if head == _TENSORS:
         return Metric("tensor", rest, "drift.weights", block_number(rest))
@@ -146,7 +146,7 @@ def tensor_key(name: str) -> str:
 
 
 def weight_metrics(weights: WeightFacts, schema: int = SCHEMA) -> dict[str, Value]:
-    """'weights.NAME' -> [norm, sketch as that schema has it]; what is not finite has no metric."""
+    """'weights.NAME' -> [norm, *sketch of that schema]; a tensor with a norm that is not finite has no metric."""
     found: dict[str, Value] = {}
     for name, tensor in weights.tensors.items():
         if tensor.floating and math.isfinite(tensor.norm):
@@ -156,7 +156,7 @@ def weight_metrics(weights: WeightFacts, schema: int = SCHEMA) -> dict[str, Valu
 
 
 def shapes_of(weights: WeightFacts) -> dict[str, list[int]]:
-    """Tensor -> its shape. Sketches of different shapes say nothing about each other."""
+    """Tensor -> its shape. Sketches of tensors of different shapes cannot be compared."""
     return {name: list(tensor.entry.shape) for name, tensor in weights.tensors.items() if tensor.floating}
 
 
@@ -201,8 +201,8 @@ def identity(files: CheckpointFiles) -> BaselineModel:
 
 
 def may_be_of(old: BaselineModel, files: CheckpointFiles) -> bool:
-    """Whether a baseline's model can be this one. Of a config of several models older baselines hold the type of the
-    whole where they did not find its text model, and no width under a name that they did not know."""
+    """Whether a baseline's model can be this one. For a config of several models, older baselines hold the type of the
+    whole if they did not find its text model, and no width if they did not know its name."""
     here = identity(files)
     return old.model_type in (here.model_type, files.config.get("model_type")) and (
         old.hidden_size in (here.hidden_size, None)
@@ -214,7 +214,8 @@ def stored_floats(files: CheckpointFiles) -> list[str]:
 
 
 def rounded(value: Value) -> Value:
-    """Six digits; of a sketch six places behind the point, as its numbers are of the order of 1."""
+    """A value rounded to six digits; a norm to eight, and a sketch, whose numbers are of the order of 1, to six
+    decimals."""
     if isinstance(value, list):
         return [_digits(value[0], 8), *(round(v, 6) + 0.0 for v in value[1:])]
     return _digits(value, 6)
@@ -228,7 +229,7 @@ def _digits(value: float, digits: int) -> float:
 
 
 def to_text(baseline: Baseline) -> str:
-    """JSON with one entry a line; ASCII."""
+    """The baseline as JSON in ASCII, with one entry per line."""
     tables = {"declared": baseline.declared, "shapes": baseline.shapes, "metrics": baseline.metrics}
     head = baseline.model_dump(mode="json", exclude={*tables})
     lines = [f"{json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
@@ -242,19 +243,20 @@ def _table(name: str, table: Mapping[str, object]) -> str:
 
 
 def of_base(name: str, text: str) -> BaselineFile:
-    """The baseline of the checkpoint of --base, from its text: it never was a file."""
+    """The baseline of the checkpoint of --base, from its text, which was never in a file."""
     return BaselineFile(Path(name), Baseline.model_validate(json.loads(text)), "--base")
 
 
 def read_baseline(name: str) -> BaselineFile | None:
-    """The file, or None where there is none; InputError says what is wrong with it."""
+    """The baseline in this file, or None where there is no such file. Raises InputError saying what is wrong with
+    it."""
     path = expanded(name)
     where = f"--baseline {clean(name)}"
     try:
         if not (path.exists() or path.is_symlink()):
             return None
         content: dict[str, Any] = read_json(path)
-    except CheckpointError as error:  # of a file that is no part of the checkpoint
+    except CheckpointError as error:  # though the file is no part of the checkpoint
         raise InputError(f"--baseline {error}") from error
     except (OSError, ValueError) as error:
         raise InputError(f"{where}: cannot be read: {clean(str(error))}") from error
@@ -267,7 +269,7 @@ def read_baseline(name: str) -> BaselineFile | None:
         fault = error.errors()[0]
         place = fault["loc"]
         if place[:1] == ("metrics",):
-            place = place[:2]  # behind the key stand names of the types that its value was tried as
+            place = place[:2]  # the rest names the types that its value was tried as
         key = ".".join(clean(str(part)) for part in place)[:200]
         expected = fault["msg"].removeprefix("Input should be ")
         if place[:1] == ("metrics",) and isinstance(fault["input"], list):
@@ -282,7 +284,7 @@ def read_baseline(name: str) -> BaselineFile | None:
 
 
 def lines_of(path: Path) -> dict[str, int]:
-    """Key -> line, where a baseline has its entries."""
+    """Key -> number of the line on which a baseline has its entry."""
     found: dict[str, int] = {}
     try:
         text = path.read_text(encoding="utf-8")

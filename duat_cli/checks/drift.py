@@ -1,4 +1,4 @@
-"""A run against its baseline, metric by metric."""
+"""Comparison of a run with its baseline, metric by metric."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from duat_cli.loading.checkpoint.dtypes import RUN_IN
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.text import clean, natural, plural, shown
 
-# |W - W'| / sqrt(|W|^2 + |W'|^2) is 1 for independent tensors, give or take a quarter for the sketch; for another
-# model its root mean square over the matrices must be near 1, where that spread cancels, and none may be related
+# |W - W'| / sqrt(|W|^2 + |W'|^2) is 1 for independent tensors, with a standard error of a quarter from the sketch. For
+# another model its root mean square over the matrices, where this error averages out, is near 1, and none are related
 _RELATED, _FOREIGN = 0.2, 0.8
 
 Status = Literal["within", "beyond", "better", "vanished", "new"]
@@ -37,20 +37,20 @@ Status = Literal["within", "beyond", "better", "vanished", "new"]
 
 @dataclass(frozen=True)
 class Deviation:
-    """One metric here and in the baseline."""
+    """One metric in this run and in the baseline."""
 
     key: str
     status: Status
     old: Value | None
     new: Value | None
     change: float
-    """Of a number the difference, of a tensor its relative distance; 0 where one side is missing, infinite where the
-    shapes differ."""
+    """Difference of a number, or relative distance of a tensor; 0 where one side is missing, infinite where the shapes
+    differ."""
     tolerance: Tolerance | None
     reason: str | None = None
-    """Why a vanished metric has no value, where that is known; of a tensor of another shape both shapes."""
+    """Why a vanished metric has no value, if that is known; for a tensor of another shape both shapes."""
     slack: float = 0.0
-    """What an interval of its own adds to the tolerance."""
+    """Amount that the metric's own interval adds to the tolerance."""
 
 
 def compare(
@@ -64,8 +64,8 @@ def compare(
     forward: bool,
     shapes: Mapping[str, list[int]],
 ) -> tuple[Deviation, ...]:
-    """Every metric of both. slack: what to add to a tolerance; forward: whether the run had a forward pass; shapes: of
-    the tensors, by name."""
+    """The deviations of all metrics of run and baseline. slack: amount to add to a tolerance, by metric. forward:
+    whether metrics of the forward pass are compared. shapes: shape of each tensor, by name."""
     own, reshaped = policy.tolerances(), _reshaped(baseline, shapes)
     embeds = baseline.answers is not None and baseline.answers.predicts == "embedding"
     found = []
@@ -76,7 +76,7 @@ def compare(
         if new is None:
             found.append(Deviation(key, "vanished", old, None, 0.0, None, reasons.get(key)))
         elif old is None and key.startswith(f"{BEHAVIOUR}.") and embeds:
-            continue  # what it predicts was not looked at, which the rule on its answers says
+            continue  # the baseline did not look at predictions; the rule on answers reports that
         elif old is None:
             found.append(Deviation(key, "new", None, new, 0.0, None))
         elif key in reshaped:
@@ -88,7 +88,7 @@ def compare(
 
 
 def _reshaped(baseline: Baseline, shapes: Mapping[str, list[int]]) -> dict[str, str]:
-    """Key -> both shapes, of every tensor of another shape than in the baseline, as far as that knows shapes."""
+    """Key -> both shapes, for every tensor of another shape than in the baseline, if the baseline holds shapes."""
     both = ((name, old, shapes.get(name, old)) for name, old in (baseline.shapes or {}).items())
     return {
         tensor_key(name): f"{'x'.join(map(str, old))} → {'x'.join(map(str, new))}"
@@ -123,7 +123,7 @@ def refuse_foreign(
     dtype: str | None,
     prompts: BaselinePrompts | None,
 ) -> None:
-    """InputError where the baseline belongs to another model, prompt set or dtype of the arithmetic."""
+    """Raises InputError where the baseline belongs to another model, prompt set or dtype of the arithmetic."""
     where, old = found.where, found.content
     refuse_other_model(found, files, weights, metrics)
     if dtype and old.dtype and dtype != old.dtype:
@@ -145,13 +145,13 @@ def refuse_foreign(
 
 
 def same_texts(one: BaselinePrompts, other: BaselinePrompts) -> bool:
-    """Whether the same texts were asked for, as far as a baseline says."""
+    """Whether the same texts were given; False where a baseline does not hold that."""
     return one.texts is not None and one.texts == other.texts
 
 
 def retokenised(old: BaselinePrompts | None, new: BaselinePrompts | None, *, written: bool = False) -> str:
-    """How the same texts or files became other tokens or tensors, as a sentence; empty where they did not, or where it
-    is not known. written: whether the model itself wrote what its decoder reads."""
+    """The sentence that says how the same texts or files became other tokens or tensors; empty where they did not, or
+    where it is not known. written: whether the model itself wrote the tokens that its decoder reads."""
     if old is None or new is None or not same_texts(old, new):
         return ""
     if old.sha256 == new.sha256 and (old.ids is None or old.ids == new.ids):
@@ -169,10 +169,10 @@ def retokenised(old: BaselinePrompts | None, new: BaselinePrompts | None, *, wri
 
 
 def by_rounding(found: BaselineFile, files: CheckpointFiles, drift: Iterable[Deviation], limit_dtype: str) -> str:
-    """Where tensors moved by no more than another stored dtype explains, whose rounding is not allowed, how to allow
-    it; else empty.
+    """The text on how to allow the rounding to another stored dtype, where that is not allowed and explains how far all
+    tensors moved; else empty.
 
-    Another dtype of the same values is no fault, and values that moved further are one.
+    The same values in another dtype are no fault; values that moved further are one.
     """
     here, old = stored_floats(files), found.content.stored
     moved = [d.change for d in drift if d.status == "beyond" and metric_of(d.key).kind == "tensor"]
@@ -190,7 +190,8 @@ def by_rounding(found: BaselineFile, files: CheckpointFiles, drift: Iterable[Dev
 
 
 def refuse_other_type(where: str, model: BaselineModel, files: CheckpointFiles) -> None:
-    """InputError where a baseline's model is of another architecture or width, by the config alone. where: it is."""
+    """Raises InputError where a baseline's model has another architecture or width, by the config alone. where: the
+    baseline, for the error."""
     if not may_be_of(model, files):
         was, now = (f"{m.model_type} of width {m.hidden_size}" for m in (model, identity(files)))
         raise InputError(f"{where}: belongs to another model, {clean(was)}; this one is {clean(now)}")
@@ -199,7 +200,7 @@ def refuse_other_type(where: str, model: BaselineModel, files: CheckpointFiles) 
 def refuse_other_model(
     found: BaselineFile, files: CheckpointFiles, weights: WeightFacts, metrics: Mapping[str, Value]
 ) -> None:
-    """Another architecture or width, or weights that have nothing in common with the baseline's."""
+    """Raises InputError for another architecture or width, or for weights unrelated to the baseline's."""
     where, old = found.where, found.content
     refuse_other_type(where, old.model, files)
     angles, reshaped = [], _reshaped(old, {name: list(t.entry.shape) for name, t in weights.matrices.items()})

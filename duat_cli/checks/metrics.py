@@ -1,4 +1,4 @@
-"""What a run puts into a baseline, and what it holds against one."""
+"""The metrics of a run, to be written to a baseline or compared with one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from duat_cli.results.inspect import InspectReport
 
 
 def metrics_of(evidence: Evidence, schema: int = SCHEMA) -> tuple[dict[str, Value], dict[str, str]]:
-    """(metric -> value, metric -> why it has none), rounded as a baseline of that schema has them."""
+    """(metric -> value, metric -> why it has none); values are rounded as in a baseline of that schema."""
     values: dict[str, Value] = weight_metrics(evidence.weights, schema)
     reasons = {tensor_key(name): f"{count} non-finite values" for name, count in evidence.weights.nonfinite.items()}
     for name, rule in all_rules().items():
@@ -32,7 +32,8 @@ def metrics_of(evidence: Evidence, schema: int = SCHEMA) -> tuple[dict[str, Valu
 
 
 def report_metrics(report: InspectReport | Behaviour) -> tuple[dict[str, float], dict[str, str]]:
-    """(path -> value, path -> why it has none) of the report's numbers that are opted in by their fields' metadata."""
+    """(path -> value, path -> why it has none) for the report's numbers that their fields' metadata selects for
+    drift."""
     numbers, whys = flatten(report)
     kind = type(report)
     return (
@@ -42,7 +43,7 @@ def report_metrics(report: InspectReport | Behaviour) -> tuple[dict[str, float],
 
 
 def sampling_slack(report: InspectReport | None) -> Mapping[str, float]:
-    """The width of the 95 % interval of every density that was estimated."""
+    """Metric -> the width of its 95 % interval, for every density that was estimated."""
     if report is None:
         return {}
     found = {}

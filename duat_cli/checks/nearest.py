@@ -1,4 +1,4 @@
-"""The known key that a wrong one was meant to be."""
+"""The known key that is most similar to a wrong one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from duat_cli.text import shown
 
 _FOREIGN = 200  # characters; nothing known is as long, and comparing is quadratic
 _SIMILAR = 0.6  # difflib's own cutoff; below it two words have little in common
-_FEW = 8  # keys that can all be named
+_FEW = 8  # up to so many known keys are all named
 
 
 def nearest(key: str, known: Collection[str]) -> str:
@@ -23,7 +23,7 @@ def nearest(key: str, known: Collection[str]) -> str:
 
 
 def suggestion(key: str, known: Collection[str]) -> str:
-    """What to add to an error about an unknown key: the known one nearest to it, or all of them if they are few."""
+    """The end of an error text about an unknown key: the nearest known key, or all of them if they are few."""
     if found := nearest(key, known):
         return f"; the nearest known is {shown(found)}"
     return f"; expected one of {', '.join(known)}" if 0 < len(known) <= _FEW else ""

@@ -1,7 +1,7 @@
-"""Fields of the inspect report by path: 'blocks.12.coupling.first_token_share', and patterns over them.
+"""Fields of the inspect report by path, such as 'blocks.12.coupling.first_token_share', and patterns over paths.
 
-A pattern is compared part by part, each as a shell pattern (`*`, `?`, `[1-3]`); `**` stands for any number of
-parts. Blocks go by their index, other lists by position.
+A pattern is compared part by part, each as a shell pattern (`*`, `?`, `[1-3]`); `**` stands for any number of parts.
+Blocks are named by their index, entries of other lists by position.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _LONGEST, _PARTS = 400, 40  # characters and parts of a pattern; the deepest fie
 
 @dataclass(frozen=True)
 class Place:
-    """A number of a report, or a group of them, with what the fields on the way to it say."""
+    """A number of a report, or a group of numbers, with the metadata of the fields on the path to it."""
 
     path: str
-    """`#` stands for a place in a list."""
+    """The path, with `#` for a place in a list."""
     meaning: Meaning = UNSAID
-    """Of the last field on the way."""
+    """The metadata of the last field on the path."""
     is_number: bool = False
     watched: bool = True
-    """Whether it and all groups around it are opted in as drift metrics."""
+    """Whether it and all groups around it are drift metrics by their metadata."""
     needs: frozenset[Option] = frozenset()
-    """Options without which there is nothing here."""
+    """Options without which it has no value."""
     rule: str = ""
-    """The rule of its metrics, as the innermost group says."""
+    """The rule of its metrics, stated by the innermost group that has one."""
     by_name: frozenset[str] = frozenset()
-    """Groups on the way that a pattern must name."""
+    """Groups on the path that a pattern must name."""
     needs_inside: frozenset[Option] = frozenset()
-    """Of `needs`, those of fields inside such a group."""
+    """Those of `needs` that come from fields inside such a group."""
 
     def inner(self, name: str, meaning: Meaning) -> Place:
         """The field of that name inside this place."""
@@ -58,15 +58,15 @@ class Place:
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a pattern is one of this path. Wildcards do not reach into a group that is matched by name only."""
+    """Whether a pattern matches this path. Wildcards do not match groups that a pattern must name."""
     parts = pattern.split(".")
     return _meet(parts, path.split("."), fnmatchcase) and place_of(path).by_name <= set(parts)
 
 
 def _meet(pattern: list[str], path: list[str], fits: Callable[[str, str], bool]) -> bool:
-    """Whether a pattern is one of this path, or of some path at this place. fits: of a part of the path, and one of
-    the pattern. Part by part the positions of the path that the pattern's beginning can have reached."""
-    reached = {0}
+    """Whether a pattern matches this path, or some path at this place. fits: whether a part of the path, its first
+    argument, matches a part of the pattern."""
+    reached = {0}  # positions in the path that the beginning of the pattern can match up to
     for part in pattern:
         if part == "**":
             reached = set(range(min(reached), len(path) + 1)) if reached else set()
@@ -111,7 +111,7 @@ def _number(value: object, position: int) -> int:
 
 
 def block_index(path: str) -> int | None:
-    """The block that a number is of."""
+    """The index of the block that a number belongs to, or None."""
     found = re.match(r"blocks\.(\d{1,6})\.", path)
     return int(found[1]) if found else None
 
@@ -121,19 +121,19 @@ def block_index(path: str) -> int | None:
 
 @functools.cache
 def places(report: type[BaseModel] = InspectReport) -> dict[str, Place]:
-    """Path -> every number that a report can have, and every group of them."""
+    """Path -> place, for every number that a report can have and every group of numbers."""
     return {place.path: place for place in _fields(report, Place(""))}
 
 
 def place_of(path: str, report: type[BaseModel] = InspectReport) -> Place:
-    """Of a path in a report; without any metadata for one that no report has, such as a tensor's."""
+    """The place of a path in a report; one without metadata for a path that no report has, such as that of a tensor."""
     general = ".".join("#" if part.isdecimal() else part for part in path.split("."))
     return places(report).get(general, Place(path, watched=False))
 
 
 @functools.cache
 def known_paths() -> tuple[str, ...]:
-    """Every number that an inspect report can have."""
+    """The path of every number that an inspect report can have."""
     return tuple(path for path, place in places().items() if place.is_number)
 
 
@@ -164,7 +164,7 @@ def _places(hint: object, place: Place) -> Iterator[Place]:
 
 
 def is_known(pattern: str) -> bool:
-    """Whether a report could have a number at a pattern."""
+    """Whether a report could have a number that matches a pattern."""
     if len(pattern) > _LONGEST or pattern.count(".") >= _PARTS:
         return False
     parts = pattern.split(".")
@@ -178,30 +178,31 @@ def _fits(place: str, part: str) -> bool:
 
 
 def asks_for(pattern: str) -> frozenset[Option]:
-    """The options that every field of a pattern needs: it was written for these fields, so they are computed."""
+    """The options that a pattern asks for: those that all its fields need, and those of groups that it names. These
+    fields are then computed."""
     found = _numbers_of(pattern)
     every = frozenset.intersection(*(place.needs for place in found)) if found else frozenset()
     return every.union(*(place.needs_inside for place in found))
 
 
 def leaves_out(pattern: str) -> list[str]:
-    """Fields of every report that a pattern matches among others, and that stay null for want of an option."""
+    """Fields that a pattern matches beside others, and that stay null because an option for them is not given."""
     names = {p.path.rsplit(".", maxsplit=1)[-1] for p in _numbers_of(pattern) if p.meaning.needs == "spectrum"}
     return [] if "spectrum" in asks_for(pattern) else sorted(names)
 
 
 def is_metric(pattern: str) -> bool:
-    """Whether a pattern reaches a number that a baseline holds."""
+    """Whether a pattern matches a number that a baseline holds."""
     return any(place.watched for place in _numbers_of(pattern))
 
 
 def may_be_negative(pattern: str) -> bool:
-    """Whether some field of a pattern may be; one that ends in a wildcard is taken to be of such fields as well."""
+    """Whether some field of a pattern may be negative; assumed for a pattern that ends in a wildcard."""
     return pattern.rsplit(".", maxsplit=1)[-1] in ("*", "**") or any(p.meaning.signed for p in _numbers_of(pattern))
 
 
 def _numbers_of(pattern: str) -> list[Place]:
-    """The numbers that a pattern reaches."""
+    """The numbers that a pattern matches."""
     parts = pattern.split(".")
     found = [places()[path] for path in known_paths() if _meet(parts, path.split("."), _fits)]
     return [place for place in found if place.by_name <= set(parts)]

@@ -1,4 +1,4 @@
-"""What a tensor's name says of its place: block, attention or not. Names only; no architecture is known here."""
+"""The place of a tensor by its name: its block, and whether it is attention. No architecture is known here."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _FORMS = "{}_proj", "{}_lin", "{}", "w{}", "W{}", "to_{}"
 _QUERIES = frozenset(("query", "query_proj", "q_b_proj", "q_attn")).union(form.format("q") for form in _FORMS)
 _KEYS = frozenset(("key", "key_proj")).union(form.format("k") for form in _FORMS)
 _VALUES = frozenset(("value", "value_proj")).union(form.format("v") for form in _FORMS)
-_KEYS_VALUES = "kv_b_proj"  # of each head, behind what all heads have in common
+_KEYS_VALUES = "kv_b_proj"  # keys and values of each head, made of a latent that all heads share
 _FUSED = frozenset(("c_attn", "query_key_value", "in_proj", "in_proj_weight")).union(f.format("qkv") for f in _FORMS)
 _OUTPUTS = "o_proj", "c_proj", "out_proj", "out_lin", "out", "o", "wo", "Wo", "to_out", "proj", "dense"
 _FFN = re.compile(r"(?:^|[._])(?:mlp|ffn?|feed_?forward|experts?|fc\d)(?:[._]|$)", re.IGNORECASE)
 _LINEAR = re.compile(r"(?:^|\.)linear_att(?:n|ention)\.")  # a mixer with heads of its own, beside softmax attention
 
 Role = Literal["routing", "values", "FFN"]
-"""Queries and keys; values and outputs of attention; layers of FFNs."""
+"""Role of a layer: queries and keys; values and outputs of attention; layers of FFNs."""
 
 
 @dataclass(frozen=True, order=True)
 class BlockPlace:
-    """'model.layers', 3: the stack that a block belongs to, and its number there."""
+    """The stack that a block belongs to and its number there, such as 'model.layers', 3."""
 
     stack: str
     index: int
@@ -39,7 +39,7 @@ class BlockPlace:
 
 
 def block_of(name: str) -> tuple[BlockPlace, str] | None:
-    """The block of a tensor and its name within it: the first number of a name is the block's."""
+    """The block of a tensor and the tensor's name within it; the first number in a name is that of the block."""
     found = _NUMBERED.search(name)
     if found is None:
         return None
@@ -47,7 +47,7 @@ def block_of(name: str) -> tuple[BlockPlace, str] | None:
 
 
 def block_number(name: str) -> int | None:
-    """Of the block of a tensor; None where it belongs to none."""
+    """The number of a tensor's block; None where it belongs to none."""
     place = block_of(name)
     return place[0].index if place else None
 
@@ -57,8 +57,8 @@ def is_attention(name: str) -> bool:
 
 
 def role_of(module: str) -> Role | None:
-    """What a linear layer does, by its name; None where the name does not say, or where it is queries, keys and values
-    in one."""
+    """The role of a linear layer, by its name; None where the name does not show it, or where the layer makes queries,
+    keys and values together."""
     leaf = leaf_of(module)
     if not is_attention(module):
         return "FFN" if _FFN.search(module) else None
@@ -68,14 +68,14 @@ def role_of(module: str) -> Role | None:
 
 
 def config_of_blocks(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config that says how large the blocks of the files are: that of its text model, if it has one. Beside a
-    decoder stands an encoder, whose blocks have sizes of their own: then the whole."""
+    """The config that states the sizes of the blocks: that of the text model, if there is one. If that is a decoder, it
+    is the whole config, because the blocks of the encoder beside it have other sizes."""
     found = text_config(config)
     return config if found is config.get("decoder") else found
 
 
 def head_width(config: dict[str, Any]) -> int | None:
-    """Columns a head takes, where the config says so."""
+    """Number of columns of a head, if the config states it."""
     text = config_of_blocks(config)
     stated = _number(text, HEAD_WIDTH)
     if stated:
@@ -86,20 +86,21 @@ def head_width(config: dict[str, Any]) -> int | None:
 
 @dataclass(frozen=True)
 class Heads:
-    """Which side of an attention matrix its heads lie along, one behind the other."""
+    """The side of an attention matrix along which its heads are concatenated."""
 
     made: bool
-    """Its outputs are what heads have; else its inputs are."""
+    """Whether heads lie along its outputs; else along its inputs."""
     width: int
-    """Of a head on that side."""
+    """Width of a head on that side."""
     numbered: bool
-    """Whether it holds one thing of each head: not queries, keys and values together."""
+    """Whether it holds one kind of vectors for each head, not queries, keys and values together."""
     count: int | None = None
-    """How many there are: of queries and outputs, where the config says so. Keys and values may have fewer."""
+    """Number of heads, for queries and outputs, if the config states it. Keys and values may have fewer."""
 
 
 def heads_of(name: str, config: dict[str, Any]) -> Heads | None:
-    """Of a matrix; None where its name does not say, or the config does not say how wide a head is."""
+    """The heads of a matrix; None where its name does not show them, or the config does not state the width of a
+    head."""
     leaf, width, text = leaf_of(name), head_width(config), config_of_blocks(config)
     if _LINEAR.search(name):
         return _of_linear(leaf, text)
@@ -126,13 +127,13 @@ def _of_linear(leaf: str, text: Mapping[str, Any]) -> Heads | None:
 
 
 def outputs_beside(name: str) -> list[str]:
-    """What the output matrix of the same attention may be called."""
+    """Possible names of the output matrix of the same attention."""
     front = name.removesuffix(".weight").removesuffix(leaf_of(name))
     return [f"{front}{leaf}.weight" for leaf in _OUTPUTS]
 
 
 def leaf_of(name: str) -> str:
-    """The name of a weight's layer, without what it stands in and its number in a sequence of layers."""
+    """The name of a weight's layer, without the modules around it and its number in a sequence of layers."""
     return next((part for part in reversed(name.removesuffix(".weight").split(".")) if not part.isdecimal()), "")
 
 
@@ -146,7 +147,7 @@ def depth(config: dict[str, Any]) -> int | None:
 
 
 def depth_field(config: dict[str, Any]) -> tuple[str, int] | None:
-    """The field that says how many blocks there are, and what it says."""
+    """The config's field for the number of blocks, and its value."""
     text = config_of_blocks(config)
     return next(((name, number) for name in DEPTH if (number := _number(text, (name,))) is not None), None)
 

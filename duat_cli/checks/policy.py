@@ -1,7 +1,7 @@
-"""Policies: TOML files that say which rules apply, from where on they fail, and what counts as drift.
+"""Policies: TOML files that state which rules apply, their thresholds, and what counts as drift.
 
-Every layer is strict: an unknown key is an error that names the nearest known one. A policy file, or the
-[tool.duat] of a pyproject.toml, comes over the shipped policy that it extends, and that over the rules' own.
+Every layer is strict: an unknown key is an error that names the nearest known one. A policy file, or the [tool.duat] of
+a pyproject.toml, overrides the shipped policy that it extends, which overrides the rules' own settings.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Table(BaseModel):
 
 
 class RuleTable(_Table):
-    """[rules] "id" = { ... }; a level alone may stand for the table."""
+    """[rules] "id" = { ... }; instead of the table there may be only a level."""
 
     level: Level | None = None
     max: Positive | None = None
@@ -93,7 +93,7 @@ class Layer:
     """One policy of the chain."""
 
     source: str
-    """For the report: 'policy strict', or the file's name."""
+    """Its name in the report: 'policy strict', or that of the file."""
     file: Path | None
     """The user's file; None for a shipped policy."""
     content: PolicyFile
@@ -101,13 +101,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class Policy:
-    """The chain, the later over the earlier."""
+    """The chain of policies; later ones override earlier ones."""
 
     layers: tuple[Layer, ...]
 
     def rules(self) -> Iterator[tuple[Layer, str, RuleTable]]:
         for layer in self.layers:
-            # a pattern first, so that a rule named in full stands over it
+            # patterns come first, so that a rule named in full overrides them
             for key, table in sorted(layer.content.rules.items(), key=lambda pair: "*" not in pair[0]):
                 yield layer, key, table
 
@@ -131,7 +131,7 @@ class Policy:
 def read_policy(name: str | None, otherwise: str = "default") -> Policy:
     """The chain for --policy: a shipped name or a file; without it ./pyproject.toml's [tool.duat], or `otherwise`.
 
-    InputError names file, key and the nearest known key.
+    Raises InputError, which names file, key and the nearest known key.
     """
     if name is None:
         found = _own_project()
@@ -157,7 +157,7 @@ def _shipped(name: str) -> Layer:
 
 
 def _own_project() -> Layer | None:
-    """[tool.duat] of the working directory's pyproject.toml; a file without it, or that is no TOML, is not ours."""
+    """[tool.duat] of the working directory's pyproject.toml; None where the file lacks it or is no TOML."""
     path = Path(PYPROJECT)
     try:
         raw = path.read_bytes()
@@ -218,7 +218,7 @@ def _validated(content: object, where: str) -> PolicyFile:
 
 
 def _refuse(where: str, fault: Any) -> NoReturn:
-    """pydantic's first complaint, with the key as the file has it and the nearest known one."""
+    """Raises InputError for pydantic's first fault, with the key as in the file and the nearest known one."""
     parts = [str(part) for part in fault["loc"]]
     key = ".".join(shown(p) if "." in p or clean(p) != p else p for p in parts)
     got = shown(fault["input"], 60)
@@ -232,7 +232,7 @@ def _refuse(where: str, fault: Any) -> NoReturn:
 
 
 def _rule_in_parts(key: str, held: dict[str, Any]) -> str:
-    """What to write where a rule stands as tables of its parts, [behaviour.loss]; empty where it is none."""
+    """The hint for a rule that is written as a table, [behaviour.loss], outside [rules]; empty where it is no rule."""
     from duat_cli.checks.registry import all_rules
 
     found = next((rule for name in held if (rule := f"{key}.{name}") in all_rules()), None)
@@ -277,7 +277,7 @@ def _check_bound(where: str, path: str, bound: BoundTable) -> None:
 
 
 def select(pattern: str, names: Any) -> list[str]:
-    """The names that a pattern with `*` picks."""
+    """The names that a pattern, which may have `*`, matches."""
     from fnmatch import fnmatchcase
 
     return [name for name in names if fnmatchcase(name, pattern)] if len(pattern) < 200 else []

@@ -1,6 +1,6 @@
-"""All rules, and what a policy makes of each: its level and threshold, and where they come from.
+"""All rules, and their settings under a policy: level, threshold, and where they come from.
 
-Every file in rules/ has a list RULES, so that a new rule is one file.
+Every file in rules/ has a list RULES, so that a new rule needs only one file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _FAMILIES = ("integrity", "behaviour", "adapter", "exactness", "bounds", "prunin
 
 @functools.cache
 def all_rules() -> dict[str, Rule]:
-    """Id -> rule: causes before what follows from them, within a family as its file has them."""
+    """Id -> rule. Families of causes come before those of their effects; within a family the order is that of its
+    file."""
     found: dict[str, Rule] = {}
     for module in pkgutil.iter_modules(rules.__path__, f"{rules.__name__}."):
         for rule in importlib.import_module(module.name).RULES:
@@ -39,7 +40,8 @@ def _place(rule: str) -> int:
 
 
 def settings_of(policy: Policy, selected: Sequence[str] = ()) -> dict[str, Settings]:
-    """Rule -> its settings. selected: patterns of --select; every other rule is off. InputError for a wrong one."""
+    """Rule -> its settings. selected: patterns of --select, if any; every other rule is then off. Raises InputError for
+    a pattern without a rule."""
     found = {name: Settings(r, r.level, r.max, r.allowed) for name, r in all_rules().items()}
     for layer, key, table in policy.rules():
         for name in select(key, found):

@@ -1,4 +1,4 @@
-"""What a rule is: what it looks at, what it measures, from where on that is a finding, and what to do about it."""
+"""The parts of a rule: its evidence, its measurements, the threshold for a finding, and the advice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.declared.facts import Declared
 from duat_cli.loading.declared.per_layer import Override
 
-if TYPE_CHECKING:  # models that take a tenth of --weights-only to build, which has none of them
+if TYPE_CHECKING:  # building these models takes a tenth of the time of --weights-only, which does not use them
     from duat_cli.results.behaviour import Behaviour
     from duat_cli.results.inspect import InspectReport
     from duat_cli.results.lora import LintFinding
@@ -29,49 +29,49 @@ Need = Literal[
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a checkpoint; None where it was not looked at, `absent` says why."""
+    """The facts known of a checkpoint; None where something was not looked at, for the reason in `absent`."""
 
     files: CheckpointFiles
     weights: WeightFacts
     tables: frozenset[str] = frozenset()
-    """Matrices of integers that the model's class keeps as such: indices and masks, no quantised weights."""
+    """Integer matrices that the model's class keeps as integers: indices and masks, not quantised weights."""
     unexpected: tuple[str, ...] | None = None
     """Tensors that the class does not use; needs the load."""
     spare: tuple[str, ...] | None = None
     """Missing tensors that do not matter, taken as zero; needs the load."""
     overrides: tuple[Override, ...] | None = None
-    """What is declared of single layers, and whether the model obeys it; needs the load."""
+    """Settings declared for single layers, and whether the model obeys them; needs the load."""
     report: InspectReport | None = None
     silent: bool = False
-    """Whether there is none because the hidden states are zero."""
+    """Whether there is no report because the hidden states are zero."""
     overflow: str | None = None
-    """Why there is none, where finite weights give outputs that are NaN or infinite."""
+    """Why there is no report, where finite weights give outputs that are NaN or infinite."""
     slack: PruneReport | None = None
-    """Neurons and heads alone; only where a rule asks for it, because it takes minutes."""
+    """Pruning report of neurons and heads; only where a rule asks for it, because it takes minutes."""
     behaviour: Behaviour | None = None
-    """What the model answers to the prompts."""
+    """Measurements of the model's answers to the prompts."""
     answers: Answers | None = None
-    """The same, as a baseline holds it."""
+    """The answers, as a baseline holds them."""
     agreement: Agreement | None = None
-    """Of these answers with the baseline's."""
+    """The comparison of these answers with the baseline's."""
     declared: Declared | None = None
-    """What the checkpoint says of itself beside its weights."""
+    """The checkpoint's declarations beside its weights."""
     old: Mapping[str, Any] | None = None
-    """The same of the baseline, by key; needs a baseline that holds it."""
+    """The declarations of the baseline, by key; needs a baseline that holds them."""
     rounding: str = ""
-    """How to allow the rounding to another stored dtype, where that may be all that moved the tensors; else empty."""
+    """How to allow the rounding to another stored dtype, where that may explain all moved tensors; else empty."""
     retokenised: str = ""
-    """How the same prompts were read otherwise than in the baseline; empty where they were not."""
+    """How the same prompts were read differently than in the baseline; empty where they were not."""
     written: bool = False
-    """Whether the model itself wrote what its decoder reads."""
+    """Whether the model itself wrote the tokens that its decoder reads."""
     drift: tuple[Deviation, ...] | None = None
-    """Every metric of the baseline or the run; needs --baseline."""
+    """The deviations of all metrics of baseline and run; needs --baseline."""
     baseline_file: str = ""
     policy: Policy | None = None
     adapter: tuple[LintFinding, ...] | None = None
-    """What the adapter's linter found; needs --adapter."""
+    """Findings of the adapter's linter; needs --adapter."""
     adapter_file: str = ""
-    """The adapter's config."""
+    """The adapter's config file."""
     absent: dict[Need, str] = field(default_factory=dict)
 
 
@@ -81,30 +81,30 @@ class Measurement:
 
     value: float
     text: str
-    """What was measured, as a sentence with its number."""
+    """A sentence on what was measured, with the number."""
     block: int | None = None
     where: str | None = None
     """Tensor, path of a report's field, or file."""
     low: float | None = None
     high: float | None = None
-    """Bounds of its own; without both the rule's `max` is its `high` when it is judged."""
+    """Bounds of its own; without either, it is judged with the rule's `max` as `high`."""
     level: Level | None = None
-    """A level of its own; None is the rule's."""
+    """A level of its own; None for the rule's."""
     grave: bool = False
-    """An error although the rule warns as shipped; a user's own policy that names the rule stands over it."""
+    """Whether it is an error although the rule as shipped warns; a user's policy that names the rule overrides this."""
     source: str | None = None
     """Where its own bounds come from."""
     key: tuple[str, str] | None = None
     """(file, key in it) that a reader may want to edit."""
     advice: str | None = None
-    """What to do about it, where that is not the rule's advice."""
+    """Advice in place of the rule's."""
     undefined: Literal["", "fail", "pass", "skip"] = ""
-    """There is no value (0 stands for it): whether that is a finding, or all is well for that reason, or nothing is
-    known; a rule of which nothing is known is skipped."""
+    """Set where there is no value (0 stands for it): "fail", that is a finding; "pass", all is well for that reason;
+    "skip", nothing is known. A rule of which nothing is known is skipped."""
 
     @property
     def beyond(self) -> float:
-        """How far outside; at most 0 where it passes. NaN counts as outside."""
+        """How far the value is outside its bounds; at most 0 where it passes. NaN counts as outside."""
         sides = [] if self.high is None else [self.value - self.high]
         sides += [] if self.low is None else [self.low - self.value]
         nan = math.isnan(self.value) or any(map(math.isnan, sides))
@@ -112,7 +112,7 @@ class Measurement:
 
     @property
     def tightness(self) -> float:
-        """How much of the room is used: 1 at the bound, whatever the unit."""
+        """The used share of the allowed range, without a unit: 1 at the bound."""
         if self.low is not None and self.high is not None:
             half = (self.high - self.low) / 2
             return abs(self.value - self.low - half) / half if half else 0.0
@@ -131,25 +131,25 @@ class Rule:
 
     id: str
     about: str
-    """What it looks at, for the list of rules."""
+    """What the rule looks at, for the list of rules."""
     advice: str
-    """One sentence: what to do about a finding."""
+    """One sentence on what to do about a finding."""
     measure: Callable[[Evidence, Settings], Iterable[Measurement]]
     needs: tuple[Need, ...] = ()
-    """What must have been looked at besides files and weights."""
+    """The evidence that it needs beside files and weights."""
     level: Level = "error"
     max: float | None = 0.0
-    """None: the evidence brings its own, or there is nothing to compare."""
+    """The threshold; None where measurements bring their own bounds, or nothing is compared."""
     unit: str = ""
     allowed: tuple[str, ...] | None = None
-    """Values that the rule lets pass, for rules about kinds of things."""
+    """Values that the rule lets pass, for rules about values that are no numbers."""
     metric: Literal["sum", "largest"] | None = None
-    """What a baseline holds of its measurements, under its id; None where it holds nothing of them."""
+    """Sum or largest of its measurements that a baseline holds under its id; None where it holds neither."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """A rule as a policy has it, and where each of its settings comes from."""
+    """The settings of a rule under a policy, and where each of them comes from."""
 
     rule: Rule
     level: Level
@@ -158,9 +158,9 @@ class Settings:
     level_source: str = "built in"
     max_source: str = "built in"
     key: tuple[str, str] | None = None
-    """(the user's file that names the rule, its key there); None for what is built in or shipped."""
+    """(the user's file that names the rule, its key there); None for settings that are built in or shipped."""
 
     @property
     def on(self) -> bool:
-        """Whether the rule is looked at."""
+        """Whether the rule is judged."""
         return self.level != "off"

@@ -1,13 +1,13 @@
-"""Eight numbers of a tensor, from which the norm of any later change of it can be estimated.
+"""Sketches: eight numbers of a tensor, from which the norm of any later change of it can be estimated.
 
     s_k = sum_ij u_ik w_{i+j} v_jk W_ij,    k = 1..8,    u, v, w = +-1 from SHAKE-256
 
 Sketches are linear, so the mean of (s_k - s'_k)^2 estimates |W - W'|_F^2. It has no bias, and its standard error is
-at most half of |W - W'|_F^2 for every change, whatever its rank: within one k any four entries have independent
-signs, so s_k^2 has at most twice its squared mean as variance, and s_k^2 and s_l^2 are uncorrelated. (u and v cancel
-at the corners of a rectangle; w does not, because the smallest i + j of the four occurs once. Thorup & Zhang,
-Tabulation based 4-universal hashing, 2004.) Of |W - W'|_F the standard error is about a quarter, and 0.3 where
-nothing but such four corners changed.
+at most half of |W - W'|_F^2 for a change of any rank: within one k any four entries have independent signs, so s_k^2
+has at most twice its squared mean as variance, and s_k^2 and s_l^2 are uncorrelated. (u and v cancel at the corners of
+a rectangle; w does not, because the smallest i + j of the four occurs once. Thorup & Zhang, Tabulation based
+4-universal hashing, 2004.) The standard error of |W - W'|_F is about a quarter of it, and 0.3 of it where only four
+such corners changed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 SIZE = 8  # numbers of a sketch
-_CHUNK = 1 << 16  # signs
-_ONE_THREAD = 1 << 15  # values; of more, BLAS makes threads, which on a busy machine wait for each other
+_CHUNK = 1 << 16  # signs made at once
+_ONE_THREAD = 1 << 15  # values; for more BLAS starts threads, which wait for each other on a busy machine
 _SEED = "duat sketch 2"
 _FIRST_POOL = 1 << 18
 _FIRST_ROW = 1 << 20
@@ -29,7 +29,7 @@ Floats = NDArray[np.floating]
 
 
 class Sketch:
-    """The sums s_k of a tensor that comes in pieces; where the pieces are cut does not matter."""
+    """The sums s_k of a tensor that comes in pieces; they do not depend on where it is cut."""
 
     def __init__(self) -> None:
         self.sums = np.zeros(SIZE)
@@ -52,10 +52,10 @@ class Sketch:
 
 
 class FirstSketch:
-    """The sums of baselines with schema version 1: s_k = sum_ij u_ik v_j W_ij, with u and v anew for every piece.
+    """The sums of baselines with schema version 1: s_k = sum_ij u_ik v_j W_ij, with new u and v for every piece.
 
-    All eight share v, so for a change of rank 1 their standard error is up to 0.63 of the norm. Nothing writes them
-    any more; they are computed only to hold a checkpoint against such a baseline.
+    All eight share v, so for a change of rank 1 their standard error is up to 0.63 of the norm. They are no longer
+    written, only computed to compare a checkpoint with such a baseline.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ def _column_signs(column: int, columns: int) -> Floats:  # (columns, SIZE)
 
 
 def _signs(name: str, start: int, count: int) -> Floats:
-    """Signs start, start + 1, ... of an endless row of them, made in chunks as they are needed."""
+    """The signs start, start + 1, ... of an endless sequence, which is made in chunks as needed."""
     first, last = start // _CHUNK, (start + count - 1) // _CHUNK
     chunks = [_shake(f"{_SEED} {name} {number}", _CHUNK) for number in range(first, last + 1)]
     joined = chunks[0] if len(chunks) == 1 else np.concatenate(chunks)

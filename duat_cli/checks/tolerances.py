@@ -1,7 +1,7 @@
-"""How far a metric may move before that counts as drift: |new - old| <= atol + rtol |old|.
+"""Tolerances: a metric drifts unless |new - old| <= atol + rtol |old|.
 
-float32 leaves room for another machine's BLAS, the half precisions for rounding the weights to them: a rounded
-weight is off by up to 2^-8 of itself in bfloat16 and by 2^-11 in float16. Eight-bit floats (2^-4) fit in neither.
+Those of float32 allow for the BLAS of another machine, those of half precision for rounding the weights to it: a
+rounded weight is off by up to 2^-8 of itself in bfloat16 and 2^-11 in float16. Eight-bit floats (2^-4) are beyond both.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ COARSENESS = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3}
 
 # relative distance of a tensor, from its sketch
 _WEIGHTS = {"float64": 1e-5, "float32": 1e-4, "float16": 1e-3, "bfloat16": 8e-3}
-# (rtol, atol) of what the forward pass measures
+# (rtol, atol) of numbers of the forward pass
 _REPORT = {"float64": (1e-5, 1e-6), "float32": (1e-3, 1e-4), "float16": (1e-2, 2e-3), "bfloat16": (5e-2, 2e-2)}
-# rtol of what the model answers, beside that
+# rtol of numbers of the model's answers, added to that
 _BEHAVIOUR = 0.005
 
 
@@ -34,9 +34,9 @@ class Tolerance:
     source: str
 
     def ends(self, old: float, slack: float = 0.0) -> tuple[float, float]:
-        """The least and the largest value that is within it. slack: what an interval adds.
+        """The least and the largest value within the tolerance. slack: amount that the metric's interval adds.
 
-        Reckoned in the decimals that the files and policies hold: in binary 2.8897 + 0.002 is below 2.8917.
+        Computed in decimals, as files and policies hold them: in binary 2.8897 + 0.002 is below 2.8917.
         """
         here, rtol, atol, more = (Decimal(repr(float(x))) for x in (old, self.rtol, self.atol, slack))
         room = atol + rtol * abs(here) + more
@@ -44,7 +44,7 @@ class Tolerance:
 
 
 def default_tolerance(key: str, dtype: str) -> Tolerance:
-    """Of a metric, when weights and arithmetic are of that dtype."""
+    """The tolerance of a metric for weights and arithmetic of that dtype."""
     source = f"tolerance of {dtype}"
     kind = metric_of(key).kind
     if kind == "tensor":
@@ -60,7 +60,7 @@ def default_tolerance(key: str, dtype: str) -> Tolerance:
 
 
 def tolerance(key: str, dtype: str, own: Mapping[str, tuple[Layer, ToleranceTable]]) -> Tolerance:
-    """The policy's over the default; of several patterns that match, the last."""
+    """The tolerance of a metric: the default, overridden by each pattern of the policy that matches, in order."""
     found = default_tolerance(key, dtype)
     for pattern, (layer, table) in own.items():
         if matches(pattern, key):

@@ -1,7 +1,7 @@
-"""What the weights are, tensor by tensor, from one pass over the files.
+"""Facts about the weights, tensor by tensor, from one pass over the files.
 
-Besides counts of what is broken every tensor leaves its norm and a sketch, so that a baseline of nine numbers a tensor
-tells how far the tensor moved, without the old weights.
+Beside counts of faults, the facts of every tensor are its norm and a sketch. From these nine numbers a baseline shows
+how far the tensor moved, without the old weights.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.stream import Piece, Streamed, stream
 
-_RUN = 1 << 13  # values
-_SAME = 1e-6  # relative distance of copies; the sketches hold more digits
-_SMALLEST = 1e-20  # of a piece's energy: below, float32 squares are no longer normal numbers
+_RUN = 1 << 13  # values in one dot product
+_SAME = 1e-6  # largest relative distance of copies; the sketches hold more digits
+_SMALLEST = 1e-20  # sum of squares of a piece, below which squares in float32 are not all normal numbers
 _FLOATS = frozenset({*RUN_IN, "C64"})
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 
@@ -33,19 +33,19 @@ _NONE: Indices = np.empty(0, np.intp)
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """One tensor; rows are all dimensions but the last."""
+    """Facts about one tensor, as a matrix whose rows are all dimensions but the last."""
 
     entry: TensorEntry
     rows: int
     columns: int
     nonfinite: int
-    """NaN and infinite values."""
+    """Number of NaN and infinite values."""
     norm: float
-    """Frobenius norm; of a tensor with non-finite values NaN."""
+    """Frobenius norm; NaN for a tensor with non-finite values."""
     sketch: tuple[float, ...]
     """s_k / norm; zeros where the norm is 0."""
     first_sketch: tuple[float, ...] | None = None
-    """The same as baselines of schema version 1 have it; None where it was not asked for."""
+    """The sketch of baselines with schema version 1; None where it was not asked for."""
     zero_rows: Indices = field(default_factory=lambda: _NONE)
     zero_columns: Indices = field(default_factory=lambda: _NONE)
 
@@ -55,7 +55,7 @@ class TensorFacts:
 
     @property
     def matrix(self) -> bool:
-        """A matrix of weights, which no sound checkpoint leaves at zero."""
+        """Whether it is a matrix of weights, which no sound checkpoint leaves at zero."""
         return self.floating and len(self.entry.shape) > 1 and self.rows > 1 and self.columns > 1
 
     @property
@@ -64,21 +64,21 @@ class TensorFacts:
 
     @property
     def numbers(self) -> list[float]:
-        """Its norm and its sketch: what `distance` takes, and a baseline holds."""
+        """Its norm and its sketch, as `distance` takes and a baseline holds them."""
         return [self.norm, *self.sketch]
 
     def copies(self, other: TensorFacts) -> bool:
-        """Whether two tensors of one shape hold the same; false where one is not finite."""
+        """Whether two tensors of one shape hold the same values; False where one is not finite."""
         return distance(self.numbers, other.numbers) <= _SAME
 
 
 @dataclass(frozen=True)
 class WeightFacts:
-    """Every tensor that is not empty, in the order of the files; quantised weights by their values."""
+    """Facts about every tensor that is not empty, in the order of the files; quantised weights by their values."""
 
     tensors: dict[str, TensorFacts]
     scales: dict[str, ScaleFacts] = field(default_factory=dict)
-    """Of quantised weights."""
+    """The scales of quantised weights, by the name of the weight."""
 
     @property
     def nonfinite(self) -> dict[str, int]:
@@ -93,7 +93,7 @@ class WeightFacts:
         return [name for name, t in self.matrices.items() if t.zero]
 
     def blocks(self) -> dict[BlockPlace, dict[str, TensorFacts]]:
-        """Block -> its tensors by their names within it."""
+        """Block -> its tensors, by their names within the block."""
         found: dict[BlockPlace, dict[str, TensorFacts]] = {}
         for name, tensor in self.tensors.items():
             place = block_of(name)
@@ -105,7 +105,8 @@ class WeightFacts:
 def weight_facts(
     files: CheckpointFiles, progress: Callable[[int, int, str], None], *, first_sketch: bool = False
 ) -> WeightFacts:
-    """One pass over all weight files. first_sketch: whether to sketch as schema version 1 of a baseline does, too."""
+    """The facts from one pass over all weight files. first_sketch: whether to make the sketch of schema version 1
+    too."""
     total = sum(entry.elements > 0 for entry in files.tensors.values())
     found = facts_of(stream(files), total, progress, first_sketch=first_sketch)
     return replace(found, scales=scale_facts(files))
@@ -114,9 +115,9 @@ def weight_facts(
 def facts_of(
     tensors: Iterable[Streamed], total: int, progress: Callable[[int, int, str], None], *, first_sketch: bool = False
 ) -> WeightFacts:
-    """The same of `total` tensors, wherever they come from."""
+    """The facts of `total` tensors from any source."""
     found = {}
-    with np.errstate(all="ignore"):  # what overflows is looked at again
+    with np.errstate(all="ignore"):  # sums that overflow are computed again
         for number, streamed in enumerate(tensors, 1):
             progress(number, total, "reading the weights")
             found[streamed.name] = _facts(streamed, FirstSketch() if first_sketch else None)
@@ -124,10 +125,10 @@ def facts_of(
 
 
 def distance(new: Sequence[float], old: Sequence[float]) -> float:
-    """|W - W'| / |W'| of two tensors' norms and sketches: the exact part from the norms, the rest estimated.
+    """|W - W'| / |W'| from two tensors' norms and sketches, estimated by the sketches.
 
-    The estimate stands within |norm - old| / old and (norm + old) / old, beyond which no distance is. Infinite where a
-    tensor of zeros became something else.
+    The estimate is clamped to the possible distances, from |norm - old| / old to (norm + old) / old. Infinite where a
+    tensor of zeros has changed.
     """
     norm, old_norm = new[0], old[0]
     if old_norm == 0:
@@ -182,7 +183,7 @@ def _facts(streamed: Streamed, first: FirstSketch | None) -> TensorFacts:
 
 
 def _energy(x: NDArray[np.floating]) -> float:
-    """Sum of squares, in runs short enough for BLAS to stay in one thread."""
+    """Sum of squares, in pieces short enough for BLAS to stay in one thread."""
     flat = x.reshape(-1)
     runs = (flat[at : at + _RUN] for at in range(0, flat.size, _RUN))
     return math.fsum(float(np.dot(run, run)) for run in runs)
@@ -193,39 +194,40 @@ def _relative(sums: NDArray[np.floating], norm: float) -> tuple[float, ...]:
 
 
 def _zero_rows(piece: Piece, products: NDArray[np.floating]) -> Indices:
-    """A row of zeros has only products that are 0; so may another, which the second look tells."""
+    """The numbers of the rows that are zero. All products of such a row are 0; since those of others may be too, these
+    rows are looked at once more."""
     at = np.flatnonzero(~products.any(axis=1))
     return at[~piece.values[at].any(axis=1)] + piece.row if at.size else _NONE
 
 
 def _zero_columns(x: NDArray[np.floating], left: Indices | None) -> Indices:
-    """Those of the columns left that are zero here too; a few rows settle nearly all of them."""
+    """The columns of `left` (None: all) that are zero here too; the first rows rule out nearly all others."""
     if left is None:
         left = np.flatnonzero(~x[:4].any(axis=0))
     return left[~x[:, left].any(axis=0)] if left.size else left
 
 
-# --- the scales of quantised weights: few numbers, each of which stands in front of many weights --------------------
+# --- the scales of quantised weights: few numbers, each a factor of many weights ------------------------------------
 
 
 @dataclass(frozen=True)
 class ScaleFacts:
-    """The scales of one weight."""
+    """Facts about the scales of one weight."""
 
     name: str
-    """Of the tensor that holds them."""
+    """Name of the tensor that holds the scales."""
     count: int
     nonfinite: int
     zero: int
-    """None are counted where the format gives a block of zeros the scale zero."""
+    """Number of scales that are zero; 0 where the format gives a block of zeros the scale zero."""
     beyond: int
-    """Finite ones that make a weight larger than any number of the dtype that the weights had."""
+    """Number of finite scales that allow weights above the largest number of the dtype that the weights had."""
     dtype: str
     """That dtype, as config.json states it."""
 
 
 def scale_facts(files: CheckpointFiles) -> dict[str, ScaleFacts]:
-    """Quantised weight -> its scales; they are read once more, a small part of the files."""
+    """Quantised weight -> its scales, which are read once more from a small part of the files."""
     dtype = stated_dtype(files) or "float32"
     limit, found = _LARGEST.get(dtype, np.inf), {}
     for name, entry in files.tensors.items():

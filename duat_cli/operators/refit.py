@@ -65,8 +65,8 @@ class Moments:
 
 
 def chosen_ridge(fit: Moments, back: Moments, near: float | None = None) -> float | None:
-    """The ridge whose change, fitted on the tokens of `fit`, leaves the least error on those of `back`; None where
-    every change leaves more than no change.
+    """The ridge whose change, fitted on the tokens of `fit`, leaves the least error on those of `back`; None where no
+    ridge's change leaves less error than no change.
 
     near: one of `RIDGES`, which ascend. The search goes from it to the nearest ridge with no better neighbour, which
     takes fewer solutions and finds the best of all if the error has one minimum.

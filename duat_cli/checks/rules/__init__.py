@@ -1,1 +1,1 @@
-"""The rules, one family a file; registry.py finds every file that has a RULES."""
+"""The rules, one family per file; registry.py finds every file that has a RULES."""

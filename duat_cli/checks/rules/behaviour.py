@@ -1,4 +1,4 @@
-"""Rules about what the model answers to the prompts: its loss, its logits, and its answers against the baseline's."""
+"""Rules about the model's answers to the prompts: its loss, its logits, and its answers against the baseline's."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from duat_cli.results.behaviour import CLASSES, NOT_FINITE, Behaviour
 from duat_cli.text import plural
 
 FEW = 32
-"""Tokens below which a loss is too uncertain to fail a check."""
+"""Number of tokens below which a loss is too uncertain to fail a check."""
 MUCH = 1.0
-"""Nats a token that an adapter may add to the loss: the tokens become less likely by a factor of e."""
+"""Nats per token that an adapter may add to the loss: tokens become less likely by a factor of e."""
 
 
 def _loss(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """Against the policy's `max`, the uniform distribution, and the prompts' own unigram, which warns."""
+    """Compares the loss with the policy's `max`, the uniform distribution, and the prompts' own unigram, which only
+    warns."""
     found, where = needed(evidence.behaviour), "behaviour.loss_per_token"
-    if found.loss_per_token is None:  # of a prompt of one token there is nothing to say
+    if found.loss_per_token is None:  # a prompt of one token has no loss
         text = f"the loss has no value: {found.reasons['loss_per_token']}"
         yield Measurement(0.0, text, where=where, undefined="fail" if found.scored else "skip")
         return
@@ -42,7 +43,7 @@ def _loss(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 
 def _below(null: float) -> float:
-    """A loss that equals its null is a finding: the bound lies just under it."""
+    """A bound just below a null, so that a loss equal to it is a finding."""
     return null * (1 - 1e-12)
 
 
@@ -62,7 +63,8 @@ def _spread(found: Behaviour) -> str:
 
 
 def _agreement(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """Against the policy's `max`, else what rounding in the dtype may do."""
+    """Compares the answers' distance from the baseline's with the policy's `max`, else with the rounding of the
+    dtype."""
     found, where = needed(evidence.agreement), "behaviour.agreement"
     key, turned = (evidence.baseline_file, "answers"), found.embeddings
     for one, field in ((found, where), (turned, "behaviour.cosine")):
@@ -72,7 +74,7 @@ def _agreement(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 
 def _divergence(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """Of classes alone, against the policy's `max`, else what rounding in the dtype may do."""
+    """Compares the KL of a classifier's classes with the policy's `max`, else with the rounding of the dtype."""
     found, where, key = needed(evidence.agreement), "behaviour.kl", (evidence.baseline_file, "answers")
     if found.kl is None:
         yield Measurement(0.0, found.without, where=where, undefined="fail" if found.without == NOT_FINITE else "skip")
@@ -83,8 +85,8 @@ def _divergence(evidence: Evidence, settings: Settings) -> Iterable[Measurement]
 
 
 def _tuned(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """No better than uniform is the rule's level, where the base is; much worse than the base warns, and so does a
-    tuned model that cannot be run."""
+    """Compares the loss with the adapter. No better than uniform, where the base is better, has the rule's level; much
+    worse than the base only warns, and so does a tuned model that cannot be run."""
     found = needed(evidence.behaviour)
     where, key = "behaviour.tuned.loss_per_token", (evidence.adapter_file, "")
     with_it = needed(found.tuned)

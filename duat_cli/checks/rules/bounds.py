@@ -31,7 +31,7 @@ def _bounds(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 def _matching(
     pattern: str, layer: Layer, bound: BoundTable, values: dict[str, float], reasons: dict[str, str]
 ) -> Iterator[Measurement]:
-    """The pattern's fields, without those that need an option which other fields of it do not need."""
+    """A measurement for each field of the pattern, without fields that need an option the pattern does not ask for."""
     asked = asks_for(pattern)
     empty = Measurement(
         0.0,

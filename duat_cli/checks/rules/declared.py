@@ -1,4 +1,4 @@
-"""Rules about drift of what a checkpoint says of itself: the cause of most of what the forward pass then shows."""
+"""Rules about drift of a checkpoint's declarations, which cause most changes that the forward pass shows."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from duat_cli.loading.declared.tokenizer import CALLS, DIGITS, LATER, TokenizerF
 from duat_cli.text import clean, plural, shown, some
 
 _SHORT_TYPES = "modules.json.modules"
-_SHOWN = 4  # fields, ranges or tokens that are named
-_LONGEST = 60  # characters of a value
+_SHOWN = 4  # number of fields, ranges or tokens that are named
+_LONGEST = 60  # characters of a value that are shown
 Change = tuple[str, Any, Any]
-"""Field, old, new; None for none."""
+"""Field, old and new value; None where there is none."""
 
 
 def _config(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """One finding for each field, or for each group of fields such as rope_parameters."""
+    """One measurement for each changed field, or group of fields such as rope_parameters."""
     old, declared = needed(evidence.old), needed(evidence.declared)
     groups = by_key((_group(change[0]), change) for change in config_changes(old, declared))
     for group, changes in groups.items():
@@ -42,20 +42,20 @@ def _config(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
         yield Measurement(len(alone), f"config.json: {told(alone)}; {why}", where=CONFIG, level="warn")
     files: dict[str, list[Change]] = {}
     for kind, now in ((EMBEDDER, declared.embedder.fields), (PROCESSOR, declared.processor)):
-        before = below(old, kind)  # nothing of a baseline that may know nothing of these files
+        before = below(old, kind)  # empty for a baseline that may hold nothing of these files
         for name, was, here in _differing(before, _as_known(before, now)) if before else ():
             file, found, field = name.rpartition(".json.")
             file, field = (f"{file}.json", field) if found else (name.removesuffix(".weights"), "weights")
             files.setdefault(f"{kind}.{file}", []).append((field, was, here))
     for where, changes in files.items():
         yield Measurement(len(changes), f"{clean(where.partition('.')[2])}: {told(changes)}", where=where)
-    if evidence.retokenised and declared.tokenizer is None and not files:  # else the tokenizer's rule says it
+    if evidence.retokenised and declared.tokenizer is None and not files:  # otherwise the tokenizer's rule reports it
         yield Measurement(1, evidence.retokenised, where="prompts")
 
 
 def _as_known(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """What an older baseline would hold of these fields: of an embedder's modules it knows the last parts of their
-    types, and nothing of their paths and weights."""
+    """These fields as an older baseline would hold them: for an embedder's modules only the last part of their types,
+    not their paths and weights."""
     if _SHORT_TYPES not in before:
         return now
     types = now.get(TYPES)
@@ -66,9 +66,9 @@ def _as_known(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 def config_changes(old: Mapping[str, Any], new: Declared) -> Iterator[Change]:
     """Fields of the config that differ from a baseline's entries.
 
-    Resolved fields where both have them, and generation's settings. Where one of them comes from a run without the
-    load, fields that both state, and those that a resolved baseline has under no name: of others that only one of them
-    states, the class's default is not known.
+    Where both have resolved fields, these are compared, and the settings of generation. If one of them comes from a run
+    without a load, the fields that both state are compared, and fields that a resolved baseline does not have at all.
+    For other fields that only one of them states, the class's default is not known.
     """
     before, written = below(old, CONFIG), below(old, FILE)
     if new.resolved is not None and before:
@@ -82,8 +82,7 @@ def config_changes(old: Mapping[str, Any], new: Declared) -> Iterator[Change]:
 
 
 def _stated_by_one(old: Mapping[str, Any], new: Declared) -> list[Change]:
-    """Fields that config.json states and the baseline's did not, or the other way round, of a baseline that was made
-    without a load."""
+    """Fields that only one of config.json and a baseline made without a load states."""
     written = below(old, FILE)
     if below(old, CONFIG) or not written:
         return []
@@ -91,7 +90,8 @@ def _stated_by_one(old: Mapping[str, Any], new: Declared) -> list[Change]:
 
 
 def _generation_settings(before: Mapping[str, Any], written: Mapping[str, Any], new: Declared) -> Iterator[Change]:
-    """Of config.json, which transformers takes without a generation_config.json and leaves out of what it resolves."""
+    """Changed settings of generation in config.json. transformers reads them if there is no generation_config.json, and
+    leaves them out of the resolved config."""
     names = dict.fromkeys([] if new.generation else [*written, *new.stated])
     for name in names:
         known = next((part for part in name.split(".") if part in new.generation_defaults), None)
@@ -106,7 +106,8 @@ def _generation_settings(before: Mapping[str, Any], written: Mapping[str, Any], 
 def _differing(
     old: Mapping[str, Any], new: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> Iterator[Change]:
-    """Of entries that need not be in both. defaults: what one that is missing stands for; without it none."""
+    """The differing entries of two mappings, which may be missing in one. defaults: values of missing entries; else
+    None."""
     stated = defaults or {}
     for name in dict.fromkeys([*old, *new]):
         was, here = (side.get(name, stated.get(name)) for side in (old, new))
@@ -115,8 +116,8 @@ def _differing(
 
 
 def _resolved_changes(before: Mapping[str, Any], new: Declared, *, same: bool) -> Iterator[Change]:
-    """same: whether one release of transformers resolved both. Another one's classes may have fields more and fewer,
-    which then count only where config.json states them."""
+    """Changed fields of the resolved config. same: whether one release of transformers resolved both. Classes of
+    another release may have other fields, which then count only if config.json states them."""
     now = new.resolved or {}
     for change in _differing(before, now):
         if same or (change[0] in before and change[0] in now) or change[0] in new.stated:
@@ -124,7 +125,7 @@ def _resolved_changes(before: Mapping[str, Any], new: Declared, *, same: bool) -
 
 
 def _group(name: str) -> str:
-    """The field at the top of the config, or of the config inside it, that a path belongs to."""
+    """The top field of the config, or of a config inside it, that a path belongs to."""
     parts = name.split(".")
     depth = next((n for n, part in enumerate(parts) if not part.endswith("_config")), len(parts) - 1)
     return ".".join(parts[: depth + 1])
@@ -141,14 +142,14 @@ def _tokenizer(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     if evidence.retokenised and evidence.written and not parts and not changes:
         yield Measurement(0.0, f"as in the baseline; {evidence.retokenised}", where="prompts", undefined="pass")
     elif evidence.retokenised:
-        yield Measurement(1, evidence.retokenised, where="prompts", grave=True)  # what it does cannot be compared
+        yield Measurement(1, evidence.retokenised, where="prompts", grave=True)  # its effects cannot be compared
 
 
 def _tokenizer_changes(old: Mapping[str, Any], here: TokenizerFacts) -> Iterator[tuple[str, str]]:
     before = below(old, "parts")
     for name in dict.fromkeys([*before, *here.parts]):
         was, now = before.get(name, "none"), here.parts.get(name, "none")
-        if was == now or (name in CALLS and name not in before):  # of a baseline that knows nothing of it
+        if was == now or (name in CALLS and name not in before):  # the baseline is older than this part
             continue
         if name == "vocabulary":
             yield name, _vocabulary_change(old, here)
@@ -163,7 +164,7 @@ def _tokenizer_changes(old: Mapping[str, Any], here: TokenizerFacts) -> Iterator
 
 
 def _vocabulary_change(old: Mapping[str, Any], here: TokenizerFacts) -> str:
-    """Where the vocabularies differ, as far as hashes of ranges of ids tell."""
+    """The text on where the vocabularies differ, as far as hashes of ranges of ids show it."""
     size, ranges = old.get("size"), old.get("ranges")
     if type(size) is not int or not isinstance(ranges, str) or size < 1:
         return "vocabulary changed"
@@ -187,17 +188,17 @@ def _tokens(tokens: list[str]) -> str:
 
 
 def generation_changes(old: Mapping[str, Any], new: Declared) -> Iterator[Change]:
-    """Fields of generation_config.json that differ; one that is not stated has its default."""
+    """Fields of generation_config.json that differ; a field that is not stated has its default."""
     return _differing(old, new.generation, new.generation_defaults)
 
 
 def told(changes: list[Change]) -> str:
-    """'rope_theta 10000 → 1000000', for the first few of them."""
+    """A text such as 'rope_theta 10000 → 1000000' for the first few changes."""
     return some([f"{clean(name)} {_value(old, new)}" for name, old, new in changes], _SHOWN, "; ", "; and ")
 
 
 def _value(old: Any, new: Any) -> str:
-    """Of two lists the first place where they differ."""
+    """The text 'old → new'; for two lists of one length, at the first place where they differ."""
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         at = next(n for n, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1])
         count = sum(a != b for a, b in zip(old, new, strict=True))

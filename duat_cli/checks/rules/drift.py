@@ -1,4 +1,4 @@
-"""Rules about drift: every metric against the baseline, a rule for each group of them."""
+"""Rules about drift: every metric is compared with the baseline, by one rule for each group of metrics."""
 
 from __future__ import annotations
 
@@ -61,10 +61,11 @@ def _vanished(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 
 def _new(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """A tensor that the baseline lacks is grave, unless it is a copy of another, such as a tied output matrix."""
+    """Metrics that the baseline lacks. A new tensor is grave unless it is a copy of another, such as a tied output
+    matrix."""
     every = [one for one in evidence.drift or () if one.status == "new"]
     passes = [one for one in evidence.drift or () if metric_of(one.key).kind == "field"]
-    if passes and all(one.status == "new" for one in passes):  # one with a forward pass has some of them
+    if passes and all(one.status == "new" for one in passes):  # a baseline with a forward pass has some of them
         every = [one for one in every if one not in passes]
         text = f"the baseline was made with --weights-only: {plural(len(passes), 'number')} of the forward pass are new"
         yield Measurement(len(passes), text, key=(evidence.baseline_file, ""), advice=_UNRUN)

@@ -1,4 +1,4 @@
-"""Rules about what the headers say, without a look at a value."""
+"""Rules about the headers, without reading any value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WHOLE = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
 
 
 def _notes(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """What reads tensors by the index would miss those that it misplaces: that is an error."""
+    """Warnings about the files. An index that misplaces tensors is an error, because readers by the index miss them."""
     misplaced = f"{INDEX}: weight_map "
     return [
         Measurement(1, text, grave=bool(evidence.files.misplaced) and text.startswith(misplaced))
@@ -25,7 +25,7 @@ def _notes(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 
 def _layers(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """Blocks that config.json promises and no tensor belongs to; nothing where one block serves for all (albert)."""
+    """Blocks that config.json promises and that have no tensor; none if one block serves for all (albert)."""
     stated = depth(evidence.files.config)
     places = {place[0] for name in evidence.files.tensors if (place := block_of(name))}
     stacks = Counter(place.stack for place in places)
@@ -40,7 +40,7 @@ def _labels(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     names, numbers = (evidence.files.config.get(field) for field in ("id2label", "label2id"))
     if not isinstance(names, dict) or not isinstance(numbers, dict):
         return
-    # in memory the numbers are numbers
+    # compared as text, because in memory the keys of id2label may be numbers
     said = [(i, name, numbers[name]) for i, name in names.items() if isinstance(name, str) and name in numbers]
     apart = [
         f"{shown(name)} is {clean(str(i))} and {clean(str(other))}" for i, name, other in said if str(other) != str(i)
@@ -75,7 +75,7 @@ def _mixed(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 
 def integer_matrices(files: CheckpointFiles) -> list[str]:
-    """Tensors of integers with more than one row and column."""
+    """Names of integer tensors with more than one row and column."""
     return [n for n, t in files.tensors.items() if t.dtype in _WHOLE and sum(s > 1 for s in t.shape) > 1]
 
 

@@ -1,4 +1,4 @@
-"""Rules that need the model: what the load left over, and whether the DUAT form is the model's own output."""
+"""Rules that need the model: tensors left over by the load, and whether the DUAT form gives the model's own output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _AHEAD = "num_nextn_predict_layers"
 
 
 def _unexpected(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """Whole blocks of a stack whose other blocks are used are grave: config.json has the wrong depth."""
+    """Unused tensors. Whole unused blocks of a stack whose other blocks are used are grave: config.json has a wrong
+    depth."""
     names = set(evidence.unexpected or ())
     for stack, blocks in _unused_blocks(evidence, names).items():
         own = sorted(name for name in names if (place := block_of(name)) and place[0] in blocks)
@@ -32,7 +33,7 @@ def _unexpected(evidence: Evidence, settings: Settings) -> Iterable[Measurement]
 
 
 def _unused_blocks(evidence: Evidence, names: set[str]) -> dict[str, list[BlockPlace]]:
-    """Stack -> blocks without a tensor that is used, of stacks with some block that is."""
+    """Stack -> its blocks without a used tensor, for stacks with some block that is used."""
     held = by_key((place[0], name) for name in evidence.files.tensors if (place := block_of(name)))
     unused = {place for place, own in held.items() if names.issuperset(own)}
     used = {place.stack for place in set(held) - unused}
@@ -40,7 +41,7 @@ def _unused_blocks(evidence: Evidence, names: set[str]) -> dict[str, list[BlockP
 
 
 def _missing(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """A missing tensor that matters is an error of the load; what is left are poolers behind the last block."""
+    """Missing tensors. Those that matter are an error of the load, so these are only poolers behind the last block."""
     names = list(evidence.spare or ())
     if names:
         yield Measurement(len(names), f"{plural(len(names), 'tensor')} missing and taken as zero: {listed(names)}")
@@ -59,7 +60,7 @@ def _per_layer(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 
 def _certificate(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """Against the tolerance of the dtype, where the policy has no limit."""
+    """Compares the certificate's errors with the policy's limit, else with the tolerance of the dtype."""
     report = needed(evidence.report)
     found = report.certificate
     limit = found.tolerance if settings.max is None else settings.max
@@ -78,7 +79,7 @@ def _skipped(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 
 def _range(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """Beyond the dtype's largest number is the rule's level; near it warns."""
+    """Largest activations. Above the dtype's largest number they have the rule's level; near it they only warn."""
     for block in needed(evidence.report).blocks:
         found, where = block.range, f"blocks.{block.index}.range.share"
         what = f"block {block.index}'s activations (output: {found.place})"

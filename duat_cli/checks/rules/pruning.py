@@ -1,4 +1,5 @@
-"""Pruning slack: how much of the model can go within a budget. A share that grows says that training wasted it."""
+"""Pruning slack: the share of the model that can be removed within a budget. If it grows, training left parts
+unused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rule about the tokenizer: do its ids fit the embedding, and do the files agree on where a text ends?"""
+"""The rule about the tokenizer: whether its ids fit the embedding, and whether the files agree on where a text ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROLES = (
     "bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token",
     "decoder_start_token", "forced_bos_token", "forced_eos_token",
 )  # fmt: skip
-_NO_TOKEN = -1  # what some configs say where there is none
+_NO_TOKEN = -1  # the value of some configs where there is no such token
 
 
 def _tokenizer(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
@@ -67,7 +67,7 @@ def _beyond(said: Declared, tokenizer: TokenizerFacts) -> Iterator[Measurement]:
 
 
 def _outside(tokenizer: TokenizerFacts, ids: list[int], rows: int, why: str = "") -> Iterator[Measurement]:
-    """why: they do no harm; empty where they may."""
+    """Ids of the tokenizer beyond the embedding. why: the reason why they do no harm; empty where they may."""
     if ids:
         names = listed([tokenizer.vocabulary[i] for i in ids])
         span = f"{ids[0]} to {ids[-1]}" if len(ids) > 1 else f"{ids[0]}"
@@ -79,23 +79,23 @@ def _outside(tokenizer: TokenizerFacts, ids: list[int], rows: int, why: str = ""
 
 
 def _no_id(fields: dict[str, Any], role: str) -> str | None:
-    """What stands in the place of an id, and is none."""
+    """The value in the place of an id that is none, as text; None where all are ids."""
     value = fields.get(f"{role}_id")
     other = [i for i in (value if isinstance(value, list) else [value]) if i is not None and type(i) is not int]
     return str(other[0]) if other else None
 
 
 def ids_of(fields: dict[str, Any], role: str) -> list[int]:
-    """One id, a list of them, or none."""
+    """The ids of a role: a field may hold one, a list of them, or none."""
     value = fields.get(f"{role}_id", fields.get(f"text_config.{role}_id"))
     ids = value if isinstance(value, list) else [value]
     return [i for i in ids if type(i) is int]
 
 
 def _disagreement(said: Declared, tokenizer: TokenizerFacts, role: str) -> Iterator[Measurement]:
-    """A file whose ids of a role do not hold the tokenizer's own; more ids beside it are an extension, and pass.
+    """Files whose ids of a role do not include the tokenizer's own. Further ids beside it are an extension, and pass.
 
-    What can be explained warns: generation_config.json stands over config.json where they differ.
+    A disagreement with an explanation only warns, such as that generation_config.json overrides config.json.
     """
     own = tokenizer.roles.get(role)
     files = {"config.json": ids_of(said.stated, role), "generation_config.json": ids_of(said.generation, role)}
@@ -105,7 +105,7 @@ def _disagreement(said: Declared, tokenizer: TokenizerFacts, role: str) -> Itera
         yield from _two_files(files, tokenizer, role)
         return
     for file, ids in files.items():
-        if own in ids or (said.rows is not None and max(ids) >= said.rows):  # the latter is said already
+        if own in ids or (said.rows is not None and max(ids) >= said.rows):  # such an id is reported already
             continue
         others = any(own in other for name, other in files.items() if name == "generation_config.json" != file)
         explained = _explained(tokenizer, role, ids, overridden=others)
@@ -115,7 +115,7 @@ def _disagreement(said: Declared, tokenizer: TokenizerFacts, role: str) -> Itera
 
 
 def _explained(tokenizer: TokenizerFacts, role: str, ids: list[int], *, overridden: bool) -> str:
-    """Why a disagreement does no harm; empty where nothing explains it."""
+    """The reason why a disagreement does no harm; empty where there is none."""
     if role == "bos_token":
         if not tokenizer.starts_with_bos:
             return "; the tokenizer puts none in front of a text"
@@ -131,7 +131,7 @@ def _explained(tokenizer: TokenizerFacts, role: str, ids: list[int], *, overridd
 
 
 def _two_files(files: dict[str, list[int]], tokenizer: TokenizerFacts, role: str) -> Iterator[Measurement]:
-    """Of a tokenizer that names no such token."""
+    """The disagreement of both files, for a tokenizer that names no such token."""
     if len(files) < 2 or set(files["config.json"]) & set(files["generation_config.json"]):
         return
     both = " and ".join(f"{_named(tokenizer, ids)} in {file}" for file, ids in files.items())

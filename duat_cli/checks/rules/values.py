@@ -41,7 +41,7 @@ def _nonfinite(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 
 def _zero_matrices(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """An error where the hidden states are zero as well, such as behind a zero embedding."""
+    """Matrices of zeros. They are an error where the hidden states are zero as well, as behind a zero embedding."""
     for name in evidence.weights.zero_matrices:
         yield Measurement(1, f"{shown(name)} is all zero", block_number(name), name, grave=evidence.silent)
 
@@ -55,14 +55,14 @@ def _zero_blocks(evidence: Evidence, settings: Settings) -> Iterable[Measurement
 
 
 def _duplicates(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """Blocks whose matrices are all those of an earlier block of the same stack."""
+    """Blocks whose matrices all equal those of an earlier block of the same stack."""
     for place, twin, count in _twins(evidence):
         text = f"{place} ({shown(place.stack)}) is a copy of block {twin}: {count} matrices are equal"
         yield Measurement(1, text, place.index, place.stack)
 
 
 def _twins(evidence: Evidence) -> Iterator[tuple[BlockPlace, int, int]]:
-    """Block, the earlier one that it is a copy of, and how many matrices it has."""
+    """Yields each block that is a copy, the number of the earlier one that it copies, and its number of matrices."""
     seen: dict[tuple[object, ...], list[tuple[int, dict[str, TensorFacts]]]] = {}
     for place, tensors in sorted(evidence.weights.blocks().items()):
         matrices = {name: t for name, t in sorted(tensors.items()) if t.matrix}
@@ -77,7 +77,8 @@ def _twins(evidence: Evidence) -> Iterator[tuple[BlockPlace, int, int]]:
 
 
 def _equal_matrices(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """Weights of blocks, those that are whole copies left alone. Buffers, such as masks, are equal in every block."""
+    """Equal weights of blocks, without blocks that are whole copies. Buffers, such as masks, are not weights and are
+    equal in every block."""
     copies = {place for place, _, _ in _twins(evidence)}
     own = [
         ((t.entry.shape, *t.numbers), name)
@@ -95,7 +96,7 @@ def _same(tensors: dict[str, TensorFacts], others: dict[str, TensorFacts]) -> bo
 
 
 def _dead_neurons(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """Zero rows and columns of the matrices of a block beside attention; an embedding may have unused rows."""
+    """Zero rows and columns of matrices in blocks outside attention; not of embeddings, which may have unused rows."""
     for name, tensor in evidence.weights.matrices.items():
         if block_of(name) is None or is_attention(name) or tensor.zero:
             continue
@@ -108,8 +109,8 @@ def _dead_neurons(evidence: Evidence, settings: Settings) -> Iterable[Measuremen
 def _constant_heads(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     """Runs of rows or columns, one head wide, that are all zero: queries, keys, values or outputs of a head.
 
-    Such a head attends the same way whatever it reads, or adds nothing. What layers share among heads, and those whose
-    names do not say what they are, or whose shapes are not of such heads, are not looked at.
+    Such a head attends in the same way whatever it reads, or adds nothing. Layers that heads share, layers whose names
+    do not show what they are, and layers whose shapes do not fit the config's heads are not looked at.
     """
     matrices = evidence.weights.matrices
     for name, tensor in matrices.items():
@@ -131,7 +132,7 @@ def _constant_heads(evidence: Evidence, settings: Settings) -> Iterable[Measurem
 
 
 def _side(name: str, heads: Heads, matrices: Mapping[str, TensorFacts]) -> tuple[str, Indices, int]:
-    """Along which heads lie: what it is called, what of it is zero, and how long it is."""
+    """The side along which heads lie: its name, its zero rows or columns, and its length."""
     tensor = matrices[name]
     if heads.made is _inputs_first(name, matrices):
         return "columns", tensor.zero_columns, tensor.columns
@@ -141,11 +142,11 @@ def _side(name: str, heads: Heads, matrices: Mapping[str, TensorFacts]) -> tuple
 def _step(
     name: str, heads: Heads, length: int, matrices: Mapping[str, TensorFacts], config: dict[str, Any]
 ) -> int | None:
-    """From one head to the next; None where the shapes are not of heads as the config describes them.
+    """The distance from one head to the next; None where the shapes do not fit the heads that the config describes.
 
-    A layer that makes twice what the attention's output reads has a gate behind the query of each head (Qwen3-Next).
-    Where the output reads something else than the config's heads, those of this layer are others: of other layers, or
-    of a model of images.
+    A layer with twice the width that the attention's output reads has a gate behind the query of each head
+    (Qwen3-Next). If the output does not read the config's heads, the heads of this layer are others: of another kind of
+    layer, or of a vision model.
     """
     output = next((other for other in outputs_beside(name) if other in matrices), None)
     read = None if output is None else heads_of(output, config)
@@ -162,13 +163,14 @@ def _fit(heads: Heads, length: int) -> bool:
 
 
 def _inputs_first(name: str, matrices: Mapping[str, TensorFacts]) -> bool:
-    """Whether the matrix is stored (in, out), as GPT-2's are: that of queries, keys and values is wider than high."""
+    """Whether the matrix is stored (in, out), as in GPT-2: there the one of queries, keys and values is wider than
+    high."""
     fused = matrices.get(f"{name.removesuffix('.weight').removesuffix(leaf_of(name))}c_attn.weight")
     return fused is not None and fused.rows < fused.columns
 
 
 def _whole_runs(zero: Indices, width: int, step: int) -> list[int]:
-    """Heads of which all of the first `width` of `step` are zero."""
+    """Numbers of the heads whose first `width` of `step` rows or columns are all zero."""
     runs, counts = np.unique(zero[zero % step < width] // step, return_counts=True)
     return [int(run) for run, count in zip(runs, counts, strict=True) if count == width]
 
@@ -178,7 +180,8 @@ def _first(at: Indices) -> str:
 
 
 def _zero_rows(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """Of a table of tokens, of which some may be unused, and of attention beside whole heads."""
+    """Zero rows or columns of token tables, which may have unused ones, and of attention, where no whole head is
+    zero."""
     whole = {found.where for found in _constant_heads(evidence, settings)}
     for name, tensor in evidence.weights.matrices.items():
         if tensor.zero or name in whole or not (name.endswith(_HEAD + _TABLE) or is_attention(name)):
@@ -190,7 +193,7 @@ def _zero_rows(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 
 def _tied_by(evidence: Evidence) -> str | None:
-    """What ties the output to the embedding; None where nothing does, or where the class's default is not known."""
+    """The source that ties the output to the embedding; None where none does, or the class's default is not known."""
     stated = evidence.files.config.get("tie_word_embeddings")
     if stated is not None:
         return "config.json" if stated is True else None
@@ -199,7 +202,7 @@ def _tied_by(evidence: Evidence) -> str | None:
 
 
 def _tied(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """The output is tied to the embedding, and the files hold two different tensors."""
+    """The distance between output and embedding where they are tied and the files hold both tensors."""
     by, tensors = _tied_by(evidence), evidence.weights.tensors
     if by is None:
         return

@@ -1,1 +1,1 @@
-"""From measurements to a report: rules judged, findings by their causes, the baseline compared or renewed."""
+"""From measurements to a report: rules are judged, findings grouped by cause, the baseline compared or renewed."""

@@ -1,8 +1,8 @@
-"""Findings by what failed first: causes, and the effects that follow from each.
+"""Findings grouped by cause: what failed first, and the effects that follow from it.
 
-A cause is a fault of the files, a field of config.json, the tokenizer, or weights that moved. What the forward pass
-measures follows from the first of these that stands in front of it in depth; what none of them explains stands for
-itself. A failed finding never follows from a warning.
+A cause is a fault of the files, a field of config.json, the tokenizer, or weights that moved. A finding of the forward
+pass follows from a cause that lies in front of it in depth; without such a cause it is one itself. A failed finding
+never follows from a warning.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _STORAGE = (
     "integrity.files", "integrity.dtype", "integrity.stated_dtype", "integrity.mixed_dtypes", "integrity.quantised",
     "integrity.per_layer_config",
 )  # fmt: skip
-"""Rules about how tensors are stored, or about what is ignored: no output follows from them."""
+"""Rules about how tensors are stored, or about ignored settings, which change no output."""
 _LAST = math.inf
 _NAMED = 2  # findings that a sentence gives in full
-_FIELDS = 3  # changed fields of config.json, or parts of the tokenizer, that one names
+_FIELDS = 3  # changed fields of config.json, or parts of the tokenizer, that a sentence names
 
 
 def grouped(
     outcomes: Sequence[Outcome], drift: Iterable[Deviation], tensors: Iterable[str], blocks: Sequence[str] = ()
 ) -> tuple[list[Outcome], list[Cause]]:
-    """The outcomes, each with the cause that it follows from, and the causes: what failed first, by where it lies.
+    """The outcomes, each with the cause that it follows from, and the causes, in the order of their origin.
 
-    drift: how far each metric moved; tensors: names of all tensors; blocks: module names of the blocks in the order of
-    depth, where the model was run.
+    drift: how far each metric moved. tensors: names of all tensors. blocks: module names of the blocks in the order of
+    depth, if the model was run.
     """
     found = _Grouping(outcomes, {d.key: _relative(d) for d in drift}, list(tensors), Depths(blocks))
     causes = found.causes()
@@ -45,7 +45,7 @@ def grouped(
 
 
 def origin_of(outcome: Outcome) -> Origin:
-    """Where a finding lies, by its rule and, of a metric that vanished or is new, by what the metric is of."""
+    """The origin of a finding, by its rule and, for a metric that vanished or is new, by the kind of the metric."""
     family, _, name = outcome.rule.partition(".")
     if name == "tokenizer" and family in ("integrity", "drift"):
         return "tokenizer"
@@ -59,7 +59,7 @@ def origin_of(outcome: Outcome) -> Origin:
 
 
 def _relative(deviation: Deviation) -> float:
-    """How far a metric moved, of its old value; 0 where one side is missing."""
+    """How far a metric moved relative to its old value; 0 where one side is missing."""
     old, new = deviation.old, deviation.new
     if isinstance(new, list) or isinstance(old, list):
         return deviation.change
@@ -70,18 +70,19 @@ def _relative(deviation: Deviation) -> float:
 
 @dataclass
 class _Draft:
-    """A cause in the making."""
+    """A cause that is not complete yet."""
 
     id: str
     origin: Origin
     findings: list[int]
     depth: float = _LAST
-    """Of the first block whose weights it moves; inf where it moves none."""
+    """Depth of the first block whose weights it moves; inf where it moves none."""
     effects: list[int] = field(default_factory=list)
 
 
 def _listed(messages: list[str]) -> str:
-    """'config.json: head_dim 32 → 64; num_attention_heads 6 → 3': what stands before the colon, once."""
+    """The messages in one, with their common beginning up to the colon given once: 'config.json: head_dim 32 → 64;
+    num_attention_heads 6 → 3'."""
     first, colon, _ = messages[0].partition(": ")
     named = [messages[0], *(m.removeprefix(first + colon) for m in messages[1:])]
     return some(named, _FIELDS, "; ", ", and ")
@@ -99,7 +100,7 @@ class _Grouping:
         by_origin = {o: [at for at in self.found if origin_of(self.outcomes[at]) == o] for o in _ORDER}
         for origin in ("files", "config", "tokenizer", "adapter", "policy"):
             self._by_rule(origin, by_origin[origin])
-        for draft in self.drafts:  # a sentence that names one of them names one that failed
+        for draft in self.drafts:  # failed findings first, so that a sentence on one finding is on a failed one
             draft.findings.sort(key=lambda at: self.outcomes[at].status == "warned")
         self._weights(by_origin["weights"])
         self._effects(by_origin["forward"])
@@ -116,7 +117,7 @@ class _Grouping:
                 known.findings.append(at)
 
     def _weights(self, found: list[int]) -> None:
-        """Weights that moved: behind a fault of the files that names the same tensor or block, else a cause."""
+        """Adds weights that moved: behind a fault of the files that names the same tensor or block, else as a cause."""
         own = []
         for at in sorted(found, key=self._depth):
             fault = self._first(d for d in self.drafts if d.origin == "files" and self._covers(d, at))
@@ -129,7 +130,7 @@ class _Grouping:
             self.drafts.append(_Draft("weights", "weights", own, depth=self._depth(own[0])))
 
     def _covers(self, draft: _Draft, at: int) -> bool:
-        """Whether a finding of the cause is about this tensor, or about the whole block that it is in."""
+        """Whether a finding of the cause is about this finding's tensor, or about the whole block that holds it."""
         name, block = self._tensor(at), self.outcomes[at].block
         return any(
             f.where == name or (f.block is not None and f.block == block and name.startswith(f"{f.where}."))
@@ -137,7 +138,7 @@ class _Grouping:
         )
 
     def _effects(self, found: list[int]) -> None:
-        """What the forward pass measures, behind what explains it; the first that nothing explains is a cause."""
+        """Adds findings of the forward pass behind the cause that explains them; the first without one is a cause."""
         moved = [at for at in found if self.outcomes[at].rule.startswith("drift.")]
         first = min((self._depth(at) for at in moved), default=_LAST)
         unexplained: dict[str, list[int]] = {}
@@ -163,7 +164,8 @@ class _Grouping:
                 following.effects.append(at)
 
     def _explaining(self, at: int, first: float) -> _Draft | None:
-        """first: depth of the first number that moved. In front of all weights that moved, only a field can be why."""
+        """The cause that explains a finding, or None. first: depth of the first number that moved. If it moved in front
+        of all weights that moved, only a field can be the cause."""
         depth, rule = self._depth(at), self.outcomes[at].rule
         allowed = [d for d in self.drafts if self._may_follow(at, d)]
         if rule == "drift.integrity":
@@ -173,7 +175,7 @@ class _Grouping:
         moved = [d for d in allowed if d.depth <= depth and d.depth < _LAST]
         moved += [d for d in allowed if d.id == "weights" and d.depth == _LAST == depth]
         nearest = min(moved, key=lambda d: d.depth, default=None)
-        answers = not rule.startswith("drift.") or rule == "drift.behaviour"  # numbers are compared on the same tokens
+        answers = not rule.startswith("drift.") or rule == "drift.behaviour"  # others are compared on equal tokens
         fields = ("drift.config", "drift.tokenizer") if answers else ("drift.config",)
         field_ = self._first(d for d in allowed if d.id in fields)
         if field_ is not None and rule != "drift.integrity" and not (nearest and 0 < nearest.depth <= first):
@@ -181,13 +183,13 @@ class _Grouping:
         if nearest is not None:
             return nearest
         broken = [d for d in allowed if d.origin in ("files", "tokenizer") and d.id not in _STORAGE and self._feeds(d)]
-        if rule in ("drift.vanished", "drift.new") or not rule.startswith("drift."):  # the latter: what it predicts
+        if rule in ("drift.vanished", "drift.new") or not rule.startswith("drift."):  # the latter: its predictions
             return self._first(d for d in broken if self._worst(d) == "failed")
         return None
 
     def _feeds(self, draft: _Draft) -> bool:
-        """Whether it can change what the model reads: of the tokenizer its ids and texts do, not a config's bos or eos,
-        and no template."""
+        """Whether a cause can change the model's input: in the tokenizer ids and texts can, but not the bos or eos of a
+        config, nor a template."""
         texts = (self.outcomes[at].where == "tokenizer.json" for at in draft.findings if self._fails(at))
         return draft.id != "integrity.tokenizer" or any(texts)
 
@@ -207,7 +209,8 @@ class _Grouping:
         return metric_of(self.outcomes[at].where or "").name
 
     def _depth(self, at: int) -> float:
-        """-1 in front of the blocks, inf behind them and for what belongs to none."""
+        """The depth of a finding: its block, -1 in front of the blocks, inf behind them and for findings of no
+        block."""
         outcome = self.outcomes[at]
         if origin_of(outcome) == "weights":
             return self.depths.of_tensor(self._tensor(at))
@@ -246,7 +249,8 @@ class _Grouping:
         return own[0].message + more
 
     def _folded(self, effects: list[int]) -> str:
-        """67 numbers of the forward pass moved behind it, most: 'blocks.3.operator.frobenius_norm' by 12 %."""
+        """The text on the effects, such as: 67 numbers of the forward pass moved, most:
+        'blocks.3.operator.frobenius_norm' by 12 %."""
 
         def those(test: Callable[[Outcome], bool]) -> list[int]:
             return [at for at in effects if test(self.outcomes[at])]

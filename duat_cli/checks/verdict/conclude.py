@@ -1,4 +1,4 @@
-"""From what was looked at to the report: rules judged, the baseline compared or renewed."""
+"""From evidence to the report: rules are judged, and the baseline compared or renewed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NO_FORWARD = "needs a forward pass, which --weights-only leaves out"
 
 @dataclass(frozen=True)
 class CheckPlan:
-    """What to check, settled before anything is read."""
+    """The plan of a check, made before anything is read."""
 
     policy: Policy
     settings: Mapping[str, Settings]
@@ -45,13 +45,13 @@ class CheckPlan:
     update: bool
     weights_only: bool
     dtype: str
-    """As --dtype has it."""
+    """The value of --dtype."""
     base: str | None = None
-    """The checkpoint whose baseline is made in this run, under whose name it then stands; it is no file."""
+    """The checkpoint whose baseline is made in this run and goes by its name, without a file."""
 
     @property
     def on(self) -> list[Settings]:
-        """Of the rules that are looked at."""
+        """The settings of the rules that are on."""
         return [settings for settings in self.settings.values() if settings.on]
 
     def needs(self, need: Need) -> bool:
@@ -69,22 +69,22 @@ class CheckPlan:
 
     @property
     def asks(self) -> bool:
-        """Whether what the model answers is looked at."""
+        """Whether the model's answers are looked at."""
         return self.forward and (self.needs("behaviour") or self.update or self.baseline is not None)
 
     @property
     def asks_metrics(self) -> bool:
-        """Whether that is held against the baseline."""
+        """Whether numbers of the model's answers are compared with the baseline."""
         return self.asks and self.schema >= baselines.ANSWERS_SCHEMA
 
     @property
     def schema(self) -> int:
-        """Of the baseline to compare with."""
+        """The schema version of the baseline to compare with."""
         return self.baseline.content.schema_version if self.baseline else baselines.SCHEMA
 
     @property
     def first_sketch(self) -> bool:
-        """Whether the weights must be sketched as the first baselines were."""
+        """Whether the sketches of the first baselines are needed."""
         return self.schema == baselines.FIRST_SCHEMA
 
 
@@ -97,8 +97,9 @@ def plan(
     dtype: str,
     base: str | None = None,
 ) -> CheckPlan:
-    """source, select, name, dtype, base: as --policy, --select, --baseline, --dtype and --base have them. InputError
-    where these are wrong, nothing would be checked, or the baseline cannot be what is asked for."""
+    """The plan for these options. Raises InputError where they are wrong, nothing would be checked, or the baseline
+    does not fit them. source, select, name, dtype, base: values of --policy, --select, --baseline, --dtype and
+    --base."""
     if base is not None and (name is not None or update):
         raise InputError(
             f"--base and {'--update-baseline' if name is None else '--baseline'} contradict each other: the baseline "
@@ -128,7 +129,8 @@ def plan(
 
 
 def refuse_unheld(plan: CheckPlan, adapter: str | None) -> None:
-    """InputError where a policy compares with a base and nothing is given to compare. adapter: of --adapter."""
+    """Raises InputError where a policy compares with a base and there is nothing to compare with. adapter: the value of
+    --adapter."""
     source = plan.policy.layers[-1].source
     held = {"policy adapter": "--adapter DIR", "policy fine-tune": "--base BASE"}.get(source)
     if held is not None and adapter is None and plan.baseline_name is None:
@@ -138,7 +140,7 @@ def refuse_unheld(plan: CheckPlan, adapter: str | None) -> None:
 
 @dataclass(frozen=True)
 class Subject:
-    """What the report says of the checkpoint, besides the evidence."""
+    """Facts about the checkpoint for the report, beside the evidence."""
 
     name: str
     revision: str | None
@@ -153,7 +155,7 @@ def conclude(plan: CheckPlan, evidence: Evidence, subject: Subject, run: Run) ->
     evidence, fresh = _with_baseline(plan, evidence, metrics, reasons)
     locate = Locator(evidence, plan.baseline_name, plan.base)
     outcomes = [o for settings in plan.on for o in judge(settings, evidence, locate)]
-    of_base = plan.base is not None and plan.update  # its own drift is not asked for
+    of_base = plan.base is not None and plan.update  # the run on the base itself, which has no drift
     if not of_base and all(not evidence.absent.keys().isdisjoint(s.rule.needs) for s in plan.on):
         raise InputError(f"no checks ran: {outcomes[0].rule}: {outcomes[0].message}")
     failed = any(o.status == "failed" for o in outcomes)
@@ -190,7 +192,7 @@ def conclude(plan: CheckPlan, evidence: Evidence, subject: Subject, run: Run) ->
 
 
 def _bounds_warnings(plan: CheckPlan) -> list[str]:
-    """A bound whose pattern matches some fields that are not computed says so once, and holds for the others."""
+    """One warning for each bound whose pattern matches fields that are not computed; it holds for the others."""
     bounds = plan.policy.bounds() if plan.settings["bounds"].on else {}
     return [
         f"{layer.source}: bounds.{shown(pattern)} leaves out {' and '.join(names)}, which take long: they are computed "
@@ -206,7 +208,7 @@ def _bounds_warnings(plan: CheckPlan) -> list[str]:
 def _with_baseline(
     plan: CheckPlan, evidence: Evidence, metrics: dict[str, Value], reasons: dict[str, str]
 ) -> tuple[Evidence, Baseline | None]:
-    """The evidence with the drift, or with why there is none; and what to write."""
+    """The evidence with the drift, or with the reason why there is none; and the baseline to write, if any."""
     report = evidence.report
     dtype = report.environment.dtype if report else None
     prompts = None
@@ -236,7 +238,7 @@ def _with_baseline(
         shapes=baselines.shapes_of(evidence.weights),
     )
     rounding = by_rounding(plan.baseline, evidence.files, drift, limit)
-    if rounding and settings_of(plan.policy)["drift.weights"].level == "error":  # those of a fine-tune may move
+    if rounding and settings_of(plan.policy)["drift.weights"].level == "error":  # weights of a fine-tune may move
         raise InputError(f"{rounding}, or make a new baseline")
     evidence = replace(evidence, drift=drift, old=old.declared, retokenised=other_tokens, rounding=rounding)
     if old.declared is None:
@@ -248,7 +250,7 @@ def _with_baseline(
 
 
 def _with_agreement(evidence: Evidence, baseline: Baseline, dtype: str) -> Evidence:
-    """With how far the answers are from the baseline's, or why that is not known."""
+    """The evidence with the comparison of its answers with the baseline's, or with the reason why there is none."""
     if evidence.behaviour is None or evidence.answers is None:
         return evidence
     found: Agreement | str
@@ -265,7 +267,7 @@ def _with_agreement(evidence: Evidence, baseline: Baseline, dtype: str) -> Evide
 
 
 def _weights_dtype(plan: CheckPlan, evidence: Evidence) -> str:
-    """The tolerance without a forward pass: that of --dtype, whose 'auto' is the coarsest stored one."""
+    """The dtype of the tolerances without a forward pass: that of --dtype, where 'auto' is the coarsest stored one."""
     if plan.dtype != "auto":
         return SHORT.get(plan.dtype, plan.dtype)
     stored = [RUN_IN[d] for d in baselines.stored_floats(evidence.files)]
@@ -273,7 +275,7 @@ def _weights_dtype(plan: CheckPlan, evidence: Evidence) -> str:
 
 
 def _check_tolerances(plan: CheckPlan, metrics: Mapping[str, Value]) -> None:
-    """A tolerance that is for no metric would look meaningful and do nothing."""
+    """Raises InputError for a tolerance that is for no metric, because it would look meaningful and do nothing."""
     known = {*metrics, *(plan.baseline.content.metrics if plan.baseline else ())}
     for pattern, (layer, _) in plan.policy.tolerances().items():
         asked = pattern.startswith(f"{baselines.BEHAVIOUR}.")
@@ -306,7 +308,7 @@ def _baseline_warnings(plan: CheckPlan, evidence: Evidence) -> list[str]:
 def _baseline_facts(
     plan: CheckPlan, fresh: Baseline | None, metrics: Mapping[str, Value], failed: bool, drift: Sequence[Deviation]
 ) -> BaselineFacts | None:
-    """metrics: of the run, as the schema of the baseline that is there has them."""
+    """The report's facts about the baseline. metrics: those of the run, in the schema of the existing baseline."""
     if plan.baseline_name is None:
         return None
     if fresh is None:

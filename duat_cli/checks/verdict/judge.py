@@ -1,4 +1,4 @@
-"""Measurements against their bounds: outcomes."""
+"""Judgement of measurements against their bounds, which gives outcomes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from duat_cli.results.check import Location, Outcome
 from duat_cli.text import plural
 
 Locate = Callable[[tuple[str, str] | None, str | None], Location]
-"""Of a key in a baseline or a policy, as of `Measurement`, and of where in the checkpoint."""
+"""The location of a key in a baseline or a policy, as in `Measurement`, and of a place in the checkpoint."""
 
 
 def judge(settings: Settings, evidence: Evidence, locate: Locate) -> Iterator[Outcome]:
-    """One outcome a finding; one for a rule without findings, about the measurement nearest to its bound; and one for
-    all of which nothing is known."""
+    """Yields one outcome per finding; for a rule without findings one, about the measurement nearest to its bound; and
+    one for all measurements of which nothing is known."""
     why = next((evidence.absent[need] for need in settings.rule.needs if need in evidence.absent), None)
     if why is not None:
         yield _quiet(settings, "skipped", why, locate)
@@ -36,7 +36,7 @@ def judge(settings: Settings, evidence: Evidence, locate: Locate) -> Iterator[Ou
 
 
 def _bounded(measurement: Measurement, settings: Settings) -> Measurement:
-    """Without bounds of its own by the rule's."""
+    """The measurement with the rule's bound, if it has none of its own."""
     own = measurement.low is not None or measurement.high is not None
     return measurement if own else replace(measurement, high=settings.max)
 
@@ -88,7 +88,7 @@ def _passed(settings: Settings, found: list[Measurement], locate: Locate) -> Out
 
 
 def _closest(count: int, nearest: Measurement) -> str:
-    """Which metric came closest to its tolerance, and how close."""
+    """The text on the metric that came closest to its tolerance, and how close it came."""
     metrics = plural(count, "metric")
     if nearest.tightness == 0:
         return f"{metrics}, none moved"
@@ -105,7 +105,7 @@ def _quiet(
     nearest: Measurement | None = None,
     measured: float | None = None,
 ) -> Outcome:
-    """Of a rule without findings. nearest: the measurement that it is about, if there is one."""
+    """The outcome of a rule without findings. nearest: the measurement that it is about, if there is one."""
     reasons = dict.fromkeys(("measured", "beyond"), message)
     if status == "passed":
         reasons = {"beyond": "it passed"} | ({} if measured is not None else {"measured": "nothing to measure"})

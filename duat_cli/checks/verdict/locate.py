@@ -11,15 +11,15 @@ from duat_cli.loading.declared.facts import GENERATION, TOKENIZER
 from duat_cli.results.check import Location
 from duat_cli.text import expanded
 
-_FILES = {GENERATION: "generation_config.json", TOKENIZER: "tokenizer.json"}  # by what the name of a place begins with
+_FILES = {GENERATION: "generation_config.json", TOKENIZER: "tokenizer.json"}  # by the beginning of a place's name
 
 
 class Locator:
-    """The file and line that a reader of an outcome should open: the baseline, the policy, else the file of the
-    checkpoint that it is about, else config.json."""
+    """Finds the file and line that a reader of an outcome should open: in the baseline or the policy, else in the file
+    of the checkpoint that the outcome is about, else in config.json."""
 
     def __init__(self, evidence: Evidence, baseline: str | None, base: str | None) -> None:
-        """baseline: its name; base: the same where it was made in this run and is no file."""
+        """baseline: its name. base: that name if the baseline was made in this run and is no file."""
         self._folder, self._tensors = evidence.files.path, evidence.files.tensors
         self._baseline, self._base = baseline, base
         self._entries, self._lines = functools.cache(lines_of), functools.cache(_lines)
@@ -38,7 +38,7 @@ class Locator:
 
 
 def _lines(file: str) -> list[str]:
-    """None of a file that cannot be read."""
+    """The lines of a file; empty if it cannot be read."""
     try:
         return Path(file).read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
@@ -46,7 +46,7 @@ def _lines(file: str) -> list[str]:
 
 
 def _relative(path: Path) -> str:
-    """As a link of a repository has it: relative where the file is below the working directory."""
+    """The path as in links of a repository: relative if the file is below the working directory, else absolute."""
     path = expanded(path).absolute()
     try:
         return path.relative_to(Path.cwd()).as_posix()

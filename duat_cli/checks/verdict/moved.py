@@ -1,4 +1,4 @@
-"""Which tensors moved, in the order of depth and in one sentence."""
+"""The tensors that moved, in the order of depth and as one sentence."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _GROUPS = 4  # kinds of tensors that a sentence names
 
 
 class Depths:
-    """How deep a tensor stands: -1 in front of the blocks, its block's number, inf behind them."""
+    """The depth of tensors: -1 in front of the blocks, the number of their block, inf behind the blocks."""
 
     def __init__(self, blocks: Sequence[str] = ()) -> None:
-        """blocks: module names of the blocks in the order of depth; none where the model was not run."""
+        """blocks: module names of the blocks in the order of depth; empty if the model was not run."""
         self._numbers = {name: number for number, name in enumerate(blocks)}
 
     def of_tensor(self, name: str) -> float:
@@ -29,7 +29,8 @@ class Depths:
         return self.of_block(place[0])
 
     def of_block(self, place: BlockPlace) -> int:
-        """By the module's name, which may have a prefix that the file's lacks; else the number in its own stack."""
+        """The number of a block by its module's name, where either name may lack a prefix; else that in its own
+        stack."""
         own = f"{place.stack}.{place.index}".lstrip(".")
         for name, number in self._numbers.items():
             if name == own or name.endswith(f".{own}") or own.endswith(f".{name}"):
@@ -38,7 +39,8 @@ class Depths:
 
 
 def moved_tensors(moved: Sequence[str], tensors: Iterable[str], depths: Depths) -> str:
-    """24 tensors moved, first 'model.layers.0.self_attn.q_proj.weight': all of q_proj and v_proj in blocks 0-5."""
+    """A sentence such as: 24 tensors moved, first 'model.layers.0.self_attn.q_proj.weight': all of q_proj and v_proj in
+    blocks 0-5."""
     every = set(tensors)
     first = min(moved, key=depths.of_tensor)
     count = f"all {len(every)} tensors" if every <= set(moved) else plural(len(moved), "tensor")
@@ -52,7 +54,8 @@ def moved_tensors(moved: Sequence[str], tensors: Iterable[str], depths: Depths) 
 
 
 def _groups(moved: Sequence[str], every: set[str]) -> list[str]:
-    """Kinds of tensors that moved in the same blocks, the largest group first; those of no block by name."""
+    """Texts on the kinds of tensors that moved in the same blocks, the largest group first; then tensors of no
+    block."""
     kinds, known = _blocks_by_kind(moved), _blocks_by_kind(every)
     alike = by_key(((stack, frozenset(at)), kind) for (stack, kind), at in kinds.items())
     stacks = {stack for stack, _ in kinds}
@@ -68,14 +71,14 @@ def _groups(moved: Sequence[str], every: set[str]) -> list[str]:
 
 
 def _blocks_by_kind(names: Iterable[str]) -> dict[tuple[str, str], set[int]]:
-    """By stack and name within a block: the blocks."""
+    """(stack, name within a block) -> the blocks that have such a tensor."""
     places = (block_of(name) for name in names)
     found = by_key(((place[0].stack, place[1]), place[0].index) for place in places if place)
     return {kind: set(blocks) for kind, blocks in found.items()}
 
 
 def _together(kinds: list[str]) -> str:
-    """q_proj and v_proj: the last part of each name where that tells them apart."""
+    """A text such as: q_proj and v_proj. Names are cut to their last part if that tells them apart."""
     short = [re.sub(r"\.(weight|bias)$", "", kind) for kind in kinds]
     last = [name.rpartition(".")[2] for name in short]
     names = [clean(name) for name in (last if len(set(last)) == len(last) else kinds)]
