@@ -78,8 +78,7 @@ def every(predictions: int, entries: int) -> int:
 
 
 def agreement(before: Answers, now: Answers, dtype: str) -> Agreement | str:
-    """The comparison of two runs on the same prompts, or the reason why there is none. dtype: whose rounding is
-    allowed."""
+    """The comparison of two runs on the same prompts, or why there is none. dtype: rounding to it is allowed."""
     if before.predicts == now.predicts == "embedding":
         return _cosine(before.embeddings, now.embeddings, TURNED[dtype])
     if before.predicts != now.predicts:

@@ -214,8 +214,7 @@ def stored_floats(files: CheckpointFiles) -> list[str]:
 
 
 def rounded(value: Value) -> Value:
-    """A value rounded to six digits; a norm to eight, and a sketch, whose numbers are of the order of 1, to six
-    decimals."""
+    """A value rounded to six digits; a norm to eight, and a sketch, with numbers of the order of 1, to six decimals."""
     if isinstance(value, list):
         return [_digits(value[0], 8), *(round(v, 6) + 0.0 for v in value[1:])]
     return _digits(value, 6)
@@ -248,8 +247,7 @@ def of_base(name: str, text: str) -> BaselineFile:
 
 
 def read_baseline(name: str) -> BaselineFile | None:
-    """The baseline in this file, or None where there is no such file. Raises InputError saying what is wrong with
-    it."""
+    """The baseline in this file, or None without such a file. Raises InputError saying what is wrong with it."""
     path = expanded(name)
     where = f"--baseline {clean(name)}"
     try:

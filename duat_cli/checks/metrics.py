@@ -32,8 +32,7 @@ def metrics_of(evidence: Evidence, schema: int = SCHEMA) -> tuple[dict[str, Valu
 
 
 def report_metrics(report: InspectReport | Behaviour) -> tuple[dict[str, float], dict[str, str]]:
-    """(path -> value, path -> why it has none) for the report's numbers that their fields' metadata selects for
-    drift."""
+    """(path -> value, path -> why it has none) for the numbers that their fields' metadata selects for drift."""
     numbers, whys = flatten(report)
     kind = type(report)
     return (

@@ -99,8 +99,7 @@ class Heads:
 
 
 def heads_of(name: str, config: dict[str, Any]) -> Heads | None:
-    """The heads of a matrix; None where its name does not show them, or the config does not state the width of a
-    head."""
+    """The heads of a matrix; None where its name does not show them, or the config does not state their width."""
     leaf, width, text = leaf_of(name), head_width(config), config_of_blocks(config)
     if _LINEAR.search(name):
         return _of_linear(leaf, text)

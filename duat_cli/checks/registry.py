@@ -23,8 +23,7 @@ _FAMILIES = ("integrity", "behaviour", "adapter", "exactness", "bounds", "prunin
 
 @functools.cache
 def all_rules() -> dict[str, Rule]:
-    """Id -> rule. Families of causes come before those of their effects; within a family the order is that of its
-    file."""
+    """Id -> rule. Families of causes come before those of effects; within a family the order is that of its file."""
     found: dict[str, Rule] = {}
     for module in pkgutil.iter_modules(rules.__path__, f"{rules.__name__}."):
         for rule in importlib.import_module(module.name).RULES:

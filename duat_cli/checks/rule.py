@@ -93,7 +93,7 @@ class Measurement:
     grave: bool = False
     """Whether it is an error although the rule as shipped warns; a user's policy that names the rule overrides this."""
     source: str | None = None
-    """Where its own bounds come from."""
+    """The source of its own bounds."""
     key: tuple[str, str] | None = None
     """(file, key in it) that a reader may want to edit."""
     advice: str | None = None
@@ -131,7 +131,7 @@ class Rule:
 
     id: str
     about: str
-    """What the rule looks at, for the list of rules."""
+    """The subject of the rule, for the list of rules."""
     advice: str
     """One sentence on what to do about a finding."""
     measure: Callable[[Evidence, Settings], Iterable[Measurement]]

@@ -105,8 +105,7 @@ class WeightFacts:
 def weight_facts(
     files: CheckpointFiles, progress: Callable[[int, int, str], None], *, first_sketch: bool = False
 ) -> WeightFacts:
-    """The facts from one pass over all weight files. first_sketch: whether to make the sketch of schema version 1
-    too."""
+    """The facts from one pass over all weight files. first_sketch: whether to add the sketch of schema version 1."""
     total = sum(entry.elements > 0 for entry in files.tensors.values())
     found = facts_of(stream(files), total, progress, first_sketch=first_sketch)
     return replace(found, scales=scale_facts(files))

@@ -96,7 +96,7 @@ def moved(values: Tensor, item: int) -> bool:
 
 
 def reached(chunks: Iterable[tuple[slice, Tensor]]) -> Tensor:
-    """Where some head's weight is not zero, (N, K) bool. chunks: those of H, as in `RowSource`."""
+    """The positions at which some head's weight is not zero, (N, K) bool. chunks: those of H, as in `RowSource`."""
     return torch.cat([(weights != 0).any(dim=0) for _, weights in chunks])
 
 

@@ -35,8 +35,7 @@ ROW_BLOCKS = 1
 ROW_ELEMENTS = 1 << 24
 """Elements of the outputs of removals that share a pass: 64 MB in float32."""
 KEPT_BYTES = 512 << 20
-"""Bytes of prompts' own passes that every set of a repair is compared with, and bytes of the states that it is fitted
-to."""
+"""Bytes of prompts' own passes that sets of a repair are compared with, and bytes of states for its fit."""
 TARGET_BYTES = 256 << 20
 """Bytes of the gradients of several targets of a prompt in one block."""
 CARRIED = 256
@@ -46,7 +45,7 @@ AT_ONCE = 32
 PRINTED_BYTES = 256 << 20
 """Bytes of the vectors that are carried to the last block for Eq. 16, over all prompts on which it is computed."""
 PRINTED_TERMS = 64
-"""Largest set whose terms are all carried one by one for Eq. 16; of a larger one as many are drawn, some per block."""
+"""Largest set whose terms are all carried one by one for Eq. 16; of a larger one as many are drawn, over all blocks."""
 DRAWN_IN_BLOCK = 2
 """Least number of terms drawn in a block: a single one would not show how far off it is."""
 LIKELY_SETS = 4

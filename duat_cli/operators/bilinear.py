@@ -27,8 +27,7 @@ class Thin:
 
 
 def thin(A: Tensor) -> Thin:
-    """The factor (width, d) with its R. The factor is kept in its own dtype, since a float64 copy may be twice its
-    size."""
+    """The factor (width, d) with its R. It is kept in its own dtype, since a float64 copy may be twice its size."""
     return Thin(A, torch.linalg.qr(A.double()).R)
 
 

@@ -158,8 +158,7 @@ def head_maximum(value: Tensor, output: Tensor, offset: Tensor, radius: float) -
 
 
 def spectral_limit(matrix: Tensor, rows: Rows = Tensor.double) -> float:
-    """An upper bound on σ_max of a matrix: by the eigenvalues of its smaller Gram matrix, or the Frobenius norm if
-    large.
+    """An upper bound on σ_max of a matrix: by eigenvalues of its smaller Gram matrix, or the Frobenius norm if large.
 
     matrix: in any dtype. rows: maps rows of it to float64 rows of the matrix that is bounded.
     """

@@ -136,8 +136,7 @@ class OperatorSums:
 
 
 class ValueSquares:
-    """‖B_ij x_j‖² = ‖Σ_h ĥ_ijh v_jh O_h‖² for any rows of H: the squared size of the contribution of token j to token
-    i.
+    """‖B_ij x_j‖² = ‖Σ_h ĥ_ijh v_jh O_h‖² for any rows of H: the squared size of what token j adds to token i.
 
     It is ĥ_ijᵀ Q_j ĥ_ij with a Gram matrix of the heads for every token, Q_j[h, k] = ⟨v_jh O_h, v_jk O_k⟩. With
     thousands of heads of one channel each, Q_j takes more work than the sum itself, which is then computed for every

@@ -41,8 +41,7 @@ class ChannelGram:
 
 
 class GatedSums:
-    """Accumulates the numbers of W' as a whole from rows of Ĥ: its energy, and for few tokens K_i and the
-    directions."""
+    """Accumulates numbers of W' as a whole from rows of Ĥ: its energy, and for few tokens K_i and the directions."""
 
     def __init__(self, gram: ChannelGram, gate: Tensor) -> None:
         """gate: g, (heads, N, d)."""

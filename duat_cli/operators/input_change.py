@@ -58,8 +58,7 @@ class Change:
 
 
 def change(before: Routed, after: Routed, aligned: tuple[Tensor, Tensor], G: Tensor) -> Change:
-    """The change from input a to input b on aligned tokens. aligned: places of the same tokens in a and in b, (n,)
-    each."""
+    """The change from input a to input b on aligned tokens. aligned: their places in a and in b, (n,) each."""
     a, b = (places.to(G.device) for places in aligned)
     rows = {name: torch.zeros_like(G) for name in ("base", *PARTS)}
     for some in _chunks(len(a), len(G)):

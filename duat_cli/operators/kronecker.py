@@ -90,8 +90,7 @@ def channels(factors: HeadFactors) -> HeadFactors:
 
 
 def shifted(x: Tensor, offset: int, axis: int) -> Tensor:
-    """x moved along an axis: each place holds the entry `offset` places further on, zero beyond the ends. axis: below
-    0."""
+    """x moved along an axis: each place holds the entry `offset` places further on, zero beyond the ends. axis: < 0."""
     index = torch.arange(x.shape[axis], device=x.device) + offset
     inside = (index >= 0) & (index < x.shape[axis])
     taken = x.index_select(axis, index.clamp(0, x.shape[axis] - 1))

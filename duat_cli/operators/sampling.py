@@ -59,8 +59,7 @@ def exact_share(left: Tensor, maps: Tensor, cutoff: float) -> ShareEstimate:
 
 
 def _entries(pairs: Tensor, maps: Tensor) -> Tensor:
-    """Every entry of some blocks, in any order. With few heads the transposed product is faster if there are enough
-    blocks."""
+    """Every entry of some blocks, in any order. With few heads the transposed product is faster for enough blocks."""
     return maps.mT @ pairs.mT if len(pairs) >= PAIRS_AT_ONCE else pairs @ maps
 
 

@@ -17,8 +17,7 @@ MUCH = 1.0
 
 
 def _loss(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """Compares the loss with the policy's `max`, the uniform distribution, and the prompts' own unigram, which only
-    warns."""
+    """Compares the loss with the policy's `max`, the uniform distribution, and the prompts' unigram, which warns."""
     found, where = needed(evidence.behaviour), "behaviour.loss_per_token"
     if found.loss_per_token is None:  # a prompt of one token has no loss
         text = f"the loss has no value: {found.reasons['loss_per_token']}"
@@ -63,8 +62,7 @@ def _spread(found: Behaviour) -> str:
 
 
 def _agreement(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """Compares the answers' distance from the baseline's with the policy's `max`, else with the rounding of the
-    dtype."""
+    """Compares the answers' distance from the baseline's with the policy's `max`, else with rounding of the dtype."""
     found, where = needed(evidence.agreement), "behaviour.agreement"
     key, turned = (evidence.baseline_file, "answers"), found.embeddings
     for one, field in ((found, where), (turned, "behaviour.cosine")):

@@ -106,8 +106,7 @@ def _generation_settings(before: Mapping[str, Any], written: Mapping[str, Any], 
 def _differing(
     old: Mapping[str, Any], new: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
 ) -> Iterator[Change]:
-    """The differing entries of two mappings, which may be missing in one. defaults: values of missing entries; else
-    None."""
+    """Entries that differ between two mappings. defaults: values of missing entries; without one None."""
     stated = defaults or {}
     for name in dict.fromkeys([*old, *new]):
         was, here = (side.get(name, stated.get(name)) for side in (old, new))

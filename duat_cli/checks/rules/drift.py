@@ -61,8 +61,7 @@ def _vanished(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 
 def _new(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """Metrics that the baseline lacks. A new tensor is grave unless it is a copy of another, such as a tied output
-    matrix."""
+    """Metrics that the baseline lacks. A tensor among them is grave unless it copies another (a tied output matrix)."""
     every = [one for one in evidence.drift or () if one.status == "new"]
     passes = [one for one in evidence.drift or () if metric_of(one.key).kind == "field"]
     if passes and all(one.status == "new" for one in passes):  # a baseline with a forward pass has some of them

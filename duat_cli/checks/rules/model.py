@@ -15,8 +15,7 @@ _AHEAD = "num_nextn_predict_layers"
 
 
 def _unexpected(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """Unused tensors. Whole unused blocks of a stack whose other blocks are used are grave: config.json has a wrong
-    depth."""
+    """Unused tensors. They are grave if they are whole blocks of a used stack: then config.json has a wrong depth."""
     names = set(evidence.unexpected or ())
     for stack, blocks in _unused_blocks(evidence, names).items():
         own = sorted(name for name in names if (place := block_of(name)) and place[0] in blocks)

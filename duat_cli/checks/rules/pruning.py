@@ -1,5 +1,4 @@
-"""Pruning slack: the share of the model that can be removed within a budget. If it grows, training left parts
-unused."""
+"""Pruning slack: the share of the model that can be removed within a budget. Its growth shows wasted training."""
 
 from __future__ import annotations
 

@@ -163,8 +163,7 @@ def _fit(heads: Heads, length: int) -> bool:
 
 
 def _inputs_first(name: str, matrices: Mapping[str, TensorFacts]) -> bool:
-    """Whether the matrix is stored (in, out), as in GPT-2: there the one of queries, keys and values is wider than
-    high."""
+    """Whether the matrix is stored (in, out), as in GPT-2: that of queries, keys and values is then wider than high."""
     fused = matrices.get(f"{name.removesuffix('.weight').removesuffix(leaf_of(name))}c_attn.weight")
     return fused is not None and fused.rows < fused.columns
 
@@ -180,8 +179,7 @@ def _first(at: Indices) -> str:
 
 
 def _zero_rows(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    """Zero rows or columns of token tables, which may have unused ones, and of attention, where no whole head is
-    zero."""
+    """Zero rows or columns of token tables, of which some may be unused, and of attention without whole zero heads."""
     whole = {found.where for found in _constant_heads(evidence, settings)}
     for name, tensor in evidence.weights.matrices.items():
         if tensor.zero or name in whole or not (name.endswith(_HEAD + _TABLE) or is_attention(name)):

@@ -209,8 +209,7 @@ class _Grouping:
         return metric_of(self.outcomes[at].where or "").name
 
     def _depth(self, at: int) -> float:
-        """The depth of a finding: its block, -1 in front of the blocks, inf behind them and for findings of no
-        block."""
+        """The depth of a finding: its block; -1 in front of the blocks; inf behind them, and for one of no block."""
         outcome = self.outcomes[at]
         if origin_of(outcome) == "weights":
             return self.depths.of_tensor(self._tensor(at))

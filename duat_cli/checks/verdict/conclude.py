@@ -129,8 +129,7 @@ def plan(
 
 
 def refuse_unheld(plan: CheckPlan, adapter: str | None) -> None:
-    """Raises InputError where a policy compares with a base and there is nothing to compare with. adapter: the value of
-    --adapter."""
+    """Raises InputError where a policy compares with a base and none is given. adapter: the value of --adapter."""
     source = plan.policy.layers[-1].source
     held = {"policy adapter": "--adapter DIR", "policy fine-tune": "--base BASE"}.get(source)
     if held is not None and adapter is None and plan.baseline_name is None:

@@ -29,8 +29,7 @@ class Depths:
         return self.of_block(place[0])
 
     def of_block(self, place: BlockPlace) -> int:
-        """The number of a block by its module's name, where either name may lack a prefix; else that in its own
-        stack."""
+        """The number of a block by its module's name, where either name may lack a prefix; else that in its stack."""
         own = f"{place.stack}.{place.index}".lstrip(".")
         for name, number in self._numbers.items():
             if name == own or name.endswith(f".{own}") or own.endswith(f".{name}"):
@@ -54,8 +53,7 @@ def moved_tensors(moved: Sequence[str], tensors: Iterable[str], depths: Depths) 
 
 
 def _groups(moved: Sequence[str], every: set[str]) -> list[str]:
-    """Texts on the kinds of tensors that moved in the same blocks, the largest group first; then tensors of no
-    block."""
+    """Texts on the kinds of tensors that moved in the same blocks, the largest first; then tensors outside blocks."""
     kinds, known = _blocks_by_kind(moved), _blocks_by_kind(every)
     alike = by_key(((stack, frozenset(at)), kind) for (stack, kind), at in kinds.items())
     stacks = {stack for stack, _ in kinds}

@@ -30,8 +30,7 @@ def applied(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def matrix_of(linear: nn.Module, width: int) -> Tensor:
-    """The (in, out) matrix that a layer applies, at least float32: its weight if a random vector confirms it, else
-    probed."""
+    """The (in, out) matrix that a layer applies, at least float32: its weight if a probe confirms it, else probed."""
     twin = wide_twin(linear)
     found = _confirmed(twin, rounding)
     return found[1] if found is not None and len(found[1]) == width else _probed(twin, width)
@@ -44,8 +43,7 @@ def stored_matrix(linear: nn.Module, dtype: torch.dtype) -> Tensor:
 
 
 def applied_axis(linear: nn.Module) -> int:
-    """The axis of a layer's weight that is its input features. Raises UnsupportedModelError if it applies another
-    matrix."""
+    """The axis of a layer's weight that is its input. Raises UnsupportedModelError if it applies another matrix."""
     return _or_refused(linear, _confirmed(wide_twin(linear), rounding))[0]
 
 

@@ -23,8 +23,7 @@ MARGIN = 1 + 3e-6  # the norm itself computes in float32
 
 @dataclass(frozen=True)
 class NormScale:
-    """A norm's scale s at an input x: 1 / s² = slope ‖P x‖² + offset (for RMSNorm 1/M and eps, up to the gain's
-    factor)."""
+    """A norm's scale s at an input x: 1 / s² = slope ‖P x‖² + offset (RMSNorm: 1/M, eps, up to the gain's)."""
 
     form: NormForm
     slope: float

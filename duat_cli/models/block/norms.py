@@ -61,8 +61,7 @@ def freeze(form: NormForm, x: Tensor, y: Tensor) -> FrozenNorm:
 
 
 def freeze_whole(form: NormForm, x: Tensor, y: Tensor) -> FrozenNorm:
-    """As `freeze`, with the rounding of a norm that computes in float32 for any dtype added as a constant of this
-    input.
+    """As `freeze`, with the rounding of a norm that always computes in float32 added as a constant of this input.
 
     Only in float64: in narrower dtypes the run's own arithmetic rounds as much.
     """
@@ -109,8 +108,7 @@ def recognise(module: nn.Module, x: Tensor, y: Tensor) -> NormForm | None:
 
 
 def scale_invariant(module: nn.Module, x: Tensor) -> bool:
-    """Whether the module's output is the same, and not only its value at zero, at 4 u and 16 u, with u shaped as
-    `x`."""
+    """Whether the module's output is the same, and not only that at zero, at 4 u and 16 u, with u shaped as `x`."""
     return _scaled_away(module, x, SIZES[:1]) is not None
 
 

@@ -62,8 +62,7 @@ class BlockParts:
     output_projection: Projection | None = None
     mixer: MixerForm | None = None  # the one attention module, where it is a token mixer without softmax
     handed: Literal["", "values", "latent"] = ""
-    """Whether an earlier block hands on attention's values, or a latent of them; they are held as a unit's output
-    then."""
+    """Whether an earlier block hands on attention's values or their latent; they are then held as a unit's output."""
     from_latent: Projection | None = None  # the projection for V if a latent is handed on
     beside: tuple[HiddenSlot, ...] = ()  # where the block takes other tensors of the stream's shape
     anew: bool = False  # whether the sum begins anew where the block takes another stream than that of the one in front

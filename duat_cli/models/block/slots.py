@@ -40,8 +40,7 @@ def put(args: Sequence[Any], kwargs: Mapping[str, Any], values: Mapping[Key, Ten
 
 
 def parted(output: Any) -> tuple[Tensor, tuple[Any, ...] | None]:
-    """The tensor of a module's output and the rest: the first element of a tuple and the others, or the output and
-    None."""
+    """The tensor of a module's output, or the first of a tuple, and the rest of that tuple; None if it is no tuple."""
     return (output, None) if isinstance(output, Tensor) else (output[0], tuple(output[1:]))
 
 
@@ -52,7 +51,7 @@ def joined(tensor: Tensor, rest: tuple[Any, ...] | None) -> Any:
 
 @dataclass(frozen=True)
 class HiddenSlot:
-    """Where a module takes hidden states, (batch, N, M): a positional index or a keyword."""
+    """The argument of a module that is hidden states, (batch, N, M): a positional index or a keyword."""
 
     key: Key
     flat: bool = False  # whether it takes them without a batch, (N, M): one item per call

@@ -28,8 +28,7 @@ def reads(run: BlockRun, slot: HiddenSlot) -> bool:
 
 
 def take_handed(run: BlockRun) -> None:
-    """Makes the values of attention the output of a unit, so that they are held, where an earlier block hands them
-    on."""
+    """Holds the values of attention as the output of a unit, where an earlier block hands them on."""
     if len(run.attention) != 1 or run.parts.mixer is not None or not _is_handed(run):
         return
     (call,), parts = run.attention, run.parts

@@ -132,8 +132,7 @@ class LogitsPass:
 
 
 def by_row(logits: Tensor) -> Tensor:
-    """Logits with an axis of tokens: (B, N, V) as they are, and (B, classes), one row for each text, as (B, 1,
-    classes)."""
+    """Logits with an axis of tokens: (B, N, V) as they are, and (B, classes), one row per text, as (B, 1, classes)."""
     return logits if logits.ndim == 3 else logits[:, None]
 
 
@@ -173,8 +172,7 @@ def _may_have_head(model: Any, stack: Any) -> bool:
 
 
 def over_tokens(model: Any, logits: Tensor) -> bool:
-    """Whether logits of tokens are over the vocabulary and not over labels. Without a declared head their width
-    decides."""
+    """Whether logits of tokens are over the vocabulary, not over labels. Without a declared head the width decides."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     return head is not None or logits.shape[-1] >= (stated(model.config, "vocab_size") or 0) > 0
 

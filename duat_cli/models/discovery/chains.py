@@ -55,8 +55,7 @@ def by_name(fault: ChangedStreamError, read: Callable[[], object]) -> Unsupporte
 
 
 class StagesError(Exception):
-    """The elements of a list of modules are stages, each with a list of blocks. Discovery begins anew with these
-    lists."""
+    """The elements of a list of modules are stages, each with a list of blocks. Discovery begins anew with them."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

@@ -22,8 +22,7 @@ from duat_cli.models.value_path.projections import output_projection, value_laye
 
 
 def find_cross(block: Event, hidden: HiddenSlot, written: Trace) -> CrossAttention | None:
-    """The one attention module of a block that reads another stream. Raises UnsupportedModelError if there are
-    several."""
+    """The attention module of a block that reads another stream. Raises UnsupportedModelError if there are several."""
     own = hidden.get(block.args, block.kwargs)
     given = [(slot, states) for slot, states in _streams(block) if not same_storage(states, own)]
     found: dict[int, CrossAttention] = {}
@@ -102,7 +101,8 @@ def _streams(event: Event) -> list[tuple[HiddenSlot, Tensor]]:
 
 
 def _reads(call: AttentionCall, states: Tensor, written: Trace) -> HiddenSlot | None:
-    """Where the attention module takes these states, if a layer inside it reads them and it has one value per token."""
+    """The argument in which the attention module takes these states; None unless a layer inside it reads them and it
+    has one value per token."""
     if call.value.shape[2] != states.shape[1] or not written.calls(call.module):
         return None
     inside = set(call.module.modules())

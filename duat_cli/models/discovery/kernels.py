@@ -56,8 +56,7 @@ def kernel_source(made: Tensor, own: Tensor) -> Tensor | None:
 
 
 def is_whole(source: Tensor, channels: int) -> bool:
-    """Whether every channel of the result is made of a channel of the values, and every channel of the values is
-    used."""
+    """Whether every channel of the result is made of a channel of the values, and all of these are used."""
     return torch.equal(source.unique(), torch.arange(channels, device=source.device))
 
 

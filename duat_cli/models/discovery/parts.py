@@ -145,8 +145,7 @@ def _by_group(norm: nn.Module, x: Tensor) -> str:
 
 
 def _holds_stream(event: Event) -> bool:
-    """Whether the unit adds its own input to its output: on a very large input that share outgrows any branch behind a
-    norm."""
+    """Whether the unit adds its input to its output: a very large input outgrows any branch behind a norm."""
     if not any(event.module.children()) or event.result is None or event.result.shape != event.tensors[0].shape:
         return False
     far = 1e4 * random_like(event.tensors[0])
@@ -318,7 +317,8 @@ def _first_linear(leaves: list[Event], unit: Event) -> nn.Module | None:
 
 
 def hidden_slot(event: Event) -> HiddenSlot:
-    """Where the block takes its hidden states: its first floating-point argument of rank three; without one, the first
+    """The argument that is the block's hidden states: its first floating-point one of rank three; without one, the
+    first
     of rank two, if the block returns a tensor of the same shape."""
     name = type(event.module).__name__
     first = next((t for t in event.tensors if t.ndim >= 3), None)
@@ -340,7 +340,7 @@ def hidden_slot(event: Event) -> HiddenSlot:
 
 
 def beside(event: Event, hidden: HiddenSlot, *, any_length: bool = False) -> tuple[HiddenSlot, ...]:
-    """Where the block takes other tensors of the stream's shape, such as embeddings or positions. any_length: also
+    """The arguments that are other tensors of the stream's shape, such as embeddings or positions. any_length: also
     those of its width but another number of tokens."""
     own = hidden.get(event.args, event.kwargs)
     shape = own.shape[1:] if hidden.flat else own.shape

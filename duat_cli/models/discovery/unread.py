@@ -159,7 +159,6 @@ def _outermost(module: nn.Module, name: str, awake: Collection[nn.Module]) -> It
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """Whether a module is attention by the name of its class or its query layers: a module that did not run shows no
-    more."""
+    """Whether a module is attention by its class's name or its query layers: without a run there is no other sign."""
     inside = any(_FUSED.match(name) or _QUERY.match(name) for name, _ in module.named_children())
     return inside or bool(_NAMED.search(type(module).__name__))

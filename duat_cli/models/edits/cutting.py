@@ -112,8 +112,7 @@ def shapes_of(model: Any) -> dict[str, tuple[int, ...]]:
 
 
 def is_built(model: Any, config: Any, shapes: Shapes) -> bool:
-    """Whether the model's class builds every tensor in these shapes from a config. Any of its code may refuse the
-    config."""
+    """Whether the model's class builds every tensor in these shapes from a config, which any code may refuse."""
     with contextlib.suppress(Exception), torch.device("meta"):
         return shapes_of(type(model)(config)) == dict(shapes)
     return False
@@ -130,8 +129,7 @@ def held(one: Slice) -> nn.Parameter:
 
 
 def _shapes_without(model: Any, gone: Sequence[tuple[Slice, int]]) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of the model without so many rows of these slices; a parameter may have several
-    names."""
+    """The shape of every tensor of the model without so many rows of these slices. A parameter may have more names."""
     shapes, names = shapes_of(model), defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[parameter].append(name)
@@ -145,8 +143,7 @@ def _shapes_without(model: Any, gone: Sequence[tuple[Slice, int]]) -> dict[str, 
 
 
 def _common(cuts: Cuts) -> int:
-    """The number of parts that each of the layers loses. Raises UnsupportedModelError if it differs or is all of
-    them."""
+    """The number of parts that each of the layers loses. Raises UnsupportedModelError if it differs, or is all."""
     first, count = cuts[0][0], len(set(cuts[0][1]))
     alike = all((one.numbers, len(set(numbers))) == (first.numbers, count) for one, numbers in cuts)
     if not alike or count >= first.count:

@@ -82,7 +82,7 @@ def head_layers(parts: BlockParts, written: Trace) -> HeadLayers:
     return HeadLayers(groups, heads // groups, found, width)
 
 
-@functools.cache  # the same of every block
+@functools.cache  # equal for all blocks
 def _rows(rows: int, parts: int) -> Tensor:
     """The rows of each part as in `Layers.slices`, where a part has consecutive ones."""
     return torch.arange(rows).reshape(parts, -1).T

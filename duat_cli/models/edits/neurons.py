@@ -45,8 +45,7 @@ class NeuronLayers(Layers):
 
 
 def neuron_layers(form: FeedForward) -> NeuronLayers:
-    """The layers of an FFN whose form is proved. Raises UnsupportedModelError where a weight is made of other
-    parameters."""
+    """The layers of an FFN of proved form. Raises UnsupportedModelError where a weight is made of other parameters."""
     for linear in (form.down, *form.linears):
         require_plain(linear)
     found: dict[Slice, list[Tensor]] = defaultdict(list)

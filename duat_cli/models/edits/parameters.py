@@ -72,8 +72,7 @@ def _share(parts: BlockParts, site: Site, layers_of: Callable[[nn.Module], Neuro
 
 
 def _layers_of(parts: BlockParts, written: Trace, unit: nn.Module) -> NeuronLayers | str:
-    """The layers of a unit's neurons, or the reason why it has no form or no weights of its own. Proving the form takes
-    the longest."""
+    """The layers of a unit's neurons, or why it has no form or no weights of its own. Proving takes the longest."""
     return or_reason(lambda: neuron_layers(find_feedforward(unit, written, parts.module)))
 
 

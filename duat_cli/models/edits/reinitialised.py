@@ -36,8 +36,7 @@ def reinitialised(model: Any) -> Any:
 
 @contextlib.contextmanager
 def seeded() -> Iterator[None]:
-    """While active, random numbers come from a fixed seed; afterwards every generator goes on as if nothing was
-    drawn."""
+    """While active, random numbers come from a fixed seed; afterwards generators go on as if none was drawn."""
     own, numbers, tensors = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(SEED)
     np.random.seed(SEED)

@@ -63,8 +63,7 @@ def zeroed(model: nn.Module, structure: ModelStructure, sites: Sites, terms: Seq
 
 
 def zeroed_parameters(model: nn.Module, structure: ModelStructure, sites: Sites, terms: Sequence[TermId]) -> int:
-    """How many parameters `zeroed` sets to zero, by their shapes alone; those of a block that runs several times count
-    once.
+    """How many parameters `zeroed` sets to zero, by their shapes alone. A block that runs several times counts once.
 
     Raises UnsupportedModelError as `zeroed` does.
     """
@@ -156,8 +155,7 @@ def _of_experts(site: Site) -> list[Tensor]:
 
 
 def _refuse_weightless(site: Site) -> None:
-    """Refuses experts without weights: one that is the identity (longcat_flash) passes its input on, whatever is
-    zeroed.
+    """Refuses experts without weights: an identity (longcat_flash) passes its input on, whatever is zeroed.
 
     A test by running the model may miss it, because a short input may not be routed there.
     """
@@ -169,8 +167,7 @@ def _refuse_weightless(site: Site) -> None:
 
 
 def _made_by(sites: BlockSites, site: Site) -> list[Tensor]:
-    """The parameters that make a branch's output: those of a linear layer, of a unit's last one, or of a whole routed
-    unit."""
+    """The parameters that make a branch's output: those of the last linear layer, or of a whole routed unit."""
     inside = set(site.module.modules())
     for routed in (s for s in sites.sites if s.place == "routing" and s.module in inside):
         _refuse_weightless(routed)

@@ -23,8 +23,7 @@ class Extremes:
     found: list[tuple[Place, Tensor, Tensor]] = field(default_factory=list)  # (prompts,) each
 
     def see(self, place: Place, output: Any) -> None:
-        """Adds the extremes of a module's output. output: a tensor, or a tuple, nested or not, whose first tensor
-        counts."""
+        """Adds the extremes of a module's output. output: a tensor, or the first of a tuple, nested or not."""
         while isinstance(output, tuple | list) and output:
             output = output[0]
         if isinstance(output, Tensor) and output.numel():  # an expert without tokens puts out nothing

@@ -306,7 +306,7 @@ def _captured_call(
 
 
 def at_zero_queries(call: AttentionCall) -> Tensor:
-    """Where the model's own function gives some head a weight, (N, K) bool, when all queries are zero.
+    """The positions, (N, K) bool, that the model's own function gives a weight in some head when queries are zero.
 
     call: one at the attention interface.
     """
@@ -324,7 +324,7 @@ def at_zero_queries(call: AttentionCall) -> Tensor:
 
 
 def allowed_by(mask: Tensor | None, tokens: int, sources: int) -> Tensor | None:
-    """Where a mask (1, 1 or heads, N or 1, K), boolean or added to the scores, lets some head attend: (N, K)."""
+    """The positions, (N, K) bool, that a mask (1, 1 or heads, N or 1, K), boolean or added, leaves to a head."""
     if mask is None or mask.shape[-1] != sources:
         return None
     kept = mask if mask.dtype == torch.bool else _above(mask)
@@ -333,7 +333,7 @@ def allowed_by(mask: Tensor | None, tokens: int, sources: int) -> Tensor | None:
 
 
 def finite_at(scores: Tensor, batch: int) -> Tensor:
-    """Where scores (…, N, K) of some head are above those of a mask, for each item of a batch: (batch, N, K)."""
+    """The positions at which scores (…, N, K) of some head are above a mask's, by item of a batch: (batch, N, K)."""
     return _above(scores).reshape(batch, -1, *scores.shape[-2:]).any(dim=1)
 
 

@@ -126,8 +126,7 @@ def mappings_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Key, Mut
 
 
 def _tensors_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """Every floating-point tensor in nested lists, tuples and mappings; indices and masks, which have no gradient, are
-    left out."""
+    """Every floating-point tensor in nested lists, tuples and mappings; indices and masks have no gradient."""
     if isinstance(value, Tensor):
         if value.is_floating_point():
             yield path, value

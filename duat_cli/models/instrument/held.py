@@ -24,8 +24,7 @@ from duat_cli.models.instrument.windows import Windows
 
 
 def attending(run: BlockRun, rows: Sequence[RowSource]) -> contextlib.AbstractContextManager[None]:
-    """While active, replays of the run mix values by these rows in place of its own H, one source per attention
-    call."""
+    """While active, replays of the run mix values by these rows, one source per attention call."""
     own = run.recording.attention
     return holding(run.recording, attention=[replace(c, rows=given) for c, given in zip(own, rows, strict=True)])
 

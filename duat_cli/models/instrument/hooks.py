@@ -21,8 +21,7 @@ Instead = Callable[[nn.Module, Forward, tuple[Any, ...], dict[str, Any]], Any]
 def hooked(
     modules: Iterable[nn.Module], before: Before | None = None, after: After | None = None, *, first: bool = False
 ) -> Iterator[None]:
-    """While active, `before(module, args, kwargs)` and `after(…, output)` are called around every call of these
-    modules.
+    """While active, `before(module, args, kwargs)` and `after(…, output)` are called around calls of these modules.
 
     The result of `before`, (args, kwargs), replaces the arguments, and that of `after` the output; None leaves them.
     first: whether `before` runs in front of other hooks.
@@ -70,8 +69,7 @@ class ExchangedError(UnsupportedModelError):
 
 @contextlib.contextmanager
 def unexchanged(model: nn.Module) -> Iterator[None]:
-    """The context around a pass whose hooks have to see all modules. Raises ExchangedError if the model exchanges
-    some."""
+    """The context around a pass whose hooks must see all modules. Raises ExchangedError if the model exchanges some."""
     before = {module: name for name, module in model.named_modules()}
     yield
     if gone := before.keys() - set(model.modules()):

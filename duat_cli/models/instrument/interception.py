@@ -29,8 +29,7 @@ GATES = {
 class GateFreezer(TorchFunctionMode):
     """Watches the gates of one attention module: outputs of squashing functions outside the attention function.
 
-    Without `held`, every such output is appended to `values`. With it, they are returned in the same order for any
-    input.
+    Without `held`, every such output is appended to `values`. With it, they are returned in order for any input.
     """
 
     def __init__(self, watch: Watch, values: list[Tensor], *, held: bool) -> None:

@@ -54,7 +54,7 @@ class CrossCall:
 
     args: Sequence[Any]
     kwargs: dict[str, Any]
-    states: Tensor  # of the encoder, (1, K, width)
+    states: Tensor  # the encoder's states, (1, K, width)
     attention: AttentionCall
 
 
@@ -69,7 +69,7 @@ class Recording:
     attention: list[AttentionCall] = field(default_factory=list)
     gates: dict[nn.Module, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # of gated attention
     clamps: dict[nn.Module, list[HeldClamp]] = field(default_factory=lambda: defaultdict(list))  # of clipped attention
-    extremes: Extremes = field(default_factory=Extremes)  # of the outputs of norms and attention
+    extremes: Extremes = field(default_factory=Extremes)  # those of norms' and attention's outputs
     attention_rests: dict[nn.Module, tuple[Any, ...] | None] = field(default_factory=dict)  # attention's other outputs
     mixers: dict[nn.Module, MixerCall] = field(default_factory=dict)  # calls of mixers without softmax
     second: Callable[[], MixerCall] | None = None  # captures the call of a mixer beside attention

@@ -89,8 +89,7 @@ def with_routing(args: Sequence[Any], kwargs: dict[str, Any], held: Routed) -> t
 
 
 def routing_slots(args: Sequence[Any], kwargs: dict[str, Any]) -> Routing | None:
-    """The arguments of a call that are integers (N, k) and floating-point numbers of that shape; None without a
-    pair."""
+    """The arguments of a call that are integers (N, k) and floating-point numbers (N, k); None without such a pair."""
     tensors = [(key, value) for key, value in slots_of(args, kwargs) if value.ndim == 2]
     for index_key, index in tensors:
         if index.is_floating_point() or index.dtype == torch.bool:

@@ -41,8 +41,7 @@ class Reached(Exception):  # noqa: N818 - a signal, not an error
 
 
 class Tape(TorchFunctionMode):
-    """Counts operations that return tensors, from 0. One that writes to a part of a tensor counts as returning all of
-    it.
+    """Counts operations that return tensors, from 0. One that writes to part of a tensor counts as returning it.
 
     seen(place, whether it can be held, tensor): called for every floating-point tensor that is made. exchanged: tensors
     that replace those made at these places. held: tensors that operations of these numbers return for any input.

@@ -151,7 +151,7 @@ class Tracer:
         self._watch = Watch(self)
         self._stack: list[nn.Module] = []
         self._inside: Trace | None = None
-        self._interception: SoftmaxInterception | None = None  # of the pass while it runs
+        self._interception: SoftmaxInterception | None = None  # the mode of the pass, while it runs
         self._operations = operations
         self._mode: Any = None  # the one of `operations`, if any, while the pass runs
         self._on = False

@@ -41,8 +41,7 @@ class Windows:
         return laid_out if self.in_order else laid_out[:, :, self.places]
 
     def inward_mixed(self, mixed: Tensor) -> Tensor:
-        """H V (items W, n, heads, d) by token, (items, N, heads, d); if the tokens are not known, (items, n, W heads,
-        d)."""
+        """H V (items W, n, heads, d) by token, (items, N, heads, d); if they are not known, (items, n, W heads, d)."""
         return self.inward(mixed.transpose(1, 2)).transpose(1, 2)
 
     def outward(self, mixed: Tensor) -> Tensor:
@@ -110,8 +109,7 @@ class WindowRows:
 
 
 def window_rows(weights: Tensor, at: Tensor, sizes: tuple[int, ...] | None = None) -> WindowRows:
-    """The rows of H (W, heads, n, n) at the tokens `at`, (W, n), with weights below `LEAST` in all heads set to
-    zero."""
+    """The rows of H (W, heads, n, n) at tokens `at`, (W, n), with weights below `LEAST` in all heads set to zero."""
     unseen = weights.abs().amax(dim=1, keepdim=True) < LEAST
     return WindowRows(weights.masked_fill(unseen, 0.0), Windows(len(weights), at, sizes))
 
@@ -125,8 +123,7 @@ def laid(parts: Sequence[Tensor]) -> Tensor:
 
 
 def asked_streams(like: Tensor) -> Tensor:
-    """The streams that tell tokens apart, (2 + digits, N, M): zero, all tokens, and for each digit the tokens with
-    it."""
+    """The streams that tell tokens apart, (2 + digits, N, M): zero, all tokens, and those with each digit."""
     everywhere = gaussian(tuple(like.shape), like, SEED)
     tokens = like.shape[1]
     digits = torch.arange(max(1, (tokens - 1).bit_length()), device=like.device)

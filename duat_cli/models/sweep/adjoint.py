@@ -140,8 +140,7 @@ class Adjoint:
 def _misses(at: Tensor, run: BlockRun, found: Gradients) -> bool:
     """Whether ⟨λ, output⟩ is far from ⟨Tᵀλ, x⟩ + ⟨λ, c⟩ + ⟨λ, U f⟩, compared with the rounding of its products.
 
-    The replay is proved to give the output, so the cause is a tensor that is detached: its share of the gradient is
-    missing.
+    The replay is proved to give the output, so a detached tensor is the cause: its share of the gradient is missing.
     """
     parts = products(found.before, run.input) + found.constant + found.together
     size = (at.double() * run.output.double()).abs().flatten(1).sum(dim=1)
@@ -183,8 +182,7 @@ def cross_call(run: BlockRun) -> CrossCall:
 
 
 def _of_states(run: BlockRun, at_units: list[Tensor]) -> Tensor | None:
-    """`Gradients.encoder`: the share of each of the encoder's states in the output of cross-attention, which is affine
-    in them."""
+    """`Gradients.encoder`: the share of each encoder state in the output of cross-attention, affine in the states."""
     if run.parts.cross is None:
         return None
     place, unit = next((k, unit) for k, unit in enumerate(run.units) if run.parts.is_cross(unit.module))

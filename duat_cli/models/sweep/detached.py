@@ -48,8 +48,7 @@ class Again:
         )
 
     def moved_by(self, places: Sequence[int], probes: Tensor) -> bool:
-        """Whether ⟨probe, output⟩ changes with the tensor of any of these sites, or of `read`, numbered behind the
-        sites."""
+        """Whether ⟨probe, output⟩ changes with the tensor of any of these sites, or of `read`, numbered behind them."""
         return any(self._moved_by(place, probes) for place in places)
 
     def _moved_by(self, place: int, probes: Tensor) -> bool:

@@ -93,8 +93,7 @@ class Ending:
 
 
 def find_ending(model: Any, behind: Behind) -> EndingForm:
-    """The form of the ending, from a recorded pass of a short input. Raises UnsupportedModelError where none is
-    affine."""
+    """The form of the ending, from a recorded pass of a short input. Raises UnsupportedModelError if none is affine."""
     if not bool(torch.isfinite(behind.recorded.output).all()):
         raise NotFiniteError(f"{type(model).__name__}: its output is not finite; duat check finds such weights")
     if not bool(behind.hidden.any()):

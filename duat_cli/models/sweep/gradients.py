@@ -188,8 +188,7 @@ def _piece(others: Sequence[Tensor], x: Tensor, heads: int) -> int:
 def pulled(
     output: Tensor, inputs: list[Tensor], probes: Tensor, others: Iterable[tuple[Tensor, Tensor]] = ()
 ) -> list[Tensor]:
-    """Each probe's gradient at the inputs, (probes, *input.shape) each; zero where the output does not depend on an
-    input.
+    """Each probe's gradient at the inputs, (probes, *input.shape); zero where the output does not depend on one.
 
     others: further outputs, each with the probes' gradients at it.
     """

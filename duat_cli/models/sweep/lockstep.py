@@ -92,8 +92,7 @@ class Visit:
     """A pass that goes from block to block and looks at the weights."""
 
     def __init__(self, blocks: Sequence[nn.Module], look: Callable[[int], None], weights: Weights | None) -> None:
-        """look(number): called for every block while its weights are in memory. weights: None where all are in
-        memory."""
+        """look(number): called for every block while its weights are in memory. weights: None if all are."""
         self._blocks, self._look, self._weights = blocks, look, weights
 
     def active(self) -> contextlib.AbstractContextManager[None]:

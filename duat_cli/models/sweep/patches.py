@@ -23,8 +23,7 @@ class Patch:
     """The parameters and hidden states that some block calls are given from another prompt."""
 
     held: Mapping[int, Callable[[], Held]] = field(default_factory=dict)
-    """Parameters by block call; called when it begins, since attention matrices of many patches would not fit side by
-    side."""
+    """Parameters by block call; called when it begins, since H of many patches would not fit at once."""
     stream: Mapping[int, tuple[slice, Tensor]] = field(default_factory=dict)
     """By block call: the tokens, and the hidden states, (1, N, M), from which those of these tokens are taken."""
 

@@ -136,8 +136,7 @@ def _gives_hidden_alone(call: BlockCall) -> bool:
 
 
 def _rows(value: Tensor, rows: int, tokens: int) -> Tensor:
-    """The tensor as (rows, tokens, ...), if it has that shape or one with both axes merged. Raises NotInRowsError
-    else."""
+    """The tensor as (rows, tokens, ...), if it is, or has both axes merged. Raises NotInRowsError else."""
     if value.ndim > 2 and value.shape[:2] == (rows, tokens):
         return value
     if value.ndim > 1 and value.shape[0] == rows * tokens:

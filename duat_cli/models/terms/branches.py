@@ -76,8 +76,7 @@ Branches = Mapping[nn.Module, BlockBranches]  # by block module
 
 
 def ffn_term(run: BlockRun, ffn: Branch) -> Tensor:
-    """The vectors that an FFN adds to the stream at their meeting, (N, M), with the biases of its last layer and its
-    norm.
+    """The vectors that an FFN adds to the stream at its meeting, (N, M), with the biases of its last layer and norm.
 
     The UAT term of the sum (Eq. 11) is this without the biases, which the sum counts as static.
     """
@@ -190,8 +189,7 @@ def silenced(*modules: nn.Module) -> contextlib.AbstractContextManager[None]:
 
 
 def _factor(sent: Tensor, arrived: Tensor, dtype: torch.dtype) -> float | str:
-    """The absolute value of the number by which what was sent is multiplied on its way, or the reason why there is
-    none.
+    """The absolute value of the one factor between what was sent and what arrived, or why there is none.
 
     It serves in upper bounds, so it is a little larger than measured, and at least 1 if it is 1 up to rounding.
     """

@@ -128,8 +128,7 @@ def expert_form(event: Event, site: Site) -> ExpertForm:
 
 
 def find_experts(unit: nn.Module, site: Site, written: Trace, call: int) -> Experts:
-    """The form of the experts at this site in call number `call` of the unit. Raises UnsupportedModelError if
-    unproved."""
+    """The form of the experts at this site in the unit's call `call`. Raises UnsupportedModelError if unproved."""
     events = written.calls(site.module)
     if site.routing is None or len(events) <= call:
         raise UnsupportedModelError("its experts are not called apart from their routing")
@@ -242,8 +241,7 @@ def _gives(form: ExpertForm, asked: _Asked) -> bool:
 
 
 def _routing_sum(unit: Event, site: Site) -> float:
-    """The sum of the routing weights at every token, the same for any input of the unit (a little above the
-    measured)."""
+    """The sum of the routing weights at every token, for any input of the unit; a little above the measured one."""
     seen: list[Tensor] = []
     with watching([site], lambda _, value, __: seen.append(value.detach().double())):
         for k, size in enumerate(SIZES):
@@ -282,8 +280,7 @@ def _way_out(unit: Event, site: Site) -> tuple[float, list[tuple[Tensor, Tensor]
 
 
 def _shared(unit: Event, written: Trace, call: int, rests: list[tuple[Tensor, Tensor]]) -> FeedForward | None:
-    """The FFN inside the unit whose output is the whole rest, on every one of these inputs; None where there is
-    none."""
+    """The FFN inside the unit whose output is the whole rest, on every one of these inputs; None without one."""
     for module in unit.module.children():
         with contextlib.suppress(UnsupportedModelError):
             form = find_feedforward(module, written, unit.module, call)

@@ -33,8 +33,7 @@ class Inner:
     units: tuple[tuple[nn.Module, FeedForward | Experts | str], ...]  # in call order
 
     def end(self, place: int) -> nn.Module:
-        """The module in which a unit's branch ends: the layer behind the unit, or the unit where that layer is
-        inside."""
+        """The module in which a unit's branch ends: the layer behind the unit, or the unit if that layer is inside."""
         unit, form = self.units[place]
         return form.down if isinstance(form, FeedForward) and form.down not in set(unit.modules()) else unit
 

@@ -65,8 +65,7 @@ class Site:
 
     @property
     def watched(self) -> nn.Module:
-        """The module at which the term is seen: the norm behind it, if any, which has no slope along its input's
-        length."""
+        """The module at which the term is seen: the norm behind it, if any (no slope along its input's length)."""
         return self.module if self.behind is None else self.behind
 
     def spread(self, mask: Tensor, value: Tensor, index: Tensor | None) -> Tensor:
@@ -118,8 +117,7 @@ Edit = Callable[[Site, Tensor, Tensor | None], Tensor | None]
 
 @contextlib.contextmanager
 def watching(sites: Sequence[Site], edit: Edit) -> Iterator[None]:
-    """While active, `edit(site, tensor, expert index)` is called with each site's tensor at every call and may replace
-    it."""
+    """While active, `edit(site, tensor, expert index)` is called with each site's tensor and may replace it."""
     with contextlib.ExitStack() as stack:
         for site in sites:
             stack.enter_context(_at_output(site, edit) if site.place == "output" else _at_input(site, edit))
@@ -263,8 +261,7 @@ def _last_linear(unit: Event, written: Trace) -> Event | None:
 
 
 def _is_constant_without(unit: Event, down: Event) -> bool:
-    """Whether the unit's output is its last layer's bias at every token, and nothing else, once the neurons are
-    zero."""
+    """Whether the unit's output is its last layer's bias at every token, and nothing else, if the neurons are zero."""
     site = Site("neuron", down.module, "input", 1)
     with torch.no_grad(), watching([site], _silence):
         output = parted(unit.module(*unit.args, **unit.kwargs))[0]
@@ -293,8 +290,7 @@ def _may_be_down(parts: BlockParts, event: Event) -> bool:
 
 
 def _experts(unit: nn.Module, written: Trace) -> Site | str:
-    """The site of a routed unit's experts, proved to be linear in their routing weights, or the reason why there is
-    none."""
+    """The site of a routed unit's experts, proved to be linear in their routing weights, or why there is none."""
     for module in unit.modules():
         for event in written.calls(module)[:1]:
             routing = routing_slots(event.args, event.kwargs)

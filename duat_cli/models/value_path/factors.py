@@ -198,8 +198,7 @@ def checked(operator: AttentionOperator, run: BlockRun, tap: Tap) -> AttentionOp
 
 
 def _reach(run: BlockRun, known: BlockFactors, gate: Tensor | None, base: Base) -> tuple[Tensor, list[float]]:
-    """t for this input, (N,), and the residual of each prompt: a known vector R is added to H V, and t_i (g_i ∘ R) O
-    arrives."""
+    """t for this input, (N,), and each prompt's residual: for a known R added to H V, t_i (g_i ∘ R) O arrives."""
     mixed = base.replay.mixed[0][:1]  # (1, N, heads, d)
     # R has the size of H V; own values are zero in the base, so there H V of the run is taken, lest the stream hide R
     added = random_like(run.attention[0].output if known.own else mixed, SEED)
@@ -355,8 +354,7 @@ def _is_multiple(change: Tensor, stream: Tensor) -> bool:
 
 
 def read_value(run: BlockRun, projection: Projection | None = None) -> Tensor:
-    """V, (kv_heads, width, d), with the gain of a norm in front. projection: None for that of the block's own
-    attention."""
+    """V, (kv_heads, width, d), with the gain of a norm in front. projection: None for the block's own."""
     mixer = run.parts.mixer if projection is None else None
     projection = projection or run.parts.value_projection
     if projection is None:

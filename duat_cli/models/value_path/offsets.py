@@ -69,8 +69,7 @@ def source_scale(product: Tensor, target: Tensor, offsets: tuple[int, ...]) -> t
 
 
 def probe_values(run: BlockRun, offsets: tuple[int, ...]) -> Tensor:
-    """V row by row, (offsets kv_heads, M, d), from unit vectors as tokens that go through the frozen block up to the
-    kernel."""
+    """V row by row, (offsets kv_heads, M, d), from unit vectors through the frozen block, up to the kernel."""
     _, tokens, width = run.input.shape
     like = run.input
     vector = gaussian((1, 1, width), like, SEED).expand(1, tokens, width)

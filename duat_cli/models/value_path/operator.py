@@ -115,8 +115,7 @@ class AttentionOperator:
         )
 
     def uniform(self, seen: Tensor) -> AttentionOperator:
-        """W' with every H uniform over the tokens that each row may see; a gate stays. seen: these tokens, (N, N)
-        bool."""
+        """W' with every H uniform over the tokens that each row may see, (N, N) bool; a gate stays."""
         rows: RowSource = StoredRows(uniform_rows(seen, self.factors.heads, self.values.dtype, self.offsets))
         even = replace(self, rows=rows, allowed=seen if self.offsets == (0,) else None, offsets=(0,))
         return even if self.head_gate is None else replace(even, rows=scaled_rows(rows, self.head_gate), ungated=rows)

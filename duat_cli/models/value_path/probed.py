@@ -31,8 +31,7 @@ def accept(error: float, dtype: torch.dtype) -> None:
 
 
 def wider_hint(error: float, dtype: torch.dtype) -> str:
-    """The end of an error text that names a wider dtype, which tells whether the residual is rounding; empty if none
-    does."""
+    """The end of an error text: the wider dtype that tells whether the residual is rounding; empty if none does."""
     wider = "float32" if dtype in (torch.bfloat16, torch.float16) else "float64"
     return f"; --dtype {wider} tells whether it is rounding" if error < FAR[wider] and dtype != torch.float64 else ""
 
@@ -64,8 +63,7 @@ def values_of(run: BlockRun, z: Tensor) -> Tensor:
 
 
 def made_by_units(run: BlockRun) -> bool:
-    """Whether values come only from nonlinear units (a norm with a gate made of itself, say), and not from the
-    stream."""
+    """Whether values come only from nonlinear units (a norm with a gate made of itself, say), not from the stream."""
     if not any(not unit.behind_attention for unit in run.units):
         return False
     return torch.equal(values_of(run, torch.zeros_like(run.input)), values_of(run, random_like(run.input)))

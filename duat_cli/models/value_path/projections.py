@@ -176,8 +176,7 @@ def _made(written: Trace, call: AttentionCall) -> tuple[Event, Tensor] | None:
 
 
 def _columns(value: Tensor, made: Tensor) -> Tensor | None:
-    """The columns of made (W, N, C) that value (W, kv_heads, N, d) is a view of: (kv_heads, d); None if it is no such
-    view."""
+    """The columns of made (W, N, C) that value (W, kv_heads, N, d) is a view of: (kv_heads, d); None if it is none."""
     features = made.shape[-1]
     if not made.is_contiguous() or value.stride(2) != features:
         return None

@@ -36,7 +36,7 @@ def positions(run: BlockRun, call: AttentionCall | None = None) -> Tensor | None
 
 
 def _read(call: AttentionCall) -> Tensor:
-    """Where H of some head is not zero, for each prompt of a batch: (prompts, N, K)."""
+    """The positions at which H of some head is not zero, for each prompt of a batch: (prompts, N, K)."""
     if isinstance(call.rows, WindowRows):
         return (call.rows.weights != 0).any(dim=1)
     return reached(call.rows.chunks())[None]

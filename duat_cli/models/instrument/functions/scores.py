@@ -74,8 +74,7 @@ def score_layers(run: BlockRun) -> tuple[ScoreLayer, ScoreLayer]:
 def _layer(
     what: str, made: Tensor, own: Tensor, calls: list[tuple[nn.Module, Tensor, Tensor]], run: BlockRun
 ) -> ScoreLayer:
-    """The layer that makes the queries, or keys. made: (1, heads, N, d), with a graph. own: those of the model's
-    pass."""
+    """The layer of the queries, or keys. made: (1, heads, N, d), with a graph. own: those of the model's pass."""
     if relative_error(made.detach(), own) > tolerance_for(own.dtype):
         raise UnsupportedModelError(f"its {what} are not linear in the stream while norms are held")
     outputs = [given for _, _, given in calls]
