@@ -317,9 +317,8 @@ def _first_linear(leaves: list[Event], unit: Event) -> nn.Module | None:
 
 
 def hidden_slot(event: Event) -> HiddenSlot:
-    """The argument that is the block's hidden states: its first floating-point one of rank three; without one, the
-    first
-    of rank two, if the block returns a tensor of the same shape."""
+    """The argument that is the block's hidden states: the first floating-point one of rank three, or without one the
+    first of rank two, if the block returns a tensor of its shape."""
     name = type(event.module).__name__
     first = next((t for t in event.tensors if t.ndim >= 3), None)
     if first is not None and first.ndim == 4 and _gives_alike(event.output, first):

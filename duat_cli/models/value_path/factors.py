@@ -154,7 +154,7 @@ def operator_of(run: BlockRun, known: BlockFactors, base: Base) -> AttentionOper
 
 
 def _of_others(run: BlockRun, known: BlockFactors) -> Tensor:
-    """s fitted to the frozen block's values for random vectors; the vectors of tokens may be zero."""
+    """s fitted to the frozen block's values for random vectors in place of the tokens', of which some may be zero."""
     zero, noise = torch.zeros_like(run.input), random_like(run.input)
     made = wide(values_of(run, noise)[0]) - wide(values_of(run, zero)[0])
     return fit_heads(known.heads.values_of(wide(noise[0])), made)

@@ -117,8 +117,7 @@ def value_layer(written: Trace, call: AttentionCall, parts: BlockParts) -> tuple
 
 
 def layer_factors(parts: BlockParts, written: Trace, call: AttentionCall) -> tuple[Tensor, HeadFactors]:
-    """The input z of the layer that makes the values of one attention call, (1, N, width) as the trace holds it, and V,
-    O.
+    """The input z (1, N, width) of the layer that makes an attention call's values, as the trace holds it, and V and O.
 
     V and O have the biases of the layers that make the values and take the heads; norms stay outside.
     """
