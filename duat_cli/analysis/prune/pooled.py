@@ -1,4 +1,7 @@
-"""How far sets turn the pooled output of an embedder: its users compare directions, and damage is of all tokens."""
+"""How far removing sets turns the pooled output of an embedder.
+
+Users of an embedder compare directions of pooled outputs, whereas damage is over the outputs of all tokens.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ NO_HOLDOUT = "no held-out prompts"
 def pooled_cosines(
     work: Work, plans: Sequence[Plan], nested: Mapping[str, Nested], held_out: Sequence[Prompt]
 ) -> tuple[list[PooledCosine], list[Skipped]]:
-    """Of every plan's set, and of the guaranteed one, under the prompts that chose it and under the held-out ones; or
-    why there are none. It takes one more read of weights that are read block by block."""
+    """Cosines of every plan's set and of its guaranteed set, on the prompts that chose it and on the held-out ones; or
+    the reason why there are none. Weights that are read block by block are read once more."""
     if not work.embeds:
         return [], []
     pooling = pooling_of(work.session.loaded.files.path)
@@ -62,7 +65,9 @@ def pooled_cosines(
 
 
 def _cosines(work: Work, pooling: Pooling, sets: Sequence[Removals], prompts: Sequence[Prompt]) -> list[list[float]]:
-    """A prompt, a set: of a prompt's own pass and of those without each set, which go behind it."""
+    """Cosine between each prompt's own pooled output and the one without each set: a list per prompt, a value per set.
+
+    The passes without a set run behind the prompt's own pass."""
     if not sets:
         return [[] for _ in prompts]
     width, found = work.structure.hidden_size, list[list[float]]()
@@ -81,5 +86,5 @@ def _cosines(work: Work, pooling: Pooling, sets: Sequence[Removals], prompts: Se
 
 
 def _cosine(one: Tensor, other: Tensor) -> float:
-    """At most 1, which rounding may pass."""
+    """Cosine similarity, cut to 1, which rounding may exceed."""
     return min(1.0, float(functional.cosine_similarity(one, other, dim=0)))

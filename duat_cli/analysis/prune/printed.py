@@ -1,4 +1,4 @@
-"""Eq. 16, f the model itself, for every chosen set and every whole part, beside what their removal does."""
+"""Eq. 16 with the model itself as f, for every chosen set and every whole part, beside what their removal does."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _Readers: TypeAlias = dict[int, PrintedReader[_Of]]  # by the number of the prom
 
 
 class Printing:
-    """Eq. 16 on the first prompts, as many as `Spent.printed` says and as fit.
+    """Eq. 16 on the first prompts: as many as `Spent.printed` says and as fit in memory.
 
-    Where weights are read block by block, it goes beside passes that need them anyway: those of a trial of the chosen
-    sets, or else those that measure which sets are chosen, where it carries the sets that are likely to be. Only if
-    another one is chosen are the weights read once more.
+    Where weights are read block by block, Eq. 16 is computed beside passes that read them anyway: the trial of the
+    chosen sets or, without a trial, the passes that measure candidates. In the latter it carries the sets that are
+    likely to be chosen; only if another one is chosen are the weights read once more.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Printing:
         *,
         tried: bool,
     ) -> None:
-        """groups: of every order. tried: whether the chosen sets are run again, on held-out prompts."""
+        """groups: one for every order. tried: whether the chosen sets are run again, on held-out prompts."""
         self._session, self._ablator, self._tried = session, ablator, tried
         self._options, self._prompts, self._processes = options, prompts, processes
         self._parts: dict[_Of, list[TermId]] = {term: [term] for term in terms.ids if term.kind in WHOLE}
@@ -63,8 +63,9 @@ class Printing:
         self._found: dict[int, dict[_Of, Printed]] = {number: {} for number in self._numbers}
 
     def readers(self, wanted: Sequence[Nested], decided: Collection[Nested] = ()) -> _Readers:
-        """For a sweep beside the passes that measure the candidates: of all parts, of sets that are chosen already, and
-        of candidates that are likely to be; none where there is a trial to go beside. What they found is for `keep`."""
+        """Readers for a sweep beside the passes that measure the candidates `wanted`: of all parts, of the sets chosen
+        in `decided`, and of candidates likely to be chosen. Empty where a trial follows, beside which they then run.
+        Hand the readers to `keep` afterwards."""
         if self._tried or not self._numbers:
             return {}
         known = 2 * len(self._parts) + sum(self._vectors[one.name] for one in decided)
@@ -76,7 +77,7 @@ class Printing:
         return self._readers(sets)
 
     def keep(self, readers: _Readers) -> None:
-        """What they found, once they have seen all blocks."""
+        """Stores what the readers found, once they have seen all blocks."""
         for number, reader in readers.items():
             self._found[number] |= reader.found()
 
@@ -87,11 +88,12 @@ class Printing:
         self.keep(readers)
 
     def of_chosen(self, nested: Mapping[str, Nested], passes: Sequence[Pass]) -> None:
-        """Run passes, and beside them what is missing of the chosen sets."""
+        """Run passes, and beside them compute Eq. 16 for parts and chosen sets that lack it."""
         self.beside(self._readers(self._missing(nested)), passes)
 
     def rows(self, nested: Mapping[str, Nested], moved: Sequence[Mapping[TermId, float]]) -> list[Eq16]:
-        """Of every whole part and every chosen set. moved: by its ablation, under every prompt, of a part."""
+        """Rows of the report, one for every whole part and every chosen set. moved: under every prompt, how far the
+        ablation of each part moved the output."""
         if not self._numbers or not (wanted := self._parts | _chosen(nested.values())):
             return []
         self._complete(nested)
@@ -110,7 +112,7 @@ class Printing:
 
     @property
     def skipped(self) -> list[Skipped]:
-        """Where no prompt fits."""
+        """The reason why Eq. 16 is left out, where no prompt fits."""
         if self._numbers:
             return []
         why = f"whole parts and a set of each order take more than {PRINTED_BYTES >> 20} MiB on their way to the last "
@@ -122,7 +124,7 @@ class Printing:
         return {of: terms for of, terms in (self._parts | _chosen(nested.values())).items() if of not in there}
 
     def _complete(self, nested: Mapping[str, Nested]) -> None:
-        """With what is missing."""
+        """Computes Eq. 16 for the parts and chosen sets that lack it."""
         missing, what = self._missing(nested), "Eq. 16 for sets and whole parts"
         if not missing:
             return
@@ -135,7 +137,7 @@ class Printing:
         def under(place: int) -> dict[_Of, Printed]:
             self._processes(place, len(self._numbers), what)
             number = self._numbers[place]
-            reader = readers.pop(number)  # what it carries is let go behind it
+            reader = readers.pop(number)  # frees what the reader carries once this prompt is done
             self._session.sweep_beside([self._prompts[number]], lambda _: reader, ())
             return reader.found()
 
@@ -144,7 +146,7 @@ class Printing:
             self._found[number] |= row
 
     def _readers(self, sets: Mapping[_Of, list[TermId]]) -> _Readers:
-        """Under all prompts that fit; none where there are no sets."""
+        """Readers of these sets for all prompts that fit, by the number of the prompt; empty without sets."""
         if not sets:
             return {}
         gone = {of: self._ablator.removals(terms) for of, terms in sets.items()}
@@ -161,8 +163,8 @@ def _chosen(nested: Iterable[Nested]) -> dict[_Of, list[TermId]]:
 def _row(
     of: _Of, terms: int, found: Sequence[Printed], live: Sequence[float | None], confidence: float, slack: float
 ) -> Eq16:
-    """Means over the prompts. live: how far the removal moves the output. slack: times the bound, which rounding may
-    pass."""
+    """One row: means over the prompts. live: how far the removal moves the output, per prompt. slack: factor by which
+    rounding may exceed the bound."""
     bound = statistics.fmean(one.bound for one in found)
     triangle = statistics.fmean(one.triangle for one in found)
     variance = sum(one.variance for one in found) / len(found) ** 2

@@ -1,4 +1,4 @@
-"""Computed readings into the report of `duat prune-bound`; every null gets its reason here."""
+"""Turns computed readings into the report of `duat prune-bound`; every null gets its reason here."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from duat_cli.statistics.ranking import Estimate, bootstrap, kendall, median_rat
 from duat_cli.statistics.survey import mean_of
 from duat_cli.text import plural
 
-FEWEST = 5  # terms that can be ranked: three are in order once in six by chance, and their interval is then [1, 1]
-DRAWN = 8  # the same of those that stand for others: of four, resampled, one interval in seven is [1, 1]
-_STATISTICS = {  # field of the report -> statistic of predicted and measured damages, and whether it divides them
+FEWEST = 5  # fewest terms to rank: three are in order by chance once in six, and their interval is then [1, 1]
+DRAWN = 8  # fewest sampled terms to rank: of four, resampled, one interval in seven is [1, 1]
+_STATISTICS = {  # field of the report -> statistic of predicted and measured damages, and whether it is of ratios
     "spearman": (spearman, False),
     "kendall": (kendall, False),
     "median_ratio": (median_ratio, True),
 }
-FACTOR = 2.0  # that a prediction may be off by and still be valid
+FACTOR = 2.0  # a prediction is valid if it is off by no more than this factor
 NO_DAMAGE = "nothing that was ablated has a damage, predicted or measured"
 NONE_ABLATED = "no term of this kind was ablated alone"
 NOT_BOUNDED = "certified bounds are left out by --effort quick"
@@ -47,13 +47,15 @@ NOT_CARRIED = "carried for the terms that are ablated for real; a larger --measu
 
 
 def terms_of(work: Work, damage: Interval, measured: Mapping[TermId, float]) -> list[PruneTerm]:
-    """One entry a term, in the order of the work's. damage: predicted of every term; measured: of the ablated ones."""
+    """One entry per term, in the order of `work.terms`. damage: predicted, for every term; measured: for ablated
+    ones."""
     structure, readings, bounds = work.structure, work.readings, _bounds_of(work)
     names = {module: name for name, module in structure.stack.named_modules()}
 
     @functools.cache
     def met(block: nn.Module, site: Site | None) -> str | None:
-        """Where terms meet the stream, in words; None where that is not known. site: None for the block itself."""
+        """Name of the place where terms meet the stream; None where it is not known. site: None for the block
+        itself."""
         if site is None:
             return f"output of {names[block]}"
         branch = work.branches[block].at(site)
@@ -133,7 +135,7 @@ def blocks_of(work: Work, terms: Sequence[PruneTerm]) -> list[PruneBlock]:
             for kind, (field, name) in _FIELDS.items()
             if not there[kind]
         }
-        parts: dict[str, object] = {}  # of the block, its attention and its FFN
+        parts: dict[str, object] = {}  # fields of the block, of its attention and of its FFN
         for kind in _PARTS:
             parts[kind] = _largest([t.linearised for t in there[kind]])
             parts[f"{kind}_measured"] = measured = _largest([t.measured for t in there[kind]])
@@ -155,10 +157,11 @@ def blocks_of(work: Work, terms: Sequence[PruneTerm]) -> list[PruneBlock]:
 
 
 def _bounds(name: str, there: list[PruneTerm], reasons: dict[str, str]) -> dict[str, object]:
-    """Place and certified bound of the block's attention or FFN, by the report's field names; why, where null."""
+    """Place and certified bound of the block's attention or FFN, by the report's field names. The reason of each null
+    goes into `reasons`."""
     largest = _largest([t.certified for t in there])
     worst = next((t for t in there if t.certified == largest), None)
-    found: dict[str, tuple[object, str]] = {  # the value, and the term's field whose reason is its own
+    found: dict[str, tuple[object, str]] = {  # the value, and the field of the term whose reason explains a null
         f"{name}_place": (worst and worst.place, "place"),
         f"certified_{name}": (largest, "certified"),
         f"certified_{name}_relative": (worst and worst.certified_relative, "certified"),
@@ -225,7 +228,7 @@ def _neurons(neurons: list[PruneTerm], budget: float) -> NeuronSummary | None:
 
 
 def predictions_of(work: Work, damage: Tensor, measured: Mapping[TermId, float]) -> list[Prediction]:
-    """How the prediction of each kind, and each criterion, compares with the ablations. damage: predicted of every
+    """How the prediction of each kind, and each criterion, compares with the ablations. damage: predicted, for every
     term."""
     scores = work.scores()
     return [_prediction(work, kind, sample, damage, measured, scores) for kind, sample in work.sample.items()]
@@ -281,11 +284,11 @@ def _prediction(
 def how_far_off(
     guess: Tensor, truth: Tensor, names: Sequence[str], least: float = 0.0
 ) -> tuple[float | None, float | None, dict[str, str]]:
-    """The worst factor between predicted and measured damages, (terms,) each; up to which prediction all are within
-    FACTOR; and why one of them is None. Terms that are predicted to do good and do are left out.
+    """The worst factor between predicted and measured damages, (terms,) each; the prediction up to which all are within
+    FACTOR; and the reasons of those that are None. Terms with both damages negative are left out.
 
-    least: what rounding does; where neither is larger both count as 0. A term that does nothing may be measured so,
-    among others in the rows of one pass.
+    least: size of rounding errors. Damages of a term that are both no larger count as 0: a term that does nothing may
+    be measured so, as one of the rows of a pass.
     """
     noise = (guess.abs() <= least) & (truth.abs() <= least)
     guess, truth = guess.masked_fill(noise, 0.0), truth.masked_fill(noise, 0.0)
@@ -318,17 +321,17 @@ def _said(names: Sequence[str], guess: Tensor, truth: Tensor, place: int) -> str
 
 
 def valid_to(guess: Tensor, truth: Tensor) -> float | None:
-    """The largest prediction above zero such that no smaller one, nor itself, is off by more than FACTOR; None where
-    there is none. Where signs differ a prediction is as small as its size."""
+    """The largest prediction above zero such that neither it nor a smaller one is off by more than FACTOR; None where
+    there is none. Predictions with the wrong sign are ordered by absolute value."""
     rated = _rated(guess, truth)
     guess, truth = guess[rated], truth[rated]
     off = guess[_off(_ratios(guess, truth))].abs()
-    good = guess[guess < off.min()] if len(off) else guess  # equal ones share the fate of the worst of them
+    good = guess[guess < off.min()] if len(off) else guess  # "<": one bad prediction rules out all equal ones
     return float(good.max()) if bool((good > 0).any()) else None
 
 
 def _rated(guess: Tensor, truth: Tensor) -> Tensor:
-    """Which terms a factor is asked of: a negative damage, of nll, is none to be warned of."""
+    """Which terms are rated by a factor: those without harm, predicted and measured damage below 0 (nll), are not."""
     return (guess >= 0) | (truth >= 0)
 
 

@@ -1,5 +1,5 @@
-"""What one prompt gives of all terms, before any set is chosen; and its responses, with the gradient of its loss for
-Taylor's criterion."""
+"""The results of one prompt for all terms, before any set is chosen: above all its responses, and the response to the
+gradient of its loss for Taylor's criterion."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from duat_cli.models.sweep.passes import Means, Recorded
 
 @dataclass(frozen=True)
 class Responded:
-    """What its gradients gave."""
+    """Results of the gradients of one prompt."""
 
     responses: Tensor
     """(probes, terms), float32."""
     slope: Tensor | None
     """(terms,), float32: the response to the gradient of the loss; None where there is no loss."""
     loss: tuple[float, int] | None
-    """Its own loss, nats a token, and the size of the vocabulary."""
+    """The prompt's own loss, in nats per token, and the size of the vocabulary."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """All of it, with what its sweep and its ablations gave."""
+    """All results of one prompt: of its gradients, its sweep and its ablations."""
 
     responded: Responded
     readings: Readings
     error: float
-    """Of the certificate, largest over the blocks."""
+    """Error of the certificate, largest over the blocks."""
     effects: list[Effect]
-    """Of every term in the sample, kind by kind."""
+    """Effect of ablating each term of the sample, kind by kind."""
     seen: Activations = field(default_factory=Activations)
-    """What its sites held; empty where that is added up elsewhere."""
+    """Activations at the sites; empty where they are added up elsewhere."""
 
 
 class Responder:
-    """Carries gradients back from the output: prompts side by side where the weights are read block by block."""
+    """Carries gradients back from the output; prompts go side by side where weights are read block by block."""
 
     def __init__(
         self,
@@ -58,16 +58,16 @@ class Responder:
         probes: int,
         means: Means | None,
     ) -> None:
-        """given: of all prompts. means: as of `Responses`."""
+        """given: the model inputs of all prompts. means: as for `Responses`."""
         self._session, self._ground, self._terms, self._given = session, ground, terms, given
         self._structure, self._weights = session.structure, session.weights
         self._probes, self._means = probes, means
         model = session.loaded.model
-        # what Taylor's criterion is the slope of; None for a model that predicts no next token
+        # the loss of Taylor's criterion; None for a model that predicts no next token
         self._loss = None if why_no_loss(model, ground.head) else Loss(model)
 
     def of(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Responded]:
-        """Of prompts, by their numbers, as they were recorded."""
+        """Results of the gradients of the prompts with these numbers. recorded: one per number."""
         name = self._ground.metric.name
         found = [self.of_metric(number, one) for number, one in zip(numbers, recorded, strict=True)]
         slopes = self._slopes(numbers, recorded)
@@ -83,7 +83,7 @@ class Responder:
         return responded
 
     def of_metric(self, number: int, recorded: Recorded, without: Without | None = None) -> Responses:
-        """Those to the probes of the metric, to be carried."""
+        """Responses to the probes of the metric, not carried back yet."""
         return Responses(
             self._structure, self._ground.sites, self._ground.metric, self._given[number], recorded, self._terms,
             self._probes, number, self._means, self._weights, without,
@@ -93,7 +93,8 @@ class Responder:
         return self._loss is not None and token_ids(self._given[number]).shape[1] >= 2
 
     def _slopes(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Responses | None]:
-        """Of the loss, where that is none of the responses already; it needs a pass that ends in logits."""
+        """Responses to the gradient of the loss; None where there is no loss or, with metric nll, where the metric's
+        responses have it already. The loss needs a pass that ends in logits."""
         name, model = self._ground.metric.name, self._session.loaded.model
         wanted = [number for number in numbers if self._scored(number) and name != "nll"]
         known = self._ground.logits
@@ -119,7 +120,7 @@ class Responder:
         return found
 
     def _carry(self, found: Sequence[Responses]) -> None:
-        """Backwards through all blocks."""
+        """Carries the gradients backwards through all blocks."""
         if self._weights is None:
             for one in found:
                 one.alone()

@@ -69,13 +69,13 @@ class PruneOutcome:
     repairer: Repairer | None
     ablator: Ablator
     parameters: Mapping[nn.Module, BlockParameters]
-    """Of every block."""
+    """Parameters of every block."""
 
     def chosen(self, plan: Plan, which: str | None = None) -> list[TermId]:
-        """The set of a plan: 'guaranteed' on held-out prompts, 'largest' in the budget, or the first of that number.
+        """The set of a plan: 'guaranteed' on held-out prompts, 'largest' in the budget, or the first so many terms.
 
-        None: what is guaranteed, or the largest, without held-out prompts or where a share of the parameters was asked
-        for. InputError where that is none.
+        None: the guaranteed set; but the largest without held-out prompts or where a share of the parameters was asked
+        for. Raises InputError where there is no such set.
         """
         order = self.nested[plan.granularity].order
         if which is not None and which.isdecimal():
@@ -103,8 +103,8 @@ class PruneOutcome:
         return chosen.model_dump_json(indent=2) + "\n"
 
     def applied(self, terms: Sequence[TermId], directory: Path) -> Written:
-        """A checkpoint without the set, read back, compared, and measured beside the model. What stands in for removed
-        terms is in its biases; UnsupportedModelError where it has none."""
+        """Writes a checkpoint without the set, reads it back, compares it, and measures it beside the model. The means
+        of removed terms, with --ablate mean, go into biases; raises UnsupportedModelError where there are none."""
         loaded, repaired = self.session.loaded, None if self.repairer is None else self.repairer.repaired(terms)
         changed: AbstractContextManager[None] = repaired.in_place() if repaired else nullcontext()
         if self.ablator.means is not None:
@@ -131,7 +131,7 @@ class PruneOutcome:
 
 @dataclass(frozen=True)
 class Begun:
-    """A model whose terms are known, and the prompts, checked."""
+    """A model whose terms are known, and the checked prompts."""
 
     work: Work
     held_out: list[Prompt]
@@ -143,7 +143,7 @@ class Begun:
         return self.work.session
 
     def repairer(self) -> Repairer | None:
-        """Where a repair was asked for; runs what it is fitted to."""
+        """The repairer, which runs the calibration prompts; None where no repair was asked for."""
         work, loaded = self.work, self.session.loaded
         if not work.options.repair:
             return None
@@ -161,7 +161,7 @@ def prune_bound(
 ) -> PruneOutcome:
     """The report on `loaded` over `prompts`; sets are tested on `held_out`, if there are any.
 
-    calibration: what a repair is fitted to; empty: to `prompts`, uncut.
+    calibration: prompts that a repair is fitted to; empty: `prompts`, uncut.
     """
     begun = begin(loaded, prompts, held_out, options, progress, calibration)
     begun.work.run()
@@ -178,7 +178,7 @@ def begin(
     *,
     in_parts: bool = False,
 ) -> Begun:
-    """Everything in front of the prompts. in_parts: as of `Work`."""
+    """Checks and prepares everything before the prompts run. in_parts: as for `Work`."""
     _require_finite(loaded)
     if options.repair and loaded.paged is not None:
         raise InputError(STREAMED)
@@ -192,13 +192,13 @@ def begin(
     session = Session(loaded, processes, cache=False)
     work = Work(session, prompts, options, processes, in_parts=in_parts, tried=bool(held_out))
     if loaded.paged is not None:
-        loaded.paged.pager.complete()  # rows of the embedding that no prompt needs, above all; not beside the report
-    _require_finite(loaded)  # weights that are read block by block have been seen by now
+        loaded.paged.pager.complete()  # mostly rows of the embedding that no prompt needs; now, not beside the report
+    _require_finite(loaded)  # by now all weights that are read block by block have been seen
     return Begun(work, held_out, calibration, [*notes, *cut, *fewer])
 
 
 def conclude(begun: Begun) -> PruneOutcome:
-    """The chosen sets tested, and the report."""
+    """Tests the chosen sets and makes the report."""
     work, held_out = begun.work, begun.held_out
     session, options, prompts = work.session, work.options, work.prompts
     repairer = begun.repairer()
@@ -219,7 +219,7 @@ def conclude(begun: Begun) -> PruneOutcome:
     ]  # fmt: skip
     eq16 = work.printing.rows(nested, work.moved)
     pooled, unpooled = pooled_cosines(work, plans, nested, held_out)
-    give_back_free_memory()  # of the passes: a report's terms are small, and many
+    give_back_free_memory()  # what the passes freed, before the report's many small terms are made
     damage, measured = work.damage, work.measured()
     terms = terms_of(work, damage, measured)
     report = PruneReport(
@@ -250,7 +250,7 @@ def conclude(begun: Begun) -> PruneOutcome:
 
 
 def stored_dtype(loaded: LoadedModel) -> torch.dtype:
-    """Of most stored weights: what changed ones are rounded to, so that a file holds what was measured."""
+    """Dtype of most stored weights. Changed weights are rounded to it, so that a file holds what was measured."""
     return most_stored(loaded.files) or loaded.model.dtype
 
 
@@ -295,9 +295,9 @@ def _require_finite(loaded: LoadedModel) -> None:
 
 
 def fresh(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> tuple[list[Prompt], list[str]]:
-    """The held-out prompts that played no part in choosing, each once, and a note on the others.
+    """The held-out prompts that played no part in choosing sets, each once, and a note on the others.
 
-    Compared as what the model reads: texts that differ only behind --max-tokens are the same prompt.
+    Prompts are compared as the model reads them: texts that differ only behind --max-tokens are the same prompt.
     """
     seen = {p.read for p in prompts}
     kept = []
@@ -316,7 +316,7 @@ def fresh(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> tuple[list[P
 
 
 def shortened(prompts: Sequence[Prompt], options: PruneOptions) -> tuple[list[Prompt], list[str]]:
-    """The prompts as sets are chosen on them, and a note where that is less than what was given."""
+    """The prompts, cut to the length at which sets are chosen, and a note where any was cut."""
     lengths = [p.input_ids.shape[1] for p in prompts]
     most = longest(lengths, options.spent)
     if most is None:
@@ -328,7 +328,7 @@ def shortened(prompts: Sequence[Prompt], options: PruneOptions) -> tuple[list[Pr
 
 
 def few(held_out: list[Prompt], options: PruneOptions) -> tuple[list[Prompt], list[str]]:
-    """As many held-out prompts as let one exceed the budget, drawn at random, where the effort wants no more."""
+    """The held-out prompts; where the effort wants few, a random draw of as many as allow one to exceed the budget."""
     enough = prompts_needed(options.exceed, options.confidence, exceeding=1)
     if not options.spent.few_held_out or len(held_out) <= enough:
         return held_out, []

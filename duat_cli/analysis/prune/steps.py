@@ -1,4 +1,4 @@
-"""How far the work on prompts is: the same number of steps for each of them."""
+"""Progress of the work on prompts; every prompt has the same number of steps."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from dataclasses import dataclass
 
 from duat_cli.analysis.progress import Progress
 
-PASSES = 3  # steps of a prompt beside its ablations: its responses, and its readings, which count twice
+PASSES = 3  # steps of a prompt beside its ablations: one for its responses, two for its readings
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Says on the way what is done under which prompts. numbers: of prompts that go side by side."""
+    """Reports what is being done under which prompts. numbers: of the prompts that go side by side."""
 
     progress: Progress
     prompts: int
     ablated: int
-    """Terms that are ablated under each."""
+    """How many terms are ablated under each prompt."""
 
     def responding(self, numbers: Sequence[int], terms: int) -> None:
-        """The responses of so many terms come next."""
+        """Announces the responses of so many terms."""
         self._say(numbers, 0, f"responses of {terms} terms")
 
     def reading(self, numbers: Sequence[int]) -> None:
-        """Exact readings come next."""
+        """Announces the exact readings."""
         self._say(numbers, 1, "exact readings")
 
     def ablating(self, numbers: Sequence[int]) -> Callable[[], None]:
-        """To be called after each ablation."""
+        """A function to be called after each ablation."""
         steps = itertools.count(PASSES + 1)
         return lambda: self._say(numbers, next(steps), "ablating terms")
 

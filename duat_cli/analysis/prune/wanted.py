@@ -24,7 +24,8 @@ NOT_ABLATED = "not in the sample that was ablated; a larger --measure takes more
 def kinds_of(
     structure: ModelStructure, sites: Sites, options: PruneOptions, skipped: list[Skipped]
 ) -> tuple[Kind, ...]:
-    """Those that are asked for and that the model has; what is missing goes into `skipped`."""
+    """The kinds that are asked for and that the model has; those it lacks go into `skipped`. Raises InputError where
+    none is left, or where experts are asked for with --ablate mean."""
     kept: list[Kind] = []
     for kind in options.kinds:
         if any(sites[module].count(kind) for module in structure.calls):
@@ -42,7 +43,7 @@ def kinds_of(
 
 
 def require_set(named: int | None, terms: int, granularity: str) -> None:
-    """InputError where a set of the first `named` terms is beyond what can go of so many."""
+    """Raises InputError where `named` of `terms` terms cannot be removed; None is always allowed."""
     if named is None:
         return
     most = terms - (granularity == "block")
@@ -57,15 +58,15 @@ class Sample:
     """Terms of one kind that are ablated for real."""
 
     places: list[int]
-    """In the term list, rising."""
+    """Places in the term list, rising."""
     chance: list[float]
-    """Of each, above 0 and at most 1: to be among them."""
+    """Chance of each to be in the sample, above 0 and at most 1."""
 
 
 def sample_of(terms: TermList, kind: Kind, measure: int, prediction: Tensor) -> Sample:
-    """All, or a random sample: terms are drawn with chances that grow with their predicted damage.
+    """All terms of a kind, or a random sample, in which chances grow with predicted damage.
 
-    prediction: of every term in the list, made before any is ablated; it decides on the sample, not on what is true.
+    prediction: damage of every term in the list, made before any is ablated. It decides only which terms are drawn.
     """
     here = terms.places(kind)
     chance = chances(prediction[here.start : here.stop], ablated(kind, len(here), measure))

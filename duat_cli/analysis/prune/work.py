@@ -1,12 +1,17 @@
-"""What `duat prune-bound` gathers of its prompts, and in how many passes through the model.
+"""The work of `duat prune-bound` on its prompts, in as few passes through the model as possible.
 
-Where all weights are in memory, one prompt after the other is recorded, its gradients are carried back, it is read and
-its terms are ablated. Where the weights are read block by block, all prompts do each of these side by side: one read
-for discovery and recording, one backwards for the gradients, one for readings, certified bounds, weights and ablations,
-those of the sets that `plans` measures among them, one for the sets of whole parts, which are chosen by what each part
-does alone, and one for the trial of the chosen sets on held-out prompts. Eq. 16 of the chosen sets goes beside the last
-of these (`printed`). More passes than may wait at the same time go in waves, each of which reads anew the blocks from
-its first ablation on.
+Where all weights are in memory, the prompts run one after the other: each is recorded, its gradients are carried back,
+it is read, and its terms are ablated. Where weights are read block by block, all prompts go side by side, and the
+weights are read
+
+- once for discovery and recording,
+- once, backwards, for the gradients,
+- once for readings, certified bounds, scores of weights and ablations of terms and of candidate sets,
+- once for the sets of whole parts, which are chosen by what each part does alone,
+- and once for the trial of the chosen sets on held-out prompts, with their Eq. 16 beside it (`printed`).
+
+If more passes are needed than may wait at the same time, they go in waves, and each wave reads the blocks from its
+first ablation on once more.
 """
 
 from __future__ import annotations
@@ -52,7 +57,7 @@ from duat_cli.models.sweep.passes import Means, Recorded, RecordingPass, record
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.base import Skipped
 
-DRAWN_BY = 4  # prompts whose predictions say with which chances terms are ablated
+DRAWN_BY = 4  # prompts whose predictions set the chances with which terms are drawn for ablation
 
 
 class Work:
@@ -68,8 +73,8 @@ class Work:
         in_parts: bool = False,
         tried: bool = False,
     ) -> None:
-        """in_parts: what the prompts give is asked for by `parts`, or handed to `add`; not by `run`. tried: as of
-        `Printing`."""
+        """in_parts: whether results of prompts are computed by `parts`, or handed to `add`, instead of by `run`.
+        tried: as for `Printing`."""
         self.session, self.prompts, self.options, self.processes = session, prompts, options, processes
         self.weights, device = session.weights, session.loaded.device
         dtype = session.loaded.model.dtype
@@ -88,9 +93,9 @@ class Work:
         self.terms = TermList.of(self.structure, self.sites, self.kinds)
         singles = sum(ablated(*one, options.measure) for one in self._counts(self.kinds).items())
         self._steps = Steps(processes, len(prompts), singles)
-        self.sample: dict[Kind, Sample] = {}  # what is ablated by itself, see `draw`
-        self._drawn_by: dict[int, Responded] = {}  # of the prompts that it was drawn by
-        self.responses: list[Tensor] = []  # a prompt: (probes, terms)
+        self.sample: dict[Kind, Sample] = {}  # terms that are ablated one by one, see `draw`
+        self._drawn_by: dict[int, Responded] = {}  # of the prompts whose predictions drew the sample
+        self.responses: list[Tensor] = []  # one per prompt, (probes, terms)
         self.readings: list[Readings] = []
         self.errors: list[float] = []
         self.nested: dict[str, Nested] = {}
@@ -104,12 +109,12 @@ class Work:
                 "--rounds: sketches the model again while weights that are read block by block would be read for every "
                 "round; leave it out, or run it where the model fits"
             )
-        self.rivals: dict[str, Rivals] = {}  # of `tested`, by the names of the orders
-        self.moved: list[dict[TermId, float]] = []  # a prompt, an ablated term: how far the last block's output moves
-        self._damage: dict[TermId, float] = {}  # of every ablated term, summed over the prompts
+        self.rivals: dict[str, Rivals] = {}  # by the names of the orders; filled by `tested`
+        self.moved: list[dict[TermId, float]] = []  # per prompt and ablated term, how far the last block's output moves
+        self._damage: dict[TermId, float] = {}  # damage of every ablated term, summed over the prompts
         self._taylor = torch.zeros(len(self.terms.ids), dtype=torch.float64)
         self._scored = 0
-        self.losses: list[tuple[float, int]] = []  # a prompt's own loss, nats a token, and the size of the vocabulary
+        self.losses: list[tuple[float, int]] = []  # each prompt's own loss, nats per token, and the vocabulary's size
         self._seen = Activations() if in_parts else self._ground.seen
         self._scores = WeightScores(self.structure, self.sites, self.terms, self._seen)
         self.certified = Certified(
@@ -133,12 +138,12 @@ class Work:
     # -- prompts -----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """All prompts, the measured sets, the certified bounds and the scores of weights."""
+        """Runs all prompts, measures sets, and finds the certified bounds and the scores of weights."""
         if self.weights is not None:
             self._together(self._ground.recorded)
             self._ground.recorded.clear()
             return
-        if self.processes.count > 1:  # the comparison with the model that has no instruments is made in this one
+        if self.processes.count > 1:  # this process compares with the model without instruments, before the others run
             self.session.sweep_beside([self.prompts[0]], lambda _place: lambda _run: None, [])
         self.draw()
         for part in self.processes.each(lambda number: self.parts([number])[0], range(len(self._given))):
@@ -146,7 +151,7 @@ class Work:
         self.choose()
 
     def parts(self, numbers: Sequence[int]) -> list[Part]:
-        """What some prompts give: one, where all weights are in memory; else they go side by side."""
+        """Results of some prompts: of one where all weights are in memory; otherwise they go side by side."""
         seen = [Activations() for _ in numbers]
         recorded = self._record(numbers, seen)
         known = all(k in self._drawn_by for k in numbers)
@@ -155,7 +160,7 @@ class Work:
         return [replace(part, seen=one) for part, one in zip(measured, seen, strict=True)]
 
     def draw(self) -> None:
-        """The sample, by the first prompts; with `parts` before any of them is asked for."""
+        """Draws the sample by the first prompts. Must run before any call of `parts`."""
         numbers = list(range(min(DRAWN_BY, len(self.prompts))))
         waves = [[k] for k in numbers] if self.weights is None else [numbers]
         found = [one for some in self.processes.each(self._responded, waves) for one in some]
@@ -183,7 +188,7 @@ class Work:
         return [one.recorded for one in passes]
 
     def add(self, part: Part) -> None:
-        """What the next prompt gave."""
+        """Adds the results of the next prompt."""
         responded = part.responded
         self.responses.append(responded.responses)
         self.readings.append(part.readings)
@@ -200,7 +205,7 @@ class Work:
         self.moved.append({term: effect.moved for term, effect in effects.items()})
 
     def choose(self) -> None:
-        """The measured sets, the certified bounds and the scores of weights, once every prompt's part is added."""
+        """Measures sets and finds certified bounds and scores of weights, once every prompt's part is added."""
         if self.weights is not None:
             recorded = self._record(range(len(self.prompts)), [Activations() for _ in self.prompts])
             self._measure_sets(self.groups, recorded, self._finals())
@@ -214,7 +219,7 @@ class Work:
             self.session.together(finals)
 
     def _together(self, recorded: Sequence[Recorded]) -> None:
-        """The same for prompts side by side, each of them recorded already."""
+        """Does all of `run` with the prompts side by side, each of them recorded already."""
         numbers = range(len(self.prompts))
         responded = self._respond(numbers, recorded)
         self._draw(responded)
@@ -231,7 +236,8 @@ class Work:
             self.nested = {group.name: self.nested[group.name] for group in self.groups}
 
     def _measure_sets(self, groups: Sequence[Group], recorded: Sequence[Recorded], tail: Sequence[Pass]) -> None:
-        """Sets that are chosen once the terms in the sample are measured, over weights that are read block by block."""
+        """Measures candidate sets after the terms of the sample, where weights are read block by block. tail: passes
+        that run with them, last."""
         wanted = self._chosen(groups, self.responses)
         readers = self.printing.readers(wanted, self.nested.values())
 
@@ -242,20 +248,20 @@ class Work:
         self._keep(wanted, self.ablator.ablate(lambda: self._sets(wanted, recorded), run, self.session.together))
 
     def _keep(self, wanted: Sequence[Nested], sets: Sequence[Ablations]) -> None:
-        """sets: of every prompt, those of all candidates."""
+        """Keeps measured sets. sets: for every prompt, the ablations of all candidates."""
         self.nested |= measured_sets(wanted, [each.effects for each in sets], self.options.budget)
 
     def _effects(self, what: str, sets: Sequence[Sequence[TermId]]) -> list[list[Effect]]:
-        """Of each set under every prompt."""
+        """Effect of removing each set, under every prompt."""
         return effects_of(self.ablator, self.prompts, sets, self._named(what), self.processes.each)
 
     def _damages(self, what: str, sets: Sequence[Sequence[TermId]]) -> list[float]:
-        """Of each set, mean over the prompts."""
+        """Damage of removing each set, mean over the prompts."""
         effects = self._effects(what, sets)
         return [statistics.fmean(one.damage for one in under) for under in zip(*effects, strict=True)]
 
     def _chosen(self, groups: Sequence[Group], responses: Sequence[Tensor]) -> list[Nested]:
-        """The sets that are to be measured. responses: of every prompt."""
+        """The sets to be measured. responses: one tensor per prompt."""
         known = self.measured()
         places = {k: known[term] for k, term in enumerate(self.terms.ids) if term in known and term.kind in WHOLE}
         sketch, found = Sketch(self.metric, responses, known=places), list[Nested]()
@@ -276,7 +282,7 @@ class Work:
         return Sketch(self.metric, rows, starts)
 
     def tested(self, held_out: Sequence[Prompt]) -> dict[str, Trial]:
-        """What the chosen sets do to held-out prompts; by the names of those that there are."""
+        """Trials of the chosen sets on held-out prompts, by the names of their orders."""
         trials = trials_of(self.nested, len(held_out), self.options)
         if self.options.criteria:
             layers = layers_of(self.structure, self.sites, self.terms)
@@ -293,7 +299,7 @@ class Work:
 
     @property
     def damage(self) -> Interval:
-        """Predicted, of every term."""
+        """Predicted damage of every term."""
         return self.metric.predicted(torch.stack(self.responses), self.options.confidence)
 
     def _named(self, what: str) -> Tick:
@@ -309,7 +315,7 @@ class Work:
     # -- readings and ablations --------------------------------------------------------------------------------
 
     def _terms(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Ablations]:
-        """Of the terms in the sample, under each of these prompts."""
+        """Ablations of the terms in the sample, under each of these prompts."""
         gone, done = [self.ablator.removals([term]) for term in self.ablated], self._steps.ablating(numbers)
         return [
             self.ablator.ablations(one, self._given[number], gone, done, self.weights)
@@ -317,7 +323,7 @@ class Work:
         ]
 
     def _sets(self, wanted: Sequence[Nested], recorded: Sequence[Recorded]) -> list[Ablations]:
-        """Of all candidates, under every prompt; of none where some prompts alone are recorded."""
+        """Ablations of all candidate sets, under every prompt. Without candidates only some prompts may be recorded."""
         gone = [self.ablator.removals(terms) for one in wanted for terms in one.sets]
         return [
             self.ablator.ablations(one, given, gone, weights=self.weights)
@@ -333,9 +339,9 @@ class Work:
         finals: Sequence[Pass] = (),
         printed: Mapping[int, Listener] = MappingProxyType({}),
     ) -> tuple[list[Part], list[Ablations]]:
-        """The exact readings of some prompts, and real ablations of terms; and those of sets under all prompts.
+        """Exact readings of some prompts with ablations of terms, and ablations of sets under all prompts.
 
-        printed: what else looks at the sweeps of prompts.
+        finals: passes that run beside the sweep. printed: further listeners to the sweeps, by the number of the prompt.
         """
         self._steps.reading(numbers)
         readers = {k: Reader(self.sites, self.branches, self.terms.ids, self._followed()) for k in numbers}
@@ -368,12 +374,12 @@ class Work:
         return parts, asked[len(numbers) :]
 
     def _finals(self) -> list[Pass]:
-        """What is found from the weights alone, but for the activations of all prompts."""
+        """Passes that need nothing but the weights and the activations summed over all prompts."""
         bounds = self.certified.passes if self.options.spent.certified else []
         return [*bounds, Visit(self.structure.calls, self._scores.look, self.weights)]
 
     def _attached(self, finals: Sequence[Pass]) -> contextlib.AbstractContextManager[None]:
-        """Around those, if there are any."""
+        """The context in which those passes run, if there are any."""
         return self.certified.attached() if finals and self.options.spent.certified else contextlib.nullcontext()
 
     def _followed(self) -> set[TermId]:

@@ -1,1 +1,1 @@
-"""What is left after a set is removed, refitted by least squares to what the dense model gave."""
+"""Repair: layers that are left after a set is removed are refitted by least squares to the dense model's output."""

@@ -1,8 +1,8 @@
-"""How large a set may be once what is left of the model is repaired, and what that does to held-out prompts.
+"""How large a set may be once the rest of the model is repaired, and how that does on held-out prompts.
 
 The sets are those that are tried without repair. The largest whose damage with repair is within the budget, on the
-prompts that choose sets, is found by halving; the held-out test is the same as without repair, each of its sets with
-the repair of its own.
+prompts that choose sets, is found by bisection. The held-out test is the one made without repair, with each of its sets
+repaired for itself.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ NOTHING_REPAIRED = "no layer was refitted"
 
 @dataclass
 class Repairs:
-    """Nested sets with their repairs, by the names of the sets' kinds."""
+    """Nested sets with their repairs, by the names of their orders."""
 
     nested: dict[str, Nested] = field(default_factory=dict)
-    """The chosen set of each is within the budget with repair, or was asked for; its measured damage is that with
-    repair."""
+    """Nested sets whose chosen set is within the budget with repair, or was asked for; its measured damage is the one
+    with repair."""
     trials: dict[str, Trial] = field(default_factory=dict)
-    """Of those that have a set, where prompts are held out."""
+    """Trials of the orders that have a chosen set, where prompts are held out."""
     reports: dict[str, SetRepair] = field(default_factory=dict)
-    """Of those of which a set, repaired, is within the budget."""
+    """Reports of the orders that have a chosen set."""
     skipped: list[Skipped] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -46,7 +46,7 @@ class Repairs:
 def repair_sets(
     repairer: Repairer, nested: Mapping[str, Nested], held_out: Sequence[Prompt], options: PruneOptions
 ) -> Repairs:
-    """The sets, repaired one after the other."""
+    """Repairs the sets of each order, one order after the other."""
     found, refits = Repairs(), list[Refit]()
     for one in nested.values():
         sets = _Sets(repairer, one, options)
@@ -68,7 +68,7 @@ class _Sets:
         self._on_prompts: dict[int, RepairedSet] = {}
 
     def run(self, held_out: Sequence[Prompt], found: Repairs) -> None:
-        """Into what is found."""
+        """Chooses a set, repairs and tests it, and adds the results to `found`."""
         name, tested = self._nested.name, list[RepairedSet]()
         found.nested[name] = replace(self._nested, chosen=None)
         chosen = self._largest() if self._options.remove is None else self._wanted()
@@ -83,7 +83,7 @@ class _Sets:
         found.reports[name] = self._report(repaired, tested)
 
     def _wanted(self) -> tuple[int, Repaired] | None:
-        """The set that was asked for."""
+        """Place in the curve of the set that was asked for, with its repair."""
         if self._nested.chosen is None:
             return None
         size = self._nested.chosen.removed
@@ -92,7 +92,8 @@ class _Sets:
         return self._nested.curve.index(self._nested.chosen), repaired
 
     def _largest(self) -> tuple[int, Repaired] | None:
-        """Place of the largest set of the curve within the budget, with its repair: the first try is the largest."""
+        """Place of the largest set of the curve within the budget, with its repair. The first one tried is the largest
+        of all."""
         low, high, best = 0, len(self._nested.curve) - 1, None
         middle = high
         while low <= high:
@@ -108,11 +109,11 @@ class _Sets:
 
     def _repaired(self, size: int, limit: float = math.inf) -> Repaired:
         found = self._repairer.repaired(self._nested.order[:size], limit)
-        self.seen.append(replace(found.refit, values={}))  # what is told of it needs no weights
+        self.seen.append(replace(found.refit, values={}))  # the report needs no weights
         return found
 
     def _tested(self, trial: Trial, held_out: Sequence[Prompt], chosen: int, repaired: Repaired) -> list[RepairedSet]:
-        """Fills the trial, one set after the other."""
+        """Fills the trial, one set after the other; the sets that were tested."""
         found = []
         for number, size in enumerate(trial.sizes):
             if number not in trial.running:

@@ -30,17 +30,17 @@ class Consumer:
     site: Site
     weight: nn.Parameter
     axis: int
-    """Of the weight, on which the inputs stand."""
+    """Axis of the weight that runs over the inputs."""
     bias: nn.Parameter | None
     arrives: bool
-    """Whether what it gives is in the block's output as it is."""
+    """Whether the layer's output is added to the block's output as it is."""
 
     @property
     def width(self) -> int:
         return self.weight.shape[self.axis]
 
     def kept(self, removal: Removal | None) -> Tensor:
-        """Numbers of the inputs that stay."""
+        """Indices of the inputs that stay."""
         mask = None if removal is None else removal.masks.get(self.site)
         if mask is None:
             return torch.arange(self.width, device=self.weight.device)
@@ -48,15 +48,15 @@ class Consumer:
         return stays.nonzero()[:, 0].to(self.weight.device)
 
     def silent(self, removal: Removal | None) -> bool:
-        """Whether what it gives is taken out as a whole."""
+        """Whether the layer's output is removed as a whole."""
         if removal is None:
             return False
         gone = (site for site in removal.masks if site.place == "output")
         return removal.whole or any(self.site.module in set(site.module.modules()) for site in gone)
 
     def changed(self, change: Tensor, kept: Tensor, dtype: torch.dtype) -> dict[nn.Parameter, Tensor]:
-        """The layer's parameters with `change`, (inputs kept and, with a bias, one more; outputs), added, rounded to
-        `dtype` first; weights of inputs that are gone become zero."""
+        """The layer's parameters plus `change`, (inputs kept, and one more row with a bias; outputs), the sum rounded
+        to `dtype`. Weights of inputs that are gone become zero."""
         matrix = self.weight.detach().movedim(self.axis, 0)
         new = torch.zeros_like(matrix)
         new[kept] = (matrix[kept].double() + change[: len(kept)]).to(dtype).to(matrix)
@@ -66,8 +66,8 @@ class Consumer:
         return found
 
     def moved(self, after: Tensor, inputs: Tensor, values: Mapping[nn.Parameter, Tensor]) -> Tensor:
-        """What the block gives with these parameters, where the layer's output arrives. after: what it gave without
-        them; inputs: of the layer, those that are gone zero."""
+        """The block's output with these parameters, for a layer that arrives. after: the block's output without them;
+        inputs: those of the layer, zero where removed."""
         if self.weight not in values:
             return after
         apart = (wide(values[self.weight]) - wide(self.weight.detach())).movedim(self.axis, 0)
@@ -80,7 +80,8 @@ class Consumer:
 def consumers(
     model: nn.Module, structure: ModelStructure, sites: Sites
 ) -> tuple[dict[int, list[Consumer]], list[Skipped]]:
-    """Of every block call, in the order in which they run; and what is left as it is, with the reason."""
+    """The layers to refit of every block call, in the order in which they run; and the kinds that are left as they are,
+    with the reason."""
     uses = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
     found: dict[int, list[Consumer]] = {}
     left: dict[tuple[str, str], int] = {}

@@ -1,20 +1,21 @@
-"""Repair of a pruned model: what reads the terms that stay is refitted, block after block, to the dense model's output.
+"""Repair of a pruned model: layers that read the terms that stay are refitted, block by block, to the dense model.
 
-All calibration prompts stand in front of a block twice: as the dense model and as the model that is pruned and already
-repaired up to there. The dense block runs; then each layer of the block that reads neurons or heads gets
+Each calibration prompt is carried up to a block twice: through the dense model, and through the model that is pruned
+and already repaired up to there. The dense block runs; then each layer of the block that reads neurons or heads gets
 
     W <- W_K + (X_KᵀX_K + λ I)⁻¹ X_Kᵀ R
 
-with X_K what the pruned model feeds it, and R what is missing: the dense layer's output less the layer's own; of a
-layer whose output is in the block's as it is, the dense block's output less the block's own, so that it also makes good
-what was lost in front of it. (An attention layer that did so would repair what the FFN behind it is about to.) Of R
-nothing is kept but sums over tokens, of X also what a block's output follows from once its last layer is refitted. λ is
-the one that leaves least on prompts that were held back, and no change is one of the choices; with that λ all tokens
-are fitted. What the dense model gives is the same for every set, and kept as far as it fits.
+X_K is what the pruned model feeds the layer, and R is what is missing: the dense layer's output minus the layer's own.
+For a layer whose output is in the block's output as it is, R is the dense block's output minus the block's own, so that
+the layer also makes good what was lost before it. (An attention layer refitted so would repair what the FFN behind it
+is about to repair.) Of R only sums over tokens are kept; of X also the inputs of a layer whose output arrives, from
+which the block's output follows once it is refitted. λ is the one with the least residual on prompts held back, where
+no change at all is one of the choices; then all tokens are fitted with it. The outputs of the dense model are the same
+for every set, and are kept as far as they fit.
 
-A token counts 1 / max(|y|^2, its median over tokens), y what the dense model gives there: what is left is relative.
-Else the few tokens with massive activations (Sun et al. 2024; BERT's [CLS] has 96 % of |R|^2 in a layer of MiniLM)
-alone would be fitted, at the cost of all others.
+A token has weight 1 / max(|y|^2, median of |y|^2 over tokens), with y the dense model's output there, so that residuals
+are relative. Otherwise the few tokens with massive activations (Sun et al. 2024; BERT's [CLS] has 96 % of |R|^2 in a
+layer of MiniLM) alone would be fitted, at the cost of all others.
 """
 
 from __future__ import annotations
@@ -35,28 +36,29 @@ from duat_cli.models.sweep.passes import BlockCall, Removal, Removals
 from duat_cli.models.terms.sites import Site, watching
 from duat_cli.operators.refit import RIDGES, Moments, chosen_ridge
 
-HELD_BACK = 4  # one prompt, or token, in so many chooses the ridge
+HELD_BACK = 4  # one in so many prompts, or tokens of the only prompt, chooses the ridge
 Values = dict[nn.Parameter, Tensor]
 
 
 Own = Mapping[Site, list[Tensor]]
-"""What layers gave, by the sites of their outputs: one tensor, of a layer that runs once."""
+"""Outputs of layers by their sites; the list has one tensor if the layer runs once."""
 
 
 @dataclass(frozen=True)
 class Calls:
-    """What the blocks are called with under one prompt, beside their hidden states, and the first hidden states."""
+    """The first hidden states under one prompt, and the other arguments that each block is called with."""
 
     first: Tensor
     arguments: Sequence[tuple[Sequence[Any], dict[str, Any]]]
     after: Sequence[Tensor] = ()
-    """Behind every block of the dense model; empty: not kept, so that the dense model runs again for every set."""
+    """Hidden states behind every block of the dense model; empty: not kept, the dense model runs again for every
+    set."""
     own: Own = field(default_factory=dict)
-    """Where that is kept."""
+    """Outputs of the layers of `outputs`, where `after` is kept."""
 
     @classmethod
     def of(cls, structure: ModelStructure, calls: Sequence[BlockCall], own: Own | None = None) -> Calls:
-        """Of a recorded pass. own: what the layers of `outputs` gave; None: hidden states behind blocks are let go."""
+        """The calls of a recorded pass. own: outputs of the layers of `outputs`; None: `after` is not kept."""
         empty = torch.empty(0)
         kept = [structure.block(k).parts.hidden.put(c.args, c.kwargs, empty) for k, c in enumerate(calls)]
         if own is None:
@@ -65,24 +67,24 @@ class Calls:
 
 
 def outputs(consumers: Mapping[int, Sequence[Consumer]]) -> list[Site]:
-    """Where the layers are seen whose own output is what their refit is to give."""
+    """Output sites of the layers that are refitted to their own dense output, not to the block's."""
     return [_output(one) for here in consumers.values() for one in here if not one.arrives]
 
 
 @dataclass
 class Refit:
-    """The new weights of one set, and how they came about."""
+    """The new weights for one set, and how they came about."""
 
     values: Values = field(default_factory=dict)
-    """Parameter -> what it holds."""
+    """Parameter -> its new value."""
     ridges: dict[nn.Parameter, float] = field(default_factory=dict)
-    """Of every layer that was refitted, by its weight."""
+    """λ of every layer that was refitted, by its weight."""
     unchanged: int = 0
     """Layers that every refit would have made worse on the prompts held back."""
     short: int = 0
     """Layers with more inputs than there are tokens."""
     irregular: set[int] = field(default_factory=set)
-    """Blocks with a layer that does not run once for every token, as a routed one does not: it is left as it is."""
+    """Blocks with a layer that does not run once for every token, such as a routed one; it is left as it is."""
 
 
 class Refitting:
@@ -95,14 +97,14 @@ class Refitting:
         prompts: Sequence[Calls],
         dtype: torch.dtype,
     ) -> None:
-        """consumers: of every block call. prompts: at least one. dtype: that the new weights are rounded to."""
+        """consumers: by block call. prompts: at least one. dtype: new weights are rounded to it."""
         self._structure, self._consumers, self._prompts, self._dtype = structure, consumers, prompts, dtype
         self.tokens = sum(prompt.first.shape[1] for prompt in prompts)
 
     @torch.no_grad()
     def refit(self, removals: Removals, tick: Callable[[int, int], None], near: Refit | None = None) -> Refit:
-        """The repair of a set. The model is as it was, afterwards. near: one of the same set, fitted to more prompts,
-        from whose ridges those of this one are looked for."""
+        """The repair of a set; leaves the model unchanged. near: a repair of the same set fitted to more prompts, at
+        whose ridges the search for these starts."""
         found, first = Refit(), min(removals)
         dense = [prompt.first for prompt in self._prompts]
         for number in range(first):
@@ -134,8 +136,8 @@ class Refitting:
         watch: Mapping[Site, list[Tensor]] = {},
         until: Site | None = None,
     ) -> Tensor:
-        """One block on one prompt; what the sites in `watch` hold is put into their lists. until: one of them, behind
-        which nothing is wanted: then the hidden states are those in front of the block."""
+        """Runs one block on one prompt, and appends what each site in `watch` holds to its list. until: the site behind
+        which the block is stopped; the hidden states returned are then those in front of the block."""
 
         def see(site: Site, value: Tensor, index: Tensor | None) -> None:
             watch[site].append(value.detach().clone())
@@ -147,7 +149,7 @@ class Refitting:
         parts, before = self._structure.block(number).parts, hidden.clone()  # blocks may write to it
         args, kwargs = parts.hidden.put(*self._prompts[place].arguments[number], before)
         with contextlib.ExitStack() as stack:
-            if removal is not None:  # first: what is seen then is what is left
+            if removal is not None:  # first, so that `see` gets the values with the removed terms gone
                 stack.enter_context(watching(list(removal.masks), removal.edit))
             stack.enter_context(watching(list(watch), see))
             try:
@@ -178,8 +180,8 @@ class Refitting:
         found: Refit,
         near: float | None,
     ) -> tuple[Values, list[Tensor] | None]:
-        """The layer's new weights: none where nothing is left of it, or nothing helps. And what the block gives with
-        them, where that follows from what was seen."""
+        """The layer's new weights, none where no input is left or no refit helps; and the block's outputs with them,
+        where they follow from what was seen."""
         kept = one.kept(removal)
         features = len(kept) + (one.bias is not None)
         if not len(kept):
@@ -223,8 +225,8 @@ class Refitting:
         return values, [one.moved(after, inputs, values) for after, inputs in behind] or None
 
     def _held_back(self, place: int, tokens: int) -> int:
-        """How many tokens of a prompt choose the ridge: all of every fourth prompt, or of the last of two or three. One
-        prompt alone gives its first tokens."""
+        """How many tokens of a prompt choose the ridge: all of every fourth prompt, or of the last of two or three
+        prompts, or the first quarter of a single prompt."""
         if len(self._prompts) == 1:
             return tokens // HELD_BACK
         return tokens if place % HELD_BACK == min(HELD_BACK, len(self._prompts)) - 1 else 0
@@ -232,14 +234,14 @@ class Refitting:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What the dense model gives at one block, a prompt: the block's output, and that of layers to be refitted."""
+    """Outputs of the dense model at one block, one per prompt: of the block, and of the layers to be refitted."""
 
     after: list[Tensor]
     own: list[Own]
 
 
 class _SeenError(Exception):
-    """A signal: what is wanted of a block has been seen."""
+    """Stops a block once the wanted site has been seen."""
 
 
 def _sizes(target: Sequence[Tensor]) -> Tensor:
@@ -253,5 +255,5 @@ def _typical(targets: Sequence[Sequence[Tensor]]) -> float:
 
 
 def _output(one: Consumer) -> Site:
-    """Where the layer's output is seen."""
+    """The site of the layer's output."""
     return Site("ffn", one.site.module, "output", 1)

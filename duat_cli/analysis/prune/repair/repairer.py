@@ -1,4 +1,4 @@
-"""Sets of terms with their repair: what it changes, and the damage without it and with it on any prompts."""
+"""Repairs of sets of terms: the weights that a repair changes, and the damage without and with it on any prompts."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from duat_cli.models.terms.sites import BlockSites, Site, TermId
 from duat_cli.results.base import Skipped
 
 Damages = list[tuple[float, float]]
-"""Of every prompt: without the repair, and with it."""
-Key = tuple[int, ...] | str  # as of `Prompt.read`
+"""Damage on every prompt, without the repair and with it."""
+Key = tuple[int, ...] | str  # as `Prompt.read` returns it
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Repaired:
 
     refit: Refit
     damages: Damages
-    """On the prompts that choose sets."""
+    """Damages on the prompts that choose sets."""
     dropped: bool
     """Whether the repair is left out: it did not lower the mean damage on these prompts, or on unfitted ones."""
 
@@ -46,7 +46,7 @@ class Repaired:
         return self.before if self.dropped else sum(after for _, after in self.damages) / len(self.damages)
 
     def in_place(self) -> AbstractContextManager[None]:
-        """While active, the model has the repaired weights; the set itself is still to be taken out."""
+        """A context in which the model has the repaired weights; the set itself is not removed by it."""
         return exchanged({} if self.dropped else self.refit.values)
 
 
@@ -62,13 +62,13 @@ class Repairer:
         dtype: torch.dtype,
         progress: Progress,
     ) -> None:
-        """prompts: those that choose sets. calibration: what layers are fitted to. dtype: of the stored weights."""
+        """prompts: those that choose sets. calibration: those that layers are fitted to. dtype: of stored weights."""
         self._ablator, self._prompts, self._progress = ablator, prompts, progress
         self.calibration = calibration
         self._consumers, self.left = consumers(model, ablator.structure, ablator.sites)
-        self._kept: dict[Key, Recorded] = {}  # prompts' own passes, as far as they fit: all sets are compared with them
-        self._room = KEPT_BYTES  # of those, bytes that are left
-        self._without: tuple[Sequence[TermId], dict[Key, float]] = ((), {})  # a set, and what it does without repair
+        self._kept: dict[Key, Recorded] = {}  # own passes of prompts, as far as they fit; sets are compared with them
+        self._room = KEPT_BYTES  # bytes left for them
+        self._without: tuple[Sequence[TermId], dict[Key, float]] = ((), {})  # a set, and its damages without repair
         calls, left = [], KEPT_BYTES
         for k, prompt in enumerate(calibration):
             progress(k, len(calibration), "recording calibration prompts")
@@ -76,7 +76,8 @@ class Repairer:
             left -= sum(one.nbytes for one in calls[-1].after)
         self._refitting = Refitting(ablator.structure, self._consumers, calls, dtype)
         self._folds: list[tuple[Refitting, Sequence[Prompt]]] = []
-        """One half of the prompts is judged with what is fitted to the other; none where other prompts choose sets."""
+        """The repair fitted to one half of the prompts, and the other half, on which it is judged; empty where the
+        prompts that choose sets are not among those fitted to."""
         if len(calls) > 1 and {one.sha256 for one in prompts} & {one.sha256 for one in calibration}:
             self._folds = [
                 (Refitting(ablator.structure, self._consumers, calls[1 - k :: 2], dtype), calibration[k::2])
@@ -85,7 +86,7 @@ class Repairer:
         self.tokens = self._refitting.tokens
 
     def _calls(self, given: Given, left: int) -> Calls:
-        """Of a calibration prompt; what the dense model gives is kept where that takes no more than `left` bytes."""
+        """The calls of a calibration prompt; outputs of the dense model are kept if twice their bytes fit in `left`."""
         structure, sites = self._ablator.structure, outputs(self._consumers)
         own: dict[Site, list[Tensor]] = {site: [] for site in sites}
 
@@ -101,9 +102,9 @@ class Repairer:
         return Calls.of(structure, recorded.calls, own if 2 * size <= left else None)
 
     def repaired(self, terms: Sequence[TermId], limit: float = math.inf) -> Repaired:
-        """The repair of a set, kept where it lowers the mean damage on the prompts that choose sets, and each half's
-        repair that on the other half. limit: of the mean damage; the halves of a set that is above it, and so left out
-        in any case, are not looked at."""
+        """The repair of a set. It is dropped unless it lowers the mean damage on the prompts that choose sets, and
+        unless repairs fitted to each half of the prompts lower it on the other half. limit: of the mean damage; a set
+        above it is left out in any case, so its halves are not looked at."""
         what = f"repair without {len(terms)} terms"
         found = self._fitted(self._refitting, terms, what)
         found.damages.extend(self.damages(terms, found, self._prompts, f"{what}: damage"))
@@ -122,7 +123,7 @@ class Repairer:
         return Repaired(refitting.refit(self._ablator.removals(terms), tick, near), [], dropped=False)
 
     def damages(self, terms: Sequence[TermId], repaired: Repaired, prompts: Sequence[Prompt], what: str) -> Damages:
-        """What the set does to prompts."""
+        """Damage of the set on each prompt, without and with the repair."""
         gone, found = self._ablator.removals(terms), Damages()
         if self._without[0] != terms:
             self._without = (terms, {})
@@ -141,7 +142,7 @@ class Repairer:
         return found
 
     def _recorded(self, given: Given, key: Key) -> Recorded:
-        """A prompt's own pass."""
+        """The recorded pass of a prompt with nothing removed."""
         if key in self._kept:
             return self._kept[key]
         found = self._ablator.record(given)
@@ -152,7 +153,7 @@ class Repairer:
         return found
 
     def skipped(self, refits: Sequence[Refit]) -> list[Skipped]:
-        """What was left as it is."""
+        """The layers that were left as they are, with reasons."""
         why = "it does not run once for every token: other tokens meet it once the stream has moved"
         odd = sorted({number for refit in refits for number in refit.irregular})
         return [*self.left, *(Skipped(what=f"a layer of block {number}", why=why) for number in odd)]

@@ -1,4 +1,4 @@
-"""What stands in for removed neurons and heads, as biases: the mean of each, through the layer that reads it.
+"""Biases that stand in for removed neurons and heads: the mean of each, passed through the layer that reads it.
 
 A layer y = W x + b without the inputs R, which are replaced by their means m, gives W_K x_K + (b + W_R m_R): the same
 layer without these inputs and with another bias (An et al. 2024, FLAP's bias compensation). A file can hold that where
@@ -24,8 +24,8 @@ from duat_cli.models.terms.sites import Site, Sites, TermId, find_sites
 def biases(
     model: nn.Module, ablator: Ablator, terms: Sequence[TermId], dtype: torch.dtype
 ) -> dict[nn.Parameter, Tensor]:
-    """The layers that read the terms, neurons and heads, with zero for their weights and another bias; rounded to
-    `dtype`. UnsupportedModelError where a mean cannot stand in a bias."""
+    """New parameters of the layers that read the terms, neurons and heads: weights of the terms are zero, and the bias
+    holds their means; rounded to `dtype`. Raises UnsupportedModelError where a mean cannot be put into a bias."""
     assert ablator.means is not None
     gone, values = ablator.removals(terms), dict[nn.Parameter, Tensor]()
     sites = {number: list(removal.masks) for number, removal in gone.items()}
@@ -35,7 +35,8 @@ def biases(
 
 
 def require_biases(model: nn.Module, kinds: Sequence[Kind], like: Mapping[str, Tensor] | None = None) -> None:
-    """UnsupportedModelError where what reads terms of these kinds cannot hold their means. like: as of `discover`."""
+    """Raises UnsupportedModelError where the layers that read terms of these kinds cannot hold their means. like: as
+    for `discover`."""
     structure = discover(model, like)
     sites = find_sites(structure, like)
     every = {
@@ -48,7 +49,8 @@ def require_biases(model: nn.Module, kinds: Sequence[Kind], like: Mapping[str, T
 def _layers(
     model: nn.Module, structure: ModelStructure, sites: Sites, wanted: Mapping[int, Sequence[Site]]
 ) -> list[tuple[int, Consumer]]:
-    """What reads the wanted sites, by the number of the block; each has a bias."""
+    """The layers that read the wanted sites, with the number of the block; each has a bias. Raises
+    UnsupportedModelError where one has none, or where there is no such layer."""
     found, left = consumers(model, structure, sites)
     layers = []
     for number, here in wanted.items():
@@ -67,7 +69,7 @@ def _layers(
 
 
 def _biased(one: Consumer, removal: Removal, mean: Tensor, dtype: torch.dtype) -> dict[nn.Parameter, Tensor]:
-    """mean: of every input."""
+    """New parameters of one layer. mean: of every input."""
     kept = one.kept(removal)
     matrix = one.weight.detach().movedim(one.axis, 0).double()
     gone = torch.ones(one.width, dtype=torch.bool, device=matrix.device)

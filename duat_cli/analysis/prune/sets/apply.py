@@ -1,8 +1,9 @@
-"""A checkpoint without the chosen terms, written and then read back and compared with the ablation.
+"""Writes a checkpoint without the chosen terms, reads it back and compares it with the ablation.
 
-Whole blocks, and as many neurons of every FFN as all of them lose, are really removed where the checkpoint so written
-gives the ablated model's own output; everything else is zeroed in the weights. The comparison decides, not a table of
-architectures: what a config cannot represent comes out different, or cannot be read, and is then zeroed and said so.
+Whole blocks, and parts of which every block loses equally many, are really removed if the checkpoint written so gives
+the output of the ablated model; everything else is zeroed in the weights. The comparison decides, not a table of
+architectures: if a config cannot represent a removal, the output differs or the checkpoint cannot be read; the terms
+are then zeroed, and a note says so.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ WEIGHTS = {
 
 
 Like: TypeAlias = Mapping[str, Tensor] | None
-"""As of `probe_inputs`."""
+"""Model inputs to imitate, as for `probe_inputs`."""
 
 
 @dataclass(frozen=True)
@@ -59,25 +60,25 @@ class Applied:
 
     removed_blocks: tuple[int, ...]
     removed_neurons: int
-    """How many every FFN lost."""
+    """How many neurons every FFN lost."""
     removed_groups: int
     """Key and value heads that every attention lost, with the heads that use them."""
     zeroed: int
-    """Terms that are still there, as zeros."""
+    """How many terms are still there, as zeros."""
     notes: tuple[str, ...]
-    """Why something was zeroed and not removed; one line each."""
+    """Why something was zeroed instead of removed, and which tensors were not carried over; one line each."""
     error: float
     """Relative distance of the written checkpoint's output from the ablated model's."""
     dtype: str
-    """Of the written weights."""
+    """Dtype of the written weights."""
     bytes_before: int
-    """Of the tensors that the model has, in the files of the checkpoint that was loaded."""
+    """Size of the tensors that the model has, in the files of the checkpoint that was loaded."""
     bytes_after: int
-    """Of the tensors in the written files."""
+    """Size of the tensors in the written files."""
 
 
 def check_directory(directory: Path) -> None:
-    """Refuse, before anything is computed, a place that cannot be written whole."""
+    """Raises InputError, before anything is computed, where `directory` cannot be written as a whole."""
     where = f"--apply '{clean(str(directory))}'"
     if directory.is_dir() and any(directory.iterdir()):
         raise InputError(f"{where}: the folder is not empty; name a new one")
@@ -97,8 +98,8 @@ def apply_terms(
 ) -> Applied:
     """Write the model without `terms` to `directory`, whole or not at all. parameters: of every block.
 
-    The model in memory is afterwards as it was. InputError for a place that cannot be written, UnsupportedModelError
-    if no way to write the set gives the ablated model's output.
+    The model in memory is left unchanged. Raises InputError where `directory` cannot be written, and
+    UnsupportedModelError if no way to write the set gives the ablated model's output.
     """
     check_directory(directory)
     if not terms:
@@ -146,7 +147,7 @@ def apply_terms(
 
 
 def _reasons(failed: Sequence[tuple[Cut, DuatError]], written: Cut) -> list[str]:
-    """Why what was tried to be removed is not, each once. written: what is."""
+    """Why removals that were tried have failed, each reason once. written: the way that succeeded."""
     found = []
     for plan, fault in failed:
         what = [plural(len(plan.blocks), "block")] if plan.blocks and not written.blocks else []
@@ -173,7 +174,7 @@ def _written(
         except Exception as fault:
             if (error := system_error(fault)) is not None:
                 raise error from fault
-            # whatever foreign code makes of a model that it was not written for
+            # foreign code may raise anything on a model that it was not written for
             raise UnsupportedModelError(f"transformers cannot save it: {one_line(str(fault), 200)}") from fault
     _state_dtype(part / "config.json", dtype)
     _copy_beside(files.path, part)
@@ -181,8 +182,8 @@ def _written(
 
 
 def _copy_beside(source: Path, part: Path) -> None:
-    """Every other file of the checkpoint: its tokenizer, pooling, licence and card; no weights of any format but those
-    of modules behind the model, as sentence embedders have them."""
+    """Copies every other file of the checkpoint: tokenizer, pooling, licence and card. No weights of any format are
+    copied but those of modules behind the model, as sentence embedders have them."""
     behind = [source / one.path for one in modules(source) or () if one.path != "."]
     for file in sorted(source.rglob("*")):
         name = file.relative_to(source)
@@ -208,7 +209,7 @@ def _holds_weights(folder: Path) -> bool:
 def _edited(model: Any, structure: ModelStructure, sites: Sites, plan: Cut) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(zeroed(model, structure, sites, plan.zeroed))
-        if plan.blocks:  # first: the width of the FFNs is that of the blocks that stay
+        if plan.blocks:  # before the parts: the width of the FFNs is that of the blocks that stay
             stack.enter_context(without_blocks(model, structure, plan.blocks))
         for cut in (plan.neurons, plan.heads):
             if cut:
@@ -217,16 +218,16 @@ def _edited(model: Any, structure: ModelStructure, sites: Sites, plan: Cut) -> I
 
 
 def _state(model: Any, files: CheckpointFiles) -> tuple[dict[str, Tensor] | None, torch.dtype]:
-    """The weights in the dtypes that the checkpoint has, where that loses nothing; None: as they are. And the dtype of
-    most."""
+    """The weights in the checkpoint's dtypes, or None, to save them as they are, where they have these dtypes already
+    or the conversion would lose something; and the dtype of most."""
     dtype = most_stored(files) or model.dtype
     if {dtype, *(STORED[one.dtype] for one in files.tensors.values() if one.dtype in STORED_FLOATS)} == {model.dtype}:
         return None, dtype
     state: dict[str, Tensor] = {}
-    # One converted tensor for each in memory: save_pretrained knows tied weights by their address and writes them once.
+    # One converted tensor per tensor in memory: save_pretrained writes tied weights once, which it knows by address.
     converted: dict[tuple[object, ...], Tensor] = {}
     for name, value in model.state_dict().items():
-        # Views that start at one address are one tensor only if they read it alike; empty ones share address 0.
+        # Views with one address are the same tensor only if shape, stride and dtype agree; empty ones share address 0.
         place = value.device, value.data_ptr(), value.dtype, value.shape, value.stride()
         known = converted.get(place) if value.numel() else None
         stored = dtype if name not in files.tensors else STORED[files.tensors[name].dtype]
@@ -250,7 +251,7 @@ def _ablated(model: Any, structure: ModelStructure, sites: Sites, terms: Sequenc
 
 
 def _read_back(part: Path, model: Any, expected: Tensor, like: Like) -> tuple[float, int]:
-    """How far the written checkpoint, read back, is from what was meant; and the bytes of its tensors."""
+    """Relative error of the written checkpoint's output, once read back; and the bytes of its tensors."""
     again = load(str(part), dtype=str(model.dtype).removeprefix("torch."), device=str(model.device))
     error = relative_error(probe_output(again.model, like), expected)
     fault = _fault_as_called(again.model, like)
@@ -261,9 +262,9 @@ def _read_back(part: Path, model: Any, expected: Tensor, like: Like) -> tuple[fl
 
 @torch.no_grad()
 def _fault_as_called(model: Any, like: Like) -> Exception | None:
-    """What the model raises as others call it, with a cache and one token behind the first ones. A hybrid that has no
-    attention left may not know how long its cache is, and a decoder's may be made with the number of the encoder's
-    blocks."""
+    """The exception that the model raises when called as users do: with a cache and one token more; None where it runs.
+    A hybrid without attention may not know the length of its cache, and a decoder's cache may be made with the number
+    of the encoder's blocks."""
     ids, writes = probe_inputs(without_decoder(model), like, DISCOVERY_TOKENS), is_pair(model) and model.can_generate()
     generate = functools.partial(model.generate, max_new_tokens=2, do_sample=False) if writes else None
     try:

@@ -1,4 +1,4 @@
-"""The README.md of a written checkpoint: what was removed, and what it costs, in front of the original's own card."""
+"""The README.md of a written checkpoint: what was removed and at what cost, followed by the original's own card."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ORIGINAL = "## The card of the original"
 
 
 def write_card(directory: Path, source: Path, report: PruneReport, written: Written) -> None:
-    """Into the folder of the checkpoint. source: the original's folder, whose card is kept below, its front matter,
-    from which hubs read licence and tags, on top."""
+    """Writes the card into the folder of the checkpoint. source: the folder of the original. Its card is kept below,
+    and its front matter, from which hubs read licence and tags, on top."""
     original = source / CARD
     front, below = _split(original.read_text(encoding="utf-8", errors="replace") if original.is_file() else "")
     text = front + card_of(report, written)
@@ -29,7 +29,7 @@ def write_card(directory: Path, source: Path, report: PruneReport, written: Writ
 
 
 def card_of(report: PruneReport, written: Written) -> str:
-    """Everything that is said of the written checkpoint, as Markdown."""
+    """The card of the written checkpoint itself, as Markdown."""
     plan, name = report.plans[0], _name(report)
     numbers = [
         ("parameters", f"{written.parameters_before:,}", f"{written.parameters_after:,}"),
@@ -56,13 +56,13 @@ def card_of(report: PruneReport, written: Written) -> str:
 
 
 def _split(card: str) -> tuple[str, str]:
-    """Front matter with the lines around it, and what is below."""
+    """The front matter with the lines around it, and the text below it."""
     front, end, below = card.partition("\n---\n")
     return (f"{front}{end}\n", below) if end and card.startswith("---\n") else ("", card)
 
 
 def _name(report: PruneReport) -> str:
-    """Of a local folder its last part: where it stood is nobody's business."""
+    """Name of the model; for a local folder only its last part, so that the card shows no local path."""
     name = report.model.name if report.model.revision else Path(report.model.name).name
     return one_line(clean(name).replace("`", "'") or "model", 120)
 

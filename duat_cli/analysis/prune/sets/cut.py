@@ -1,4 +1,4 @@
-"""Ways to write a checkpoint without a set of terms: what leaves the file, and what is zeroed in it."""
+"""Ways to write a checkpoint without a set of terms: which terms leave the file, and which are zeroed in it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Cut:
 
     blocks: tuple[int, ...] = ()
     neurons: Cuts = ()
-    """Of every FFN that stays."""
+    """Neurons that leave every FFN that stays."""
     heads: Cuts = ()
-    """Of every attention that stays: key and value heads with the heads that use them."""
+    """Key and value heads that leave every attention that stays, with the heads that use them."""
     zeroed: tuple[TermId, ...] = ()
 
     @property
@@ -42,8 +42,8 @@ class Cut:
 def cuts_of(
     structure: ModelStructure, parameters: Mapping[nn.Module, BlockParameters], terms: Sequence[TermId]
 ) -> tuple[list[Cut], list[str]]:
-    """Ways to write the set, the most removed first, the last zeroes everything; and why something is zeroed that the
-    set has whole. parameters: of every block."""
+    """Ways to write the set, from most removed to everything zeroed; and notes on why heads or neurons are zeroed
+    instead of removed. parameters: of every block."""
     everything = tuple(dict.fromkeys(terms))
     blocks = tuple(sorted(t.block for t in everything if t.kind == "block"))
     rest = tuple(t for t in everything if t.block not in blocks)
@@ -64,7 +64,7 @@ def cuts_of(
 
 
 _Found = tuple[Cuts, tuple[TermId, ...], list[str]]
-"""What leaves; the terms that are left to be zeroed; why."""
+"""The parts that leave; the terms left to be zeroed; notes with the reasons."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class _Writing:
     blocks: tuple[int, ...]
 
     def without(self, kind: Kind, terms: tuple[TermId, ...]) -> _Found:
-        """Parts of every FFN, or of every attention, that stays."""
+        """The parts that can leave every FFN, or every attention, that stays."""
         lost = by_key((term.block, term.index) for term in terms if term.kind == kind)
         if not lost:
             return (), terms, []
@@ -98,8 +98,8 @@ class _Writing:
         return cut, left, [note]
 
     def _layers(self, kind: Kind, lost: Collection[int]) -> dict[int, Layers]:
-        """Where the terms of a kind stand, by block. UnsupportedModelError where they cannot leave. lost: blocks that
-        lose some."""
+        """The layers that hold the terms of a kind, by block. Raises UnsupportedModelError where terms cannot leave.
+        lost: blocks that lose some."""
         stay = [k for k in range(len(self.structure.calls)) if k not in self.blocks]
         if kind == "neuron" and not set(stay) <= set(lost):
             raise UnsupportedModelError("a config states one width for all FFNs, and not every FFN loses neurons")
@@ -121,8 +121,8 @@ class _Writing:
 
 
 def _cut(kind: Kind, layers: Mapping[int, Layers], terms: tuple[TermId, ...]) -> tuple[Cuts, tuple[TermId, ...]]:
-    """Parts of every one of these layers, as many of each as all of them lose whole, and never all; and the terms that
-    are left. What is zeroed beside parts is zeroed in the whole layers; then the layers are cut. layers: by block."""
+    """Parts to cut from each of these layers: from each as many as every layer loses whole, and never all; and the
+    terms that are left. Those are zeroed before the layers are cut. layers: by block."""
     gone = {(term.block, term.index) for term in terms if term.kind == kind}
 
     def of(block: int, part: int) -> set[tuple[int, int | None]]:

@@ -30,7 +30,7 @@ def chosen_set(
 ) -> ChosenSet:
     """The set with the names that the modules have in `model`, in a fixed order and each term once.
 
-    weights: those that are read block by block, if they are.
+    weights: those of a model that is read block by block; None otherwise.
     """
     names = {module: path for path, module in model.named_modules()}
     ordered = sorted(set(terms), key=lambda t: (t.block, t.kind, -1 if t.index is None else t.index))
@@ -67,8 +67,8 @@ def _chosen(
 
 
 def kinds_of_blocks(model: Any, structure: ModelStructure, removed: Sequence[int]) -> int:
-    """How many there are, which the config tells apart by number. InputError where slices cannot say which go, or the
-    config would build blocks of other kinds without those."""
+    """How many kinds of blocks there are; the config tells them apart by number. Raises InputError where slices cannot
+    say which blocks go, or where the config without them would build blocks of other kinds."""
     if is_pair(model):
         raise InputError(
             "--export: mergekit slices do not tell an encoder's blocks from a decoder's; give a .json file"
@@ -88,10 +88,10 @@ def kinds_of_blocks(model: Any, structure: ModelStructure, removed: Sequence[int
 
 
 def mergekit_slices(blocks: int, removed: Sequence[int], *, model: str, dtype: str, kinds: int = 1) -> str:
-    """A mergekit configuration that passes the other blocks through: one slice a run of blocks that stay.
+    """A mergekit configuration that passes the other blocks through, with one slice per run of blocks that stay.
 
-    `layer_range` is half-open, [first, past the last). blocks: how many there are; removed: which go; kinds: as of
-    `kinds_of_blocks`.
+    `layer_range` is half-open, [first, past the last). blocks: how many there are; removed: which go; kinds: as
+    `kinds_of_blocks` returns it.
     """
     gone = set(removed)
     if bad := [b for b in gone if not 0 <= b < blocks]:
@@ -110,6 +110,6 @@ def mergekit_slices(blocks: int, removed: Sequence[int], *, model: str, dtype: s
 
 
 def _quoted(text: str) -> str:
-    """A double-quoted YAML string, whatever stands in a path."""
+    """A double-quoted YAML string, whatever characters `text` has."""
     plain = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in plain) + '"'

@@ -1,7 +1,7 @@
 """The largest set within a budget, or the smallest that holds a share of the parameters.
 
-The sets are the beginnings of an order of terms, so they are nested. A set's prediction sums responses before
-squaring, so what cancels counts. Sets are chosen by their measured mean damage on the prompts of the report.
+The sets are prefixes of an order of terms, so they are nested. The prediction of a set sums responses before squaring,
+so that cancellation between terms counts. Sets are chosen by their measured mean damage on the prompts of the report.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from duat_cli.models.terms.sites import TermId
 from duat_cli.results.prune.sets import SketchRound
 
 Damages = Callable[[Sequence[Sequence[TermId]]], list[float]]
-BEYOND = 2.0  # the curve goes on to this multiple of the budget
+BEYOND = 2.0  # the curve extends to this multiple of the budget
 
 
 @dataclass(frozen=True)
@@ -30,41 +30,41 @@ class Point:
     removed: int
     predicted: float
     measured: float | None = None
-    """None until it is."""
+    """Measured mean damage; None until measured."""
     moved: tuple[float, ...] = ()
-    """Under each prompt, how far its removal moves the last block's output, relative to that output."""
+    """How far removal moves the last block's output, relative to that output, under each prompt."""
 
 
 @dataclass(frozen=True)
 class Nested:
-    """The order in which terms of some kinds go, and the sets of it that are worth measuring."""
+    """The order in which terms of some kinds are removed, and those of its sets that are worth measuring."""
 
     kinds: tuple[Kind, ...]
     order: list[TermId]
     curve: list[Point]
     chosen: Point | None = None  # the largest measured set within the budget, or the one that was asked for
-    ends: list[int] = field(default_factory=list)  # how many terms a set may have, rising; none: any number
+    ends: list[int] = field(default_factory=list)  # allowed sizes of sets, rising; empty: any size
     uniform: bool = False
     rounds: list[SketchRound] = field(default_factory=list)
     wanted: int | None = None  # the size that was asked for
 
     @property
     def name(self) -> str:
-        """The kinds, as --granularity takes them."""
+        """The kinds, written as for --granularity."""
         return ",".join(self.kinds)
 
     @property
     def sets(self) -> list[list[TermId]]:
-        """Those of the curve."""
+        """The sets of the curve."""
         return [self.order[: point.removed] for point in self.curve]
 
     def sizes(self, most: int) -> list[int]:
-        """How many terms a set of at most so many may have."""
+        """The allowed sizes of sets, up to `most`."""
         return [end for end in self.ends or range(1, most + 1) if end <= most]
 
     def likely(self, budget: float, most: int) -> list[int]:
-        """Sizes of those that are most likely to be chosen, as the prediction has it: the largest that it puts within
-        the budget and those beside it, smaller ones first; or the one that was asked for."""
+        """Sizes of the `most` sets most likely to be chosen by the prediction: the largest predicted to be within the
+        budget and those beside it, smaller ones first; or only the size that was asked for."""
         if self.wanted is not None:
             return [self.wanted]
         beyond = next((k for k, point in enumerate(self.curve) if point.predicted > budget), len(self.curve))
@@ -72,12 +72,13 @@ class Nested:
         return [self.curve[k].removed for k in order[:most]]
 
     def measured(self, effects: Sequence[Sequence[Effect]], budget: float) -> Nested:
-        """With what was measured of each set, and one chosen. effects: under every prompt, those of all sets."""
+        """A copy with the measurements of each set and with one chosen. effects: for every prompt, those of all
+        sets."""
         curve, chosen, within = list[Point](), None, True
         for point, under in zip(self.curve, zip(*effects, strict=True), strict=True):
             damage = statistics.fmean(one.damage for one in under)
             curve.append(replace(point, measured=damage, moved=tuple(one.moved for one in under)))
-            within = within and damage <= budget  # a larger set only if every smaller one is within the budget too
+            within = within and damage <= budget  # a set counts only if every smaller one is within the budget too
             fits = within if self.wanted is None else point.removed == self.wanted
             if fits:
                 chosen = curve[-1]
@@ -85,16 +86,16 @@ class Nested:
 
 
 def chosen(group: Group, sketch: Sketch, again: Again, damages: Damages) -> Nested:
-    """The sets to be measured: from one sketch, or from several with what they brought over one, as asked for.
+    """The sets to be measured: by one sketch or, as asked for, in several rounds, compared with a single one.
 
-    damages: what sets do, mean over the prompts.
+    damages: gives the damage of sets, mean over the prompts.
     """
     single, parameters = path_of(group, sketch), group.sizes.parameters
     target = single.within(group)
     if group.options.rounds == 1 or not target:
         return nested_of(group, single)
     wanted = float(parameters[single.places[:target]].sum())
-    if group.wanted is not None:  # the set of one round goes beyond that by a part of its last term
+    if group.wanted is not None:  # the set of one round holds more than was asked for, by a part of its last term
         wanted = min(wanted, group.wanted)
     path, stages = path_in_rounds(group, single, again, wanted)
     whole = path.reaching(parameters, wanted)
@@ -110,7 +111,7 @@ def chosen(group: Group, sketch: Sketch, again: Again, damages: Damages) -> Nest
 
 
 def nested_of(group: Group, path: Path, rounds: Sequence[SketchRound] = ()) -> Nested:
-    """The sets of a path that are to be measured. rounds: what it came about in, if several."""
+    """The sets of a path that are to be measured. rounds: those in which the path was made, if several."""
     order = [group.terms.ids[k] for k in path.places.tolist()]
     wanted = path.within(group) if path.ends and group.wanted is not None else None
     sizes = _sizes(path, group.options, wanted) if path.ends else []
@@ -119,8 +120,8 @@ def nested_of(group: Group, path: Path, rounds: Sequence[SketchRound] = ()) -> N
 
 
 def measured_sets(found: Sequence[Nested], effects: Sequence[Sequence[Effect]], budget: float) -> dict[str, Nested]:
-    """The nested sets of several orders with what was measured, by their names. effects: under every prompt, those of
-    all their sets."""
+    """The nested sets of several orders with their measurements, by name. effects: for every prompt, those of all sets
+    of all orders, in turn."""
     measured, start = dict[str, Nested](), 0
     for one in found:
         end = start + len(one.curve)
@@ -130,17 +131,17 @@ def measured_sets(found: Sequence[Nested], effects: Sequence[Sequence[Effect]], 
 
 
 def _sizes(path: Path, options: PruneOptions, wanted: int | None) -> list[int]:
-    """Sizes worth measuring: evenly up to where the prediction leaves the picture, or to what was asked for, and the
-    smallest set."""
+    """Sizes worth measuring: the smallest, evenly spaced ones up to where the prediction exceeds BEYOND budgets or to
+    `wanted`, and the largest that is predicted to be within the budget."""
     outside = (path.curve > BEYOND * options.budget).nonzero()
     last = wanted or (int(outside[0]) + 1 if len(outside) else len(path.curve))
     points = options.spent.points
     steps = {round(last * k / points) for k in range(1, points + 1)}
     inside = (path.curve > options.budget).nonzero()
-    edge = {int(inside[0])} if len(inside) else set()  # the largest that the prediction puts within the budget
+    edge = {int(inside[0])} if len(inside) else set()  # the largest size predicted to be within the budget
     return sorted({_down(size, path.ends) for size in steps | {1} | {one for one in edge if one <= last}})
 
 
 def _down(size: int, ends: Sequence[int]) -> int:
-    """The largest set that is no larger; the smallest if there is none."""
+    """The largest allowed size that is at most `size`; the smallest if there is none."""
     return ends[max(0, bisect.bisect_right(ends, size) - 1)]

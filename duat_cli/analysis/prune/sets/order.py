@@ -1,13 +1,14 @@
-"""In which order terms go: the least damaging first, or, of several kinds, the least damaging for what they hold.
+"""The order in which terms are removed: by predicted damage or, with several kinds, by damage per parameter.
 
-Sets are beginnings of the order, so they are nested. What goes together is a unit: one term; with --uniform one neuron
-of every FFN, or the heads of one key and value head in every attention, so that all of them can leave the file.
+Sets are prefixes of the order, so they are nested. Terms that are removed together are called a unit here: a single
+term; with --uniform one neuron of every FFN, or the heads of one key and value head in every attention, so that all of
+them can leave the file.
 
-Where a set of a size is asked for, neurons, heads and experts go in steps, and so do whole parts of which each was
-ablated by itself, whose damage is then the measured one. After each step the others count with what they do to the
-output alone and with what they do there alike with all that is gone: two terms that add the same vector do four times
-the damage of one, by its square. What would cancel counts of whole parts alone, as they are few: the prediction is
-linear, and sets that it picks from many terms overshoot.
+Neurons, heads and experts are removed in steps where a set of a given size is asked for; whole parts are if each was
+ablated by itself, and then their damage is the measured one. After each step, a remaining term counts with its own
+damage and with what it does together with all that is gone: two terms that add the same vector do four times the damage
+of one, in squares. Cancellation counts only for whole parts, which are few: the prediction is linear, and sets that it
+picks from many terms would overshoot.
 """
 
 from __future__ import annotations
@@ -25,19 +26,20 @@ from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.edits.parameters import BlockParameters
 
-Damages = Callable[[Sequence[Sequence[int]]], Tensor]  # units, as places of their terms -> the damage of each
+Damages = Callable[[Sequence[Sequence[int]]], Tensor]  # units, each the places of its terms -> the damage of each
 STEPS = 50
-UNIFORM: tuple[Kind, ...] = ("neuron", "head")  # kinds that a config states one number of, for all blocks
+UNIFORM: tuple[Kind, ...] = ("neuron", "head")  # kinds whose number a config states once for all blocks
 
 
 class Alike:
-    """2 <change of what is gone, change of the term>, estimated from their responses to the probes of all prompts.
+    """2 <change by what is gone, change by the term>, estimated from their responses to the probes of all prompts.
 
-    Unless signed, less its standard error, so that what is alike by chance does not count, and nothing below 0.
+    Unless signed, its standard error is subtracted, so that similarity by chance does not count, and the result is cut
+    off below 0.
     """
 
     def __init__(self, responses: Sequence[Tensor], *, signed: bool = False) -> None:
-        """A prompt: (probes, terms)."""
+        """responses: one tensor per prompt, (probes, terms)."""
         self._responses, self._signed = responses, signed
         self._sums = [one.new_zeros(len(one)) for one in responses]
 
@@ -57,14 +59,14 @@ class Alike:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the terms hold, and which of them go together."""
+    """How many parameters the terms hold, and which heads go together."""
 
     parameters: Tensor
-    """Of every term, (terms,) float64."""
+    """Parameters of every term, (terms,) float64."""
     whole: tuple[float, float]
-    """Parameters of all blocks, and of the model. What several block calls share counts at each, as in its terms."""
+    """Parameters of all blocks, and of the model. Those that block calls share count at each call, as in its terms."""
     groups: tuple[int, ...] = ()
-    """Of every block call, the neighbouring heads that share a key and value head."""
+    """For every block call, how many neighbouring heads share a key and value head."""
 
     @classmethod
     def of(
@@ -86,7 +88,7 @@ class Sizes:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Kinds whose terms go into one set, and what is asked of the set."""
+    """Kinds whose terms go into one set, and the options for the set."""
 
     kinds: tuple[Kind, ...]
     terms: TermList
@@ -95,37 +97,38 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The kinds, as --granularity takes them."""
+        """The kinds, written as for --granularity."""
         return ",".join(self.kinds)
 
     @property
     def uniform(self) -> bool:
-        """Whether every block is to lose as many."""
+        """Whether every block is to lose equally many terms."""
         return self.options.uniform and set(self.kinds) <= set(UNIFORM)
 
     @property
     def wanted(self) -> float | None:
-        """How many parameters are to go, whatever the damage; None: as many as the budget allows."""
+        """How many parameters to remove, whatever the damage; None: as many as the budget allows."""
         share = self.options.remove
         return None if share is None else share * self.sizes.whole[self.options.of_all]
 
     @property
     def held(self) -> Tensor:
-        """What a term's damage is divided by in the order, (terms,): of several kinds, the parameters that it holds."""
+        """Divisor of each term's damage in the order, (terms,): its parameters with several kinds, 1 with one kind."""
         parameters = self.sizes.parameters
         return parameters.clamp_min(1.0) if len(self.kinds) > 1 else torch.ones_like(parameters)
 
 
 Order = tuple[Tensor, list[int]]
-"""Terms in the order in which they go, (terms,) places in the term list; and how many a set may have, rising."""
+"""Places in the term list, (terms,), in the order in which terms are removed; and the allowed sizes of sets, rising."""
 
 
 def order_of(
     group: Group, damages: Damages, gone: Sequence[int], alike: Callable[[Sequence[int]], Alike] | None
 ) -> Order:
-    """The order of the group's terms that are not gone yet. alike: of terms by their places; None: no steps.
+    """The order of the group's terms that are not gone yet. alike: makes the `Alike` of terms by their places; None:
+    the order is made without steps.
 
-    Never all blocks, and with `uniform` never all neurons of an FFN or heads of an attention, are a set.
+    No set has all blocks or, with `uniform`, all neurons of an FFN or all heads of an attention.
     """
     left, kinds = set(gone), group.kinds
     members = [k for kind in kinds for k in group.terms.places(kind) if k not in left]
@@ -138,7 +141,8 @@ def order_of(
 
 
 def _in_steps(damage: Tensor, held: Tensor, alike: Alike) -> Tensor:
-    """In each step goes what does least damage for what it holds, as far as the step's share of all parameters."""
+    """The order made in STEPS steps. Each removes the terms with the least damage per `held`, up to the step's share of
+    the sum of `held`."""
     left, taken = torch.arange(len(damage)), [torch.arange(0)]
     gone, whole = 0.0, float(held.sum())
     for step in range(1, STEPS):
@@ -154,7 +158,7 @@ def _in_steps(damage: Tensor, held: Tensor, alike: Alike) -> Tensor:
 
 def _uniform(group: Group, members: Sequence[int], damages: Damages) -> Order:
     terms, sizes = group.terms, group.sizes
-    units: list[tuple[float, list[int]]] = []  # the damage for what a unit holds, and its terms
+    units: list[tuple[float, list[int]]] = []  # a unit's damage per parameter, and its terms
     rest: list[int] = []
     for kind in group.kinds:
         mine = [k for k in members if terms.ids[k].kind == kind]
@@ -163,7 +167,7 @@ def _uniform(group: Group, members: Sequence[int], damages: Damages) -> Order:
         held = [float(sizes.parameters[unit].sum().clamp_min(1.0)) for unit in rounds]
         worth, highest = [], -torch.inf
         for damage, size in zip(damages(rounds).tolist() if rounds else [], held, strict=True):
-            highest = max(highest, damage / size)  # a kind's own order stays
+            highest = max(highest, damage / size)  # never falls, which keeps the order within a kind
             worth.append(highest)
         units += zip(worth, rounds, strict=True)
     units.sort(key=lambda unit: unit[0])
@@ -177,8 +181,8 @@ def _uniform(group: Group, members: Sequence[int], damages: Damages) -> Order:
 def _rounds(
     terms: TermList, members: Sequence[int], damages: Damages, groups: Sequence[int]
 ) -> tuple[list[list[int]], list[int]]:
-    """The least damaging group of every block, the next of every block, and so on, while every block keeps one; and the
-    terms that are left."""
+    """Units with `--uniform`: the least damaging group of every block, then the next of every block, and so on while
+    every block keeps one; and the terms that are left."""
 
     def unit(place: int) -> tuple[int, int]:
         term = terms.ids[place]

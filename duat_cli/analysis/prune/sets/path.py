@@ -1,9 +1,9 @@
-"""An order of terms with the predicted damage of each of its beginnings, from one sketch of the model or several.
+"""An order of terms with the predicted damage of each of its prefixes, from one sketch of the model or several.
 
-A sketch is the responses of all terms to a few random directions of the output. Taken of the model as it is, it knows
-the interactions of terms to first order alone: what a removal does to the directions of others is not in it. With
-several rounds the model is sketched again after each part of the terms is gone: responses are then those of the pruned
-model, to the slope of the damage there, which knows what is gone already exactly, and to random directions.
+A sketch is the responses of all terms to a few random directions of the output. A sketch of the whole model has the
+interactions of terms to first order only: how a removal changes the gradients of other terms is not in it. With several
+rounds, the model is sketched again after each part of the terms is gone. The responses are then those of the pruned
+model: to the slope of the damage there, which takes exact account of what is gone, and to random directions.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from duat_cli.models.terms.sites import TermId
 
 @dataclass(frozen=True)
 class Sketch:
-    """The responses of all terms, and of what is gone already."""
+    """The responses of all terms, and the damage of those that are gone already."""
 
     metric: Metric
     responses: Sequence[Tensor]
-    """A prompt: (probes, terms)."""
+    """One tensor per prompt, (probes, terms)."""
     starts: Sequence[float] | None = None
-    """A prompt: the measured damage of what is gone, whose slope the first response is to; None: nothing is."""
+    """Measured damage of what is gone, per prompt; the first response is to its slope. None: nothing is gone."""
     known: Mapping[int, float] = field(default_factory=dict)
-    """By its place, the measured damage of a term that was ablated by itself, mean over the prompts."""
+    """Measured damage of terms that were ablated by themselves, mean over the prompts, by the places of the terms."""
 
     @property
     def start(self) -> float:
@@ -41,13 +41,13 @@ class Sketch:
     def damages(self, units: Sequence[Sequence[int]]) -> Tensor:
         """What the removal of each unit adds to the damage of a set, mean over the prompts, (units,) float64.
 
-        Of a damage that is a length that is its square: two terms that move the output at right angles add in squares,
-        so that a term of twice the parameters may do root two times the damage.
+        For a damage that is a length, this is its square: terms that move the output at right angles add in squares, so
+        that a term with twice the parameters may do √2 times the damage.
 
-        Where something is gone already: the square of what it does to the output, the slope of the damage left out. A
-        slope leads to terms that all undo the same change, and together overshoot it.
+        Where something is gone already, it is the square of the unit's effect on the output, without the slope of the
+        damage: the slope would favour terms that all undo the same change, and together overshoot it.
 
-        Of single terms that are all known, the measured damage: of a whole part the prediction may be off by far.
+        For single terms that are all known it is the measured damage: the prediction for a whole part may be far off.
         """
         if all(len(unit) == 1 and unit[0] in self.known for unit in units):
             return self.metric.adding(torch.tensor([self.known[place] for [place] in units], dtype=torch.float64))
@@ -65,19 +65,19 @@ class Sketch:
         return self.metric.adding(mean) if self.starts is None else mean
 
     def alike(self, places: Sequence[int], *, whole: bool = False) -> Alike:
-        """What these terms do alike with those of them that go. whole: of parts that are few, so that the least of them
-        is not the least by chance; what cancels then counts."""
+        """What each of these terms does together with those that are gone. whole: whether they are parts, of which
+        there are so few that the least is not least by chance; cancellation then counts."""
         index, first = torch.tensor(places, dtype=torch.long), len(self.responses[0]) - self.probes
         return Alike([one[first:, index] for one in self.responses], signed=whole)
 
     @property
     def probes(self) -> int:
-        """Rows of the responses that are to random directions: all, or all but that to a slope."""
+        """How many rows of the responses are to random directions: all, or all but one that is to a slope."""
         slope = self.starts is not None or self.metric.name == "nll"
         return len(self.responses[0]) - slope
 
     def curve(self, order: Tensor) -> Tensor:
-        """The predicted mean damage without the first m of `order` as well, for m = 1 … len(order)."""
+        """The predicted mean damage once the first m terms of `order` are gone too, for m = 1 … len(order)."""
         total = torch.zeros(len(order), dtype=torch.float64)
         for prompt, one in enumerate(self.responses):
             sums = one[:, order].double().cumsum(dim=1)  # (probes, sets)
@@ -90,19 +90,20 @@ class Sketch:
 
 @dataclass(frozen=True)
 class Path:
-    """An order of terms, and the predicted damage of its beginnings."""
+    """An order of terms, and the predicted damage of its prefixes."""
 
     places: Tensor
-    """(terms,) of the term list."""
+    """Places in the term list, (terms,)."""
     ends: list[int]
-    """How many terms a set may have, rising."""
+    """Allowed sizes of sets, rising."""
     curve: Tensor
-    """(largest set,): of the first 1, 2, … terms."""
+    """Predicted damage of the first 1, 2, … terms, (largest set,)."""
 
     def reaching(self, parameters: Tensor, wanted: float, gone: float = 0.0) -> int:
-        """The smallest set that holds, with what is gone, as many parameters; the largest one if none does.
+        """Size of the smallest set that holds, together with what is gone, `wanted` parameters; the largest if none
+        does.
 
-        parameters: of every term.
+        parameters: of every term. gone: parameters of what is gone.
         """
         held = parameters[self.places].cumsum(dim=0) + gone
         return next((end for end in self.ends if float(held[end - 1]) >= wanted), self.ends[-1] if self.ends else 0)
@@ -114,22 +115,22 @@ class Path:
         return max((end for end in self.ends if float(self.curve[end - 1]) <= group.options.budget), default=0)
 
     def beginning(self, size: int) -> Path:
-        """A set of this size alone."""
+        """The path up to a set of this size."""
         return Path(self.places[:size], [end for end in self.ends if end <= size], self.curve[:size])
 
     def then(self, other: Path) -> Path:
-        """This, and behind it the terms of a path that begins without these."""
+        """This path followed by another, which was made once the terms of this one were gone."""
         ends = [*self.ends, *(len(self.places) + end for end in other.ends)]
         places, curve = torch.cat([self.places, other.places]), torch.cat([self.curve, other.curve])
         return Path(places, ends, curve)
 
 
 def path_of(group: Group, sketch: Sketch, gone: Sequence[int] = ()) -> Path:
-    """From one sketch, behind what is gone in it.
+    """The path by one sketch, of the terms that are not gone in it.
 
-    Terms also count with what they do alike with what is gone where they are whole parts that are all known, or small
-    ones of which a set of a size was asked for. The probes that pick small ones then predict less for the set than it
-    does, so that is not for a prediction which is to meet a budget.
+    Terms are removed in steps, so that they count with what they do together with those gone, where they are whole
+    parts whose damage is all known, or smaller terms of which a set of a given size was asked for. For smaller terms
+    the prediction is then too low, as the same probes pick the terms: so not where the prediction has to meet a budget.
     """
     kinds = set(group.kinds)
     alike: Callable[[Sequence[int]], Alike] | None = None
@@ -145,8 +146,8 @@ Again = Callable[[Sequence[TermId]], Sketch]  # a sketch of the model without th
 
 
 def path_in_rounds(group: Group, first: Path, again: Again, wanted: float) -> tuple[Path, list[tuple[int, float]]]:
-    """Of as many rounds as the options say, each of which takes an equal share of `wanted` parameters; and of each but
-    the last how many terms are gone at its end, with the damage that is measured of it.
+    """The path made in as many rounds as the options say, each of which takes an equal share of `wanted` parameters;
+    and for each round but the last, how many terms are gone at its end and the damage measured there.
     """
     parameters, rounds, ends = group.sizes.parameters, group.options.rounds, list[tuple[int, float]]()
     path, rest = first.beginning(0), first

@@ -1,4 +1,4 @@
-"""A chosen set as the report has it: what it is, what it saves, and what was shown of it on held-out prompts."""
+"""A chosen set as the report states it: its terms, what it saves, and what held-out prompts showed about it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SizeOf = Callable[[Sequence[TermId]], SetSize]
 
 
 def name_of(term: TermId) -> str:
-    """Such as block.3.head.1."""
+    """Name of a term, such as block.3.head.1."""
     return f"block.{term.block}" if term.index is None else f"block.{term.block}.{term.kind}.{term.index}"
 
 
@@ -44,9 +44,10 @@ def plan_of(
     repair: SetRepair | None,
     criteria: Sequence[CriterionSet] = (),
 ) -> Plan:
-    """The largest set within the budget, or the one that was asked for, and what was shown of it.
+    """The largest set within the budget, or the one that was asked for, and what was shown about it.
 
-    parameters: of every term. repair: of which trial and chosen are. criteria: what others chose.
+    parameters: of every term. repair: the repair with which `nested` and `trial` were made; None: none. criteria: sets
+    that other criteria chose.
     """
     total, chosen, budget = len(nested.order), nested.chosen, options.budget
     reasons: dict[str, str] = {}
@@ -92,7 +93,7 @@ def plan_of(
 
 
 def _why_none(nested: Nested) -> str:
-    """Why there is no set."""
+    """The reason why there is no set."""
     total = len(nested.order)
     if nested.name == "block" and total == 1:
         return ONE_BLOCK
@@ -105,7 +106,7 @@ def _why_none(nested: Nested) -> str:
 
 
 def short_of_wanted(plans: Sequence[Plan]) -> list[str]:
-    """Of sets that hold clearly less than was asked for: their terms, or those that may go together, hold no more."""
+    """Warnings for sets that hold clearly less than was asked for, because terms that may go together hold no more."""
     return [
         f"--remove {plan.remove:.1%}: the set of {plan.granularity} terms holds {plan.parameters_share:.1%} of the "
         f"parameters of {'the model' if plan.parameters_of == 'all' else 'all blocks'}, as much as may go together"
@@ -115,7 +116,7 @@ def short_of_wanted(plans: Sequence[Plan]) -> list[str]:
 
 
 def worse_in_rounds(plans: Sequence[Plan]) -> list[str]:
-    """Of sets for which sketching the model again brought nothing: one round takes as much with less damage."""
+    """Warnings for sets that several rounds made worse: one round removes as many parameters with less damage."""
     return [
         f"--rounds: the set of {names_of(plan.granularity)} does more damage ({last.measured:.3g}) than that of one "
         f"round which holds as much ({last.single_measured:.3g}); without --rounds that one is chosen"
@@ -126,7 +127,7 @@ def worse_in_rounds(plans: Sequence[Plan]) -> list[str]:
 
 
 def _held_out(trial: Trial, total: int) -> list[HeldOut]:
-    """The sets that were run, each on the prompts that it was run on. total: terms of the kind."""
+    """The sets that were run, each with the prompts that it was run on. total: how many terms the order has."""
     return [
         HeldOut(
             removed=size,
@@ -144,7 +145,7 @@ def _held_out(trial: Trial, total: int) -> list[HeldOut]:
 
 
 def _guarantee(nested: Nested, trial: Trial, holdout: str, size_of: SizeOf) -> Guarantee:
-    """The statement is about the share fixed in advance, for the last set that passed."""
+    """The guarantee for the last set that passed; the share of prompts that it is about was fixed in advance."""
     number = trial.choice()
     removed = 0 if number is None else trial.sizes[number]
     gone = nested.order[:removed]
@@ -168,12 +169,12 @@ def _guarantee(nested: Nested, trial: Trial, holdout: str, size_of: SizeOf) -> G
 
 
 def _saves(gone: Sequence[TermId], size_of: SizeOf) -> SetSize | str:
-    """What a checkpoint without the set no longer holds, or why that is not known."""
+    """Size of what a checkpoint without the set no longer holds, or the reason why it is not known."""
     return or_reason(lambda: size_of(gone)) if gone else "the set is empty"
 
 
 def _mean_guarantee(nested: Nested, trial: Trial, holdout: str) -> MeanGuarantee:
-    """Of the largest set that passed."""
+    """The guarantee for the mean damage of the largest set that passed."""
     number = trial.mean_choice()
     removed = 0 if number is None else trial.sizes[number]
     return MeanGuarantee.explained(

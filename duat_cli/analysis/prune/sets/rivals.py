@@ -1,9 +1,9 @@
-"""What sets that other criteria choose do to the held-out prompts, beside duat's own and random ones of the same size.
+"""Damage on held-out prompts of sets that other criteria choose, beside duat's own and random ones of the same size.
 
-Every set is made by the rules of duat's own (`order.order_of`): never all blocks, with --uniform as many of every
-layer, and as many parameters as duat's holds, to within a term. A criterion of neurons, heads or experts is used twice,
-since some are made for the terms of one layer: with the same share of every layer, and with all terms in one order, of
-several kinds by score a parameter.
+Every set is made by the rules for duat's own (`order.order_of`): it never has all blocks, with --uniform it has equally
+many terms of every layer, and it holds as many parameters as duat's set, to within a term. A criterion of neurons,
+heads or experts is used twice, since some are made to compare terms of one layer: with the same share of every layer,
+and with all terms in one order (by score per parameter with several kinds).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from duat_cli.results.prune.rivals import Allocation, CriterionSet
 from duat_cli.statistics.ranking import Estimate, bootstrap
 
 OURS, RANDOM = "duat", "random"
-# the angle between two ends of a run of neighbouring blocks is what Gromov et al. choose by; that of single blocks says
-# which one block goes, and no set
+# Gromov et al. choose by the angle between the two ends of a run of neighbouring blocks; the angle of a single block
+# tells which one block to remove, but no set
 OF_ONE_BLOCK = ("angular",)
 ONE_SET = "one set alone"
 NO_DAMAGE = "duat's set does no damage on these prompts, or on some resample of them none"
@@ -37,30 +37,30 @@ NO_DAMAGE = "duat's set does no damage on these prompts, or on some resample of 
 
 @dataclass(frozen=True)
 class _Rival:
-    """What one criterion chose beside one of duat's sets."""
+    """The sets that one criterion chose beside one of duat's sets."""
 
     beside: int
     criterion: str
     allocation: Allocation
     numbers: list[int]
-    """Of its sets, among those that are run."""
+    """Numbers of its sets among those that are run."""
     removed: float
     parameters: float
-    """Means over its sets."""
+    """Terms and parameters removed, both means over its sets."""
 
 
 class Rivals:
-    """The sets of all criteria beside those of one order, run beside its trial: on every held-out prompt."""
+    """The sets of all criteria beside those of one order. They run beside its trial, on every held-out prompt."""
 
     def __init__(
         self, nested: Nested, group: Group, layers: Sequence[range], scores: Scores, sizes: Sequence[int]
     ) -> None:
-        """layers: places in the term list of the terms that share a layer. sizes: of duat's sets, beside which others
-        stand. Criteria that have no score for some of the group's terms are left out."""
+        """layers: places in the term list of the terms that share a layer. sizes: of duat's sets that others are put
+        beside. Criteria that have no score for some of the group's terms are left out."""
         self._group = group
         self._whole: Allocation = "uniform" if group.uniform else "one order"
         self.sets: list[list[TermId]] = []
-        """Each once."""
+        """Every set once, even if several criteria chose it."""
         self._known: dict[frozenset[int], int] = {}
         self._rivals: list[_Rival] = []
         places = {term: place for place, term in enumerate(group.terms.ids)}
@@ -72,19 +72,19 @@ class Rivals:
             for criterion, allocation, found in orders:
                 self._add(size, criterion, allocation, [self._nearest(*one, wanted) for one in found])
         self.damages: list[list[float]] = [[] for _ in self.sets]
-        """Of each set, on the prompts so far."""
+        """Damage of each set on the prompts so far."""
 
     @property
     def running(self) -> list[int]:
-        """All: none is tested, so none fails."""
+        """Numbers of all sets: none is tested, so none fails."""
         return list(range(len(self.sets)))
 
     def add(self, number: int, damage: float) -> None:
-        """What a set does to one more prompt."""
+        """Adds the damage of a set on one more prompt."""
         self.damages[number].append(damage)
 
     def rows(self, confidence: float) -> list[CriterionSet]:
-        """Of each size, duat's own set first."""
+        """The rows of the report, for each size duat's own set first."""
         means = torch.tensor(self.damages, dtype=torch.float64)  # (sets, prompts)
         found, own = list[CriterionSet](), means[0]
         for one in self._rivals:
@@ -119,7 +119,7 @@ class Rivals:
     def _orders(
         self, layers: Sequence[range], scores: Scores
     ) -> list[tuple[str, Allocation, list[tuple[Tensor, list[int]]]]]:
-        """A criterion, how it is used, and its orders with how many terms their sets may have."""
+        """Each criterion, how it is used, and its orders with the allowed sizes of their sets."""
         group, held = self._group, self._group.held
         members = [place for kind in group.kinds for place in group.terms.places(kind)]
         found = list[tuple[str, Allocation, list[tuple[Tensor, list[int]]]]]()
@@ -132,7 +132,7 @@ class Rivals:
                 for layer in layers:
                     mine = score[layer.start : layer.stop]
                     share[layer.start : layer.stop] = (mine.argsort(stable=True).argsort() + 0.5) / len(mine)
-                # what orders several kinds divides by what terms hold
+                # times `held`, because an order of several kinds divides by it
                 found.append((criterion, "same share of layers", [self._order(share * held)]))
         generator = torch.Generator().manual_seed(SEED)
         drawn = [torch.rand(len(held), dtype=torch.float64, generator=generator) * held for _ in range(RANDOM_SETS)]
@@ -140,7 +140,7 @@ class Rivals:
         return found
 
     def _order(self, score: Tensor) -> tuple[Tensor, list[int]]:
-        """Terms of least score first. score: of every term in the list."""
+        """The order by score, least first. score: of every term in the list."""
 
         def of(units: Sequence[Sequence[int]]) -> Tensor:
             places = torch.tensor([place for unit in units for place in unit], dtype=torch.long)
@@ -150,12 +150,12 @@ class Rivals:
         return order_of(self._group, of, (), None)
 
     def _nearest(self, order: Tensor, ends: Sequence[int], wanted: float) -> Tensor:
-        """The set of an order that holds nearest to as many parameters."""
+        """The set of an order whose number of parameters is nearest to `wanted`."""
         held = self._group.sizes.parameters[order].cumsum(dim=0)
         return order[: ends[int((held[[end - 1 for end in ends]] - wanted).abs().argmin())]]
 
     def _add(self, beside: int, criterion: str, allocation: Allocation, sets: Sequence[Tensor]) -> None:
-        """A set that several chose is run once."""
+        """Adds what a criterion chose; a set that is known already is not run again."""
         numbers = []
         for places in sets:
             key = frozenset(places.tolist())
@@ -175,18 +175,19 @@ def rivals_of(
     scores: Scores,
     trials: Mapping[str, Trial],
 ) -> dict[str, Rivals]:
-    """Beside the sets of every trial, by the trials' names."""
+    """The rivals of the sets of every trial, by the trials' names."""
     known = {group.name: group for group in groups}
     return {name: Rivals(nested[name], known[name], layers, scores, besides(one.sizes)) for name, one in trials.items()}
 
 
 def _ratio(damage: Tensor, own: Tensor, confidence: float) -> Estimate | None:
-    """Of means over prompts, both (prompts,), with its interval; None where one is not above 0 in every resample."""
+    """Ratio of mean damages with its interval, from damages (prompts,) each; None where duat's own mean is not above 0
+    in every resample."""
 
     def mean(x: Tensor, _: Tensor, weights: Tensor) -> Tensor:
         return (weights * x).sum(dim=-1) / weights.sum(dim=-1)
 
-    least = bootstrap(mean, own, own, 1.0)  # the resamples are those of the ratio
+    least = bootstrap(mean, own, own, 1.0)  # draws the same resamples as the ratio below
     if least is None or least.low <= 0:
         return None
     return bootstrap(lambda x, y, w: mean(x, x, w) / mean(y, y, w), damage, own, confidence)

@@ -1,4 +1,4 @@
-"""What a checkpoint saves without a set of terms: what can leave the file, and what is only zeroed."""
+"""How much a checkpoint without a set of terms saves: parameters that can leave the file, and those only zeroed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def set_size(
     parameters: Mapping[nn.Module, BlockParameters],
     terms: Sequence[TermId],
 ) -> SetSize:
-    """By shapes alone: of the way to write the set that leaves out most, of those that the architecture can state.
+    """What is saved, by shapes alone, by the way to write the set that removes most and that a config can state.
 
-    UnsupportedModelError where weights of blocks are made of other parameters, which stand in no such file.
+    Raises UnsupportedModelError where weights of blocks are computed from other parameters, as no such file holds them.
     """
     for block in structure.blocks:
         require_plain(block.parts.module)
@@ -49,14 +49,14 @@ def set_size(
 
 
 def _left_with_blocks(model: nn.Module, structure: ModelStructure, cut: Cut) -> int | None:
-    """Parameters that leave with the cut's blocks, without those that blocks that stay share; None where no config
-    states what the cut leaves: blocks first, then parts of those that stay."""
+    """Parameters that leave with the cut's blocks, without those shared by blocks that stay; None where no config can
+    state what the cut leaves. Blocks are cut first, then parts of those that stay."""
     before = _parameters(model)
     try:
         with contextlib.ExitStack() as stack:
             if cut.blocks:
                 stack.enter_context(without_blocks(model, structure, cut.blocks))
-                if not is_stated(model):  # kinds of blocks that follow their numbers
+                if not is_stated(model):  # the config makes kinds of blocks by their number
                     return None
             for parts in filter(None, (cut.heads, cut.neurons)):
                 require_stated(model, [layers for layers, _ in parts])

@@ -1,8 +1,8 @@
-"""What can be guaranteed of nested sets, from prompts that played no part in choosing them.
+"""Guarantees for nested sets, from prompts that played no part in choosing them.
 
-Some of the sets are run on the held-out prompts, from the smallest to the chosen one. Two statements are tested, each
-in this fixed order up to its first failure, so that testing more sets costs nothing: that few prompts exceed the
-budget, and that the mean damage is within it.
+Some of the sets are run on the held-out prompts, from the smallest to the chosen one. Two statements are tested: that
+few prompts exceed the budget, and that the mean damage is within it. Each is tested in this fixed order up to its first
+failure, so that testing more sets costs no confidence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from duat_cli.models.terms.sites import TermId
 from duat_cli.statistics.betting import mean_is_below
 from duat_cli.statistics.binomial import allowed, choose_nested
 
-CAP = 5.0  # budgets: a prompt's damage counts for no more in the mean, which could not be bounded otherwise
+CAP = 5.0  # in budgets: a prompt's damage is capped here, as the mean could not be bounded otherwise
 
 
 class Tried(Protocol):
@@ -38,32 +38,32 @@ class Tried(Protocol):
         ...
 
     def add(self, number: int, damage: float) -> None:
-        """What a set that is run does to one more prompt."""
+        """Adds the damage of a running set on one more prompt."""
         ...
 
 
 class Trial:
     """Nested sets up to the chosen one, on held-out prompts.
 
-    A set for which both statements have failed is the last that is run, beside the chosen one: that is run on every
-    prompt, for what it does to prompts that did not choose it.
+    Sets larger than one for which both statements have failed are not run any more. Only the chosen set always is, on
+    every prompt, to show its damage on prompts that did not choose it.
     """
 
     def __init__(self, nested: Nested, prompts: int, options: PruneOptions) -> None:
-        """options: what is to be shown, fixed before a held-out prompt is run."""
+        """options: the statements to be shown, fixed before a held-out prompt is run."""
         assert nested.chosen is not None
         self._order, self.prompts, self.options = nested.order, prompts, options
         self.most = CAP * options.budget
-        """What a prompt's damage counts for in the mean, at most."""
+        """Cap on a prompt's damage in the mean."""
         may, tested = nested.sizes(nested.chosen.removed), options.spent.tested
         self.sizes = sorted({may[max(1, round(len(may) * k / tested)) - 1] for k in range(1, tested + 1)})
         self.may_exceed = allowed(prompts, options.exceed, options.confidence)
-        """How many prompts may, for a set to pass; None: there are too few."""
+        """How many prompts may exceed the budget for a set to pass; None: there are too few prompts for any."""
         self.damages: list[list[float]] = [[] for _ in self.sizes]
-        """Of each set, on the prompts that it was run on; see `add`."""
+        """Damages of each set on the prompts that it was run on; see `add`."""
         self.exceeded = [0 for _ in self.sizes]
-        """How many of these prompts are above the budget."""
-        self._capped = [0.0 for _ in self.sizes]  # and what they come to in the mean
+        """How many of these prompts are above the budget, for each set."""
+        self._capped = [0.0 for _ in self.sizes]  # sums of the capped damages
 
     @property
     def sets(self) -> list[list[TermId]]:
@@ -76,21 +76,21 @@ class Trial:
         return sorted({*range(min(alive, len(self.sizes))), len(self.sizes) - 1})
 
     def add(self, number: int, damage: float) -> None:
-        """What a set that is run does to one more prompt."""
+        """Adds the damage of a running set on one more prompt."""
         self.damages[number].append(damage)
         self.exceeded[number] += damage > self.options.budget
         self._capped[number] += min(damage, self.most)
 
     def limit(self, number: int) -> float | None:
-        """What at most the share of prompts asked for exceed, by this set's own damages; None if some were not run.
+        """The damage that at most the given share of prompts exceed, by this set alone; None if some were not run.
 
-        As many of the prompts as may exceed the budget may lie above it.
+        As many of the damages lie above it as prompts may exceed the budget.
         """
         damages = self.damages[number]
         return sorted(damages)[-1 - (self.may_exceed or 0)] if len(damages) == self.prompts else None
 
     def choice(self) -> int | None:
-        """Number of the largest set of which few prompts are shown to exceed the budget, once all are counted."""
+        """Number of the largest set for which few prompts are shown to exceed the budget, once all are counted."""
         seen = self.exceeded[: self._failed(self._exceeds) + 1]
         return choose_nested(seen, self.prompts, self.options.exceed, self.options.confidence)
 
@@ -102,18 +102,18 @@ class Trial:
         return passed - 1 if passed else None
 
     def capped(self, number: int) -> int:
-        """How many prompts counted for less than their damage in the mean."""
+        """How many prompts had their damage capped in the mean."""
         return sum(value > self.most for value in self.damages[number])
 
     def _failed(self, test: Callable[[int], bool]) -> int:
-        """Number of the first set that a statement has failed for; how many there are if none has."""
+        """Number of the first set for which a statement has failed; the number of sets if there is none."""
         return next((k for k in range(len(self.sizes)) if test(k)), len(self.sizes))
 
     def _exceeds(self, number: int) -> bool:
         return self.exceeded[number] > (self.may_exceed or 0)
 
     def _too_much(self, number: int) -> bool:
-        """Whether even prompts without damage could not bring the mean within the budget."""
+        """Whether the mean would be above the budget even if the prompts still to come had no damage."""
         return self._capped[number] > self.options.budget * self.prompts
 
     def _mean_shown(self, damages: Sequence[float]) -> bool:
@@ -122,17 +122,16 @@ class Trial:
 
 
 def trials_of(every: Mapping[str, Nested], prompts: int, options: PruneOptions) -> dict[str, Trial]:
-    """Of the sets that were chosen, by their names; none without held-out prompts."""
+    """The trials of the orders with a chosen set, by name; none without held-out prompts."""
     return {name: Trial(one, prompts, options) for name, one in every.items() if one.chosen is not None and prompts}
 
 
 def try_alone(
     ablator: Ablator, trials: Sequence[Tried], held_out: Sequence[Prompt], tick: Tick, each: Each = in_turn
 ) -> None:
-    """The trials of several orders, one prompt after the other: all their sets under it in one go.
+    """Runs the trials of several orders one prompt after the other, all sets of a prompt in one go.
 
-    A set that fails may still be run on prompts that are under way beside the one that it fails on; as of
-    `try_together`.
+    A set that fails on a prompt may still be run on prompts under way beside it, where it is not counted.
     """
     removals = [[ablator.removals(terms) for terms in trial.sets] for trial in trials]
 
@@ -155,10 +154,10 @@ def try_alone(
 def try_together(
     ablator: Ablator, trials: Sequence[Tried], held_out: Sequence[Prompt], run: Callable[[Sequence[Pass]], None]
 ) -> None:
-    """The same of several trials side by side, as many prompts at a time as fit; `run` runs passes so.
+    """Runs several trials on as many prompts at a time as fit. run: runs passes side by side.
 
-    A prompt's own pass goes one block ahead of those that take something out of it. A set that fails is still run on
-    the prompts beside the one that it fails on, and not counted there.
+    A prompt's own pass goes one block ahead of the passes that remove something. A set that fails on a prompt is still
+    run on the prompts beside it, and not counted there.
     """
     removals = [[ablator.removals(terms) for terms in trial.sets] for trial in trials]
     left = list(held_out)

@@ -1,4 +1,4 @@
-"""What a written checkpoint is worth beside the model that it was made of: parameters, bytes, perplexity and time."""
+"""Comparison of a written checkpoint with the model it was made from: parameters, bytes, damage, perplexity, time."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from duat_cli.results.prune.written import Written
 
 NO_TOKENS = "no prompt has a next token to predict"
 RUNS = 7
-LARGEST_LOSS = 700.0  # nats a token, whose exponential float64 can hold
+LARGEST_LOSS = 700.0  # nats per token; float64 holds its exponential
 _PERPLEXITIES = ("perplexity_before", "perplexity_after")
 TIMED_TOKENS = 512
-"""Of one run, about: prompts are taken as long as they fit."""
+"""Tokens of one timed run, about: prompts are taken as long as they fit."""
 
 
 def worth(
@@ -46,8 +46,8 @@ def worth(
     repaired: bool,
     no_loss: str | None,
 ) -> Written:
-    """Of the checkpoint in `directory`, read once more. metric: of the damage, for which the budget is; no_loss: why
-    the model has no perplexity, if it has none."""
+    """The comparison for the checkpoint in `directory`, which is read once more. metric: of the damage that the budget
+    is for; no_loss: why the model has no perplexity, if it has none."""
     again = load(str(directory), dtype=str(loaded.model.dtype).removeprefix("torch."), device=str(loaded.model.device))
     on: Literal["held out", "chose the set"] = "held out" if held_out else "chose the set"
     run = held_out or prompts
@@ -86,13 +86,13 @@ def worth(
 
 
 def _parameters(model: Any) -> int:
-    """Tied ones once."""
+    """How many parameters a model has; tied ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 @torch.no_grad()
 def _loss(model: Any, given: Sequence[Given]) -> float:
-    """Nats a token, over all tokens that have a next one."""
+    """Mean loss in nats per token, over all tokens that have a next one."""
     loss, total, count = Loss(model), 0.0, 0
     for one in given:
         if (tokens := token_ids(one).shape[1]) > 1:
@@ -103,7 +103,7 @@ def _loss(model: Any, given: Sequence[Given]) -> float:
 
 @torch.no_grad()
 def _damages(metric: Metric, model: Any, other: Any, given: Sequence[Given]) -> list[float]:
-    """How far the other model's output lies from the model's, of each prompt."""
+    """How far the other model's output is from the model's, for each prompt."""
 
     def output(one: Any, prompt: Given) -> Tensor:
         if metric.name == "hidden":
@@ -118,20 +118,20 @@ def _exp(loss: float | None) -> float | None:
 
 
 def _large(loss: float | None) -> str | None:
-    """Why a loss has no perplexity."""
+    """Why a loss has no perplexity; None where it has one, or where there is no loss."""
     if loss is None or loss <= LARGEST_LOSS:
         return None
     return "its loss is not finite" if not math.isfinite(loss) else f"e to the loss of {loss:.3g} nats is no number"
 
 
 def _some(tokens: Sequence[int]) -> int:
-    """How many prompts fit, of so many tokens, from the first; one at least."""
+    """How many of the first prompts fit into a timed run; at least one. tokens: of each prompt."""
     sums = itertools.accumulate(tokens)
     return max(1, sum(total <= TIMED_TOKENS for total in sums))
 
 
 def _runs(model: Any, given: Sequence[Given]) -> Callable[[], None]:
-    """Of an encoder-decoder its encoder, which is what was pruned."""
+    """A timed run over the prompts; of an encoder-decoder only its encoder runs, which is what was pruned."""
     stack = without_decoder(model)
 
     def run() -> None:
@@ -143,7 +143,7 @@ def _runs(model: Any, given: Sequence[Given]) -> Callable[[], None]:
 
 @torch.no_grad()
 def _timed(runs: Sequence[Callable[[], None]], device: str) -> list[float]:
-    """The median time of each: one goes first in every other round, and the first round does not count."""
+    """The median time of each run, in seconds. The order alternates between rounds, and the first round is dropped."""
     found: list[list[float]] = [[] for _ in runs]
     wait: Callable[[], Any] = torch.cuda.synchronize if device.startswith("cuda") else contextlib.nullcontext
     for turn in range(RUNS + 1):

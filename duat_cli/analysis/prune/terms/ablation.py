@@ -1,4 +1,4 @@
-"""Real ablation: terms taken out of the model's own forward pass, and the damage that does."""
+"""Real ablation: terms are removed from the model's own forward pass, and the damage is measured."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from duat_cli.models.terms.sites import Site, Sites, TermId
 
 Tick = Callable[[int, int], None]  # passes done, passes in all
 Judged: TypeAlias = float | UnsupportedModelError
-"""A damage, or why there is none."""
+"""A damage, or the error that says why there is none."""
 
 
 class Effect(NamedTuple):
-    """What a removal does to one prompt."""
+    """The effect of a removal on one prompt."""
 
     damage: float
     moved: float
@@ -43,15 +43,16 @@ class Effect(NamedTuple):
 
 @dataclass
 class _Rows:
-    """Whether the rows of a model's batches keep apart; None: not known yet."""
+    """Whether rows of a batch do not influence each other in a model."""
 
     apart: bool | None = None
+    """None: not known yet."""
     checked: bool = False
-    """Whether a pass has been made that tells."""
+    """Whether a pass has been made that finds out."""
 
 
 class AblationPass:
-    """A pass of a prompt with a set of terms taken out; or with several sets, each in a row of its own."""
+    """A pass of a prompt with a set of terms removed; or with several sets, each removed in a row of its own."""
 
     def __init__(
         self,
@@ -64,19 +65,19 @@ class AblationPass:
         done: Callable[[], None] = lambda: None,
         like: AblationPass | None = None,
     ) -> None:
-        """reference, weights, done: as of `Ablator.ablations`. places: numbers of its sets. like: a pass whose last row
-        is the one set of this one, which checks it and says nothing itself."""
+        """reference, weights, done: as for `Ablator.ablations`. places: numbers of the sets. like: another pass, whose
+        last row removes the one set of this pass; this pass then only checks that row and has no results."""
         self._metric, self._rows, self._reference, self._given = ablator.metric, ablator.rows, reference, given
         self._gone, self.places, self._done, self._like = gone, places, done, like
         self._calls = len(ablator.structure.calls)
         self.start = min(min(removals, default=0) for removals in gone)
-        """Its first block."""
+        """The first block from which something is removed, where the pass begins."""
         self.size = len(gone) * waiting_bytes(reference.tokens, ablator.structure.hidden_size)
-        """Bytes that it holds, about, while it waits for the next block."""
-        self.moved: list[float] = []  # of every row, at the last block
-        self.judged: list[Judged] = []  # of every set, once it has run; none where rows do not keep apart
+        """Bytes that the pass holds while it waits for the next block, approximately."""
+        self.moved: list[float] = []  # of every row: how far the last block's output moved
+        self.judged: list[Judged] = []  # of every set, once the pass has run; empty where rows influence each other
         self.checked = False  # whether another pass checks the last row
-        self.last: Tensor | None = None  # its output then
+        self.last: Tensor | None = None  # output of the last row, if it is checked
         forward = self._metric.forward(in_rows(given, len(gone)))
         made = without_each(ablator.structure, forward, reference.calls, gone, weights, self._ended)
         self._pass: BlockPass | None = made
@@ -93,29 +94,30 @@ class AblationPass:
                 self._judge(self._pass.output)
             except NotInRowsError:
                 self._rows.apart = False
-            # A classifier of the last token takes no rows where its config has no padding token, and code that reads
-            # pictures may know one alone.
+            # A classifier of the last token takes no batch if its config has no padding token, and code that reads
+            # pictures may take only one.
             except (ValueError, RuntimeError):
                 if len(self._gone) == 1:
                     raise
                 self._rows.apart = False
-        self._pass = None  # the output with it
+        self._pass = None  # frees the output
         if not self._void:
             for _ in self.judged:
                 self._done()
 
     @property
     def _void(self) -> bool:
-        """Whether it runs in rows that do not keep apart, and says nothing."""
+        """Whether the pass has no results, because its rows influence each other."""
         return self._rows.apart is False and len(self.places) > 1
 
     def _ended(self, hidden: Tensor) -> None:
-        """Shown the last block's output."""
+        """Takes the last block's output, and notes how far each row moved."""
         before = self._reference.calls[self._calls - 1].after.double()
         self.moved.extend(relative_error(row.double(), before) for row in hidden.split(1))
 
     def _judge(self, output: Tensor) -> None:
-        """The damage of every row; or, of one that checks another, whether it is what the same removal gives there."""
+        """Notes the damage of every row; or, in a pass that checks another, whether the same removal gives the same
+        output there."""
         if self._like is not None:
             row, close = self._like.last, tolerance_for(output.dtype)
             alike = row is not None and row.shape == output.shape and not relative_error(row, output) > close
@@ -130,19 +132,19 @@ class AblationPass:
 
 
 class Ablations:
-    """Sets of terms, each taken out of one prompt's pass; to be asked once `passes` have run."""
+    """Sets of terms, each removed from a pass of one prompt. Results are there once `passes` have run."""
 
     def __init__(self, passes: Sequence[AblationPass]) -> None:
         self.passes = passes
 
     @property
     def size(self) -> int:
-        """Bytes of all passes while they wait, about."""
+        """Bytes of all passes while they wait, approximately."""
         return sum(one.size for one in self.passes)
 
     @property
     def in_rows(self) -> bool:
-        """Whether some are in rows of one pass."""
+        """Whether some sets are rows of one pass."""
         return any(len(one.places) > 1 for one in self.passes)
 
     @functools.cached_property
@@ -154,15 +156,15 @@ class Ablations:
         return found
 
     def damage(self, number: int) -> float:
-        """Of one set. UnsupportedModelError where the output was not finite."""
+        """Damage of removing one set. Raises UnsupportedModelError where the output was not finite."""
         damage, _ = self._found[number]
-        if isinstance(damage, UnsupportedModelError):  # of a set that may turn out not to be asked for
+        if isinstance(damage, UnsupportedModelError):  # raised only here, as this set may never be asked for
             raise damage
         return damage
 
     @property
     def effects(self) -> list[Effect]:
-        """Of every set. UnsupportedModelError as of `damage`."""
+        """Effect of every set. Raises UnsupportedModelError as `damage` does."""
         return [Effect(self.damage(k), self._found[k][1]) for k in range(len(self._found))]
 
 
@@ -178,16 +180,16 @@ class Ablator:
         device: str | None = None,
         waiting: int | None = None,
     ) -> None:
-        """device: where the prompts go; None is where the weights are. waiting: bytes of passes that wait for the next
-        block at the same time, at most."""
+        """device: where the prompts go; None: where the weights are. waiting: most bytes of passes that wait for the
+        next block at the same time."""
         self.structure, self.sites, self.metric, self.means = structure, sites, metric, means
         self._device = structure.stack.device if device is None else device
         self.waiting = ABLATION_BYTES if waiting is None else waiting
         self.rows = _Rows()
-        self._width = 0  # of the output, once a prompt is recorded
+        self._width = 0  # width of the output, once a prompt is recorded
 
     def place(self, prompt: Prompt) -> Given:
-        """What a prompt has the model run on, where the model is."""
+        """The model inputs of a prompt, on the model's device."""
         return placed(prompt.given, self._device, self.structure.stack.dtype)
 
     def record(self, given: Given) -> Recorded:
@@ -202,18 +204,19 @@ class Ablator:
         done: Callable[[], None] = lambda: None,
         weights: Weights | None = None,
     ) -> Ablations:
-        """The passes that remove each of these, as many in the rows of one as pays; to be asked by `settled`.
+        """The passes that remove each of these, with as many in the rows of one pass as pays off. Ask `settled` whether
+        their results count.
 
-        reference: what their outputs are taken from. done: called behind each. weights: as of `BlockPass`.
+        reference: the pass that outputs are compared with. done: called behind each. weights: as for `BlockPass`.
 
-        The first time that rows go beside a prompt that is recorded, the last of them is also run alone: a model whose
-        rows see each other, such as one whose experts take a limited number of tokens, is found out.
+        The first pass in rows whose prompt is recorded has its last row also run alone, to detect a model whose rows
+        influence each other, such as one whose experts take a limited number of tokens.
         """
         tokens, passes, rows = reference.tokens, list[AblationPass](), self.rows
         if isinstance(reference, Recorded):
             self._width = reference.output.numel() // tokens
         if not isinstance(given, Tensor) and any(len(one) != 1 for one in given.values()):
-            rows.apart = False  # such as patches of a picture, (N, width)
+            rows.apart = False  # no batch axis, such as patches of a picture, (N, width)
         alone = rows.apart is False or (rows.apart is None and not isinstance(reference, Recorded))
         for wave in [[k] for k in range(len(gone))] if alone else in_waves(gone, tokens, self._width * tokens):
             some = [gone[k] for k in wave]
@@ -225,8 +228,8 @@ class Ablator:
         return Ablations(passes)
 
     def settled(self, found: Sequence[Ablations]) -> bool:
-        """Whether these have run and what they say counts; else the rows of this model do not keep apart, and the same
-        asked for again go one by one."""
+        """Whether the results of these, once run, count. If not, rows of this model influence each other; asked for
+        again, the sets run one by one."""
         return self.rows.apart is not False or not any(one.in_rows for one in found)
 
     def ablate(
@@ -235,9 +238,10 @@ class Ablator:
         first: Callable[[Sequence[Pass]], None],
         others: Callable[[Sequence[Pass]], None],
     ) -> list[Ablations]:
-        """Over weights that are read block by block, in waves that fit; what `made` gives, once it is settled.
+        """Runs the ablations that `made` returns in waves that fit, where weights are read block by block; if they are
+        not settled, makes and runs them again.
 
-        first, others: run the passes of the first wave, and of another.
+        first, others: run the passes of the first wave, and of every other.
         """
         found = made()
         wave, *more = _waves(found, self.waiting)
@@ -247,26 +251,27 @@ class Ablator:
         return found if self.settled(found) else self.ablate(made, others, others)
 
     def damage(self, recorded: Recorded, given: Given, removals: Removals) -> float:
-        """What removing all these terms together does to one prompt."""
+        """Damage of removing all these terms together, under one prompt."""
         return self.effects(recorded, given, [removals])[0].damage
 
     def effects(
         self, recorded: Recorded, given: Given, gone: Sequence[Removals], done: Callable[[], None] = lambda: None
     ) -> list[Effect]:
-        """What removing each of these does to one prompt, where all weights are in memory. done: called after each."""
+        """Effect of removing each of these, under one prompt, where all weights are in memory. done: called after
+        each."""
         found = self.ablations(recorded, given, gone, done)
         one_by_one(found.passes)
         return found.effects if self.settled([found]) else self.effects(recorded, given, gone, done)
 
     def removals(self, terms: Iterable[TermId]) -> Removals:
-        """What to take out of which block call: the same for every prompt."""
+        """The removals by block call that take out these terms. They do not depend on the prompt."""
         return removals(self.structure, self.sites, terms, self.means)
 
 
 def effects_of(
     ablator: Ablator, prompts: Sequence[Prompt], sets: Sequence[Sequence[TermId]], tick: Tick, each: Each = in_turn
 ) -> list[list[Effect]]:
-    """What every set does under every prompt: a prompt, a set. One prompt's passes are kept at a time."""
+    """Effects by prompt and set: a list per prompt, an effect per set. Only one prompt's passes are kept at a time."""
     removed = [ablator.removals(terms) for terms in sets]
     every = len(sets) * len(prompts)
 
@@ -278,21 +283,21 @@ def effects_of(
 
 
 def _waves(found: Sequence[Ablations], waiting: int) -> list[list[AblationPass]]:
-    """The passes of these, as many side by side as fit, in the order of the blocks at which they begin; one empty wave
-    for none. waiting: bytes of a wave."""
+    """The passes in waves of as many side by side as fit, in the order of the blocks at which they begin; without
+    passes one empty wave. waiting: bytes of a wave."""
     ordered = sorted((each for one in found for each in one.passes), key=lambda one: one.start)
     return [[ordered[k] for k in wave] for wave in waves([one.size for one in ordered], waiting)]
 
 
 def counted(tick: Tick, done: int, every: int) -> Callable[[], None]:
-    """To be called after each of the passes that follow those that are done."""
+    """A function to be called after each further pass. done: passes that are done already; every: passes in all."""
     numbers = itertools.count(done + 1)
     return lambda: tick(next(numbers), every)
 
 
 def _finite(damage: float, gone: Removals, dtype: torch.dtype) -> Judged:
-    """The damage; why there is none where it is no number, for then a comparison with a budget would be false, and the
-    set pass for harmless."""
+    """The damage, or an error where it is not finite: comparing NaN with a budget is false, so that the set would pass
+    for harmless."""
     if math.isfinite(damage):
         return damage
     blocks = ", ".join(map(str, sorted(gone)[:3])) + (" and others" if len(gone) > 3 else "")
@@ -303,19 +308,19 @@ def _finite(damage: float, gone: Removals, dtype: torch.dtype) -> Judged:
 
 
 class MeanSums:
-    """The mean over all tokens of what every site holds, and of what every block adds."""
+    """Means over all tokens of what every site holds and of what every block adds, gathered pass by pass."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[int, Site | None], Tensor] = {}
         self._rows: dict[tuple[int, Site | None], int] = defaultdict(int)  # a module may run twice in a block
 
     def see(self, number: int, site: Site, value: Tensor) -> None:
-        """To be shown every site of every pass."""
+        """Adds the value of a site; to be called for every site of every pass."""
         if site.kind != "expert":
             self._add(number, site, value)
 
     def add(self, calls: Sequence[BlockCall]) -> None:
-        """The block calls of one pass."""
+        """Adds the block calls of one pass."""
         for number, call in enumerate(calls):
             self._add(number, None, call.after - call.before)
 
@@ -329,12 +334,12 @@ class MeanSums:
         self._rows[number, site] += value.numel() // width
 
     def means(self) -> Means:
-        """(width,) each, of convolutions (width, 1, 1): as they stand beside the values."""
+        """The means, (width,) each or (width, 1, 1) for convolutions, so that they broadcast against the values."""
         return {key: total / self._rows[key] for key, total in self._sums.items()}
 
 
 def _channels_first(module: nn.Module, value: Tensor) -> bool:
-    """Whether a module gives (1, width, 1, tokens), as one of convolutions does."""
+    """Whether a module returns (1, width, 1, tokens), as one made of convolutions does."""
     if value.ndim != 4:
         return False
     last = next((one for one in reversed(list(module.modules())) if isinstance(one, nn.Conv2d)), None)

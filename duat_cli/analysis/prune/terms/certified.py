@@ -1,12 +1,12 @@
 """Certified bounds: the most that removing a term can change the residual stream at any token, whatever the input.
 
-For neurons, heads, FFNs, attention and blocks, each from the weights alone (operators/bounds.py), where the block's
-own code shows that the bound applies: a norm feeds the term, and it reaches the stream as it is, or through a norm.
-Otherwise there is no bound, and the reason is said.
+Bounds are for neurons, heads, experts, FFNs, attention and blocks, each from the weights alone (operators/bounds.py),
+where the block's own code shows that the bound applies: a norm feeds the term, and the term reaches the stream as it is
+or through a norm. Otherwise there is no bound, and the reason is given.
 
-A bound holds where the term meets the stream. Carried to the output it would have to pass attention, which has no
-global Lipschitz constant (Kim, Papamakarios & Mnih 2021: dot-product attention), and norms, whose constant is about
-max|g| / sqrt(eps), a thousand and more each: nothing true that could be said there would exceed triviality.
+A bound holds where the term meets the stream. At the model's output no useful bound exists: between the two are
+attention, which has no global Lipschitz constant (Kim, Papamakarios & Mnih 2021: dot-product attention), and norms,
+whose constant is about max|g| / sqrt(eps), a thousand and more each.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ class TermBounds:
     """Bounds for the terms of one kind in one place, (count,) float64 each; None with a reason."""
 
     stream: Tensor | None
-    """The most that removing the term changes the residual stream, euclidean norm at one token."""
+    """The most that removing the term changes the residual stream at one token, euclidean norm."""
     vacuous: bool = False
-    """Whether `stream` is no more than what any change in front of a norm on the branch could do."""
+    """Whether `stream` says nothing of the term: it is the most that any change before the branch's norm could do."""
     reason: str | None = None
 
 
 @dataclass(frozen=True)
 class UnitBounds:
-    """One FFN unit of one block call."""
+    """Bounds for one FFN unit of one block call."""
 
     module: nn.Module
     down: nn.Module | None
-    """The layer that reads the neurons, where the unit's form is proved."""
+    """The layer that reads the neurons; None where the unit's form is not proved."""
     neurons: TermBounds
     whole: TermBounds
     experts: TermBounds
@@ -68,7 +68,7 @@ class UnitBounds:
 
 @dataclass(frozen=True)
 class Bound:
-    """One term's bound."""
+    """Bound for one term."""
 
     value: float | None
     vacuous: bool
@@ -77,7 +77,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class BlockBounds:
-    """Everything about one call of a block; `units` in call order."""
+    """Bounds for one block call; `units` are in call order."""
 
     heads: TermBounds
     attention: TermBounds
@@ -109,9 +109,9 @@ def _spelt(terms: TermBounds, count: int) -> list[Bound]:
 
 
 class Certified:
-    """The bounds of every block call, from a short pass that writes down what a block does, and the weights.
+    """The bounds of every block call, from the weights and a trace of a short pass through the model.
 
-    Weights are looked at behind the pass, when no instruments are on.
+    Weights are looked at after the pass, without instruments on the model.
     """
 
     def __init__(
@@ -124,16 +124,16 @@ class Certified:
         kinds: Collection[Kind] = KINDS,
         like: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """device, like: as of `probe_inputs`. weights: as of `Visit`. kinds: of the terms that have bounds."""
+        """device, like: as for `probe_inputs`. weights: as for `Visit`. kinds: of the terms that get bounds."""
         given = probe_inputs(structure.stack, like, DISCOVERY_TOKENS, device)
 
         def forward() -> Any:
             return run_stack(structure.stack, given)
 
         self._structure, self._sites, self._branches, self._kinds = structure, sites, branches, kinds
-        self._written: list[tuple[Event, Trace] | None] = []  # a block call; None: its bounds are found
+        self._written: list[tuple[Event, Trace] | None] = []  # one per block call; None: its bounds are found
         self._balls: dict[tuple[nn.Module, int], Ball] = {}
-        self._before: tuple[Tensor, Ball | str] | None = None  # what the last block puts out, and the ball it lies in
+        self._before: tuple[Tensor, Ball | str] | None = None  # output of the block before, and the ball it lies in
         self._tracer = Tracer(
             structure.stack, structure.elements(), self._write_down, interface=structure.interface, outside=True
         )
@@ -141,7 +141,7 @@ class Certified:
         self.bounds: list[BlockBounds] = []
 
     def attached(self) -> contextlib.AbstractContextManager[None]:
-        """Around the passes, and others that they run beside."""
+        """The context in which `passes`, and others beside them, are run."""
         return self._tracer.attached()
 
     def _write_down(self, event: Event, written: Trace) -> None:
@@ -156,21 +156,21 @@ class Certified:
             self._before = after, or_reason(lambda: norms.feeding(after))
             branches = self._branches[inner.parts.module]
             self.bounds.append(_Block(norms, inner, branches, self._kinds).bounds())
-        give_back_free_pages()  # rows in float64 leave holes: 6 MB a block of a 135M shape
+        give_back_free_pages()  # rows in float64 leave free pages: 6 MB a block in a model of 135M parameters
 
 
 @dataclass(frozen=True)
 class _Norms:
-    """The norms that may feed a block: in front of all blocks, at the end of the block before it, and its own."""
+    """The norms that may feed a block: before all blocks, at the end of the block before, and the block's own."""
 
-    written: Trace  # of the block
-    outside: Sequence[Event]  # of all blocks
+    written: Trace  # of this block
+    outside: Sequence[Event]  # outside of all blocks
     before: tuple[Tensor, Ball | str] | None
     width: int
-    balls: dict[tuple[nn.Module, int], Ball]  # each is found once
+    balls: dict[tuple[nn.Module, int], Ball]  # cache of all norms' balls
 
     def feeding(self, source: Tensor) -> Ball:
-        """The ball of the norm whose output this tensor of the trace is."""
+        """The ball of the norm whose output this tensor of the trace is. Raises UnsupportedModelError for none."""
         if self.before is not None and equal(self.before[0], source):
             if isinstance(self.before[1], str):
                 raise UnsupportedModelError(self.before[1])
@@ -185,7 +185,7 @@ class _Norms:
 
 
 class _Arrival(NamedTuple):
-    """The branch reaches the stream as ±`factor` times its output, or times what `norm` makes of it."""
+    """How a branch reaches the stream: ±`factor` times its output, or times its output passed through `norm`."""
 
     factor: float
     norm: nn.Module | None
@@ -193,7 +193,7 @@ class _Arrival(NamedTuple):
 
 @dataclass(frozen=True)
 class _Block:
-    """One block call on the way to its bounds."""
+    """One block call, whose `bounds` are to be found."""
 
     norms: _Norms
     inner: Inner
@@ -207,7 +207,7 @@ class _Block:
         return BlockBounds(heads, attention, units, _none(block) if isinstance(block, str) else block)
 
     def _require(self, *kinds: Kind) -> None:
-        """UnsupportedModelError where none of these is asked for."""
+        """Raises UnsupportedModelError where none of these kinds is asked for."""
         if not set(kinds) & set(self.kinds):
             raise UnsupportedModelError(NOT_ASKED)
 
@@ -219,7 +219,7 @@ class _Block:
             raise UnsupportedModelError(str(self.inner.heads))
         arrival = or_reason(lambda: self._arrival(self.inner.last))
         whole = None if isinstance(arrival, str) else self._through_norm(arrival)
-        if not isinstance(arrival, str) and whole is not None:  # whatever its values are
+        if not isinstance(arrival, str) and whole is not None:  # a norm bounds it whatever the values are
             return self._capped(arrival, self.inner.attention.output.shape[2]), whole
         if isinstance(self.inner.heads, str):
             raise UnsupportedModelError(self.inner.heads)
@@ -231,7 +231,7 @@ class _Block:
         heads, values = _by_head(self.norms.feeding(source), factors)
         if not {"attention", "block"} & set(self.kinds):
             return TermBounds(heads * factor), _none(NOT_ASKED)
-        # Together: every head mixes values of its own choice, and O has a largest singular value.
+        # All heads together: σ_max(O) times the norm of the largest values of all heads.
         together = spectral_limit(factors.output.flatten(0, 1)) * float(torch.linalg.vector_norm(values))
         bias = 0.0 if factors.output_bias is None else float(factors.output_bias.double().norm())
         return TermBounds(heads * factor), _one((min(float(heads.sum()), together) + bias) * factor)
@@ -264,7 +264,8 @@ class _Block:
         return TermBounds(neurons * arrival.factor), _one(total * arrival.factor)
 
     def _experts(self, arrival: _Arrival, form: Experts) -> tuple[TermBounds, TermBounds]:
-        """An expert adds at most the largest routing weight times its largest output; together they are an average."""
+        """Bounds for each expert, the largest routing weight times its largest output, and for all together, which are
+        a weighted average."""
         whole = self._through_norm(arrival)
         if whole is not None:
             return self._capped(arrival, form.count), whole
@@ -284,26 +285,28 @@ class _Block:
     # -- block -------------------------------------------------------------------------------------------------
 
     def _whole(self, attention: TermBounds, units: tuple[UnitBounds, ...]) -> TermBounds:
-        """A block that adds branches: their sum. A block that ends in a norm: the two tokens' largest sizes."""
+        """Bound for the block: the sum over its branches if it adds them; if it ends in a norm, the largest norm of its
+        input plus that of its output."""
         event, parts = self.inner.event, self.inner.parts
         if not self.branches.through:
             before = parts.hidden.get(event.args, event.kwargs)
             ends = (before, hidden_of(event.output, before))
             return _one(sum(self.norms.feeding(x).largest() for x in ends))
-        # attention to values that are handed on is among the units as well
+        # an attention whose values are handed on is also one of the units
         beside = [unit.whole for unit in units if unit.module not in parts.attention]
         branches = [*([attention] if parts.attention else []), *beside]
         missing = next((t.reason for t in branches if t.stream is None), None)
         if missing is not None:
             raise UnsupportedModelError(missing)
-        if self.branches.adds:  # biases of the branches are in their bounds, and gone here
+        if self.branches.adds:  # not biases of the branches, which are in the branches' bounds
             raise UnsupportedModelError("it adds something to the stream beside attention and FFN")
         return _one(sum(float(t.stream.sum()) for t in branches if t.stream is not None))
 
     # -- norms behind a branch ---------------------------------------------------------------------------------
 
     def _arrival(self, end: nn.Module | str) -> _Arrival:
-        """Of the branch that ends in this module; str: why there is none."""
+        """Arrival of the branch that ends in this module. Raises UnsupportedModelError where it is not known; a str for
+        `end` is the reason why there is no such module."""
         if isinstance(end, str):
             raise UnsupportedModelError(end)
         branch = next((one for site, one in self.branches.found.items() if site.module is end), None)
@@ -316,7 +319,7 @@ class _Block:
         return _Arrival(branch.factor, branch.norm)
 
     def _through_norm(self, arrival: _Arrival) -> TermBounds | None:
-        """A branch that ends in a norm adds no more than the norm's largest output."""
+        """Bound for a branch that ends in a norm, the norm's largest output; None for a branch without a norm."""
         return None if arrival.norm is None else _one(self.norms.ball(arrival.norm).largest() * arrival.factor)
 
     def _capped(self, arrival: _Arrival, count: int) -> TermBounds:
@@ -339,7 +342,7 @@ def _one(value: float) -> TermBounds:
 
 
 def _by_head(ball: Ball, factors: HeadFactors) -> tuple[Tensor, Tensor]:
-    """The most that each head adds, and the most that its values are, (heads,) each; some heads in float64 at once."""
+    """The largest norm of each head's output and of its values, (heads,) each; a few heads at a time in float64."""
     at_once = max(1, BOUNDED_ENTRIES // factors.value[0].numel())
     heads, sizes = [], []
     for some in torch.arange(factors.heads).split(at_once):
@@ -353,6 +356,6 @@ def _by_head(ball: Ball, factors: HeadFactors) -> tuple[Tensor, Tensor]:
 
 
 def _offsets(ball: Ball, value: Tensor, bias: Tensor | None) -> Tensor:
-    """What of the values does not depend on u: V_hᵀ β + p_h, (heads, d)."""
+    """The part of the values that does not depend on u, V_hᵀ β + p_h, (heads, d)."""
     offset = value.new_zeros(value.shape[0], value.shape[2]) if bias is None else bias
     return offset if ball.bias is None else offset + torch.einsum("kmd,m->kd", value, ball.bias)

@@ -1,6 +1,6 @@
-"""Criteria in common use, computed for the same terms, so that their ranking can be compared with measured damage.
+"""Criteria in common use, computed for the same terms, so that their rankings can be compared with measured damage.
 
-- magnitude: Frobenius norm of the term's weights in the last layer that it goes through.
+- magnitude: Frobenius norm of the term's weights in the last layer that it goes through; for a block, of all weights.
 - activation x norm: norm of the term's activations times that magnitude.
 - wanda: Σ |W_ij| ‖X_i‖ over the term's weights there (Sun et al. 2023, summed over a structure).
 - taylor: |gradient of the loss x activation| (Molchanov et al. 2019), where the model has a loss.
@@ -22,24 +22,24 @@ from duat_cli.models.block.linears import matrix_of
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.terms.sites import Site, Sites
 
-Scores = dict[str, Tensor]  # criterion -> a score a term, NaN where it is not defined
+Scores = dict[str, Tensor]  # criterion -> (terms,) scores, NaN where not defined
 
-ENTRIES = 1 << 20  # weights that are in float64 at once
+ENTRIES = 1 << 20  # how many weights are in float64 at once
 
 
 class Activations:
-    """Sums of squares of every feature that a site's layer reads, over all prompts."""
+    """Sums of squares, over the tokens of all prompts, of every feature that a site's layer reads."""
 
     def __init__(self) -> None:
         self.squares: dict[tuple[int, Site], Tensor] = {}
 
     def see(self, number: int, site: Site, value: Tensor) -> None:
-        """To be shown every site of every pass."""
+        """Adds the value of a site; to be called for every site of every pass."""
         if site.place == "input":
             self._add((number, site), wide(value).reshape(-1, value.shape[-1]).square().double().sum(dim=0))
 
     def add(self, other: Activations) -> None:
-        """Those of further prompts."""
+        """Adds the sums of further prompts."""
         for key, total in other.squares.items():
             self._add(key, total)
 
@@ -48,15 +48,15 @@ class Activations:
 
 
 class WeightScores:
-    """magnitude, activation x norm and wanda of neurons, heads, FFNs and attention, block by block."""
+    """magnitude, activation x norm and wanda of neurons, heads, FFNs and attention; magnitude of blocks."""
 
     def __init__(self, structure: ModelStructure, sites: Sites, terms: TermList, seen: Activations) -> None:
-        """seen: may be filled until `look` is called."""
+        """seen: activations, which may be added to until `look` is called."""
         self._structure, self._sites, self._terms, self._seen = structure, sites, terms, seen
         self.found: Scores = {name: torch.full((len(terms.ids),), torch.nan, dtype=torch.float64) for name in _WEIGHTS}
 
     def look(self, number: int) -> None:
-        """Those of one block call, whose weights are in memory."""
+        """Computes the scores of one block call, whose weights are in memory."""
         module, starts = self._structure.calls[number], self._terms.starts
         sites = self._sites[module]
         kinds: tuple[tuple[Kind, Kind], ...] = (("neuron", "ffn"), ("head", "attention"))
@@ -91,7 +91,7 @@ def _row_sums(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_rows(sums: tuple[Tensor, Tensor], squares: Tensor, count: int) -> list[Tensor]:
-    """Of terms with as many rows each."""
+    """The three scores of `count` terms with equally many rows each, (count,) each; order as in `_WEIGHTS`."""
     squared, absolute, energy = (one.reshape(count, -1) for one in (*sums, squares))
     magnitude = squared.sum(dim=1).sqrt()
     return [magnitude, energy.sum(dim=1).sqrt() * magnitude, (absolute * energy.sqrt()).sum(dim=1)]
@@ -116,7 +116,7 @@ def layers_of(structure: ModelStructure, sites: Sites, terms: TermList) -> list[
 
 
 def block_scores(terms: TermList, readings: Sequence[Readings]) -> Scores:
-    """shortgpt and angular distance of whole blocks."""
+    """Scores shortgpt and angular of whole blocks, means over the prompts."""
     found: Scores = {name: torch.full((len(terms.ids),), torch.nan, dtype=torch.float64) for name in _BLOCKS}
     for place, term in enumerate(terms.ids):
         if term.kind == "block":

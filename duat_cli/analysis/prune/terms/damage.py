@@ -1,15 +1,15 @@
-"""Damage: how far one pass of the model moved, measured, and the probes that predict it.
+"""Damage, measured as how far the output of a pass moved, and the probes that predict it.
 
 A metric gives three things. `measured` is the damage of an ablated output. `probes` are Gaussian directions v in the
-output's space, scaled so that for a change δ of the output E[⟨v, δ⟩²] is the damage's leading term; their gradients
-then answer for every term at once. `predicted` turns the squared responses back into damage.
+space of the output, scaled so that E[⟨v, δ⟩²] is the leading term of the damage of a change δ of the output; their
+gradients give the responses of every term at once. `predicted` turns the squared responses back into damage.
 
 - hidden: ‖δ‖ / ‖out‖ over all tokens; v ~ N(0, I) / ‖out‖.
 - kl: mean over tokens of KL(p ‖ p'), nats. Its leading term is ½ δᵀFδ with F = diag(p) - ppᵀ, the Fisher matrix of the
   model's own next-token distribution; F = AAᵀ with A = diag(√p) - p√pᵀ, so v = A g, g ~ N(0, I), has covariance F.
-  (Drawing tokens from p gives the same F with heavier tails; Gaussian responses have exact intervals.) Of a classifier
-  p is the distribution over its classes, one for a text or one for each token.
-- nll: change of the mean loss, nats a token: ⟨∂loss, δ⟩ + ½ δᵀFδ, because the loss has the Hessian F in the logits.
+  (Drawing tokens from p gives the same F with heavier tails; Gaussian responses have exact intervals.) For a classifier
+  p is the distribution over its classes, for each text or for each token.
+- nll: change of the mean loss, nats per token: ⟨∂loss, δ⟩ + ½ δᵀFδ, because F is the loss's Hessian in the logits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Interval = tuple[Tensor, Tensor, Tensor]  # estimate, low, high
 
 
 class Metric(Protocol):
-    """One way to say how far the output moved."""
+    """A measure of how far the output moved."""
 
     @property
     def name(self) -> MetricName: ...
@@ -45,46 +45,49 @@ class Metric(Protocol):
     def unit(self) -> str: ...
     @property
     def meaning(self) -> str:
-        """In words: of a report's numbers, which are means over the prompts."""
+        """Meaning, in words, of a report's numbers, which are means over the prompts."""
 
     def forward(self, given: Given) -> Forward:
-        """A pass over one prompt, (1, N), or over what is prepared of a picture or a sound, to the output whose change
-        counts."""
+        """A pass over one prompt, (1, N), or over the prepared inputs of a picture or a sound, up to the output whose
+        change counts."""
 
     def measured(self, reference: Tensor, output: Tensor, given: Given) -> float:
         """The damage of an ablated output."""
 
     def measured_each(self, reference: Tensor, outputs: Tensor, given: Given) -> list[float]:
-        """The same of several outputs, (B, N, ...), beside a reference of (1, N, ...)."""
+        """The damage of each of several outputs, (B, N, ...), against one reference, (1, N, ...)."""
         return [self.measured(reference, output[None], given) for output in outputs]
 
     def probes(self, reference: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
-        """Random directions, (count, *reference.shape). noise: draws a tensor of a shape, which may be written to."""
+        """Random directions, (count, *reference.shape). noise: draws a tensor of a given shape; it may be
+        overwritten."""
 
     def first_order(self, reference: Tensor, given: Given) -> Tensor | None:
-        """The direction along which the damage grows at once, (*reference.shape); None where it has none: it is then
-        of second order. Responses to it stand in front of those to the probes."""
+        """Gradient of the damage at the reference, (*reference.shape); None where it is zero, as the damage is then of
+        second order. Responses to it are put before those to the probes."""
         return None
 
     def predicted(self, responses: Tensor, confidence: float) -> Interval:
-        """Mean over prompts from responses (prompts, probes, …), the change of the output being minus the term; by
-        default of a damage of second order."""
+        """Predicted damage, mean over prompts, from responses (prompts, probes, …); removing a term changes the output
+        by minus the term. By default for a damage of second order."""
         return mean_square(responses.square(), confidence)
 
     def of_set(self, responses: Tensor) -> Tensor:
-        """The prediction for each prompt, (prompts, …): no interval."""
+        """Predicted damage for each prompt, (prompts, …), without an interval."""
         return responses.double().square().mean(dim=1)
 
     def adding(self, damage: Tensor) -> Tensor:
-        """What adds up over terms that move the output in different directions: of a length its square."""
+        """The quantity that adds up over terms that move the output in different directions: the square if the damage
+        is a length, otherwise the damage itself."""
         return damage
 
     def slope(self, reference: Tensor, output: Tensor, given: Given) -> Tensor:
-        """Gradient of the damage at `output`, of `reference`; for hidden half that of its square."""
+        """Gradient of the damage, relative to `reference`, at `output`; for hidden, half the gradient of its square."""
 
     def of_moved(self, responses: Tensor, start: float) -> Tensor:
-        """The damage of one prompt where a damage `start` is done already. responses: (1 + probes, …), of the slope
-        and of probes, both at the output as it then is. The Hessian of KL and of the loss is the probes' covariance."""
+        """Predicted damage for one prompt where a damage `start` is done already. responses: (1 + probes, …), to the
+        slope and to probes, both taken at the output as it then is. The probes' covariance is the Hessian of KL and of
+        the loss."""
         return start - responses[0].double() + responses[1:].double().square().mean(dim=0)
 
 
@@ -202,7 +205,7 @@ class Loss(Metric):
     def probes(self, reference: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
         scored = reference.shape[1] - 1
         fisher = _fisher_noise(reference, noise, count).div_(math.sqrt(2 * scored))
-        fisher[:, :, -1] = 0  # the last token's next one is not known
+        fisher[:, :, -1] = 0  # the last token has no next one
         return fisher
 
     def first_order(self, reference: Tensor, given: Given) -> Tensor:
@@ -224,8 +227,8 @@ class Loss(Metric):
 
 
 def metric_for(name: MetricName | None, model: Any, structure: ModelStructure, head: HeadTest | None = None) -> Metric:
-    """The metric asked for; by default kl where there is an LM head or a classifier's, else hidden. head: its test, if
-    it has run."""
+    """The metric asked for; by default kl where there is an LM head or a classification head, else hidden. head: the
+    test of the head, if it has run. Raises InputError where the model has no such metric."""
     head = head or head_of(model, structure.stack)
     if name == "hidden" or (name is None and not head.predicts):
         return Hidden(structure)
@@ -239,13 +242,13 @@ def metric_for(name: MetricName | None, model: Any, structure: ModelStructure, h
 
 
 def token_ids(given: Given) -> Tensor:
-    """(1, N): a loss is of a text."""
+    """Token ids, (1, N); models with a loss read text."""
     return given if isinstance(given, Tensor) else given["input_ids"]
 
 
 def rounding_of(name: MetricName, dtype: torch.dtype) -> float:
-    """The damage that rounding alone may do to an output of that dtype: of kl, which is of second order, half a
-    square."""
+    """The damage that rounding alone may do to an output of that dtype: half a square for kl, which is of second
+    order."""
     change = rounding_for(dtype)
     return change**2 / 2 if name == "kl" else change
 
@@ -258,9 +261,10 @@ def why_no_loss(model: Any, head: HeadTest) -> str | None:
 
 
 def hidden_states(output: Any) -> Tensor:
-    """(1, N, M). UnsupportedModelError where the pass gives none, such as the scores of a model of two towers."""
+    """Hidden states of a pass, (1, N, M). Raises UnsupportedModelError where its output has none, as that of a model
+    with two towers, which returns scores."""
     hidden = getattr(output, "last_hidden_state", None)
-    if isinstance(hidden, Tensor) and hidden.ndim == 2:  # of a part that takes patches without a batch
+    if isinstance(hidden, Tensor) and hidden.ndim == 2:  # from a module that takes patches without a batch axis
         return hidden[None]
     hidden = hidden if isinstance(hidden, Tensor) else output[0]
     if not isinstance(hidden, Tensor) or hidden.ndim != 3 or hidden is getattr(output, "logits", None):
@@ -269,7 +273,8 @@ def hidden_states(output: Any) -> Tensor:
 
 
 def last_states(output: Any) -> Tensor:
-    """The same, of an encoder that runs within its model (DETR's) its own, not those of the decoder behind it."""
+    """Hidden states of a pass, (1, N, M); for an encoder that runs within its model (DETR), those of the encoder, not
+    of the decoder behind it."""
     encoded = getattr(output, "encoder_last_hidden_state", None)
     return encoded if isinstance(encoded, Tensor) else hidden_states(output)
 
@@ -280,10 +285,10 @@ def _logits(model: Any, given: Given) -> Tensor:
 
 
 def _fisher_noise(logits: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
-    """A g for every token: (diag(√p) - p√pᵀ) g, (count, 1, N, vocabulary)."""
+    """A g = (diag(√p) - p√pᵀ) g for every token, (count, 1, N, vocabulary)."""
     p = wide(logits).softmax(dim=-1)  # in bfloat16 its sum would be off by percents
     drawn, root = noise((count, *logits.shape)).to(p), p.sqrt()
-    for one in drawn:  # in place: all of them are the largest tensor of the run
+    for one in drawn:  # in place: this is the largest tensor of the run
         one.mul_(root)
         one.sub_(p * one.sum(dim=-1, keepdim=True))
     return drawn.to(logits.dtype)

@@ -1,7 +1,7 @@
-"""One block under one prompt with all dynamic parameters held: what terms put into it, and the block without them.
+"""One block under one prompt with all dynamic parameters held: the contributions of terms, and the block without them.
 
-`whole` and `move` are the block as an affine map without terms that are taken out at their place, and its linear part;
-`neurons` gives the parts of a layer's neurons in the block's output, one by one and together.
+`whole` applies the block, an affine map, with terms removed at their place, and `move` applies its linear part;
+`neurons` gives the contributions of a layer's neurons to the block's output, one by one and together.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.passes import Removal
 from duat_cli.models.terms.sites import BlockSites, Site, watching
 
-_INSIDE = ("neuron", "expert")  # kinds whose terms a nonlinear module, which a replay does not run, may hold
+_INSIDE = ("neuron", "expert")  # kinds whose terms may be inside a unit, which a replay does not run
 
 
 class FrozenBlock:
-    """Tensors are (items, N, M). A removal is of terms of this block call; None takes nothing out."""
+    """A frozen block. Tensors are (items, N, M). A removal is of terms of this block call; None removes nothing."""
 
     def __init__(self, run: BlockRun, sites: BlockSites) -> None:
         self.run, self.sites = run, sites
         self._neurons: dict[Site, Neurons] = {}
 
     def replay(self, removal: Removal | None = None, *, react: bool = False) -> Replay:
-        """Of the block's own input. react: whether norms inside of units from which terms are taken react."""
+        """Replay of the block on its own input. react: whether norms inside units that lose terms react."""
         return self._replayed(self.run.input, self._given(removal, react=react), removal)
 
     def whole(self, items: Tensor, removal: Removal | None = None) -> Tensor:
-        """The block's output, every σ giving what it gave, without the terms."""
+        """The block's output on `items` without the terms; every σ gives what it gave when recorded."""
         if removal is not None and removal.whole:
             return torch.cat([removal.bridge(item[None]) for item in items])
         given = self._given(removal)
         return torch.cat([self._replayed(some, given, removal).end for some in items.split(AT_ONCE)])
 
     def move(self, changes: Sequence[Tensor], removal: Removal | None = None) -> None:
-        """Put in the place of changes of the block's input what they are at its output, the terms being gone. Some at
-        once, so that no second copy of all of them is ever there."""
+        """Replaces changes of the block's input, in place, by the changes of its output, with the terms gone. A few at
+        a time, so that there is never a second copy of all."""
         if removal is not None and removal.whole:
             return
         items = [item for change in changes for item in change.split(1)]
@@ -60,7 +60,8 @@ class FrozenBlock:
                     torch.sub(end, base[0], out=item[0])
 
     def neurons(self, site: Site, removal: Removal | None = None) -> Neurons:
-        """Those of one layer; removal: says what stands in for them, the same for every removal of a run."""
+        """The neurons of one layer. removal: gives the means that stand in for them; they are the same for every
+        removal of a run, so the first one counts."""
         if site not in self._neurons:
             values = self._activations(site)  # (N, I)
             if removal is not None and removal.means is not None:
@@ -69,23 +70,23 @@ class FrozenBlock:
         return self._neurons[site]
 
     def behind_layer(self, site: Site, values: Tensor) -> Replay:
-        """The block on streams of zeros with these as what the FFN's last layer, which reads the neurons of `site`,
-        puts out: (items, N, width)."""
+        """Replay of the block on zero streams, with `values`, (items, N, width), as output of the FFN's last layer, the
+        one that reads the neurons of `site`."""
 
         def put(_: Site, tensor: Tensor, __: Tensor | None) -> Tensor:
             return values.reshape(tensor.shape).to(tensor).clone()  # blocks may write to it
 
         end = next(end for end in self.sites.of("ffn") if _holds(end.module, site))
         zero = torch.zeros_like(self.run.input).expand(len(values), -1, -1)
-        # In front of any norm on the branch, which is held as all else is. Attention is not silenced: what such a layer
-        # puts out in front of it goes on through its values.
+        # The values are put before any norm on the branch, which is held as everything is. Attention is not silenced:
+        # the output of a layer in front of it goes on through its values.
         with watching([Site("ffn", end.module, "output", 1)], put):
             return self.run.replay(zero)
 
     def _activations(self, site: Site) -> Tensor:
-        """Of the neurons, (N, I), from the unit's recorded input or output."""
+        """Activations of the neurons, (N, I), from the unit's recorded input or output."""
         unit = next(u for u in self.run.units if u.module is site.unit)
-        if not _holds(unit.module, site):  # the layer stands behind the unit
+        if not _holds(unit.module, site):  # the layer is behind the unit
             return wide(unit.output.reshape(-1, site.count))
         seen: list[Tensor] = []
 
@@ -101,8 +102,8 @@ class FrozenBlock:
             return self.run.replay(items, [g.expand(len(items), *g.shape[1:]) for g in given])
 
     def _given(self, removal: Removal | None, *, react: bool = False) -> list[Tensor]:
-        """What the units give without the terms that they hold. A replay does not run units: they run here, from their
-        recorded inputs, and the norms in them are held, unless they are to react."""
+        """Outputs of the units without the terms inside them. A replay does not run units, so they run here on their
+        recorded inputs; norms in them are held unless `react`."""
         found, calls = [], Counter[nn.Module]()
         for unit in self.run.units:
             call = calls[unit.module]
@@ -122,7 +123,7 @@ class FrozenBlock:
         return found
 
     def _without_outside(self, removal: Removal | None) -> contextlib.AbstractContextManager[None]:
-        """Replays take out what no unit holds."""
+        """A context in which replays remove those terms that are not inside a unit."""
         if removal is None:
             return contextlib.nullcontext()
         units = [unit.module for unit in self.run.units]
@@ -140,7 +141,7 @@ class Neurons:
 
     @functools.cached_property
     def base(self) -> Replay:
-        """The block where the layer puts out nothing."""
+        """Replay of the block with zero output of the layer."""
         return self.through(self.values.new_zeros(1, len(self.values), self.weight.shape[1]))
 
     @functools.cached_property
@@ -149,20 +150,20 @@ class Neurons:
         return wide(self.values).norm(dim=0) * wide(self.weight).norm(dim=1)
 
     def each(self, places: Tensor) -> Tensor:
-        """The parts of single neurons in the block's output, (places, N, M)."""
+        """Contributions of single neurons to the block's output, (places, N, M)."""
         return self._carried(self.values.T[places, :, None] * self.weight[places, None, :])
 
     def together(self, places: Tensor) -> Tensor:
-        """The part of all of these, (1, N, M)."""
-        values = torch.zeros_like(self.values)  # rather than rows of the weight, of which there may be many
+        """Contribution of all these neurons together, (1, N, M)."""
+        values = torch.zeros_like(self.values)  # zeros instead of a copy of rows of the weight, which may be many
         values[:, places] = self.values[:, places]
         return self._carried((values @ self.weight)[None])
 
     def _carried(self, values: Tensor) -> Tensor:
-        """What the block makes of the layer's output, at its own output. values: (items, N, width)."""
+        """Contributions of layer outputs to the block's output, (items, N, M). values: (items, N, width)."""
         return torch.cat([self.through(some).end - self.base.end for some in values.split(self._at_once)])
 
 
 def _holds(module: nn.Module, site: Site) -> bool:
-    """Whether the site's module is this one, or inside it."""
+    """Whether the site's module is this module or inside it."""
     return any(site.module is inner for inner in module.modules())

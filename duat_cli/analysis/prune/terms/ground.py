@@ -1,4 +1,4 @@
-"""What is found of a model before any term is removed: its terms' places, its head, and the prompts' own passes."""
+"""Results of the first passes, before any term is removed: sites of terms, the head, and the prompts' own passes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from duat_cli.models.terms.sites import Site, Sites
 
 @dataclass(frozen=True)
 class Ground:
-    """What the analysis stands on."""
+    """Everything that the analysis of terms starts from."""
 
     sites: Sites
     branches: Branches
@@ -38,16 +38,16 @@ class Ground:
     head: HeadTest
     metric: Metric
     recorded: list[Recorded]  # the prompts' own passes
-    # of the prompts, by number, where the metric looks at something else: to be taken out by whoever needs them
+    # logits of the prompts, by number, where the metric looks at other outputs; whoever needs them pops them
     logits: dict[int, Tensor]
-    seen: Activations  # what sites held under them
-    sums: MeanSums | None  # the same, if asked for
+    seen: Activations  # activations at the sites under these prompts
+    sums: MeanSums | None  # sums for the means of the sites, if asked for
 
 
 def ground_of(session: Session, name: MetricName | None, prompts: Sequence[Given], *, means: bool) -> Ground:
-    """Of a model, with each of these prompts recorded as of `Session.discover_beside`.
+    """The ground of a model, with each of these prompts recorded beside discovery (`Session.discover_beside`).
 
-    means: whether means are asked for. Which output the metric looks at is only known at the end: where it is not the
+    means: whether means are asked for. Only at the end is it known which output the metric looks at. If that is not the
     one that the model's class promises, the prompts are recorded once more.
     """
     guest = session.discover_beside(lambda found: _Guest(session, found, prompts, hidden=name == "hidden", means=means))
@@ -67,7 +67,7 @@ def ground_of(session: Session, name: MetricName | None, prompts: Sequence[Given
 
 
 class _Guest(Placing):
-    """Everything that goes through the model beside one attempt at its discovery."""
+    """All passes that run beside one attempt to discover the model."""
 
     def __init__(
         self, session: Session, found: Discovered, prompts: Sequence[Given], *, hidden: bool, means: bool
@@ -86,7 +86,7 @@ class _Guest(Placing):
             for one in prompts
         ]
         besides = prompts if self.head.passes and not self.logits else ()
-        self.heads = [LogitsPass(model, one) for one in besides]  # the loss is asked for in any case
+        self.heads = [LogitsPass(model, one) for one in besides]  # the loss needs logits whatever the metric
         self.passes = [*self.chain.passes, *self.head.passes, *self.records, *self.heads]
 
     def proved(self, parts: BlockParts, written: Trace) -> None:
@@ -99,7 +99,7 @@ class _Guest(Placing):
         self.parameters[parts.module] = block_parameters(parts, self.sites[parts.module], written)
 
     def probe(self, run: BlockRun) -> None:
-        if self._like is not None and not run.input.any():  # of texts the certificate says so
+        if self._like is not None and not run.input.any():  # for texts the certificate finds this
             raise NoSignalError(
                 f"the stream in front of {run.parts.name} is zero, so what meets it there cannot be told apart: does a "
                 "mask leave nothing of the input? give another by --inputs"

@@ -1,4 +1,4 @@
-"""How large an FFN or an expert can get over all outputs of the norm in front of it, from its own layers."""
+"""Bounds on the output of an FFN or an expert over all outputs of the norm in front of it, from its own layers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from duat_cli.operators.bounds import Ball, gated_maximum, plain_maximum, spectr
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the activations h get over a ball."""
+    """Bounds on the activations h over a ball."""
 
     neurons: Tensor
-    """Of each, the largest |h_n|, (n,) float64."""
+    """The largest |h_n| of each neuron, (n,) float64."""
     offset: float
-    """|q|, what of `up · z + q` does not depend on the ball's vector."""
+    """|q|, with q the part of `up · z + q` that does not depend on the ball's vector."""
     share: float
-    """How large |h| is of |up · z + q| at most; infinity where that is not known."""
+    """Bound on |h| / |up · z + q|; infinity where none is known."""
 
 
 @dataclass(frozen=True)
 class Layers:
-    """What makes the activations of one FFN or expert: σ(gate · z + p) (up · z + q), or σ(up · z + q)."""
+    """First layers of an FFN or expert, with activations σ(gate · z + p) (up · z + q), or σ(up · z + q)."""
 
     activation: Activation
     gate: tuple[Tensor, Tensor | None] | None  # (n, M), (n,)
@@ -48,7 +48,7 @@ class Layers:
         return cls(form.activation, gate, one(form.up, form.up_bias))
 
     def sizes(self, ball: Ball) -> Sizes:
-        """Of the activations over the ball; some neurons in float64 at once.
+        """Bounds on the activations over the ball; a few neurons at a time in float64.
 
         Gated: |h| ≤ max_n |σ(gate_n)| · |up|; plain with |σ(t)| ≤ |t|: |h| ≤ |up|.
         """
@@ -76,7 +76,7 @@ class Layers:
         return total + (0.0 if bias is None else float(bias.double().norm()))
 
     def largest_of(self, ball: Ball, columns: Tensor, bias: Tensor | None) -> float:
-        """The same, of an FFN or expert as a whole."""
+        """The bound `largest`, with the sizes of the activations computed here."""
         return self.largest(ball, self.sizes(ball), columns, bias)
 
 

@@ -1,11 +1,11 @@
-"""Eq. 16, f the model itself, for sets of terms: its bound on the change of the last block's output, and that change.
+"""Eq. 16 with the model as f, for sets of terms: its bound on the change of the last block's output, and that change.
 
-The paper bounds what the removal of a set does by |Σ removed terms|. Here every term of the set is taken at its own
-place and carried to the last block's output through the frozen blocks as they are without the set; the norm of the sum
-of these vectors is the bound, and the sum of their norms is at least as large. So it is within a block, where one
-attention follows another. Where everything that the input sets is held (H, the scales of norms, routing, gates, and
-what every σ that stays gives, whose bias the blocks before it set), the removal changes the output by exactly that sum.
-It is computed a second way: the frozen blocks are run with the whole set taken out at its place.
+The paper bounds the effect of removing a set by |Σ removed terms|. Here every term of the set is taken at its own place
+and carried to the last block's output through the frozen blocks without the set; within a block this also holds where
+one attention follows another. The norm of the sum of these vectors is the bound; the sum of their norms (triangle) is
+at least as large. If everything that the input sets is held (H, the scales of norms, routing, gates, and the outputs of
+every σ that stays, whose bias the blocks before it set), the removal changes the output by exactly that sum. That
+change is also computed a second way: by running the frozen blocks with the whole set removed at its place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from duat_cli.models.terms.sites import Sites, TermId, by_block
 from duat_cli.statistics.drawn import Drawn, draw
 
 SEED = 37
-Of = TypeVar("Of")  # what names a set
+Of = TypeVar("Of")  # type of the names of sets
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Printed:
     bound: float
     triangle: float
     variance: float
-    """Of the triangle's estimate; 0 where every term was carried."""
+    """Variance of the estimate of `triangle`; 0 where every term was carried."""
     held: float
     error: float
     """|output - (output without the set, all held + sum of the carried terms)| / |output|."""
@@ -45,16 +45,16 @@ class Printed:
 
 @dataclass
 class _Set:
-    """How far one set has come. Tensors: (items, N, M)."""
+    """State of one set on its way through the blocks. Tensors: (items, N, M)."""
 
     terms: Mapping[int, list[TermId]]  # by block call
     removals: Removals
     count: int
-    generator: torch.Generator  # its own, so that what is drawn does not depend on the sets beside it
+    generator: torch.Generator  # its own, so that draws do not depend on the sets beside it
     carried: Tensor | None = None  # the sum of its terms, one item
-    held: Tensor | None = None  # the stream without them
-    each: list[Tensor] = field(default_factory=list)  # single terms
-    drawn: list[Drawn] = field(default_factory=list)  # which, in the order of `each`
+    held: Tensor | None = None  # the stream without its terms
+    each: list[Tensor] = field(default_factory=list)  # single terms that were drawn
+    drawn: list[Drawn] = field(default_factory=list)  # the draws, in the order of `each`
 
     @property
     def moving(self) -> list[Tensor]:
@@ -67,15 +67,15 @@ class _Terms:
     """Some terms of a block."""
 
     sizes: Tensor
-    """Of each, (terms,): what it is drawn by."""
+    """Size of each, which sets its chance to be drawn, (terms,)."""
     together: Tensor
-    """Their part of the block's output, (1, N, M)."""
+    """Contribution of all to the block's output, (1, N, M)."""
     each: Callable[[Tensor], Tensor]
-    """Places of some to the part of each, (places, N, M)."""
+    """Gives the contributions of the terms at some places, (places, N, M)."""
 
 
 class PrintedReader(Generic[Of]):
-    """Behind every block of one prompt's sweep."""
+    """Computes Eq. 16 for sets in one prompt's sweep; called behind every block."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class PrintedReader(Generic[Of]):
         singles: Mapping[TermId, Removal],
         seed: int,
     ) -> None:
-        """removals: of every set. singles: of every term alone that is no neuron."""
+        """removals: of every set. singles: of every single term that is no neuron."""
         self._sites, self._singles = sites, singles
         self._sets = {
             of: _Set(by_block(terms), removals[of], len(terms), torch.Generator().manual_seed(SEED + seed))
@@ -128,7 +128,7 @@ class PrintedReader(Generic[Of]):
         return results
 
     def _carry(self, block: FrozenBlock) -> None:
-        """Every set that has begun, through this block without its own terms there."""
+        """Carries every set that has begun through this block without the set's terms there."""
         begun = [one for one in self._sets.values() if one.carried is not None]
         together = [one for one in begun if block.run.index not in one.removals]
         if together:
@@ -145,7 +145,7 @@ class PrintedReader(Generic[Of]):
                 one.held = block.whole(needed(one.held), removal)
 
     def _add(self, one: _Set, block: FrozenBlock, terms: Sequence[TermId], alone: dict[TermId, Tensor]) -> None:
-        """What the set has in this block. alone: parts of single terms that other sets asked for already."""
+        """Adds the set's terms in this block. alone: contributions of single terms computed for other sets already."""
         removal = one.removals[block.run.index]
         if one.held is None:
             one.held = block.whole(block.run.input, removal)
@@ -164,7 +164,7 @@ class PrintedReader(Generic[Of]):
     def _others(
         self, block: FrozenBlock, terms: Sequence[TermId], removal: Removal, alone: dict[TermId, Tensor]
     ) -> list[_Terms]:
-        """Those that are no neurons."""
+        """The terms that are no neurons."""
         others = [term for term in terms if term.kind != "neuron"]
         parts = []
         for term in others:
@@ -181,8 +181,8 @@ class PrintedReader(Generic[Of]):
         return [_Terms(wide(values).flatten(1).norm(dim=1), values.sum(dim=0, keepdim=True), values.__getitem__)]
 
     def _behind(self, block: FrozenBlock, removal: Removal, term: TermId) -> Removal | None:
-        """What of the set is gone from attention that reads, in the same block, what the term's attention gave: the
-        term is carried through it without the set, as through the blocks behind. None where there is no such."""
+        """Removal of the set's terms in a later attention of the same block, which reads the term's attention: the term
+        is carried through it without the set, as through the blocks behind. None where there are no such terms."""
         if term.kind not in ("head", "attention") or removal.whole:
             return None
         own, _ = block.sites.find(term)
@@ -192,7 +192,7 @@ class PrintedReader(Generic[Of]):
         return replace(removal, masks=masks) if masks else None
 
     def _neurons(self, block: FrozenBlock, terms: Sequence[TermId], removal: Removal) -> list[_Terms]:
-        """Those of every layer that has some."""
+        """The neurons, one entry for every layer that has some."""
         found = []
         for site in block.sites.of("neuron"):
             places = [t.index - site.offset for t in terms if t.kind == "neuron" and t.index is not None]
@@ -213,8 +213,8 @@ class PrintedReader(Generic[Of]):
         return block.whole(run.input) - block.whole(run.input, removal)
 
     def _drawn(self, one: _Set, sizes: Tensor) -> Drawn | None:
-        """Which terms of a block are carried one by one; None for a single term, whose norm is the bound, and where all
-        are zero."""
+        """The draw of those terms of a block that are carried one by one; None for a set of one term, whose norm is the
+        bound, and where all terms are zero."""
         if one.count == 1 or not bool(sizes.any()):
             return None
         return draw(sizes, drawn_in_block(one.count, len(one.terms)) or len(sizes), one.generator)

@@ -1,13 +1,14 @@
 """The two exact readings of a term: where it meets the stream (`local`) and carried to the last block (`frozen`).
 
-Both come from the frozen block, which is affine: a term is the difference of two replays, one of them without it, in
-the model's own code. `frozen` holds every norm; it is the norm of one summand of Eq. 16, whose bound is the norm of the
-sum over a set. `local` is what the removal takes away where the branch meets the stream, the place that the certified
-bound speaks of, relative to the stream there. A norm on the branch in front of that place is held for neither: without
-the term its scale is s' instead of s, so that of Y, what arrives, Y - (s'/s) Y' is lost, Y' arriving at the old scale.
+Each comes from the frozen block, which is affine: a term is the difference of two replays in the model's own code, one
+of them without it. `frozen` holds every norm; it is the norm of one summand of Eq. 16, whose bound is the norm of the
+sum over a set. `local` is what the removal takes away where the branch meets the stream, relative to the stream there;
+the certified bound is for the same place. For these two, a norm on the branch before that place is not held: without
+the term its scale is s' instead of s. With Y what arrives, and Y' what arrives without the term at the old scale, the
+loss is Y - (s'/s) Y'.
 
 A neuron k adds a_k ⊗ w_k to its layer's output, so all neurons of a layer follow from how the frozen block carries that
-output: token by token a scale, times one matrix.
+output: by one matrix, times a scale for each token.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ class Readings:
     """Norms relative to the residual stream: `local` where the term meets it, `frozen` at the last block's output."""
 
     local: dict[TermId, float] = field(default_factory=dict)
-    stream: dict[TermId, float] = field(default_factory=dict)  # where it meets: root mean square of the tokens' norms
+    stream: dict[TermId, float] = field(default_factory=dict)  # stream at that place: root mean square of token norms
     frozen: dict[TermId, float] = field(default_factory=dict)
     cosine: dict[int, float] = field(default_factory=dict)  # block call -> mean over tokens of cos(input, output)
-    angle: dict[int, float] = field(default_factory=dict)  # mean over tokens of the angle / π
+    angle: dict[int, float] = field(default_factory=dict)  # block call -> mean over tokens of the angle / π
     reasons: dict[TermId, str] = field(default_factory=dict)  # why a term has no local reading
 
     def measured(self, terms: Iterable[TermId], lost: Sequence[float], stream: Tensor) -> None:
-        """What goes with each term, Frobenius norm over the tokens, and the stream that it is missing from."""
+        """Adds local readings. lost: what is lost with each term, Frobenius norm over the tokens; stream: the stream
+        that it is missing from."""
         size = float(torch.linalg.vector_norm(wide(stream)))
         for term, norm in zip(terms, lost, strict=True):
             if size:
@@ -57,14 +59,15 @@ class Readings:
 
 
 class Reader:
-    """Behind every block of one prompt's sweep: measures the block's terms, and carries those that are followed."""
+    """Reads terms in one prompt's sweep; called behind every block, where it measures the block's terms and carries
+    those that are followed."""
 
     def __init__(self, sites: Sites, branches: Branches, wanted: Sequence[TermId], followed: set[TermId]) -> None:
         self.found = Readings()
         self._sites, self._branches = sites, branches
         self._wanted = by_block(wanted)
         self._followed = followed
-        self._carried: dict[TermId, Tensor] = {}  # followed terms so far, (1, N, M) each, as one tensor there twice
+        self._carried: dict[TermId, Tensor] = {}  # followed terms so far, (1, N, M) each: stacking would need a copy
 
     def __call__(self, run: BlockRun) -> None:
         here = _Here(run, self._sites[run.parts.module], self._branches[run.parts.module])
@@ -84,7 +87,7 @@ class Reader:
         self._angles(run)
 
     def finish(self, output: Tensor) -> Readings:
-        """The readings; `output` is the last block's, (1, N, M)."""
+        """The readings. output: of the last block, (1, N, M). Raises UnsupportedModelError where it is zero."""
         size = _size(output)
         if not size:
             raise UnsupportedModelError("the last block's output is zero throughout: nothing can be relative to it")
@@ -92,7 +95,8 @@ class Reader:
         return self.found
 
     def _read(self, here: _Here, term: TermId) -> Tensor:
-        """local of one term that is no neuron; its part of the block's output, (1, N, M), with every norm held."""
+        """Notes `local` of one term that is no neuron; its contribution to the block's output with every norm held,
+        (1, N, M)."""
         if term.kind == "block":
             difference = here.run.output - here.run.input
             self.found.measured([term], [_size(difference)], here.run.output)
@@ -108,7 +112,7 @@ class Reader:
         return here.intact.end - without.end
 
     def _neurons(self, here: _Here, site: Site, wanted: list[TermId]) -> dict[TermId, Tensor]:
-        """local of every neuron of a layer; of those that are followed their part of the block's output."""
+        """Notes `local` of the wanted neurons of a layer; the contributions of those that are followed."""
         neurons = here.neurons(site)
         places = [0 if t.index is None else t.index - site.offset for t in wanted]
         try:
@@ -126,7 +130,7 @@ class Reader:
 
 
 class _Here(FrozenBlock):
-    """One block under one prompt, and where its branches meet the stream."""
+    """One block under one prompt, with the places where its branches meet the stream."""
 
     def __init__(self, run: BlockRun, sites: BlockSites, branches: BlockBranches) -> None:
         super().__init__(run, sites)
@@ -136,24 +140,25 @@ class _Here(FrozenBlock):
 
     @functools.cached_property
     def intact(self) -> Replay:
-        """The block with everything in place."""
+        """Replay of the block with nothing removed."""
         return self.replay()
 
     def branch_of(self, site: Site) -> Branch:
-        """The branch that the site's terms are part of. UnsupportedModelError says why it is not known."""
+        """The branch that the site's terms are part of. Raises UnsupportedModelError where it is not known."""
         branch = self._branches.at(site)
         if isinstance(branch, str):
             raise UnsupportedModelError(branch)
         return branch
 
     def without(self, site: Site, place: int, *, react: bool = False) -> Replay:
-        """The block without one term of the site. react: as of `replay`."""
+        """Replay of the block without one term of the site. react: as for `replay`."""
         mask = torch.ones(site.count, device=self.run.input.device)
         mask[place] = 0
         return self.replay(Removal({site: mask}), react=react)
 
     def reacting(self, site: Site, place: int) -> Replay | None:
-        """The same where the norms between experts and the end of their module react; None where there are none."""
+        """Replay without one expert in which norms between experts and the end of their module react; None for other
+        kinds, and where there are no such norms."""
         return self.without(site, place, react=True) if site.kind == "expert" and self._norms_inside else None
 
     @functools.cached_property
@@ -161,7 +166,7 @@ class _Here(FrozenBlock):
         return any(inner_norms(self.run, unit.module) for unit in self.run.units)
 
     def arrived(self, branch: Branch, replay: Replay) -> Tensor:
-        """What of the branch arrives where it meets the stream, (1, N, M); the bias of its own norm left out."""
+        """What arrives of the branch where it meets the stream, (1, N, M), without the bias of the branch's norm."""
         if branch.site not in self._gone:
             self._gone[branch.site] = self.without(branch.site, 0)
         return branch.met(replay) - branch.met(self._gone[branch.site])
@@ -174,7 +179,7 @@ class _Here(FrozenBlock):
         return self._scales[norm]
 
     def lost(self, branch: Branch, without: Replay, *, whole: bool) -> Tensor:
-        """What is missing where the branch meets the stream, (1, N, M). whole: the whole branch is gone."""
+        """What is lost where the branch meets the stream, (1, N, M). whole: whether the whole branch is gone."""
         if branch.norm is None or whole:
             return branch.met(self.intact) - branch.met(without)
         scale = self.scale(branch)
@@ -184,16 +189,16 @@ class _Here(FrozenBlock):
 
 
 class _Lost:
-    """What goes with each neuron of one layer where its branch meets the stream."""
+    """What is lost without each neuron of one layer, where its branch meets the stream."""
 
     def __init__(self, here: _Here, neurons: Neurons) -> None:
         self._here, self._run, self._neurons = here, here.run, neurons
         self._activations, self._weight = neurons.values, neurons.weight
 
     def norms(self, branch: Branch) -> Tensor:
-        """Frobenius norm over the tokens, (I,)."""
+        """Frobenius norm of each loss over the tokens, (I,)."""
         tokens, rows_of = self._transfer(branch)
-        step = len(tokens) * max(1, NEURONS_AT_ONCE // len(tokens))  # as many rows as tokens go through in one replay
+        step = len(tokens) * max(1, NEURONS_AT_ONCE // len(tokens))  # one replay takes as many rows as there are tokens
         pieces = range(0, len(self._weight), step)
         return torch.cat([self._lost(branch, tokens, rows_of, slice(k, k + step)) for k in pieces])
 
@@ -204,14 +209,15 @@ class _Lost:
             return parts.norm(dim=0) * rows.norm(dim=1)
         arrived = self._here.arrived(branch, self._here.intact)[0].double()
         ratio, parts, rows = self._ratio(branch, here), parts.double(), rows.double()
-        # |Y - r (Y - p w)|² of every neuron and token, Y being what arrives with all of them.
+        # |Y - r (Y - p w)|² of every neuron and token, with Y what arrives with all neurons.
         least = (1 - ratio).square() * arrived.square().sum(dim=-1, keepdim=True)
         mixed = 2 * (1 - ratio) * ratio * parts * (arrived @ rows.T)
         own = (ratio * parts).square() * rows.square().sum(dim=-1)
         return (least + mixed + own).sum(dim=0).clamp_min(0).sqrt()
 
     def _ratio(self, branch: Branch, here: slice) -> Tensor:
-        """By what the scale of the branch's norm is multiplied at each token without each of these neurons, (N, I)."""
+        """Factor by which the scale of the branch's norm changes at each token without each of these neurons, (N,
+        I)."""
         scale = self._here.scale(branch)
         x = scale.centered(branch.in_front_of_norm(self._here.intact)[0])
         rows, activations = scale.centered(self._weight[here]), self._activations[:, here].double()
@@ -220,8 +226,9 @@ class _Lost:
         return scale.ratio(before, after.clamp_min(0))
 
     def _transfer(self, branch: Branch) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """How the layer's output arrives at the stream: a scale a token, (N,), and what makes of neurons' rows, (I, M),
-        the rows that arrive."""
+        """How the layer's output arrives at the stream: a scale for each token, (N,), and a function that maps rows of
+        neurons, (I, width), to the rows that arrive, (I, M). Raises UnsupportedModelError where it arrives
+        otherwise."""
         count, width = self._run.input.shape[1], self._weight.shape[1]
         vector = gaussian((width,), self._run.input, SEED)
         replay = self._neurons.through(vector.expand(1, count, width))

@@ -1,8 +1,8 @@
-"""The responses of all terms to K probes of the output, random directions that are carried back once.
+"""The responses of all terms to K probes of the output, random directions whose gradients are carried back once.
 
-r_k(t) = ⟨∂⟨v_k, out⟩/∂(site), t⟩, summed over the tokens of the term's site. Responses are linear in terms: a set's
-response is the sum of its terms', so that what cancels in the model cancels in the prediction. Cost grows with the
-probes and the tokens, not with the number of terms.
+r_k(t) = ⟨∂⟨v_k, out⟩/∂(site), t⟩, summed over the tokens of the term's site. Responses are linear in terms: the
+response of a set is the sum of its terms' responses, so that what cancels in the model cancels in the prediction. Cost
+grows with the number of probes and of tokens, not with the number of terms.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from duat_cli.models.sweep.passes import Means, Recorded, Removals
 from duat_cli.models.terms.sites import BlockSites, Sites, TermId
 
 SEED = 29
-PRODUCT_ELEMENTS = 1 << 20  # of gradients times values at once: what the cache holds
+PRODUCT_ELEMENTS = 1 << 20  # elements of gradients times values at once, as many as the cache holds
 
 
 @dataclass(frozen=True)
 class TermList:
-    """The terms of a model of some kinds, in a fixed order, with a place for each in a vector."""
+    """The terms of some kinds in a model, in a fixed order, each with its place in vectors (terms,)."""
 
     ids: list[TermId]
     starts: dict[tuple[Kind, int], int]  # (kind, block call) -> place of its first term
@@ -49,7 +49,7 @@ class TermList:
         return cls(ids, starts)
 
     def places(self, kind: Kind) -> range:
-        """Where the terms of one kind stand."""
+        """Places of the terms of one kind."""
         return self._ranges.get(kind, range(0))
 
     @functools.cached_property
@@ -60,7 +60,7 @@ class TermList:
 
 
 def noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Standard normal probes, (count, ...): the same ones however many are drawn at once."""
+    """Standard normal probes, (count, ...); they do not depend on how many are drawn at once."""
     found = torch.empty(shape)
     for one in found:
         one.normal_(generator=generator)
@@ -69,17 +69,17 @@ def noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class Without:
-    """What is gone already where responses of the others are wanted."""
+    """Terms that are gone already when the responses of the others are computed."""
 
     gone: Removals
     output: Tensor
-    """Of the model as it is, from which the damage is counted."""
+    """Output of the whole model, from which the damage is counted."""
 
 
 class Responses:
     """The responses of all terms to `count` probes of one prompt, in pieces of some probes where all would not fit.
 
-    means: what stands in for a removed term; responses are then those of the term's deviation from it.
+    means: values that stand in for removed terms; responses are then to the terms' deviations from them.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class Responses:
         weights: Weights | None = None,
         without: Without | None = None,
     ) -> None:
-        """weights: as of `BlockPass`. without: what `recorded` was recorded without; the first response is then to
-        the slope of the damage there."""
+        """weights: as for `BlockPass`. without: terms that were gone when `recorded` was recorded; the first response
+        is then to the slope of the damage there."""
         self._metric, self._given, self._terms, self._means = metric, given, terms, means
         self._output, self._without = recorded.output, without
         self._noise = functools.partial(noise, generator=torch.Generator().manual_seed(SEED + seed))
@@ -107,7 +107,7 @@ class Responses:
             for module, found in sites.items()
         }
         self._blocks = len(recorded.calls)
-        self._rows: list[Tensor] = []  # a piece: (probes, terms)
+        self._rows: list[Tensor] = []  # one per piece, (probes, terms)
         self.pieces = [
             Backward(
                 structure,
@@ -118,12 +118,12 @@ class Responses:
                 weights,
                 None if without is None else without.gone,
             )
-            # one without any for none, because there may be a direction of first order
+            # without probes one empty piece, because there may be a direction of first order
             for size in list(_sizes(count, pulled_at_once(recorded.calls[-1].after.numel()))) or [0]
         ]
 
     def _probes(self, count: int) -> Iterator[Tensor]:
-        """Those of the next piece, some at a time; they are drawn in the order of the pieces."""
+        """The probes of the next piece, some at a time; they are drawn in the order of the pieces."""
         first = None if self._rows else self._first_order()
         self._rows.append(torch.zeros(count + (first is not None), len(self._terms.ids)))
         if first is not None:
@@ -137,7 +137,7 @@ class Responses:
         return self._metric.slope(self._without.output, self._output, self._given)
 
     def alone(self) -> Tensor:
-        """What is found once one piece after the other has been taken through everything."""
+        """Runs one piece after the other through all blocks, and returns the responses, (probes, terms)."""
         for place, piece in enumerate(self.pieces):
             one_by_one([piece])
             for number in reversed(range(self._blocks)):
@@ -145,13 +145,13 @@ class Responses:
         return self.found()
 
     def through(self, number: int, piece: int) -> None:
-        """Take one piece through one block."""
+        """Carries one piece back through one block."""
         for block in self.pieces[piece].through(number):
             _gather(block, self._terms, self._rows[piece], self._means)
 
     def found(self) -> Tensor:
-        """(probes, terms), float32, once all pieces are through all blocks. UnsupportedModelError where the model's own
-        gradients are no numbers."""
+        """The responses, (probes, terms) float32, once all pieces are through all blocks. Raises UnsupportedModelError
+        where the gradients of the model are not finite."""
         found = torch.cat(self._rows)
         if not bool(torch.isfinite(found).all()):
             dtype = str(self._output.dtype).removeprefix("torch.")
@@ -163,7 +163,7 @@ class Responses:
 
 
 def _sizes(count: int, most: int) -> Iterator[int]:
-    """Of as many as there are, so many at a time."""
+    """Sizes of the pieces of `count`, `most` at a time."""
     for first in range(0, count, most):
         yield min(most, count - first)
 
