@@ -1,1 +1,1 @@
-"""`duat attribute`: what a prediction is made of."""
+"""`duat attribute`: the parts of a prediction, which add up to it."""

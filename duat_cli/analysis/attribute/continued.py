@@ -1,8 +1,8 @@
-"""Several tokens behind a prompt: greedy ones or given ones, attributed in one pass over all of them.
+"""Continuations of prompts: greedy or given tokens, attributed in one pass over all of them.
 
-In a causal model what stands behind a token does not move its output, so that every token of a continuation is one more
-position of the longer prompt. A model may still compute otherwise by the length of a text: what passes that end at a
-token give there is kept, for the pass over all to be held against.
+In a causal model, later tokens do not change the output at a token, so that every token of a continuation is one more
+position of a longer prompt. Still, a model may compute differently by the length of the text; so the logits of passes
+that end at a token are kept, and the pass over all tokens is compared with them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from duat_cli.results.attribute import Attribution, Continuation, Source, TokenN
 
 @dataclass(frozen=True)
 class Continued:
-    """A prompt, and what stands behind it."""
+    """A prompt with its continuation."""
 
-    prompt: Prompt  # with it
-    count: int = 0  # how many tokens that are
-    alone: Tensor | None = None  # logits of the passes that end where the first ones follow, (passes, vocabulary)
+    prompt: Prompt  # including the continuation
+    count: int = 0  # tokens of the continuation
+    alone: Tensor | None = None  # logits of passes that end just before its first tokens, (passes, vocabulary)
 
 
 def continued(
@@ -41,9 +41,10 @@ def continued(
     given: Callable[[Prompt, str], tuple[list[int], list[int]]],
     progress: Progress,
 ) -> list[Continued]:
-    """Every prompt with `steps` greedy tokens, or with given ones, behind it.
+    """Every prompt followed by `steps` greedy tokens, or by given ones if `steps` is 0.
 
-    prompts: with their numbers; given: of a prompt and what errors call it its own tokens and those behind it.
+    prompts: with their numbers; given: takes a prompt and its name in errors, and returns its own tokens and those of
+    its continuation.
     """
     option = "--steps" if steps else "--continuation"
     reason = head_of(session.loaded.model, session.structure.stack).why_no_next_token()
@@ -85,9 +86,9 @@ def summed(
     words: Words,
     likelihood: Sequence[tuple[float, float]],
 ) -> Continuation:
-    """The tokens of one prompt's continuation together.
+    """Sums over the tokens of one prompt's continuation.
 
-    likelihood: of each, its log-probability and what the linearised one misses; empty for greedy tokens.
+    likelihood: for each token its log-probability and the error of the linearised one; empty for greedy tokens.
     """
     names = [one.target.token for one in found if one.target.token is not None]
     sources = [0.0] * (len(ids) - 1)

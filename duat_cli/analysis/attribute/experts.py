@@ -2,8 +2,9 @@
 
     ⟨g, κ Σ_t Σ_e r_te f_e(z_t)⟩ = Σ_e Σ_t r_te (Σ_n a_en(z_t) ⟨g'_t, w_en⟩ + ⟨g'_t, b_e⟩)
 
-with g' the gradient at the experts module's output. An expert's part is the slope along its routing weights; its
-neurons come from the form that was proved of the module, and have to add up to that part with the expert's bias.
+with g' the gradient at the experts module's output. The part of an expert is the slope along its routing weights. The
+parts of its neurons follow from the form that was proved for the module; with the expert's bias they have to add up to
+its part.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from duat_cli.models.terms.sites import Site, watching
 
 
 class KnownExperts:
-    """Forms of experts modules, each found once while its weights are there."""
+    """Forms of experts modules, each found once, while its weights are in memory."""
 
     def __init__(self) -> None:
         self._forms: dict[nn.Module, ExpertForm | None] = {}
-        self.columns: dict[nn.Module, Columns] = {}  # of every form that was found
-        self.faults: dict[nn.Module, str] = {}  # why there is none
+        self.columns: dict[nn.Module, Columns] = {}  # of every module with a form
+        self.faults: dict[nn.Module, str] = {}  # why a module has no form
 
     def forget(self) -> None:
-        """Once weights that were read block by block are gone."""
+        """Forgets the forms; called once weights that are read block by block are gone."""
         self._forms.clear()
 
     def of(self, event: Event, site: Site) -> ExpertForm | None:
-        """None where the neurons cannot be told apart."""
+        """The form of a site's module; None where its neurons cannot be told apart."""
         if site.module not in self._forms:
             try:
                 found = self._forms[site.module] = expert_form(event, site)
@@ -51,8 +52,9 @@ class KnownExperts:
 def expert_parts(
     held: Held, unit: UnitCall, gradient: Tensor, known: KnownExperts
 ) -> tuple[Tensor | None, Tensor | None]:
-    """⟨gradient, Σ_t r_te f_e(x_t)⟩ of every expert, (targets, experts), and of every neuron inside, (targets, experts,
-    neurons), float64. None unless the unit is linear in its routing weights; no neurons unless they add up.
+    """Parts ⟨gradient, Σ_t r_te f_e(x_t)⟩ of every expert, (targets, experts), and of every neuron in them, (targets,
+    experts, neurons), float64. The experts are None unless the unit is linear in its routing weights, and the neurons
+    are None unless they add up.
 
     gradient: at the unit's output, (targets, *its shape).
     """
@@ -61,7 +63,7 @@ def expert_parts(
 
     def routed(scale: float) -> Tensor:
         def put(_: Site, value: Tensor, __: Tensor | None) -> Tensor:
-            kept = value.detach().to(torch.promote_types(value.dtype, unit.input.dtype))  # a float32 leaf rounds slopes
+            kept = value.detach().to(torch.promote_types(value.dtype, unit.input.dtype))  # float32 would round slopes
             leaves.append((scale * kept).requires_grad_())
             return leaves[-1]
 
@@ -92,7 +94,7 @@ def expert_parts(
 
 
 def _again(held: Held, unit: UnitCall) -> Any:
-    """The unit on its own input; experts beside their router are handed what it gave, too."""
+    """Runs the unit on its recorded input; experts that are not in one module with their router also get its output."""
     routing = held.site.routing
     if held.site.module is not unit.module or routing is None:
         return unit.module(unit.input)
@@ -103,8 +105,8 @@ def _again(held: Held, unit: UnitCall) -> Any:
 
 
 def _inside(form: ExpertForm, z: Tensor, held: Held, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Neurons (targets, experts, neurons) and experts' biases (targets, experts). z: (T, M); gradient: (targets, T,
-    M)."""
+    """Parts of neurons, (targets, experts, neurons), and of the experts' biases, (targets, experts). z: (T, M);
+    gradient: (targets, T, M)."""
     assert held.index is not None
     targets = len(gradient)
     neurons = gradient.new_zeros(targets, form.count, form.neurons, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What leads: the neurons, experts and heads with the largest parts, and what these heads moved from token to token."""
+"""The leading neurons, experts and heads, those with the largest parts, and what these heads moved between tokens."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from duat_cli.models.sweep.adjoint import BlockAdjoint
 from duat_cli.results.attribute import Flow, Move
 from duat_cli.statistics.ranking import largest
 
-MOVES = 10  # of each head
+MOVES = 10  # most moves listed for a head
 
 
 class Place(NamedTuple):
-    """A neuron or expert, and both readings of it."""
+    """A neuron or expert with both readings of its part."""
 
     block: int
     unit: int
-    number: int  # of a neuron inside an expert: behind those of the experts in front
+    number: int  # neurons inside experts are numbered on through all experts of the unit
     total: float
     direct: float
 
     def within(self, blocks: Sequence[BlockParts]) -> tuple[int | None, int]:
-        """Of a neuron: the expert that it is in, if any, and its number there, or in its unit."""
+        """For a neuron: the expert that it is in, or None, and its number in that expert or in its unit."""
         inside = blocks[self.block].units[self.unit].in_expert
         return (None, self.number) if inside is None else divmod(self.number, inside)
 
 
 @dataclass
 class Leading:
-    """The leading parts of one target, gathered block by block; equal ones stand as they do in the model."""
+    """The leading parts of one target, gathered block by block; equal ones keep the order of the model."""
 
-    count: int  # neurons and experts
-    heads: int
+    count: int  # how many neurons and experts are kept
+    heads: int  # how many heads are
     places: dict[tuple[str, str], list[Place]] = field(default_factory=lambda: defaultdict(list))
-    """"neurons" and "experts", by the "total" reading and by the "direct" one."""
+    """Leading places by kind ("neurons", "experts") and reading ("total", "direct")."""
     flows: list[Flow] = field(default_factory=list)
 
     def add(self, target: int, block: BlockAdjoint, parts: BlockParts) -> None:
-        """What one block has of the target of that number."""
+        """Adds the parts of one block for the target of that number."""
         for k, unit in enumerate(parts.units):
             for kind, inner in (("neurons", unit.neurons), ("experts", unit.experts)):
                 if inner is not None:
@@ -71,8 +71,8 @@ class Leading:
 
 
 def head_moves(block: BlockAdjoint, target: int, head: int) -> list[Move]:
-    """⟨λ_h[i], H_h[i, j] v_j⟩, the largest entries; the heads of several attention calls are numbered one behind the
-    other."""
+    """The largest entries of ⟨λ_h[i], H_h[i, j] v_j⟩ for one head. Heads are numbered on through all attention calls of
+    the block."""
     for call, gradient in zip(block.run.attention, block.total.heads, strict=True):
         if head < call.rows.heads:
             return _moves(call, gradient[target, 0, :, head].double(), head)
@@ -81,7 +81,7 @@ def head_moves(block: BlockAdjoint, target: int, head: int) -> list[Move]:
 
 
 def _moves(call: AttentionCall, gradient: Tensor, head: int) -> list[Move]:
-    """gradient: at H V of this head, (N, d)."""
+    """The moves of one head. gradient: at H V of this head, (N, d)."""
     value = call.value[0, head // (call.rows.heads // call.value.shape[1])].double()  # (N', d)
     found: list[Move] = []
     for rows, weights in call.rows.chunks():

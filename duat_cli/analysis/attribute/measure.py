@@ -1,9 +1,10 @@
-"""The leading tokens, heads and neurons taken out for real, beside their frozen parts.
+"""Real removal of the leading tokens, heads and neurons, beside their frozen parts.
 
-A frozen part says what something is of this output; a measured change says what becomes of the output without it, once
+A frozen part is what something contributes to this output; a measured change is what the output loses without it, once
 attention and norms have reacted. A head or neuron is set to zero at every token; a neuron inside an expert at those
-that the expert gets. A token goes in two ways, which answer two questions: attention to it is cut (its own stream
-stays), or its embedding is the mean of the vocabulary's (its place stays, and may be attended to).
+tokens that the expert gets. A token is removed in two ways, which answer two questions: attention to it is cut (its own
+stream stays), or its embedding is replaced by the mean over the vocabulary (its position stays, and may be attended
+to).
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ from duat_cli.statistics.divergence import kl
 from duat_cli.statistics.ranking import largest, spearman
 from duat_cli.text import indices
 
-ROWS = 4096  # of the embedding at a time
+ROWS = 4096  # rows of the embedding that are summed at a time
 UNSOUND = "without it the model's output is not finite"
 EMPTY = f"{UNSOUND}: its own place may have nothing left to attend to"
 LONELY = "it is all that its place attends to, and attention to nothing is no attention"
 UNMASKED = "the model's output does not depend on attention_mask, so that attention to a token cannot be cut"
 MIXED = "tokens are mixed without attention in {}, where a mask silences the token's own place too, or nothing"
 UNEMBEDDED = "the model does not say which module embeds its tokens (get_input_embeddings)"
-FEWEST = 4  # pairs that a rank correlation is given for
+FEWEST = 4  # fewest pairs for which a rank correlation is given
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a removal does to a target."""
+    """The effect of a removal on a target."""
 
-    logit: float | None  # how much of it is lost; None where the model then gives no finite number
-    kl: float | None  # of the output's distribution there, nats; None without one
-    why: str = UNSOUND  # there is none
+    logit: float | None  # how much of the target is lost; None where the model then gives no finite number
+    kl: float | None  # KL of the output's distribution there, nats; None without a distribution
+    why: str = UNSOUND  # why `logit` is None
 
     @property
     def why_no_kl(self) -> str:
@@ -70,7 +71,7 @@ class Measurer:
         self._count = count
 
     def of(self, found: Found, texts: Sequence[str]) -> MeasuredParts:
-        """The leading parts of the first target found, each taken out by itself. texts: of the tokens."""
+        """The leading parts of the first target in `found`, each removed by itself. texts: of the tokens."""
         parts, leading = found.parts, found.leading[0]
         record = RecordingPass(self._session.structure, Prediction(self._model, self._ids))
         plain, calls = _Seen(record, self._layer), record.calls
@@ -78,7 +79,7 @@ class Measurer:
         self._session.together([plain, alone])
         other = parts.tokens.shape[1] != self._ids.shape[1]
         size, end = parts.tokens[0].abs(), self._target.position
-        # Behind it, in a causal model, no token is a part of it: what they lose would be zeros that agree.
+        # Tokens behind the target's position have no part in it in a causal model: their zeros would agree trivially.
         reached = [] if other else [k for k, part in enumerate(size.tolist()) if part or end is None or k <= end]
         no_cut = UNMASKED if torch.equal(alone.output, plain.output) else ""
         no_cut = no_cut or self._mixed
@@ -95,7 +96,7 @@ class Measurer:
         )[: self._count]
         neurons = leading.places["neurons", "total"][: self._count]
         places = [reached[k] for k in largest(size[reached], self._count)]
-        _ = no_embedding or self._mean  # looked up outside of any pass
+        _ = no_embedding or self._mean  # computed now, outside of any pass
         passes = [self._without(TermId("head", block, head), calls) for block, head in heads]
         passes += [self._without_neuron(parts.blocks[one.block].units[one.unit], one, calls) for one in neurons]
         passes += [] if no_cut else [self._masked([place]) for place in places]
@@ -135,10 +136,10 @@ class Measurer:
 
     @property
     def _mixed(self) -> str:
-        """Why attention to a token is not what a mask takes from the others; empty where it is.
+        """Why masking a token does not just cut attention to it; empty where it does.
 
-        Mixers such as Mamba's set what they read of a masked token to zero: its own place gets nothing of them either.
-        Those that ignore the mask read the token as before.
+        Mixers such as Mamba's set a masked token's input to zero, so that its own position gets nothing from them
+        either. Mixers that ignore the mask read the token as before.
         """
         structure = self._session.structure
         every = [(number, structure.block(number).parts) for number in range(len(structure.calls))]
@@ -146,14 +147,14 @@ class Measurer:
         return MIXED.format(indices("block", found)) if found else ""
 
     def _why_no_heads(self, block: BlockParts) -> str | None:
-        """Why the heads of a block are not taken out; None where they are, or there are none."""
+        """Why the heads of a block are not removed; None where they are, or where there are none."""
         sites, heads = self._sites[self._session.structure.calls[block.number]], block.heads.shape[1]
         if sites.count("head") == heads:
             return None
         return sites.reasons.get("head", f"{sites.count('head')} of its {heads} heads can be told apart in front of O")
 
     def _skipped(self, blocks: Sequence[BlockParts]) -> list[tuple[str, str]]:
-        """Which blocks' heads, or neurons, are not taken out, and why."""
+        """The heads and neurons that are not removed, by blocks, with the reasons."""
         found: dict[tuple[str, str], list[int]] = {}
         for block in blocks:
             reasons = {("heads", why) for why in [self._why_no_heads(block)] if why is not None}
@@ -193,10 +194,10 @@ class Measurer:
 
     @functools.cached_property
     def _embedding(self) -> nn.Module | None:
-        """What embeds the tokens; None where the model does not say."""
+        """The module that embeds tokens; None where the model does not say."""
         try:
             found: nn.Module | None = self._model.get_input_embeddings()
-        except (AttributeError, NotImplementedError):  # code of one's own need not have it
+        except (AttributeError, NotImplementedError):  # custom model code need not have it
             return None
         return found
 
@@ -223,16 +224,17 @@ class Measurer:
 
 
 class _Seen:
-    """A pass with its output, and with what stands for it in front of a cap."""
+    """A pass with its output, and with the logits before they are capped, if the model caps them."""
 
     def __init__(self, one: Any, layer: nn.Module | None, edit: tuple[nn.Module, After] | None = None) -> None:
-        """one: a pass that leaves its `output`. edit: a module, and what becomes of what it gives."""
+        """one: a pass that keeps its `output`. layer: the head's last layer, if its output is capped. edit: a module,
+        and a function that changes its output."""
         self._pass, self._layer, self._edit = one, layer, edit
         self._kept: list[Tensor] = []
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """What `run` needs around it."""
+        """The context in which `run` is called."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._pass.active())
             stack.enter_context(hooked([] if self._layer is None else [self._layer], after=self._see))
@@ -248,20 +250,20 @@ class _Seen:
 
     @property
     def output(self) -> Tensor:
-        """The model's."""
+        """The model's output."""
         found: Tensor = self._pass.output.detach()
         return found
 
     @property
     def raw(self) -> Tensor:
-        """The same, in front of a cap."""
+        """The model's output before it is capped."""
         return self._kept[0] if self._kept else self.output
 
 
 def _part(
     block: int, unit: int | None, expert: int | None, index: int, part: float, direct: float | None, change: Change
 ) -> RemovedPart:
-    """A head, or a neuron of a unit, without which the model ran. part, direct: frozen."""
+    """Result for a head, or a neuron of a unit, that was removed. part, direct: its frozen parts."""
     values = {"kl": change.kl, "change": change.logit, "direct": direct, "unit": unit, "expert": expert}
     return RemovedPart.explained("", {"kl": change.why_no_kl, **_ABSENT}, block=block, index=index, part=part, **values)
 

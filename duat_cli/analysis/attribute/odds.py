@@ -1,4 +1,4 @@
-"""How probable a target is under the model's own output, and which other token, or class, is most."""
+"""Probability of a target under the model's own output, and the most probable other token or class."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ class Odds:
 
 
 def has_odds(model: Any, target: Target, entries: int) -> bool:
-    """Whether one of so many entries of an output holds: of tokens, and of classes whose labels are apart."""
+    """Whether a target has a probability in an output with so many entries: tokens do, and classes if the model has
+    exactly one for each entry."""
     if target.kind == "class":
         return class_count(model) == entries
     return target.kind in ("token", "log-probability")
 
 
 def odds_of(model: Any, target: Target, output: Tensor) -> Odds | None:
-    """Of an entry of an output, (1, N, vocabulary) or (1, classes), computed in float64; None without `has_odds`."""
+    """The odds of a target in an output, (1, N, vocabulary) or (1, classes), computed in float64; None without
+    `has_odds`."""
     row = target.row(output)
     if target.token is None or not has_odds(model, target, len(row)):
         return None

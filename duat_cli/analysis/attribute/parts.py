@@ -1,10 +1,10 @@
-"""The parts of some targets of one prompt, block by block: inner products of what is there with the target's gradient.
+"""The parts of some targets of one prompt, block by block: inner products of contributions with the target's gradient.
 
     y = Σ_t ⟨λ_0[t], x_0[t]⟩ + Σ_j ⟨λ_j, c_j⟩ + Σ_j Σ_t ⟨U_jᵀλ_j[t], f_j[t]⟩ + b        total reading
     y = Σ_t ⟨μ_0[t], x_0[t]⟩ + Σ_j (⟨μ_j, c'_j⟩ + Σ_h ⟨μ_jh, H_jh V_jh x_{j-1}⟩ + ⟨μ_jU, f_j⟩) + b       direct reading
 
-λ goes through all later frozen blocks, μ along the residual stream alone. A unit's output bias counts as static, as in
-the sum of `duat inspect`. Products are added in float64.
+The gradient λ is carried through all later frozen blocks, μ along the residual stream only. A unit's output bias counts
+as static, as in the sum of `duat inspect`. Products are summed in float64.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from duat_cli.models.terms.sites import Site
 
 @dataclass(frozen=True)
 class Inner:
-    """Parts of a unit, targets in front, float64."""
+    """Parts within a unit in both readings, float64."""
 
     total: Tensor  # (targets, parts)
     direct: Tensor  # (targets, parts)
@@ -35,28 +35,28 @@ class Inner:
 
 @dataclass(frozen=True)
 class UnitParts:
-    """One call of an FFN unit; targets in front, float64."""
+    """Parts of one call of an FFN unit, float64; targets are the first axis."""
 
     name: str  # of its class
     mixes: bool  # whether it mixes tokens, and so is no FFN
     total: Tensor  # (targets,)
     direct: Tensor  # (targets,)
-    tokens: Tensor | None  # total, (targets, N); None where its output has no rows a token
+    tokens: Tensor | None  # total reading by token, (targets, N); None where its output has no axis of tokens
     site: Site | None  # of its neurons, or of the experts that they are in
     neurons: Inner | None
     experts: Inner | None
-    in_expert: int | None = None  # neurons of each expert, whose neurons stand one expert behind the other
-    why: str | None = None  # it has no neurons
+    in_expert: int | None = None  # neurons per expert, if `neurons` are those of all experts in turn
+    why: str | None = None  # why `neurons` is None
 
 
 @dataclass(frozen=True)
 class BlockParts:
-    """One block. encoder: what its cross-attention brings of each of the encoder's states, (targets, states)."""
+    """Parts of one block. encoder: what its cross-attention brings from each encoder state, (targets, states)."""
 
     number: int
     static: Tensor  # (targets,)
-    static_direct: Tensor  # of the biases outside attention: H V x holds those of V
-    heads: Tensor  # total, (targets, heads); of all attention calls
+    static_direct: Tensor  # biases outside attention only: H V x includes those of V
+    heads: Tensor  # total, (targets, heads); heads of all attention calls
     heads_direct: Tensor
     units: list[UnitParts]
     encoder: Inner | None = None
@@ -64,11 +64,11 @@ class BlockParts:
 
 @dataclass
 class PromptParts:
-    """One prompt."""
+    """Parts of some targets of one prompt."""
 
     output: Tensor  # y of each target, from the model's own output, (targets,) float64
     head: Tensor  # b, (targets,)
-    blocks: list[BlockParts] = field(default_factory=list)  # from the first, once all are through
+    blocks: list[BlockParts] = field(default_factory=list)  # from the first block on; complete once all are through
     tokens: Tensor = field(default_factory=lambda: torch.empty(0))  # total, (targets, N)
     tokens_direct: Tensor = field(default_factory=lambda: torch.empty(0))
 
@@ -84,7 +84,7 @@ class PromptParts:
         return torch.cat([*total, self.head[:, None]], dim=1), torch.cat([*direct, self.head[:, None]], dim=1)
 
     def residuals(self) -> tuple[Tensor, Tensor]:
-        """|sum - y| over the largest absolute partial sum, (targets,), of both readings."""
+        """|sum - y| divided by the largest absolute partial sum, (targets,) for each reading."""
         total, direct = self.sums()
         return _residual(total, self.output), _residual(direct, self.output)
 
@@ -96,7 +96,7 @@ def _residual(addends: Tensor, output: Tensor) -> Tensor:
 
 
 def block_parts(block: BlockAdjoint, known: KnownExperts) -> BlockParts:
-    """Everything that one block adds."""
+    """The parts of one block."""
     run = block.run
     calls: dict[nn.Module, int] = {}
     units = []
@@ -127,7 +127,7 @@ def block_parts(block: BlockAdjoint, known: KnownExperts) -> BlockParts:
 
 
 def _add_up(units: Sequence[UnitParts | Inner], reading: str, whole: Gradients) -> bool:
-    """Whether the block's output is linear in what each unit gives; some multiply what two of them give."""
+    """Whether the block's output is linear in the outputs of its units; some blocks multiply outputs of two units."""
     each = [getattr(unit, reading) for unit in units]
     parts = torch.stack([p if p.ndim == 1 else p.sum(dim=1) for p in each]) if each else whole.together[None] * 0
     size = parts.abs().sum(dim=0) + whole.together.abs() + whole.constant.abs()
@@ -151,12 +151,12 @@ def _joined(units: list[UnitParts], block: BlockAdjoint) -> UnitParts:
 
 
 def token_parts(gradient: Tensor, x: Tensor) -> Tensor:
-    """⟨λ[t], x[t]⟩: gradients (targets, 1, N, M) and hidden states (1, N, M) to (targets, N)."""
+    """The parts ⟨λ[t], x[t]⟩ of tokens, (targets, N), from gradients (targets, 1, N, M) and hidden states (1, N, M)."""
     return (gradient.double() * x.double()).sum(dim=-1).flatten(1)
 
 
 def _heads(run: BlockRun, gradients: Gradients) -> Tensor:
-    """(targets, heads) of every attention call, one behind the other."""
+    """Parts of the heads of all attention calls in turn, (targets, heads)."""
     found = [
         (gradient.double() * call.output.double()).sum(dim=(1, 2, 4))
         for call, gradient in zip(run.attention, gradients.heads, strict=True)
@@ -169,7 +169,7 @@ def _unit_parts(block: BlockAdjoint, place: int, unit: UnitCall, call: int, know
     term = unit.output - block.static[place]
     product = total.double() * term.double()
     held, routed = _of_call(block.held, unit, call, "neuron"), _of_call(block.held, unit, call, "expert")
-    both = torch.cat([total, direct])  # of both readings, in one go
+    both = torch.cat([total, direct])  # gradients of both readings, to handle them in one go
     neurons = None if held is None else _neurons(held, unit, both)
     experts, inside = (None, None) if routed is None else expert_parts(routed, unit, both, known)
     site, in_expert = None if held is None else held.site, None
@@ -196,7 +196,7 @@ def _why(routed: Held | None, known: KnownExperts) -> str:
 
 
 def _by_token(product: Tensor, tokens: int) -> Tensor | None:
-    """(targets, …) summed to (targets, N), where an axis of tokens can be told."""
+    """(targets, …) summed to (targets, N); None where the axis of tokens is not known."""
     axes = [axis for axis in range(1, product.ndim) if product.shape[axis] == tokens]
     if product.ndim < 3 or not axes:
         return None
@@ -205,8 +205,8 @@ def _by_token(product: Tensor, tokens: int) -> Tensor | None:
 
 
 def _neurons(found: Held, unit: UnitCall, gradient: Tensor) -> Tensor | None:
-    """Σ_t ⟨gradient, a_n w_n⟩ of every neuron, (targets, neurons): the unit is linear in them but for its bias."""
-    if found.site.module not in set(unit.module.modules()):  # the layer stands behind: the unit gives the neurons
+    """Parts Σ_t ⟨gradient, a_n w_n⟩ of the neurons, (targets, neurons); the unit is linear in them but for its bias."""
+    if found.site.module not in set(unit.module.modules()):  # the layer is behind the unit, whose output are neurons
         if unit.output.shape[-1] != found.site.count:
             return None
         return (gradient.double() * unit.output.double()).flatten(1, -2).sum(dim=1)
@@ -218,7 +218,7 @@ def _neurons(found: Held, unit: UnitCall, gradient: Tensor) -> Tensor | None:
 
 
 def _of_call(held: list[Held], unit: UnitCall, call: int, kind: str) -> Held | None:
-    """What the site of that kind held in the unit's call of that number."""
+    """What the unit's site of that kind held in the unit's call of that number; None without such a site."""
     inside = set(unit.module.modules())
     mine = [h for h in held if h.site.kind == kind and (h.site.unit is unit.module or h.site.module in inside)]
     return mine[call] if call < len(mine) else None

@@ -1,4 +1,4 @@
-"""From tensors to the report of `duat attribute`."""
+"""Turns tensors into the report of `duat attribute`."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ from duat_cli.results.attribute import (
     UnitPart,
 )
 
-_Named = tuple[int | None, str]  # a token's id, if it is one, and what it says
+_Named = tuple[int | None, str]  # id of a token, None if it is no token, and its text
 
 
 def attributions(
     found: Found, prompt: Prompt, chooser: Chooser, words: Words, top: int, measurer: Measurer | None
 ) -> list[Attribution]:
-    """Those of some targets of one prompt. top: how many neurons and experts are shown. measurer: of its one target."""
+    """The attributions of some targets of one prompt. top: how many neurons and experts are shown. measurer: removes
+    parts for real, if asked for; there is then one target."""
     ids = prompt.input_ids[0].tolist()
     pieces = {place: f"<image {number}>" for number, place in enumerate(prompt.pictures, 1)}
     texts = [pieces.get(place) or words.text(token) for place, token in enumerate(ids)]
@@ -143,7 +144,7 @@ def _parts(
 
 
 def _picture(parts: PromptParts, k: int, places: Sequence[int]) -> PicturePart | None:
-    """places: the positions of its pieces."""
+    """The part of a picture; None without one. places: positions of its pieces."""
     if not places:
         return None
     at = list(places)
@@ -157,7 +158,8 @@ def _picture(parts: PromptParts, k: int, places: Sequence[int]) -> PicturePart |
 
 
 def _encoder(parts: PromptParts, k: int, sources: Sequence[_Named] | None) -> EncoderPart | None:
-    """sources: the tokens that the encoder read; None where it read none."""
+    """The part of the encoder's states; None where there is none. sources: tokens that the encoder read; None where it
+    read no tokens."""
     each = [block.encoder for block in parts.blocks]
     known = [one for one in each if one is not None]
     if not known:

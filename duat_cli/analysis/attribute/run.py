@@ -1,4 +1,4 @@
-"""`duat attribute`: what predictions are made of, exactly, in one sweep back through the frozen network."""
+"""`duat attribute`: the exact parts of predictions, from one sweep back through the frozen network."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHARED = "blocks in front of it made it; it is held, and what it adds counts amo
 
 @dataclass(frozen=True)
 class AttributeOptions:
-    """What `duat attribute` computes."""
+    """Options of `duat attribute`."""
 
     asked: Asked = field(default_factory=Asked)
     top: int = 10
@@ -45,20 +45,20 @@ class AttributeOptions:
     steps: int = 0
     """How many greedy tokens behind each prompt are attributed."""
     continuation: str | None = None
-    """Given tokens behind each prompt, by their log-probability."""
+    """Given text behind each prompt, whose tokens are attributed by their log-probability."""
     each: tuple[Field | None, Field | None] = (None, None)
-    """The target of every prompt, and what it is less."""
+    """Fields that hold each prompt's own target, and what is subtracted from it."""
     measure: int = 0
-    """How many leading heads, neurons and tokens are taken out for real."""
+    """How many leading heads, neurons and tokens are removed for real."""
 
 
 class Attributor:
-    """Prompts of one model to what they are made of; what is found once a model is found with the first of them."""
+    """Attributes prompts of one model. What is found once for the model is found with the first prompts."""
 
     def __init__(
         self, session: Session, words: Words, options: AttributeOptions, progress: Progress, count: int
     ) -> None:
-        """count: of all prompts that it will be asked about."""
+        """count: number of all prompts that it will be asked about."""
         loaded = session.loaded
         if is_pair(loaded.model):
             way = "; give --stack decoder" if writes(loaded.model) else ", which duat cannot read by itself"
@@ -83,7 +83,7 @@ class Attributor:
         self._tolerance = 0.0
 
     def __call__(self, prompts: Sequence[tuple[int, Prompt]]) -> list[Attributed]:
-        """Of prompts with their numbers, in their order."""
+        """Attributions of prompts, which come with their numbers, in order."""
         options, work, session = self._options, self._work, self._session
         texts = [Continued(prompt) for _, prompt in prompts]
         if self._runs_on:
@@ -113,7 +113,7 @@ class Attributor:
 
     @functools.cached_property
     def _masked(self) -> bool:
-        """Whether what the model puts out at a token is about that token, as of a masked LM."""
+        """Whether the model's output at a token predicts that token, as in a masked LM."""
         loaded = self._session.loaded
         if loaded.like is not None:  # a decoder, or pictures within a text
             return False
@@ -137,12 +137,12 @@ class Attributor:
         return summed(number, found, text.input_ids[0].tolist(), self._words, likelihood)
 
     def head(self) -> AttributeHead:
-        """What no prompt changes; known once one has run."""
+        """The part of the report that no prompt changes; known once one has run."""
         session, work = self._session, self._work
         assert work.form is not None
         assert work.chain is not None
         broken = work.chain.broken()
-        if any(block.parts.mixer is not None for block in session.structure.blocks):  # their kernels round to float32
+        if any(block.parts.mixer is not None for block in session.structure.blocks):  # mixers' kernels round to float32
             self._tolerance = max(self._tolerance, tolerance_for(torch.float64))
         return AttributeHead(
             environment=session.environment(),
@@ -157,7 +157,8 @@ class Attributor:
         )
 
     def _without_neurons(self) -> list[str]:
-        """Which blocks with an FFN have no neurons to list, and why; those of experts stand inside of them."""
+        """Warnings about blocks with an FFN whose neurons are not listed. Blocks with experts are left out, as neurons
+        are then listed within experts."""
         found: dict[str, list[int]] = {}
         for number, module in enumerate(self._session.structure.calls):
             sites = self._work.sites[module]
@@ -169,7 +170,7 @@ class Attributor:
 def attribute(
     loaded: LoadedModel, prompts: Sequence[Prompt], words: Words, options: AttributeOptions, progress: Progress
 ) -> AttributeReport:
-    """The parts of every asked prediction of `prompts`."""
+    """The report with the parts of every prediction of `prompts` that was asked for."""
     processes = Processes(loaded.processes, progress, loaded.model)
     session = Session(loaded, progress, cache=False, factors=False)
     each = Attributor(session, words, options, processes, len(prompts))
@@ -186,7 +187,7 @@ def attribute(
 
 
 def held(form: EndingForm) -> list[str]:
-    """What is fixed between the last block and the logits, in words."""
+    """What is held between the last block and the logits, in words."""
     found = [f"{kind}: its scale" for kind in form.held_kinds]
     if form.held:
         found.append("activations of the head: the ratio of what they give to what they get")

@@ -1,4 +1,4 @@
-"""What is attributed: one entry of the output, less another or the mean of all; without a head, of hidden states."""
+"""Targets of attribution: one entry of the output, minus another or the mean; without a head, of hidden states."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Target:
     """One number of a model's output."""
 
     kind: Kind
-    position: int | None  # None: of a model whose prompt has one output
+    position: int | None  # None: the model has one output per prompt
     token: int | None  # None: the norm of the output
     given: bool
     against: int | None = None
     against_mean: bool = False
-    direction: Tensor | None = None  # what the outputs are multiplied by, if not one of them is taken
+    direction: Tensor | None = None  # weights of the outputs, if the target is not one of them
 
     def of(self, output: Tensor) -> Tensor:
-        """Its value in an output, (1, N, vocabulary) or (1, classes), float64, with the graph."""
+        """The target's value in an output, (1, N, vocabulary) or (1, classes), float64, with the autograd graph."""
         row = self.row(output).double()
         if self.direction is not None:
             return row @ self.direction
@@ -44,15 +44,16 @@ class Target:
         return found - row.mean() if self.against_mean else found
 
     def after(self, output: Tensor) -> Tensor:
-        """Its value in the output of a changed model: of a norm the length there, whatever its direction became."""
+        """The target's value in the output of a changed model. A norm is the length of that output, not its component
+        along the old direction."""
         return self.row(output).double().norm() if self.kind == "norm" else self.of(output)
 
     def row(self, output: Tensor) -> Tensor:
-        """The outputs at its position, (vocabulary,)."""
+        """The outputs at the target's position, (vocabulary,)."""
         return output[0] if self.position is None else output[0, self.position]
 
     def rank(self, output: Tensor) -> int | None:
-        """Of its token or class among all, from 1."""
+        """Rank of the target's token or class among all, from 1; None for other targets."""
         if self.token is None or self.kind == "component":
             return None
         row = self.row(output)
@@ -61,7 +62,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Asked:
-    """The options that say what is attributed."""
+    """Options that choose the target."""
 
     target: str | None = None
     against: str | None = None
@@ -75,7 +76,7 @@ _EXPERTS = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 
 
 def why_by_length(config: Any, dtype: torch.dtype) -> str:
-    """Why a model with this config, run in this dtype, may have other logits in passes over other numbers of tokens."""
+    """Why logits may depend on the number of tokens in a pass, for a model with this config and dtype."""
     ropes = stated(config, "rope_parameters") or {}
     kinds = [one.get("rope_type") for one in (ropes, *ropes.values()) if isinstance(one, dict)]
     chosen = next((kind for kind in _LENGTH_ROPES if kind in kinds), None)
@@ -93,18 +94,18 @@ def why_by_length(config: Any, dtype: torch.dtype) -> str:
 
 
 class Chooser:
-    """The targets of every prompt of one model."""
+    """Chooses the targets of every prompt of one model."""
 
     def __init__(
         self, asked: Asked, words: Words, labels: Labels, *, likelihood: bool = False, by_length: str = BY_LENGTH
     ) -> None:
-        """labels: of a classifier. likelihood: whether the tokens of continuations are targets by their
-        log-probability. by_length: why passes over other numbers of tokens may differ, for errors."""
+        """labels: of a classifier. likelihood: whether targets are the log-probabilities of continuations' tokens, not
+        their logits. by_length: why logits may depend on the number of tokens, for errors."""
         self._by_length = by_length
         self._asked, self._words, self._labels, self.likelihood = asked, words, labels, likelihood
         self._each: dict[int, tuple[Named | None, Named | None]] = {}
         self._target_option, self._against_option = "--target", "--against"
-        self.masked = False  # whether the output at a place is about the token there, and not about the next one
+        self.masked = False  # whether the output at a position predicts the token there, not the next one
         self.continued: dict[int, int] = {}
         self._alone: dict[int, Tensor | None] = {}
 
@@ -117,8 +118,8 @@ class Chooser:
         continued: int = 0,
         alone: Tensor | None = None,
     ) -> None:
-        """What the prompt of that number has for itself: a target, what it is less, or how many of its last tokens are
-        the targets, and the logits of passes that end where the first of them follow."""
+        """Sets what the prompt of that number has for itself. target, against: its own target, and what is subtracted.
+        continued: how many of its last tokens are the targets. alone: as of `Continued`."""
         self._each[number] = target, against
         if continued:
             self.continued[number], self._alone[number] = continued, alone
@@ -126,10 +127,10 @@ class Chooser:
     def of(
         self, number: int, ids: Sequence[int], output: Tensor, where: str, *, headless: bool, labelled: bool = False
     ) -> list[Target]:
-        """Those of the prompt of that number with these token ids and this output of the model.
+        """The targets of the prompt of that number, with these token ids and this output of the model.
 
-        where: the prompt, for errors. headless: whether the output is a mean of hidden states. labelled: whether that
-        of every token is over classes, and not over the vocabulary.
+        where: name of the prompt, for errors. headless: whether the output is a mean of hidden states. labelled:
+        whether the output at every token is over classes instead of the vocabulary.
         """
         if number in self.continued:
             first = len(ids) - self.continued[number]
@@ -165,7 +166,7 @@ class Chooser:
         return [self._target(kind, asked % len(ids), output, None, where)]
 
     def _require_as_alone(self, alone: Tensor, output: Tensor, place: int, where: str) -> None:
-        """Refuses a text in which what follows depends on how long the whole is.
+        """Raises InputError where the logits at a position depend on the length of the text.
 
         alone: logits of passes that end at the tokens from `place` on, (passes, vocabulary). output: of the pass over
         all tokens, (N, vocabulary).
@@ -181,7 +182,7 @@ class Chooser:
                 )
 
     def _following(self, place: int, output: Tensor, token: int) -> Target:
-        """A token of a continuation. log p_t = z_t - log Σ exp z, whose slope is e_t - p."""
+        """The target for a token of a continuation. The gradient of log p_t = z_t - log Σ exp z is e_t - p."""
         if not self.likelihood:
             return Target("token", place, token, True)
         direction = -output[0, place].detach().double().softmax(dim=-1)
@@ -189,7 +190,7 @@ class Chooser:
         return Target("log-probability", place, token, True, direction=direction)
 
     def _component(self, output: Tensor) -> Target:
-        """Of a model without a head: one number of the mean of its last hidden states, or their length."""
+        """The target in a model without a head: one component of the mean of its last hidden states, or its length."""
         asked, width = self._asked.target, output.shape[-1]
         if asked is None or not (asked == NORM or (asked.isdecimal() and int(asked) < width)):
             given = "no --target" if asked is None else f"--target '{clean(asked)}'"
@@ -208,13 +209,14 @@ class Chooser:
             raise InputError(f"{option}: this model has one output a prompt, not one a token of a vocabulary")
 
     def text(self, target: Target, token: int) -> str:
-        """What an entry of the output stands for."""
+        """Text of an entry of the output."""
         if target.kind in ("token", "log-probability"):
             return self._words.text(token)
         return self._labels.text(token) if target.kind == "class" else f"component {token}"
 
     def _target(self, kind: Kind, position: int | None, output: Tensor, following: int | None, where: str) -> Target:
-        """following: the token to take where none is asked for; None: the model's own choice. where: as of `of`."""
+        """The target at a position. following: the token to take if none is asked for; None: the model's own choice.
+        where: as for `of`."""
         row = output[0] if position is None else output[0, position]
         asked = self._asked
         if asked.target is not None:
@@ -245,7 +247,7 @@ class Chooser:
 
 
 def likelihoods(output: Tensor, ids: Sequence[int], count: int) -> list[tuple[float, float]]:
-    """Of each of the last `count` tokens, log p and log V - H(p), for a model's output (1, N, V)."""
+    """log p and log V - H(p) of each of the last `count` tokens, from a model's output (1, N, V)."""
     found = []
     for place in range(len(ids) - count - 1, len(ids) - 1):
         logs = output[0, place].double().log_softmax(dim=-1)

@@ -1,8 +1,8 @@
-"""Prompts of `duat attribute` put together into the report, one by one; means over predictions, and the heads and
-neurons whose parts are large in the mean.
+"""Adds up the prompts of `duat attribute` one by one into the report: means over predictions, and the heads and neurons
+whose parts are large in the mean.
 
-Each prompt is added as it is kept in a file: in the dtype of the model, at least float32. So the means are the same to
-the last bit, whoever computed which prompt.
+Each prompt is added as files hold it, in the dtype of the model or float32 if that is wider. So the means are the same
+to the last bit, whichever process computed which prompt.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ Place = tuple[int, int | None]  # block, unit (None: the block's heads)
 
 @dataclass(frozen=True)
 class Moments:
-    """Parts at one place, over the predictions of one prompt."""
+    """Sums of the parts at one place over the predictions of one prompt."""
 
     count: int
-    sums: tuple[Tensor, ...]  # (parts,) each: of the parts; of several predictions also of |parts| and of their squares
-    in_expert: int | None  # neurons of each expert, where they stand one expert behind the other
+    sums: tuple[Tensor, ...]  # (parts,) each: Σ parts; with several predictions also Σ |parts| and Σ parts²
+    in_expert: int | None  # neurons per expert, if the parts are neurons of all experts in turn
 
     def three(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The sums of parts, absolute parts and squares, float64."""
+        """The sums of parts, of absolute parts and of squared parts, float64."""
         first, *rest = (one.double() for one in self.sums)
         return (first, first.abs(), first.square()) if not rest else (first, rest[0], rest[1])
 
     def plus(self, other: Moments) -> Moments:
-        """Over the predictions of both, float64."""
+        """The sums over the predictions of both, float64."""
         sums = tuple(a + b for a, b in zip(self.three(), other.three(), strict=True))
         return replace(self, count=self.count + other.count, sums=sums)
 
 
 @dataclass
 class PromptSums:
-    """One prompt's."""
+    """Sums over the predictions of one prompt."""
 
     dtype: torch.dtype  # of the model
     places: dict[Place, Moments] = field(default_factory=dict)
 
     def add(self, parts: BlockParts) -> None:
-        """One block of some of its predictions, of which each comes once."""
+        """Adds one block of some of the predictions; each prediction comes once."""
         if parts.heads.shape[1]:
             self._add((parts.number, None), parts.heads, None)
         for k, unit in enumerate(parts.units):
@@ -77,7 +77,7 @@ class PromptSums:
 
 @dataclass(frozen=True)
 class Attributed:
-    """What one prompt gave."""
+    """Results of one prompt."""
 
     attribution: list[Attribution]
     continuation: Continuation | None
@@ -99,7 +99,7 @@ class AttributeTotal:
     """The prompts so far."""
 
     def __init__(self, top: int) -> None:
-        """top: how many heads and neurons lead in the mean."""
+        """top: how many heads and neurons with large means are listed."""
         self._top = top
         self._prompts: list[PromptFacts] = []
         self._attribution: list[Attribution] = []
@@ -107,7 +107,7 @@ class AttributeTotal:
         self._sums: dict[Place, Moments] = {}  # over the parts of all predictions
 
     def add(self, facts: PromptFacts, found: Attributed) -> None:
-        """The next prompt of the report."""
+        """Adds the next prompt of the report."""
         self._prompts.append(facts)
         self._attribution += found.attribution
         if found.continuation is not None:
@@ -117,7 +117,7 @@ class AttributeTotal:
             self._sums[place] = moments if known is None else known.plus(moments)
 
     def report(self, head: AttributeHead, run: Run) -> AttributeReport:
-        """Of one prediction at least."""
+        """The report; at least one prediction has to be added."""
         residual = max(max(one.residual, one.direct.residual) for one in self._attribution)
         return AttributeReport.explained(
             "there is one prediction",
@@ -138,7 +138,7 @@ class AttributeTotal:
         )
 
     def _summary(self) -> Summary | None:
-        """None of a single prediction."""
+        """Means over predictions; None for a single prediction."""
         found, count = self._attribution, len(self._attribution)
         if count < 2:
             return None

@@ -1,8 +1,8 @@
-"""Prompts through the model once, and the gradients of their targets back once, block by block.
+"""Runs prompts through the model once, and carries the gradients of their targets back once, block by block.
 
-Where all weights are in memory one prompt follows the other. Where they are read block by block, as many as fit are
-recorded side by side and then go back through each block together: two reads, the second one backwards. What stands
-behind the last block is looked at in between.
+Where all weights are in memory, the prompts go one after the other. Where weights are read block by block, as many
+prompts as fit are recorded side by side, and their gradients then go back through each block together: two reads, the
+second one backwards. The part of the model behind the last block is examined in between.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from duat_cli.models.terms.sites import BlockSites, Sites, block_sites
 
 @dataclass
 class Found:
-    """Some targets of one prompt."""
+    """Results for some targets of one prompt."""
 
     prompt: int
     targets: list[Target]
     parts: PromptParts
     leading: list[Leading]
-    capped: list[float | None]  # what the model makes of it behind its cap
+    capped: list[float | None]  # the targets' values behind the model's cap; None without one
     ranks: list[int | None]
     odds: list[Odds | None]
     dtype: torch.dtype  # of the model's own output
@@ -58,7 +58,7 @@ class Found:
 
 @dataclass
 class _Prompt:
-    """A prompt on its way."""
+    """A prompt on its way through the model."""
 
     number: int
     ids: Tensor  # (1, N)
@@ -70,13 +70,13 @@ class _Prompt:
 
 
 class Work:
-    """All prompts of one model."""
+    """The passes for all prompts of one model."""
 
     def __init__(
         self, session: Session, chooser: Chooser, progress: Progress, leading: int, heads: int, count: int
     ) -> None:
-        """leading, heads: how many neurons and experts lead, and how many heads' flows are kept. count: of all prompts,
-        however many of them are asked about at a time."""
+        """leading, heads: how many leading neurons and experts, and how many heads' flows, are kept. count: number of
+        all prompts, however many are asked about at a time."""
         self._session, self._chooser, self._progress = session, chooser, progress
         self._leading, self._heads, self.count = leading, heads, count
         loaded = session.loaded
@@ -88,12 +88,12 @@ class Work:
         self.sites: dict[nn.Module, BlockSites] = {}
         self.form: EndingForm | None = None
         self.chain: Chain | None = None
-        self.likelihoods: dict[int, list[tuple[float, float]]] = {}  # by prompt, of given continuations
-        self.sums: dict[int, PromptSums] = {}  # by prompt; of a single prediction nothing is summed
+        self.likelihoods: dict[int, list[tuple[float, float]]] = {}  # of given continuations, by prompt
+        self.sums: dict[int, PromptSums] = {}  # by prompt; empty for a single prediction
         self._done = 0
 
     def run(self, prompts: Mapping[int, Prompt]) -> list[Found]:
-        """Those of these numbers, in their order."""
+        """Results for prompts, which come by their numbers, in order."""
         session, model = self._session, self._model
         found = []
         for numbers in [[number] for number in prompts] if session.weights is None else self._waves(prompts):
@@ -105,13 +105,13 @@ class Work:
         return sorted(found, key=lambda one: one.prompt)
 
     def _waves(self, prompts: Mapping[int, Prompt]) -> list[list[int]]:
-        """Prompts whose recorded passes fit beside each other."""
+        """Numbers of prompts in waves whose recorded passes fit beside each other."""
         width, size = self._model.config.get_text_config().hidden_size, self._session.loaded.model.dtype.itemsize
         numbers, tokens = list(prompts), [prompt.input_ids.shape[1] for prompt in prompts.values()]
         return [[numbers[k] for k in wave] for wave in recorded_waves(tokens, self._session.depth, width, size)]
 
     def _record(self, wave: list[_Prompt]) -> None:
-        """Run prompts, and with the first of them, beside the discovery, the probe prompt."""
+        """Records prompts; the first wave runs beside discovery, with the probe prompt."""
         if self.form is not None:
             for prompt in wave:
                 prompt.record = RecordingPass(self._session.structure, prompt.forward)
@@ -133,15 +133,15 @@ class Work:
         return Behind(self._session.structure, prompt.forward, prompt.recorded(), self._session.weights)
 
     def _back(self, wave: list[_Prompt]) -> list[Found]:
-        """The gradients of a wave's targets through all blocks."""
+        """Carries the gradients of a wave's targets back through all blocks."""
         under_way = [one for prompt in wave for one in self._begun(prompt)]
         calls = [prompt.recorded().calls for prompt in wave]
         for prompt in wave:
-            prompt.record = None  # logits have been looked at
+            prompt.record = None  # frees the logits
         structure, weights = self._session.structure, self._session.weights
         blocks = len(structure.calls)
         total = blocks * self.count
-        if weights is None:  # whichever prompts other processes have
+        if weights is None:  # progress counts the prompts before this one, whichever process runs them
             self._done = wave[0].number * blocks
         predictions = self.count - len(wave) + sum(len(one.targets) for one in under_way)
         for prompt in wave:
@@ -155,7 +155,7 @@ class Work:
                 if predictions > 1:
                     self.sums[one.prompt].add(parts)
             for kept in calls:
-                kept.pop()  # of this block
+                kept.pop()  # frees this block's call
             if weights is not None:
                 self.known.forget()  # the forms hold the block's weights
             self._done += len(wave)
@@ -163,7 +163,7 @@ class Work:
         return [one.finished() for one in under_way]
 
     def _begun(self, prompt: _Prompt) -> list[_UnderWay]:
-        """The targets of a prompt, some at a time, at the last block's output."""
+        """The targets of a prompt with their gradients at the last block's output, in groups that fit in memory."""
         assert self.form is not None
         structure, recorded = self._session.structure, prompt.recorded()
         ids = prompt.ids[0].tolist()
@@ -181,8 +181,8 @@ class Work:
             prompt.number, ids, recorded.output, where, headless=prompt.forward.headless, labelled=labelled
         )
         ending = Ending(self._behind(prompt), self.form)
-        own = recorded.output if self.form.layer is None else ending.output  # the model's, in front of its cap
-        ending.output = own  # one of the two is enough: it is as large as all logits
+        own = recorded.output if self.form.layer is None else ending.output  # the model's output before any cap
+        ending.output = own  # frees a second tensor as large as all logits
         hidden = torch.zeros_like(ending.hidden).requires_grad_()
         with torch.enable_grad():
             output = ending(hidden, gradient=True)
@@ -215,7 +215,7 @@ class Work:
 
 
 class _UnderWay:
-    """Some targets of one prompt on their way back."""
+    """Some targets of one prompt, whose gradients are on their way back."""
 
     def __init__(self, found: Found, adjoint: Adjoint, first: Tensor) -> None:
         """first: the hidden states in front of the first block, (1, N, M)."""
@@ -223,7 +223,7 @@ class _UnderWay:
         self.prompt, self.targets = found.prompt, found.targets
 
     def through(self, number: int, known: KnownExperts) -> tuple[BlockRun, BlockParts]:
-        """One block further down, with all its neurons."""
+        """Carries the gradients back through one block; its run, and its parts with all neurons."""
         block = self._adjoint.through(number)
         parts = block_parts(block, known)
         for target, leading in enumerate(self._found.leading):
@@ -233,7 +233,7 @@ class _UnderWay:
         return block.run, parts
 
     def finished(self) -> Found:
-        """Once all blocks are behind it."""
+        """The results, once the gradients are back through all blocks."""
         parts, at = self._found.parts, self._adjoint.at
         parts.tokens, parts.tokens_direct = (token_parts(at[reading], self._first) for reading in ("total", "direct"))
         return self._found
@@ -256,21 +256,21 @@ class _Guest(Guest):
 
 
 class Prediction:
-    """One pass of a model on a prompt, with its pictures if it has any, to what it predicts; of an encoder-decoder on
-    the encoder's states and the decoder's tokens."""
+    """One pass of a model on a prompt and its pictures, up to its prediction; for an encoder-decoder, on the encoder's
+    states and the decoder's tokens."""
 
     def __init__(self, model: Any, given: Given, mask: Tensor | None = None) -> None:
-        """mask: as of `run_stack`."""
+        """mask: as for `run_stack`."""
         self._model, self._given, self._mask = model, given, mask
-        self.headless = False  # whether that is the mean of its hidden states, once it has run
+        self.headless = False  # whether the output is the mean of hidden states; known once it has run
 
     def __call__(self) -> Tensor:
-        """(1, N, vocabulary), (1, classes), or without a head (1, M)."""
+        """The output, (1, N, vocabulary) or (1, classes), or (1, M) without a head."""
         if isinstance(self._given, Tensor) or STATES not in self._given:
             output = run_stack(self._model, self._given, self._mask)
         else:
             output = run_pair(self._model, self._given)
-        for name in ("logits", "prediction_logits"):  # a class for pretraining has several heads
+        for name in ("logits", "prediction_logits"):  # the latter: classes for pretraining, which have several heads
             found = getattr(output, name, None)
             if isinstance(found, Tensor):
                 return found
@@ -284,8 +284,8 @@ class Prediction:
 def _at_last(values: list[Tensor], hidden: Tensor, targets: Sequence[Target]) -> Tensor:
     """The gradient of every value at the last block's output, (targets, 1, N, M).
 
-    Where each target stands at a token of its own, one sweep serves them all: what follows the last block treats every
-    token alone, and if it did not, the sum of the parts would miss the logit.
+    If each target is at a token of its own, one backward pass serves them all: what follows the last block treats every
+    token by itself. (If it did not, the sum of the parts would miss the logit.)
     """
     if len(values) == 1 or any(target.position is None for target in targets):
         return torch.stack([torch.autograd.grad(value, hidden, retain_graph=True)[0] for value in values])
@@ -297,7 +297,7 @@ def _at_last(values: list[Tensor], hidden: Tensor, targets: Sequence[Target]) ->
 
 
 def _bytes(recorded: Recorded, sites: Sites) -> int:
-    """Of one target's gradients in one block, about."""
+    """Bytes of one target's gradients in one block, approximately."""
     call = recorded.calls[0].before
     tokens = call.shape[1]
     neurons = max((site.count for found in sites.values() for site in found.sites if site.kind == "neuron"), default=0)

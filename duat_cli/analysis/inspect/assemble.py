@@ -1,4 +1,4 @@
-"""Computed numbers into result models; every null gets its reason here."""
+"""Turns computed numbers into result models; every null gets its reason here."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def measured_block(
     error: float,
     **beside: Any,
 ) -> PromptBlock:
-    """Of a block whose W' was measured; its null of uniform attention follows once all blocks are through.
+    """Result of a block whose W' was measured; its null of uniform attention is added once all blocks are through.
 
-    like: the stream, (…, M); operator: that was measured, also of several prompts; error: of this one's; beside: what
-    is told of the block beside its W', by the result's names.
+    like: the stream, (…, M); operator: the measured one, which may be of several prompts; error: of this prompt's W';
+    beside: further fields of the result.
     """
     tokens, width = len(numbers.seen), like.shape[-1]
     widths = width, operator.factors.width  # what V reads of a token may be a mixer's own values
     return PromptBlock(
-        prompt=0,  # the report numbers them
+        prompt=0,  # the report numbers the prompts
         operator=_operator_stats(numbers, widths, like.element_size(), operator.products, error, options.spectrum),
         density=Density(
             structural=numbers.structural, **_interval(numbers.numerical), **_references(tokens, width, options)
@@ -63,11 +63,11 @@ def measured_block(
 def unmeasured_block(
     reason: str, terms: BlockTerms, options: InspectOptions, like: Tensor, **beside: Any
 ) -> PromptBlock:
-    """Of a block without W', for that reason. like: the stream, (1, N, M); beside: as of `measured_block`."""
+    """Result of a block without W'. reason: why; like: the stream, (1, N, M); beside: as for `measured_block`."""
     tokens, width = like.shape[1:]
     side = tokens * width
     return PromptBlock(
-        prompt=0,  # the report numbers them
+        prompt=0,  # the report numbers the prompts
         operator=OperatorStats.absent(reason, rows=side, columns=side, dense_bytes=side * side * like.element_size()),
         density=Density.absent(reason, **_references(tokens, width, options)),
         coupling=Coupling.absent(reason),
@@ -101,7 +101,7 @@ def _operator_stats(
 
 
 def _interval(estimate: ShareEstimate | None) -> dict[str, Any]:
-    """The fields of a numerical density, and why they are null if they are."""
+    """The fields of a numerical density, with the reasons if they are null."""
     names = ("numerical", "numerical_low", "numerical_high")
     if estimate is None:
         return {**dict.fromkeys(names), "reasons": dict.fromkeys(names, NOT_COUNTED)}
@@ -109,7 +109,7 @@ def _interval(estimate: ShareEstimate | None) -> dict[str, Any]:
 
 
 def _references(tokens: int, width: int, options: InspectOptions) -> dict[str, Any]:
-    """What a linear layer and a 1-D convolution would have (1/N, the papers' 1/M, and about k/N)."""
+    """Densities of a linear layer (1/N, and the papers' 1/M) and of a 1-D convolution (about k/N), for comparison."""
     return {
         "threshold": options.threshold,
         "linear_reference": 1 / tokens,
@@ -121,7 +121,7 @@ def _references(tokens: int, width: int, options: InspectOptions) -> dict[str, A
 
 @functools.lru_cache(maxsize=16)
 def _conv_pairs(tokens: int, kernel: int) -> int:
-    """Token pairs that a zero-padded convolution of that width over `tokens` connects."""
+    """How many token pairs a zero-padded convolution of width `kernel` connects."""
     left = (kernel - 1) // 2
     right = kernel - 1 - left
     return sum(min(tokens - 1, i + right) - max(0, i - left) + 1 for i in range(tokens))
@@ -146,7 +146,7 @@ def null_stats(numbers: NullNumbers, tokens: int) -> NullStats:
 
 
 def nulls(uniform: NullStats | str, reinitialised: NullStats | str) -> Nulls:
-    """Each the null, or why there is none."""
+    """Both nulls of a block. uniform, reinitialised: the null, or the reason why there is none."""
     both = {"uniform": uniform, "reinitialised": reinitialised}
     why = {name: null for name, null in both.items() if isinstance(null, str)}
     return Nulls.explained("", why, **{name: None if name in why else null for name, null in both.items()})
@@ -192,7 +192,7 @@ def end_to_end(carried: Carried) -> EndToEnd:
 
 
 def _by_source(sources: Tensor) -> Coupling:
-    """Of the images of every source token, (N, N, M)."""
+    """Coupling numbers from the images of every source token, (N, N, M)."""
     squares = sources.double().square().sum(dim=-1).T  # (i, j)
     sums = CouplingSums(kinds=1)
     sums.add(squares[None], 0)

@@ -1,8 +1,8 @@
 """Which prompts run together as one batch, and whether they can.
 
-A small model spends its time on calls, not on products: of a toy of two layers a prompt alone takes four times as long
-as one of sixteen. Which prompts run together follows from the set alone, so that no number depends on how many
-processes share it, or on where a run was taken up.
+A small model spends its time on calls, not on products: in a toy model of two layers, a prompt alone takes four times
+as long as one in a batch of sixteen. Which prompts run together follows from the set of prompts alone, so that no
+number depends on how many processes share it, or on where a run was resumed.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from duat_cli.models.budgets import BATCH_BYTES_GPU, batched_bytes, most_togethe
 from duat_cli.models.discovery.structure import probe_ids
 from duat_cli.results.meaning import meaning_of
 
-SLICE = 4096  # prompts, one behind the other, among which those of as many tokens are looked for
-ATTENTION = 1 << 18  # elements of all heads' H of a batch: with more, tensors leave the processor's cache
+SLICE = 4096  # consecutive prompts within which those with equally many tokens are batched
+ATTENTION = 1 << 18  # elements of H of all heads in a batch: with more, tensors leave the processor's cache
 STREAM = 1 << 17  # elements of the hidden states of a batch
-PROBES = (3, 7)  # prompts, tokens
+PROBES = (3, 7)  # number of made-up prompts, and of their tokens
 
 
 Sizes = Callable[[int], int]
-"""How many prompts of so many tokens run together."""
+"""Tokens of a prompt -> how many such prompts run together."""
 
 
 def sizes(session: Session, options: InspectOptions, prompts: int) -> Sizes:
-    """Of a set of so many prompts. Always one where the options or the model's blocks take prompts one by one, or where
-    made-up prompts have other numbers in a batch than alone."""
+    """Batch sizes for a set of so many prompts. Always 1 where the options or the model take prompts one by one, or
+    where made-up prompts give other numbers in a batch than alone."""
     most = most_together(prompts)
     if most == 1 or not _possible(session, options) or not _agree(session, options):
         return lambda tokens: 1
     heads, width = session.heads, session.structure.hidden_size
-    if session.loaded.device.startswith("cuda"):  # it waits for Python where a block is small
+    if session.loaded.device.startswith("cuda"):  # a GPU waits for Python if blocks are small, so batches are larger
         size = wide(torch.empty(0, dtype=session.loaded.model.dtype)).itemsize
         return lambda tokens: max(1, min(most, BATCH_BYTES_GPU // batched_bytes(tokens, width, heads, size)))
     return lambda tokens: max(1, min(most, ATTENTION // (heads * tokens**2), STREAM // (width * tokens)))
 
 
 def leaders_of(session: Session, options: InspectOptions, counts: Sequence[int]) -> array[int]:
-    """As of `leaders`; to be asked once the session has run a prompt."""
+    """Result of `leaders` for a session, which has to have run a prompt. counts: tokens of each prompt."""
     found = leaders(counts, sizes(session, options, len(counts)))
     session.batch_size = int(np.bincount(np.frombuffer(found, np.uint32)).max())
     return found
 
 
 def leaders(counts: Iterable[int], size: Sizes) -> array[int]:
-    """By position, of prompts of so many tokens: the first prompt of the batch that it is in. The set's first prompt,
-    on which the model is compared with the untouched one, is alone."""
-    found, begun = array("I"), dict[int, tuple[int, int]]()  # by tokens: (leader, how many it still takes)
+    """For each prompt, the position of the first prompt in its batch. The first prompt of the set, on which the model
+    is compared with the untouched one, is alone. counts: tokens of each prompt."""
+    found, begun = array("I"), dict[int, tuple[int, int]]()  # tokens -> (leader, free places in its batch)
     for position, tokens in enumerate(counts):
         if position % SLICE == 0:
             begun.clear()
@@ -71,7 +71,7 @@ def leaders(counts: Iterable[int], size: Sizes) -> array[int]:
 
 
 def batches(leading: array[int], begun: int = 0) -> list[list[int]]:
-    """The positions of every batch, of one prompt or several, without those in front of `begun`."""
+    """The positions of the prompts of every batch, leaving out positions before `begun`."""
     places = enumerate(leading[begun:], begun)
     return [*by_key((leader, position) for position, leader in places).values()]
 
@@ -80,14 +80,14 @@ def batches(leading: array[int], begun: int = 0) -> list[list[int]]:
 
 
 def _possible(session: Session, options: InspectOptions) -> bool:
-    """Whether nothing speaks against it before it is tried."""
+    """Whether batches can be tried: no option, and nothing known of the model, rules them out."""
     more = options.terms or options.end_to_end or options.routing or options.spectrum
-    loaded = session.loaded  # in a narrow dtype products of other sizes round visibly
+    loaded = session.loaded  # in a narrow dtype, products of other sizes round visibly differently
     return loaded.paged is None and loaded.like is None and loaded.model.dtype.itemsize >= 4 and not more
 
 
 def _agree(session: Session, options: InspectOptions) -> bool:
-    """Whether made-up prompts have the numbers in a batch that each has alone, up to the tolerance of a certificate."""
+    """Whether made-up prompts give the same numbers in a batch as alone, up to the tolerance of a certificate."""
     prompts, tokens = PROBES
     ids = probe_ids(session.structure.stack, prompts * tokens, device="cpu").reshape(prompts, 1, tokens)
     made_up = [Prompt("", "", one, 0) for one in ids]
@@ -101,7 +101,7 @@ def _agree(session: Session, options: InspectOptions) -> bool:
 
 
 def _numbers(sweeps: Sequence[PromptSweep]) -> list[float | None]:
-    """What of their blocks is a closed form: no errors, which are rounding themselves, and nothing that is drawn."""
+    """The numbers of all blocks that are closed forms: no errors, which are rounding themselves, and no estimates."""
     return [number for sweep in sweeps for block in sweep.blocks.values() for number in _exact(block)]
 
 

@@ -1,7 +1,7 @@
-"""What each attention head reads, gathered from pieces of the rows of H, so that H need not exist whole.
+"""Statistics of what each attention head reads, gathered from pieces of rows of H, so that H need not exist as a whole.
 
-p_ij = |H_ij| / Σ_j |H_ij|, which for a softmax over the tokens is H itself. Rows are worked on in the dtype of the run
-(float32 at least), means over them are taken in float64. Every null has its reason.
+p_ij = |H_ij| / Σ_j |H_ij|, which for a softmax over the tokens is H itself. Rows are processed in the dtype of the run
+(float32 at least), and means over them are taken in float64. Every null has its reason.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _ROWS = {"duplicate_token_share": "duplicate_rows", "induction_share": "inductio
 
 
 def tokens_of(prompt: Prompt) -> Tensor | None:
-    """The prompt's token ids, (N,), below zero and each once where pieces of a picture stand; None where the model
-    reads none."""
+    """The prompt's token ids, (N,); pieces of a picture get distinct ids below zero. None where the model reads no
+    token ids."""
     if prompt.prepared is not None:
         given = prompt.prepared.get("input_ids")
-        if given is None or not torch.equal(given.cpu(), prompt.input_ids.cpu()):  # these count positions
+        if given is None or not torch.equal(given.cpu(), prompt.input_ids.cpu()):  # the prompt's ids count positions
             return None
     ids = prompt.input_ids[0].clone()
     places = torch.tensor(prompt.pictures, dtype=torch.int64, device=ids.device)
@@ -59,8 +59,8 @@ def tokens_of(prompt: Prompt) -> Tensor | None:
 
 
 def heads(run: BlockRun, tokens: Sequence[Tensor | None]) -> list[Heads]:
-    """Of one block under each prompt of the run; what cannot be told is null with the reason. tokens: of each prompt,
-    as of `tokens_of`."""
+    """Statistics of the heads of one block, for each prompt of the run; what is not known is null with the reason.
+    tokens: of each prompt, from `tokens_of`."""
     try:
         each, allowed = _rows_of(run), positions(run)
         tokens = [None if ids is None else ids.to(run.input.device) for ids in tokens]
@@ -70,7 +70,7 @@ def heads(run: BlockRun, tokens: Sequence[Tensor | None]) -> list[Heads]:
 
 
 def _rows_of(run: BlockRun) -> list[RowSource]:
-    """H of each prompt, (heads, N, N). UnsupportedModelError where there is none."""
+    """H of each prompt, (heads, N, N). Raises UnsupportedModelError where there is none."""
     if not run.attention:
         raise UnsupportedModelError(NO_H)
     if len(run.attention) != 1:
@@ -87,7 +87,7 @@ def _rows_of(run: BlockRun) -> list[RowSource]:
 
 
 def _heads(rows: RowSource, allowed: Tensor | None, ids: Tensor | None) -> Heads:
-    """allowed: as of `measured_heads`."""
+    """Statistics for one prompt. allowed: as for `measured_heads`; ids: token ids, (N,), or None."""
     if ids is not None and len(ids) != rows.tokens:
         ids = None
     own, uniform = measured_heads(rows.chunks(), allowed, ids)
@@ -113,28 +113,28 @@ def _numbers(found: HeadNumbers, head: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class HeadNumbers:
-    """By name of a number its value of every head, NaN where no row counts; how many rows have a repeated token."""
+    """Numbers by name with a value for every head, NaN where no row counts."""
 
     values: dict[str, list[float]]
     row_sums: list[float]
-    rows: dict[str, int]  # of OF_REPEATED, without those that see nothing
+    rows: dict[str, int]  # how many rows count, for each of OF_REPEATED, without rows of zeros
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """What every row of every head has, (heads, N) each."""
+    """Values for every row of every head, (heads, N) each."""
 
     values: dict[str, Tensor]
     sums: Tensor
     alive: Tensor
-    reached: Tensor  # by some head, (N, K) bool
+    reached: Tensor  # which tokens some head reaches, (N, K) bool
 
 
 def measured_heads(chunks: Chunks, allowed: Tensor | None, tokens: Tensor | None) -> tuple[HeadNumbers, HeadNumbers]:
-    """Of H, and of the uniform one over the tokens that each row may see.
+    """Numbers of H, and of a uniform H over the tokens that each row may see.
 
-    chunks: as of `RowSource`, of a square H; allowed: what the mask leaves to some head, (N, N) bool, None where none
-    was seen; tokens: t, (N,), None where positions hold none.
+    chunks: of a square H, as from `RowSource`; allowed: what the mask leaves visible to some head, (N, N) bool, None
+    where no mask was seen; tokens: token ids, (N,), None where positions hold none.
     """
     own = _rows(chunks, tokens)
     beyond = allowed is None or bool((own.reached & ~allowed).any())
@@ -145,7 +145,7 @@ def measured_heads(chunks: Chunks, allowed: Tensor | None, tokens: Tensor | None
 
 
 def marked(name: str, tokens: Tensor, start: int, count: int) -> Tensor:
-    """The positions of OF_REPEATED that the rows start … start + count - 1 are asked for, (count, N) bool."""
+    """Positions that count for one of OF_REPEATED, in the rows start … start + count - 1, (count, N) bool."""
     i, j = torch.arange(start, start + count, device=tokens.device)[:, None], torch.arange(len(tokens)).to(tokens)
     same = tokens[i] == tokens
     if name == "duplicate_token_share":
@@ -168,12 +168,12 @@ def _rows(chunks: Chunks, tokens: Tensor | None) -> _Rows:
 
 
 def _of_piece(weights: Tensor, start: int, tokens: Tensor | None) -> dict[str, Tensor]:
-    """Of the rows from `start` on, (heads, n, N): (heads, n) each; zero of a row of zeros."""
+    """Numbers of the rows from `start` on, (heads, n) each; zero for a row of zeros. weights: (heads, n, N)."""
     count, size = weights.shape[1:]
     sizes = weights.abs()
     largest = sizes.amax(dim=-1, keepdim=True)
     alive = largest > 0
-    sizes = sizes / largest.masked_fill(~alive, 1)  # no sum of them underflows
+    sizes = sizes / largest.masked_fill(~alive, 1)  # so that no sum underflows
     p = sizes / sizes.sum(dim=-1, keepdim=True).masked_fill(~alive, 1)
     alive = alive[..., 0].to(p.dtype)
     # 0 log 0 = 0; a plain logarithm is several times faster than xlogy
@@ -186,7 +186,7 @@ def _of_piece(weights: Tensor, start: int, tokens: Tensor | None) -> dict[str, T
         "mean_distance": (p * distances(start, count, size, p.dtype, p.device)).sum(dim=-1),
         "first_token_share": p[..., 0],
         "current_token_share": p.gather(2, own)[..., 0],
-        "previous_token_share": p.gather(2, (own - 1).clamp_min(0))[..., 0],  # row 0 is in no mean of it
+        "previous_token_share": p.gather(2, (own - 1).clamp_min(0))[..., 0],  # its means leave out row 0
     }
     if tokens is not None:
         found |= {n: (p * marked(n, tokens, start, count)).sum(dim=-1).clamp_max(1) for n in OF_REPEATED}
@@ -194,7 +194,7 @@ def _of_piece(weights: Tensor, start: int, tokens: Tensor | None) -> dict[str, T
 
 
 def _of_repeated(name: str, seen: Tensor, tokens: Tensor | None) -> Tensor:
-    """The rows that see a position that is asked for, (N,) bool."""
+    """Which rows see a position that counts for `name`, (N,) bool."""
     if tokens is None:
         return seen.new_zeros(len(seen))
     step = max(1, measured_at_once(1, gpu=seen.is_cuda) // len(seen))

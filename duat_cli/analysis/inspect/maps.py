@@ -1,4 +1,4 @@
-"""C token by token of the first prompts, for reports that are looked at; whole, and of all prompts, in --matrices."""
+"""C, token by token, of the first prompts for pages; --matrices has it in full precision and for all prompts."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 from duat_cli.loading.prompts import Prompt
 from duat_cli.results.inspect import BlockMap, CouplingMap
 
-MOST_TOKENS = 64  # of a prompt: a map of more is no picture, and takes tokens^2 numbers a block
+MOST_TOKENS = 64  # of a prompt: a larger map is unreadable, and takes tokens^2 numbers per block
 DIGITS = 4
 
 
 class Maps:
-    """The maps while a run fills them."""
+    """The maps, which a run fills."""
 
     def __init__(self, prompts: Sequence[Prompt], text: Callable[[int], str]) -> None:
-        """prompts: those to map, the report's first. text: what a token says."""
+        """prompts: those to map, the first of the report. text: gives the text of a token id."""
         self._prompts, self._text = prompts, text
         self._found: dict[int, list[BlockMap]] = {number: [] for number in range(len(prompts))}
         self._lengths: dict[int, int] = {}
@@ -31,13 +31,13 @@ class Maps:
         return prompt in self._found
 
     def add(self, prompt: int, block: int, C: Tensor) -> None:
-        """C (N, N) of one block under one prompt. Rows do not depend on the tokens behind them that are cut."""
+        """Adds C, (N, N), of one block under one prompt, cut to MOST_TOKENS rows and columns."""
         self._lengths[prompt] = len(C)
         rows = [_row(row) for row in C[:MOST_TOKENS, :MOST_TOKENS].double().tolist()]
         self._found[prompt].append(BlockMap(index=block, coupling=rows))
 
     def maps(self) -> list[CouplingMap]:
-        """All of them."""
+        """The finished maps of all prompts."""
         return [self._map(number, prompt) for number, prompt in enumerate(self._prompts)]
 
     def _map(self, number: int, prompt: Prompt) -> CouplingMap:
@@ -51,7 +51,7 @@ class Maps:
 
 
 def _row(values: list[float]) -> list[float]:
-    """Four digits of each, without the zeros at the end."""
+    """The values to four digits, without trailing zeros."""
     kept = [float(f"{value:.{DIGITS}g}") for value in values]
     while kept and kept[-1] == 0:
         kept.pop()

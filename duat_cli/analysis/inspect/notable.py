@@ -1,6 +1,6 @@
 """The summary: means over blocks, and at most three sentences that the numbers support.
 
-Statistics of W' are mentioned where they differ from their nulls, by the difference from the nearer one.
+A statistic of W' is mentioned where it differs enough from the nearer of its nulls.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from duat_cli.results.base import Certificate
 from duat_cli.results.inspect import Block, Summary
 
 MOST = 3
-SMALLEST_OWN = 0.05  # a share that is worth a sentence
+SMALLEST_OWN = 0.05  # smallest share that is worth a sentence
 FEWEST_HEADS, LEAST_SHARE, LEAST_RATIO = 0.5, 0.25, 2.0  # differences from the nearer null that are worth a sentence
 
 
 def summarise(blocks: Sequence[Block], certificate: Certificate, heads: int | None) -> Summary:
-    """Shares are those of the last block in the report. heads: of every block; None where blocks differ."""
+    """The summary of a report. Its shares are those of the last block in the report. heads: number of heads of every
+    block; None where blocks differ."""
     last = blocks[-1].terms
     context = _mean(b.coupling.effective_context for b in blocks)
     structural = _mean(b.density.structural for b in blocks)
@@ -44,7 +45,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _notable(blocks: Sequence[Block], certificate: Certificate, heads: int | None) -> list[str]:
     if not certificate.exact:
-        return []  # no sentence stands on numbers that the certificate does not carry
+        return []  # no sentence without an exact certificate
     candidates = [_own_terms(blocks), _heads(blocks, heads), _first_token(blocks), _local(blocks)]
     return [c for c in candidates if c is not None][:MOST]
 
@@ -59,7 +60,7 @@ def _own_terms(blocks: Sequence[Block]) -> str | None:
 
 
 def _percent(share: float) -> str:
-    return f"{round(share, 2) + 0.0:.0%}"  # and no -0%
+    return f"{round(share, 2) + 0.0:.0%}"  # + 0.0 avoids -0%
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,11 @@ class _Gap:
     value: float
     null: float
     of: str
-    """Which null: nothing where it is the table's own."""
+    """Words that name the null; empty for the re-initialised one, which the table shows."""
 
 
 def _gaps(blocks: Sequence[Block], path: str) -> list[_Gap]:
-    """Of the blocks whose value at 'group.field' lies beyond all its nulls."""
+    """The gaps of those blocks whose value at 'group.field' lies outside the range of its nulls."""
     read, found = attrgetter(path), []
     for block in blocks:
         value = read(block)
@@ -90,7 +91,7 @@ def _heads(blocks: Sequence[Block], heads: int | None) -> str | None:
     if gap is None or abs(gap.value - gap.null) < FEWEST_HEADS:
         return None
     name = f"block {gap.block.index}'s attention"
-    # a mixer without softmax, a gate on channels or values of several tokens make other products than heads are named
+    # a mixer without softmax, a gate on channels or values of several tokens have other products than the named heads
     same = gap.block.operator.kronecker_products in (None, heads)
     of = f" of its {heads}" if heads is not None and same and max(gap.value, gap.null) <= heads else ""
     return f"{name} acts like {gap.value:.1f}{of} heads, its null{gap.of} like {gap.null:.1f}"

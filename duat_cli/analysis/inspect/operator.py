@@ -1,4 +1,4 @@
-"""One block's W' under one input: its size, its density, and how it couples tokens; or that of a batch of prompts."""
+"""Statistics of one block's W' under a prompt or a batch of prompts: size, density, and how it couples tokens."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ def measure(
 
 
 def measure_each(operators: PromptOperators, geometry: Geometry, *, threshold: float) -> list[OperatorNumbers]:
-    """The same of every prompt of a batch."""
+    """All statistics of W' of every prompt of a batch."""
     sums = _Sums(geometry, operators.source_scale, operators.values)
     sums.add([(0, operators.attention)])
     return sums.numbers(operators.allowed, operators.token_scale, threshold)
 
 
 class _Sums:
-    """What the statistics are made of, from rows of H. Of several prompts an axis stands in front of every tensor."""
+    """Sums over rows of H, from which the statistics follow. With several prompts, every tensor has a first axis for
+    them."""
 
     def __init__(self, geometry: Geometry, source_scale: Tensor, values: Tensor, *, matrix: bool = False) -> None:
         """source_scale: s, (heads, N); values: (heads, N, d); matrix: whether C is asked for."""
@@ -49,19 +50,19 @@ class _Sums:
         self._brought = ValueSquares(values, geometry.factors.output)
         self._sums = OperatorSums(geometry.root, self._several, cancels=geometry.cancels)
         self._coupling = CouplingSums(2 * self._prompts)
-        self._pairs: list[Pairs] = []  # one where the nonzero blocks of all are the same
+        self._pairs: list[Pairs] = []  # one for all prompts if their nonzero blocks are the same
         self._squares: list[Tensor] = []
         self._seen: list[Tensor] = []
-        # where it does not matter which heads reach a block, the blocks that any head reaches are counted
+        # if it does not matter which heads reach a block, those that any head reaches are counted
         self._whole, self._filled = geometry.pattern.alike and bool(source_scale.all()), [0.0] * self._prompts
         factors = geometry.factors
         self._inner, self._outer = self._tokens * factors.width, self._tokens * factors.hidden_size
         self._left: list[Tensor] | None = [] if are_counted(self._inner * self._outer) else None  # Ĥ
 
     def add(self, pieces: Iterable[tuple[int, Tensor]]) -> None:
-        """All of t H, as (first row, some rows (heads, n, N))."""
+        """Adds all of t H, in pieces of (first row, some rows (heads, n, N))."""
         for start, every in pieces:
-            seen = every.flatten(-2).abs().amax(dim=-2) > 0  # along one axis: twice as fast
+            seen = every.flatten(-2).abs().amax(dim=-2) > 0  # flattened, since along one axis this is twice as fast
             self._seen.append(seen.unflatten(-1, every.shape[-2:]))
             width = _width(self._seen[-1], start)
             attention = every[..., :width]
@@ -80,7 +81,8 @@ class _Sums:
                 self._squares.append(nn.functional.pad(rows, (0, self._tokens - width)))
 
     def numbers(self, allowed: Tensor | None, token_scale: Tensor, threshold: float) -> list[OperatorNumbers]:
-        """Of each prompt. allowed: as of `AttentionOperator`, the same for all; token_scale: t, (N,) or (1,)."""
+        """The statistics of each prompt. allowed: as in `AttentionOperator`, the same for all; token_scale: t, (N,) or
+        (1,)."""
         geometry, sums, count = self._geometry, self._sums, self._prompts
         seen = self._reached(allowed)
         norms = frobenius_norms(sums.head_products, geometry.gram)
@@ -116,8 +118,8 @@ class _Sums:
             pairs.add(*part, start)
 
     def _reached(self, allowed: Tensor | None) -> list[Tensor]:
-        """Of each prompt which tokens a row may attend to, (N, N): what the mask leaves, also where a softmax
-        underflows; without one what some head reaches."""
+        """Which tokens each row may attend to, (N, N) for each prompt: what the mask leaves visible, even where a
+        softmax underflows; without a mask, what some head reaches."""
         reached = torch.cat(self._seen, dim=-2).reshape(-1, self._tokens, self._tokens)
         if allowed is None:
             self._masked = [False] * self._prompts
@@ -127,7 +129,7 @@ class _Sums:
         return [own if some else allowed for own, some in zip(reached, beyond, strict=True)]
 
     def _structural(self, seen: list[Tensor], token_scale: Tensor) -> list[float]:
-        """Σ over the blocks of W' of the share of entries that can be other than zero, of each prompt."""
+        """Σ over the blocks of W' of the share of entries that can be nonzero, for each prompt."""
         pattern, scales = self._geometry.pattern, self._each(self._scale)
         met = [one & (t != 0)[:, None] for one, t in zip(seen, self._each(token_scale), strict=True)]
         if self._whole:
@@ -138,7 +140,7 @@ class _Sums:
         ]
 
     def _numerical(self, norms: list[float], threshold: float) -> list[ShareEstimate | None]:
-        """The share of entries beyond the threshold, of each prompt; None for W' = 0."""
+        """Share of entries beyond the threshold, for each prompt; None for W' = 0."""
         geometry, nonzero = self._geometry, (self._sums.nonzero_blocks.reshape(-1) / self._tokens**2).tolist()
         cutoffs = [cutoff_of(self._inner, self._outer, norm, threshold) for norm in norms]
         found: list[ShareEstimate | None]
@@ -156,13 +158,13 @@ class _Sums:
         return [one if norm > 0 else None for one, norm in zip(found, norms, strict=True)]
 
     def _each(self, x: Tensor) -> list[Tensor]:
-        """A tensor of each prompt."""
+        """The tensors of the single prompts."""
         return [x] if self._several is None else list(x.unbind())
 
 
 def _width(seen: Tensor, start: int) -> int:
-    """How many columns of the rows from `start` on, (n, N), hold anything: the tokens behind the last one that some row
-    sees, as under a causal mask, add nothing to any sum. The diagonal is kept."""
+    """How many leading columns of the rows from `start` on, (n, N), are needed: tokens behind the last one that some
+    row sees, as under a causal mask, add nothing to any sum. The diagonal is always kept."""
     if start + seen.shape[-2] >= seen.shape[-1]:
         return seen.shape[-1]
     columns = seen.any(dim=-2).nonzero()

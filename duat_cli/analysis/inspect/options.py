@@ -1,4 +1,4 @@
-"""What `duat inspect` is asked for: the options that numbers follow from, and what is filled beside the report."""
+"""Requests to `duat inspect`: the options that set the numbers, and what is filled beside the report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InspectOptions:
-    """What `duat inspect` computes beyond the default."""
+    """Options of `duat inspect` that change its numbers."""
 
     layers: frozenset[int] | None = None
     threshold: float = 0.01
@@ -29,41 +29,41 @@ class InspectOptions:
     routing: bool = False
     heads: bool = False
     per_prompt: bool = False
-    null: Literal["all", "uniform"] = "uniform"  # "all": of the re-initialised architecture as well
+    null: Literal["all", "uniform"] = "uniform"  # "all": also the null of the re-initialised architecture
     cache: bool = True
 
 
 class Beside(Protocol):
-    """What is asked of the same passes."""
+    """An analysis that shares the passes of `duat inspect`."""
 
     def guest_of(self, session: Session, /) -> Callable[[Discovery], Guest]:
-        """What goes through the model beside its discovery, where its weights are read block by block."""
+        """Makes the passes that run beside discovery, where weights are read block by block."""
         ...
 
     def ended(self, session: Session, prompt: Prompt, output: Any, /) -> Any:
-        """Called with what the stack returned for a prompt, in the process that ran it; what it gives goes to `take`,
-        the first prompt's before any other process is there."""
+        """Called with the stack's output for a prompt, in the process that ran it. The answer goes to `take`; that of
+        the first prompt does so before any other process is started."""
         ...
 
     def swept(self, session: Session, /) -> None:
-        """Called once all prompts are through, where their weights are read block by block."""
+        """Called once all prompts are through, where weights are read block by block."""
         ...
 
     def take(self, answer: Any, /) -> None:
-        """Called with what `ended` gave for the next prompt, in order."""
+        """Called with the answer of `ended` for the next prompt, in order."""
         ...
 
 
 @dataclass(frozen=True)
 class Filled:
-    """What the sweeps of prompts fill beside the report, each if it is given."""
+    """Outputs that the sweeps of prompts fill beside the report, each if it is given."""
 
     matrices: OperatorFile | None = None
-    """With every block's factors and C."""
+    """Takes every block's factors and C."""
     maps: Maps | None = None
-    """With the C of its prompts."""
+    """Takes C of the prompts to be mapped."""
     states: StateFiles | None = None
-    """With what the input sets."""
+    """Takes what the input sets (H, scales, biases)."""
     beside: Beside | None = None
 
 

@@ -1,4 +1,4 @@
-"""Where H comes from: scores rebuilt from queries and keys, and the bilinear form W_QK (Eq. 35 of Wang & Li)."""
+"""The origin of H: scores rebuilt from queries and keys, and the bilinear form W_QK (Eq. 35 of Wang & Li)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.operators.bilinear import BilinearNumbers, bilinear_numbers, explained, thin
 from duat_cli.results.operator import HeadRouting, Routing, RoutingAtDistance
 
-LEADING = 8  # singular values a head that a report holds
-REBUILT = 1e-5  # H is softmax(scale s + mask) where it agrees with the captured H that far; half precision by its eps
+LEADING = 8  # singular values per head in a report
+REBUILT = 1e-5  # H counts as softmax(scale s + mask) up to this error, or 4 eps of the queries' dtype if larger
 NUMBERS = ("stable_rank", "symmetric_share")
 SHARES = ("r2_plain", "r2_centred", "r2_bilinear")
 FEW_PAIRS = "scores or the regressor do not vary over the attended pairs"
 
 
 def routing(run: BlockRun) -> Routing:
-    """Of one block under one prompt; what cannot be told is null with the reason."""
+    """Routing of one block under one prompt; what is not known is null with the reason."""
     reasons: dict[str, str] = {}
     if len(run.attention) != 1:
         why = f"it calls attention {len(run.attention)} times; W_QK is defined for one call"
@@ -49,7 +49,7 @@ def routing(run: BlockRun) -> Routing:
     groups = len(forms[0]) // len(keys)
 
     def numbers(distance: int) -> list[BilinearNumbers]:
-        """By head, of W_Q D_i D_j^T W_K^T for tokens i = distance, j = 0."""
+        """Numbers by head of W_Q D_i D_j^T W_K^T, for tokens i = distance and j = 0."""
         return [bilinear_numbers(thin(one), keys[head // groups]) for head, one in enumerate(query.at(distance))]
 
     near = numbers(0)
@@ -85,7 +85,7 @@ def _rebuilt(call: AttentionCall) -> tuple[float | None, str | None]:
 
 
 def _softmax(given: ScoreInputs, rows: slice) -> Tensor:
-    """H[:, rows, :] from queries and keys, float64."""
+    """H[:, rows, :] computed from queries and keys, float64."""
     scores = scores_of(given, rows)
     softcap = given.options.get("softcap")
     if softcap:
@@ -101,7 +101,7 @@ def _softmax(given: ScoreInputs, rows: slice) -> Tensor:
 
 
 def scores_of(given: ScoreInputs, rows: slice = slice(None), heads: slice = slice(None)) -> Tensor:
-    """scale q_i k_j, without softcap and mask: (heads, rows, N), float64."""
+    """The scores scale q_i k_j without softcap and mask, (heads, rows, N) float64."""
     groups = given.query.shape[1] // given.key.shape[1]
     query = given.query[0, heads, rows].double()
     key = given.key[0].repeat_interleave(groups, 0)[heads].double()
@@ -113,7 +113,7 @@ def scores_of(given: ScoreInputs, rows: slice = slice(None), heads: slice = slic
 
 
 def _heads(near: Sequence[BilinearNumbers], shares: Mapping[str, Tensor]) -> list[HeadRouting]:
-    """near: by head, at distance 0; shares: (heads,) each."""
+    """Results by head. near: numbers of each head at distance 0; shares: (heads,) each."""
     found = []
     for head, numbers in enumerate(near):
         own = {name: float(share[head]) for name, share in shares.items()}
@@ -143,8 +143,8 @@ def _absent(numbers: BilinearNumbers) -> dict[str, str]:
 def _shares(
     call: AttentionCall, given: ScoreInputs, layers: tuple[ScoreLayer, ScoreLayer], forms: tuple[Tensor, Tensor]
 ) -> dict[str, Tensor]:
-    """By `SHARES`: R² of the scores on x_i·x_j, plain and centred, and on x_i W_QK x_j; x is what the layer of queries
-    reads.
+    """R² of the scores, (heads,) for each of `SHARES`: on x_i·x_j, plain and centred, and on x_i W_QK x_j, with x the
+    input of the query layer.
 
     forms: W D^T of both layers at token 0, (heads, width, d) and (kv_heads, width, d).
     """
@@ -157,7 +157,7 @@ def _shares(
     plain, covariance = x @ x.T, centred @ centred.T
     first, second = x @ forms[0].double(), y @ forms[1].double()
     found: list[tuple[Tensor, ...]] = []
-    for head in range(len(first)):  # one by one: N x N numbers each
+    for head in range(len(first)):  # one by one, since each takes N x N numbers
         scores = scores_of(given, heads=slice(head, head + 1))
         form = first[head] @ second[head // groups].T
         found.append(tuple(explained(scores, by, pairs)[0] for by in (plain, covariance, form)))
@@ -167,9 +167,9 @@ def _shares(
 def _distances(
     layers: tuple[ScoreLayer, ScoreLayer], near: list[BilinearNumbers], numbers: Callable[[int], list[BilinearNumbers]]
 ) -> list[RoutingAtDistance]:
-    """Means over heads; one row where positions do not enter queries and keys.
+    """Means over heads by distance; one row where positions do not enter queries and keys.
 
-    near: the numbers at distance 0; numbers: at another.
+    near: the numbers at distance 0; numbers: gives them at another distance.
     """
     tokens = layers[0].turned.shape[1]
     still = all(relative_error(layer.turned, layer.turned[:, :1].expand_as(layer.turned)) == 0.0 for layer in layers)

@@ -1,4 +1,4 @@
-"""`duat inspect`: prompts through the model, block by block, into a report."""
+"""`duat inspect`: runs prompts through the model, block by block, and makes the report."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def inspect(
     processes = Processes(loaded.processes, progress, loaded.model)
     sweeps: Iterable[PromptSweep]
     if loaded.paged is matrices is filled.states is None:
-        known = _null(session, prompts, options, processes)  # first, so that what prompts gave need not wait for it
+        known = _null(session, prompts, options, processes)  # first, so that no results of prompts have to wait for it
         sweeps = sweep_in_order(session, prompts, options, processes, filled)
     else:
         sweeps = sweep_prompts(session, prompts, options, progress, filled)
@@ -55,7 +55,7 @@ def inspect(
         total.add(facts, sweep if known is None else with_untrained(sweep, facts.tokens, known))
         error = max([error, *sweep.errors])
     session.save_cache()
-    head, certificate = report_head(session), session.certificate(error)  # weights may be read for it once more
+    head, certificate = report_head(session), session.certificate(error)  # the latter may read weights once more
     report = total.report(head, certificate, session.run_facts(processes.memory))
     return report if maps is None else report.model_copy(update={"maps": maps.maps()})
 
@@ -63,7 +63,7 @@ def inspect(
 def _null(
     session: Session, prompts: Sequence[Prompt], options: InspectOptions, processes: Processes
 ) -> Untrained | None:
-    """None where it is not asked for."""
+    """The null of the re-initialised architecture; None where it is not asked for."""
     if options.null != "all":
         return None
     like = {p.input_ids.shape[1]: p.prepared for p in prompts if p.prepared is not None}  # by the count of positions
@@ -81,9 +81,9 @@ def _null(
 def sweep_in_order(
     session: Session, prompts: Sequence[Prompt], options: InspectOptions, processes: Processes, filled: Filled = NOTHING
 ) -> Iterator[PromptSweep]:
-    """Of each prompt, over weights that are in memory: those of as many tokens together where there are enough of them
-    and nothing is asked beside, each batch in one of the processes. The first ones run here: the others find the Gram
-    matrices of every block."""
+    """Sweeps of the prompts in order, where weights are in memory. Prompts with equally many tokens run as batches if
+    nothing is asked beside, each batch in one of the processes. The first prompts run here, so that the others find the
+    Gram matrices of every block."""
     count = len(prompts)
     begun, others = 1 if filled.maps is None else max(1, filled.maps.count), replace(filled, maps=None)
 
@@ -98,7 +98,7 @@ def sweep_in_order(
     tokens = [prompt.input_ids.shape[1] for prompt in prompts]
     rest = batches(leaders_of(session, options, tokens) if filled.beside is None else array("I", range(count)), begun)
     before = itertools.accumulate(map(len, rest), initial=begun)
-    waiting = dict[int, bytes]()  # for prompts in front of them; pickled they take a tenth of the memory
+    waiting = dict[int, bytes]()  # sweeps that wait for earlier prompts; pickled they take a tenth of the memory
     for batch, sweeps in zip(rest, processes.each(work, zip(before, rest, strict=False)), strict=True):
         for number, sweep in zip(batch, sweeps, strict=True):
             if number == begun:
@@ -112,7 +112,7 @@ def sweep_in_order(
 
 
 def report_head(session: Session) -> InspectHead:
-    """What no prompt changes. The number of heads is known once a prompt has run."""
+    """The part of a report that no prompt changes. It needs a prompt to have run, as heads are counted then."""
     stored = most_stored(session.loaded.files)
     return InspectHead(
         environment=session.environment(),

@@ -1,6 +1,6 @@
-"""Prompts through the model, block by block: what the blocks of each add.
+"""Runs prompts through the model, block by block, and measures what the blocks of each add.
 
-Prompts of as many tokens may run as one batch: without padding, so that each keeps its numbers, to rounding.
+Prompts with equally many tokens may run as one batch. It has no padding, so each keeps its numbers, up to rounding.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.results.inspect import PromptBlock, UatTerm
 
-FAULTS = (DuatError, RuntimeError, ValueError, TypeError, LookupError)  # of a model whose code takes prompts one by one
+FAULTS = (DuatError, RuntimeError, ValueError, TypeError, LookupError)  # of model code that takes prompts one by one
 
 
 def sweep_prompts(
     session: Session, prompts: Sequence[Prompt], options: InspectOptions, progress: Progress, filled: Filled = NOTHING
 ) -> list[PromptSweep]:
-    """Everything that the blocks of each prompt add."""
+    """The sweeps of the prompts, in order."""
     under_way, found = dict[int, _Sweep](), dict[int, PromptSweep]()
     tick, beside = ticker(progress, session.depth, len(prompts)), filled.beside
 
@@ -69,8 +69,8 @@ def sweep_prompts(
 def sweep_together(
     session: Session, prompts: Sequence[Prompt], options: InspectOptions, progress: Progress, filled: Filled = NOTHING
 ) -> list[PromptSweep]:
-    """The same of prompts of as many tokens, as one batch if the model takes them so and its weights are in memory; not
-    before one prompt has run. filled: of a prompt that is alone."""
+    """The sweeps of prompts with equally many tokens, run as one batch if the model takes them so and its weights are
+    in memory. One prompt has to have run before. filled: outputs to fill if the prompts run one by one."""
     together = session.loaded.paged is None and len(prompts) > 1
     found = sweep_batch(session, prompts, options) if together else None
     if found is None:
@@ -81,7 +81,8 @@ def sweep_together(
 
 
 def sweep_batch(session: Session, prompts: Sequence[Prompt], options: InspectOptions) -> list[PromptSweep] | None:
-    """The same of one batch; None where its prompts have to run one by one, which tells why."""
+    """The sweeps of one batch; None where it fails, so that its prompts have to run one by one, which shows the
+    error."""
     sweep = _Sweep(session, prompts, options)
     try:
         session.sweep_batch([prompt.input_ids for prompt in prompts], sweep.take)
@@ -101,18 +102,18 @@ class _Sweep:
         filled: Filled = NOTHING,
         number: int = 0,
     ) -> None:
-        """filled, number: of one prompt; a batch fills nothing."""
+        """filled, number: for a single prompt; a batch fills nothing."""
         self._session, self._prompts, self._options = session, prompts, options
         self._filled, self._number = filled, number
         self._found = [PromptSweep() for _ in prompts]
         self._decomposition = Decomposition(one_by_one=options.terms, own=True, by_source=options.end_to_end)
         self._uniform = UniformNulls(options.threshold, together=session.loaded.paged is None)
-        self._output: Tensor | None = None  # of the last block, (N, M)
+        self._output: Tensor | None = None  # output of the last block so far, (N, M)
         if filled.states is not None:
             filled.states.begin(number, prompts[0])
 
     def take(self, run: BlockRun) -> None:
-        """The next block."""
+        """Measures the next block."""
         step = self._decomposition.advance(run)
         self._output = run.output[0]
         for sweep, terms in zip(self._found, step.each, strict=True):
@@ -126,7 +127,7 @@ class _Sweep:
             sweep.blocks[run.index], sweep.largest[run.index] = block, largest
 
     def _blocks(self, run: BlockRun, step: Step) -> list[PromptBlock]:
-        """Of each prompt."""
+        """The block's result for each prompt."""
         session, options = self._session, self._options
         block = session.structure.block(run.index)
         operator = or_reason(lambda: session.operator(run, step))
@@ -150,7 +151,7 @@ class _Sweep:
         ]
 
     def _numbers(self, run: BlockRun, operator: AttentionOperator, geometry: Geometry) -> list[OperatorNumbers]:
-        """Of W' under each prompt."""
+        """Statistics of W' under each prompt."""
         options, number, matrices, maps = self._options, self._number, self._filled.matrices, self._filled.maps
         if len(self._prompts) > 1:
             operators = operator.by_prompt()
@@ -168,7 +169,7 @@ class _Sweep:
         return [numbers]
 
     def end(self, output: Any) -> list[PromptSweep]:
-        """What each prompt gave. output: what the stack returned for one."""
+        """The finished sweep of each prompt. output: what the stack returned, for a single prompt."""
         first, carried, beside = self._found[0], self._decomposition.carried, self._filled.beside
         if self._filled.states is not None:
             self._filled.states.end(self._number)

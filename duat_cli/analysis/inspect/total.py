@@ -1,6 +1,6 @@
-"""Prompts of `duat inspect` added up one by one into the report: in constant memory, and to the same bits in any order.
+"""Adds up the prompts of `duat inspect` one by one into the report, to the same bits in any order.
 
-With --per-prompt, which lists the values of each, it grows with them.
+The memory for it is constant, except with --per-prompt, which lists the values of each prompt.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from duat_cli.results.prompts import Roll
 
 GROUPS = ("operator", "density", "coupling", "coupling_weighted", "terms")
 _BESIDE = ("null", "cross", "certificate_error", "routing", "heads")
-_NEAR = 0.5  # of the largest number; another prompt may take what is left
+_NEAR = 0.5  # share of the dtype's largest number at which to warn, as other prompts may go higher
 _WIDE = torch.finfo(torch.bfloat16).max
 
 
 @dataclass
 class PromptSweep:
-    """What one prompt gave."""
+    """Results of one prompt."""
 
     blocks: dict[int, PromptBlock] = field(default_factory=dict)
-    errors: list[float] = field(default_factory=list)  # certificate of every block, chosen or not
+    errors: list[float] = field(default_factory=list)  # certificate errors of all blocks, chosen or not
     terms: list[UatTerm] = field(default_factory=list)
     faults: dict[int, str] = field(default_factory=dict)  # blocks whose factors this prompt refuted
-    largest: dict[int, tuple[float, Place]] = field(default_factory=dict)  # activation of every chosen block
+    largest: dict[int, tuple[float, Place]] = field(default_factory=dict)  # largest activation of every chosen block
     end_to_end: EndToEnd | None = None
     beside: Annotated[Any, Field(exclude=True)] = None
-    """What the same pass gave to what was asked beside; not kept in files."""
+    """Answer of `Beside.ended` for this prompt; not kept in files."""
 
 
 class InspectHead(Result):
@@ -49,15 +49,15 @@ class InspectHead(Result):
     heads_differ: bool = False
     """Whether blocks have other numbers of heads than the model facts name."""
     block_names: list[str]
-    """Of all blocks of the model."""
+    """Names of all blocks of the model."""
     stored_dtype: str | None
-    """Of most stored bytes."""
+    """Dtype of most stored bytes."""
     skipped: list[Skipped]
     warnings: list[str]
 
 
 class InspectTotal:
-    """The prompts so far; reasons and faults that differ between prompts depend on their order, no number does."""
+    """The prompts so far. No number depends on their order; only reasons and faults that differ between prompts do."""
 
     def __init__(self, layers: list[int], terms: bool, per_prompt: bool) -> None:
         self._means: dict[int, Mean[PromptBlock]] = {i: Mean() for i in layers}
@@ -70,10 +70,10 @@ class InspectTotal:
         self._prompts = Roll(every=per_prompt)
 
     def add(self, facts: PromptFacts, sweep: PromptSweep) -> None:
-        """The next prompt of the report."""
+        """Adds the next prompt of the report."""
         self._faults |= sweep.faults
         for index, row in sweep.blocks.items():
-            self._means[index].add(row.model_copy(update={"prompt": 0}))  # a mean has no number
+            self._means[index].add(row.model_copy(update={"prompt": 0}))  # a mean has no prompt number
             largest = sweep.largest[index]
             self._largest[index] = max(self._largest.get(index, largest), largest)
             if self._rows is not None:
@@ -87,7 +87,7 @@ class InspectTotal:
         self._prompts.add(facts)
 
     def report(self, head: InspectHead, certificate: Certificate, run: Run) -> InspectReport:
-        """Of one prompt at least."""
+        """The report; at least one prompt has to be added."""
         stored = None if head.stored_dtype is None else getattr(torch, head.stored_dtype)
         ranges = {i: block_range(stored, head.environment.dtype, size) for i, size in self._largest.items()}
         blocks = [self._block(i, head.block_names[i], ranges[i]) for i in self._means]
@@ -126,7 +126,10 @@ class InspectTotal:
 
 
 def block_range(stored: torch.dtype | None, dtype: str, largest: tuple[float, Place]) -> Range:
-    """stored: the dtype of most stored bytes, if known; dtype: of the run; largest: of one block over all prompts."""
+    """How near activations of one block come to the largest number of the stored dtype.
+
+    stored: the dtype of most stored bytes, if known; dtype: of the run; largest: activation over all prompts.
+    """
     size, place = largest
     limit = math.inf if stored is None else torch.finfo(stored).max
     reasons = {}
@@ -144,7 +147,7 @@ def block_range(stored: torch.dtype | None, dtype: str, largest: tuple[float, Pl
 
 
 def range_warnings(ranges: Mapping[int, Range]) -> list[str]:
-    """One line about the worst block, if it comes near the end of the stored dtype."""
+    """A warning about the worst block, if its activations come near the largest number of the stored dtype."""
     share, block = max(((r.share or 0.0, i) for i, r in ranges.items()), default=(0.0, 0))
     if share <= _NEAR:
         return []

@@ -1,4 +1,4 @@
-"""One null of a block's W': the same weights and scales, with H uniform over the tokens that each row may see."""
+"""The uniform null of a block's W': the same weights and scales, with H uniform over the tokens each row may see."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from duat_cli.operators.kronecker import effective_heads
 from duat_cli.operators.sampling import ShareEstimate, exact_multiples, exact_share, sampled_shares
 from duat_cli.operators.uniform import UniformOperators
 
-PATTERN_BYTES = 1 << 26  # of patterns kept until their blocks are worked on
+PATTERN_BYTES = 1 << 26  # bytes of patterns kept until their blocks are computed
 
 
 Key = tuple[int, int]
-"""A block and, of a batch, a prompt."""
+"""Index of a block, and of a prompt in its batch."""
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a block's null needs; H is none of it."""
+    """What is kept of a block to compute its null; H is not needed."""
 
     key: Key
     geometry: Geometry
@@ -40,20 +40,20 @@ class _Kept:
 
 @dataclass
 class _Group:
-    """Blocks of as many heads whose rows see the same tokens."""
+    """Blocks with equally many heads whose rows see the same tokens."""
 
     seen: Tensor  # (N, N)
     heads: int
     blocks: list[_Kept] = field(default_factory=list)
 
     def by_geometry(self) -> list[tuple[Geometry, list[int]]]:
-        """The places of the blocks that share a geometry: a block under several prompts."""
+        """Each geometry with the places of the blocks that share it, as a block under several prompts does."""
         found = by_key((id(block.geometry), place) for place, block in enumerate(self.blocks))
         return [(self.blocks[places[0]].geometry, places) for places in found.values()]
 
     @functools.cached_property
     def met(self) -> tuple[Tensor, Tensor]:
-        """(i, j) of the drawn token pairs of which i sees j, in order of drawing."""
+        """The drawn token pairs (i, j) in which i sees j, in order of drawing."""
         i, j = draws(len(self.seen), self.seen.device)
         met = self.seen.flatten().index_select(0, i * len(self.seen) + j).nonzero()[:, 0]
         return i.index_select(0, met), j.index_select(0, met)
@@ -62,7 +62,8 @@ class _Group:
 class UniformNulls:
     """The nulls of the blocks of one prompt, or of a batch, computed together where their rows see the same tokens.
 
-    together: False computes each at once, so that no block's factors are kept; so are those of many heads.
+    together: False computes each null immediately, so that no block's factors are kept. Blocks with many heads are
+    always computed immediately.
     """
 
     def __init__(self, threshold: float, *, together: bool = True) -> None:
@@ -71,9 +72,9 @@ class UniformNulls:
         self._found: dict[int, dict[int, NullNumbers]] = defaultdict(dict)  # by prompt and block
 
     def add(self, index: int, operator: AttentionOperator, geometry: Geometry, numbers: OperatorNumbers) -> None:
-        """The block of that index, whose W' was measured."""
+        """Adds the block of that index, whose W' was measured."""
         gated = numbers.arriving is None or operator.head_gate is not None
-        if gated or operator.offsets != (0,):  # or with values of several tokens
+        if gated or operator.offsets != (0,):  # other offsets: values of several tokens
             even = operator.uniform(numbers.seen)
             found = measure(even, geometry, threshold=self._threshold, spectrum=False, matrix=False)
             self._found[0][index] = null_of(found)
@@ -83,7 +84,7 @@ class UniformNulls:
     def add_each(
         self, index: int, operators: PromptOperators, geometry: Geometry, numbers: Sequence[OperatorNumbers]
     ) -> None:
-        """The same of every prompt of a batch."""
+        """Adds the block of that index under every prompt of a batch."""
         scales = zip(operators.source_scale.mT.double(), operators.token_scale.double(), strict=True)
         for prompt, (own, (sources, scale)) in enumerate(zip(numbers, scales, strict=True)):
             self._keep((index, prompt), geometry, own, sources, scale)
@@ -108,7 +109,7 @@ class UniformNulls:
         return self._groups[-1]
 
     def numbers(self, prompt: int = 0) -> dict[int, NullNumbers]:
-        """By block; of that prompt of a batch."""
+        """The nulls by block, for that prompt of a batch."""
         self._work_off()
         return self._found[prompt]
 
@@ -144,7 +145,7 @@ def _numbers(group: _Group, threshold: float) -> dict[Key, NullNumbers]:
 
 
 def _filled(group: _Group, all_of: UniformOperators) -> list[float]:
-    """Σ over the blocks of each W' of the share of entries that can be other than zero."""
+    """Σ over the blocks of W' of the share of entries that can be nonzero, for each W'."""
     met = (all_of.readers * (all_of.sources != 0).any(dim=-1)).sum(dim=-1).tolist()
     patterns = [block.geometry.pattern for block in group.blocks]
     return [
@@ -156,7 +157,7 @@ def _filled(group: _Group, all_of: UniformOperators) -> list[float]:
 def _numerical(
     group: _Group, all_of: UniformOperators, norms: list[float], threshold: float
 ) -> list[ShareEstimate | None]:
-    """The share of entries above threshold times their root mean square, by the same token pairs as of W' itself."""
+    """Share of entries above `threshold` times their root mean square, on the same token pairs as for W' itself."""
     tokens, found = len(group.seen), list[ShareEstimate | None]([None] * len(norms))
     nonzero = (all_of.nonzero_blocks() / tokens**2).tolist()
     for geometry, places in group.by_geometry():
@@ -177,7 +178,7 @@ def _counted(seen: Tensor, all_of: UniformOperators, k: int, geometry: Geometry,
     total = geometry.sorted_total
     alike = sources.mean(dim=-1, keepdim=True)
     if total is not None and bool(((sources - alike).abs() <= 8 * torch.finfo(total.dtype).eps * alike.abs()).all()):
-        sizes = rows * alike[:, 0].abs()  # every block is a multiple of the sum of the head maps
+        sizes = rows * alike[:, 0].abs()  # scales do not depend on heads, so blocks are multiples of the heads' sum
         return exact_multiples(sizes[sizes > 0], total, sizes.numel(), cutoff)
     left = rows * sources.T[:, None]  # (heads, N, N)
     return exact_share(left.to(geometry.factors.value.dtype), geometry.maps(), cutoff)
@@ -191,7 +192,7 @@ def _sampled(
     cutoffs: list[float],
     nonzero: list[float],
 ) -> list[ShareEstimate | None]:
-    """places: which of the group's blocks; cutoffs, nonzero: theirs."""
+    """Estimates from sampled entries. places: which of the group's blocks; cutoffs, nonzero: one for each of them."""
     i, j = group.met
     rows, alive = all_of.row_scale[places].index_select(1, i), all_of.alive[places].index_select(1, j)
     hit = alive & (rows > 0)

@@ -1,7 +1,7 @@
-"""The other null of a block's W': the statistics of the same architecture, re-initialised.
+"""The re-initialised null of a block's W': the statistics of the same architecture with newly drawn weights.
 
-One pass for each distinct count of tokens in the report, kept on disk. Where the trained model's weights are read
-block by block, those of the other one are drawn block by block, with the same values.
+It takes one pass for each distinct count of tokens in the report; results are kept on disk. Where the trained model's
+weights are read block by block, the new ones are drawn block by block, with the same values as otherwise.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from duat_cli.models.edits.reinitialised import SEED, bytes_of, random_ids, rein
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.results.operator import NullStats
 
-FORMAT = 1  # raise it when how the numbers are computed changes; a document with other fields is not read
+FORMAT = 1  # raise it when the computation of the numbers changes; a document with other fields is not read anyway
 _GIB = 1 << 30
-Like = Mapping[int, Mapping[str, Tensor]]  # prepared inputs by their count of positions; none of models of token ids
+Like = Mapping[int, Mapping[str, Tensor]]  # prepared inputs by their count of positions; empty if it reads token ids
 _TOKENS: Like = {}
 
 
 class BlockNull(pydantic.BaseModel):
-    """One block of the re-initialised model: its statistics, or why it has none."""
+    """One block of the re-initialised model: its statistics, or the reason why it has none."""
 
     stats: NullStats | None
     reason: str = ""
@@ -58,7 +58,7 @@ class BlockNull(pydantic.BaseModel):
 
 
 Untrained = Callable[[int], list[BlockNull] | str]
-"""Gives the re-initialised model's statistics under so many tokens, by block, or why there are none."""
+"""Count of tokens -> the re-initialised model's statistics by block, or the reason why there are none."""
 
 
 def untrained(
@@ -71,9 +71,12 @@ def untrained(
     processes: Processes,
     like: Like = _TOKENS,
 ) -> Untrained:
-    """loaded: the trained model; blocks: how many it has; counts: of tokens in the report; threshold: of the density;
-    processes: that share the counts which are not on the disk; like: prepared inputs by their count of positions, where
-    the model reads no token ids."""
+    """The null for all counts of tokens in the report.
+
+    loaded: the trained model; blocks: how many it has; counts: tokens of each prompt; threshold: of the density;
+    processes: share the counts that are not on the disk; like: prepared inputs by their count of positions, where the
+    model reads no token ids.
+    """
     chosen = sorted(set(counts))
     source = NullSource(loaded, blocks, threshold, cache=cache, expected=chosen, like=like)
     found = {count: kept for count in chosen if (kept := source.kept(count)) is not None}
@@ -96,12 +99,12 @@ def untrained(
 
 
 def not_run(fault: DuatError) -> str:
-    """The reason of every null where one of them has failed."""
+    """The reason given for every null once one of them has failed."""
     return f"the architecture was not re-initialised: {fault}"
 
 
 def with_untrained(sweep: PromptSweep, tokens: int, known: Untrained) -> PromptSweep:
-    """The sweep with the statistics of the re-initialised architecture beside those of every block that has any."""
+    """The sweep with the re-initialised null added to every block that has a uniform null."""
     rows, found = dict(sweep.blocks), known(tokens)
     for index, row in sweep.blocks.items():
         if row.null.uniform is not None:
@@ -111,8 +114,8 @@ def with_untrained(sweep: PromptSweep, tokens: int, known: Untrained) -> PromptS
 
 
 class NullSource:
-    """The statistics by count of tokens, one count at a time: read from the disk, else from the re-initialised model,
-    which is built for the first that is not there."""
+    """The statistics by count of tokens, one count at a time: read from the disk or, if missing there, computed with
+    the re-initialised model, which is built when it is first needed."""
 
     def __init__(
         self,
@@ -124,11 +127,11 @@ class NullSource:
         expected: Sequence[int] = (),
         like: Like = _TOKENS,
     ) -> None:
-        """expected: counts of tokens that will be asked for; where weights are read block by block they go through a
-        block together. like: as of `untrained`; shapes of the same count differ in nothing that a random model shows.
+        """expected: counts of tokens that will be asked for; where weights are read block by block, they go through a
+        block together. like: as for `untrained`; one input per count will do, as a random model shows no difference.
         """
         model = loaded.model
-        named = type(model).__module__.startswith("transformers.")  # no version names code that comes with a checkpoint
+        named = type(model).__module__.startswith("transformers.")  # code that comes with a checkpoint has no version
         self._store = DocumentCache("null", enabled=cache and named)
         device = model.device if loaded.paged is None else torch.device(loaded.device)
         self._same = {**identity(model), "device": device.type, "format": FORMAT, "threshold": threshold}
@@ -139,7 +142,7 @@ class NullSource:
         self._runs: _Runs | _RunsInParts | None = None
 
     def numbers(self, tokens: int) -> list[BlockNull]:
-        """By block; DuatError where the architecture cannot be built again or run."""
+        """The statistics by block. Raises DuatError where the architecture cannot be built again or run."""
         found = self.kept(tokens)
         if found is None:
             self._runs = self._runs or self._built(tokens)
@@ -148,12 +151,12 @@ class NullSource:
         return found
 
     def close(self) -> None:
-        """Let go of the re-initialised model, which is built anew if it is asked for."""
+        """Frees the re-initialised model; it is built again if needed."""
         self._runs = None
         give_back_free_memory()  # its modules and what discovery found of them refer to each other
 
     def kept(self, tokens: int) -> list[BlockNull] | None:
-        """What the disk has; None where it has none."""
+        """The statistics that the disk has for this count; None if it has none."""
         return _read(self._store.get(self._key(tokens)), self._blocks)
 
     def _key(self, tokens: int) -> dict[str, object]:
@@ -167,7 +170,7 @@ class NullSource:
 
 
 def _read(document: object, blocks: int) -> list[BlockNull] | None:
-    """A stored list of blocks; None for anything else."""
+    """The blocks of a stored document; None for anything that is not such a list."""
     try:
         read = pydantic.TypeAdapter(list[BlockNull]).validate_python(document)
     except pydantic.ValidationError:
@@ -176,7 +179,7 @@ def _read(document: object, blocks: int) -> list[BlockNull] | None:
 
 
 class _Runs:
-    """The re-initialised model, discovered and run as any other."""
+    """The re-initialised model, discovered and run like any other."""
 
     def __init__(self, trained: LoadedModel, blocks: int, threshold: float, like: Like) -> None:
         model = trained.model
@@ -213,7 +216,7 @@ class _Runs:
 
 
 class _RunsInParts:
-    """The same of a model whose weights are drawn block by block: one sweep for all counts that are expected."""
+    """The re-initialised model with weights drawn block by block, in one sweep for all counts that are expected."""
 
     def __init__(self, trained: LoadedModel, blocks: int, threshold: float, counts: Sequence[int], like: Like) -> None:
         needed(trained.paged).pager.release()
@@ -254,14 +257,14 @@ class _RunsInParts:
 
 
 def _random_prompt(config: Any, tokens: int, like: Like) -> Prompt:
-    """Input that means nothing, of so many tokens or positions."""
+    """Random input with so many tokens or positions."""
     if not like:
         return Prompt("", "", random_ids(config, tokens), 0)
     return Prompt("", "", torch.arange(tokens)[None], 0, prepared=noise_like(like[tokens], SEED))
 
 
 def _unseen(done: int, total: int, doing: str) -> None:
-    """The progress of a session inside a step."""
+    """Progress callback that shows nothing, for a session within a step."""
 
 
 def _block_null(
@@ -278,8 +281,8 @@ def _block_null(
 
 
 def _require_memory(model: transformers.PreTrainedModel, memory: int | None) -> None:
-    """UnsupportedModelError where a second model of this size does not fit beside the first."""
-    needed, left = SPARE * bytes_of(model), available_memory()  # it is built in the machine's memory, then moved
+    """Raises UnsupportedModelError where a second model of this size does not fit beside the first."""
+    needed, left = SPARE * bytes_of(model), available_memory()  # it is built in main memory, then moved
     gpu = model.device.type == "cuda"
     if memory is not None:
         taken = torch.cuda.memory_allocated(model.device) if gpu else resident_memory()

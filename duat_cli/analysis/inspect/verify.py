@@ -1,4 +1,4 @@
-"""`duat verify`: how exact the DUAT form is, and W' in every block."""
+"""`duat verify`: how exact the DUAT form, and W' in every block, are."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from duat_cli.results.inspect import BlockCertificate, VerifyReport
 
 
 class _Seen(NamedTuple):
-    """One block under one prompt."""
+    """Errors of one block under one prompt."""
 
     error: float
     operator: float | str
-    """Of W'; why there is none."""
+    """Error of W', or the reason why there is no W'."""
     cross: float | str | None
-    """The same of W'_c; None where the block has none."""
+    """Error of W'_c, or the reason why it is not known; None where the block has none."""
 
 
 def verify(loaded: LoadedModel, prompts: Sequence[Prompt], progress: Progress) -> VerifyReport:
-    """The certificate alone: blocks, factors of W', and how far each is from the model's own output."""
+    """The certificate alone: how far each block, and W' in it, is from the model's own output."""
     processes = Processes(loaded.processes, progress, loaded.model)
     session = Session(loaded, processes, cache=False, every_plain=True)
     seen = _swept(session, prompts, processes)
@@ -43,7 +43,8 @@ def verify(loaded: LoadedModel, prompts: Sequence[Prompt], progress: Progress) -
 
 
 def _swept(session: Session, prompts: Sequence[Prompt], processes: Processes) -> list[dict[int, _Seen]]:
-    """Of each prompt. Where all weights are in memory the first one runs here, and the processes share the others."""
+    """Errors by block, for each prompt. Where all weights are in memory, the first prompt runs here, and the processes
+    share the others."""
     if session.loaded.paged is not None:
         return _together(session, prompts, processes)
     count = len(prompts)
@@ -98,7 +99,7 @@ def _certified(index: int, name: str, seen: Sequence[_Seen]) -> BlockCertificate
 
 
 def _largest(errors: Iterable[float | str | None]) -> tuple[float | None, str | None]:
-    """Over the prompts of one block; or the reason that the last of those gives which has none."""
+    """The largest error of one block over the prompts; or, if a prompt has a reason instead, the last such reason."""
     every = list(errors)
     reason = next((one for one in reversed(every) if isinstance(one, str)), None)
     known = [one for one in every if isinstance(one, float)]

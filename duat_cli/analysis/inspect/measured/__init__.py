@@ -1,1 +1,1 @@
-"""What W' is described by, and how it is measured where channels are gated."""
+"""The numbers that describe W', and how they are measured, also where channels are gated."""

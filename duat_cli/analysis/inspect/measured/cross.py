@@ -1,8 +1,8 @@
-"""One block's W'_c under one input: cross-attention's operator, a row a decoder token, a column an encoder token; or
-that of a mixer beside attention, a row and a column a token.
+"""One block's W'_c under one input: the operator of cross-attention, with a row per decoder token and a column per
+encoder token; or that of a mixer beside attention, with a row and a column per token.
 
-The closed forms of W' hold for a rectangular H as they are: K[h, k] = ⟨Ĥ_h, Ĥ_k⟩ and G[h, k] = ⟨V_h O_h, V_k O_k⟩. Its
-null is measured in the same way, with H uniform over the tokens that a row may read.
+The closed forms of W' also hold for a rectangular H: K[h, k] = ⟨Ĥ_h, Ĥ_k⟩ and G[h, k] = ⟨V_h O_h, V_k O_k⟩. The null
+is measured in the same way, with H uniform over the tokens that a row may read.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ ZERO = "W'_c is zero"
 
 
 def cross_of(run: BlockRun, block: ProvedBlock, known: Callable[[], Geometry]) -> CrossOperator | None:
-    """Of one block and one input; None where it has neither cross-attention nor a mixer beside attention.
+    """W'_c of one block under one input; None where it has neither cross-attention nor a mixer beside attention.
 
-    known: as of `measure_cross`.
+    known: as for `measure_cross`.
     """
     try:
         operator = crossing(run, block)
@@ -43,7 +43,7 @@ def cross_of(run: BlockRun, block: ProvedBlock, known: Callable[[], Geometry]) -
 
 
 def _read(run: BlockRun) -> tuple[int, int]:
-    """Tokens that W'_c reads, and their width; zeros where the call that reads them is not known."""
+    """How many tokens W'_c reads, and their width; zeros where the call that reads them is not known."""
     if run.parts.second is not None:
         with contextlib.suppress(UnsupportedModelError):
             return run.second.value.shape[1], run.second.value.shape[2]
@@ -53,7 +53,8 @@ def _read(run: BlockRun) -> tuple[int, int]:
 
 
 def measure_cross(operator: AttentionOperator, known: Callable[[], Geometry]) -> CrossOperator:
-    """Of one that has factors. known: the `bare` geometry of the factors, asked for only where there is no gate."""
+    """Statistics of a W'_c that has factors. known: gives the `bare` geometry of the factors; called only where there
+    is no gate."""
     tokens, sources = operator.rows.tokens, operator.values.shape[1]
     norm, density, stats, uniform = _plain(operator, known()) if operator.gate is None else _gated(operator)
     return CrossOperator(
@@ -68,7 +69,7 @@ def measure_cross(operator: AttentionOperator, known: Callable[[], Geometry]) ->
 
 
 Measured = tuple[float, float, CrossStats, CrossStats]
-"""‖W'_c‖_F, its structural density, its statistics and those of its null."""
+"""‖W'_c‖_F, its structural density, its statistics, and the statistics of its null."""
 
 
 def _plain(operator: AttentionOperator, geometry: Geometry) -> Measured:
@@ -77,14 +78,14 @@ def _plain(operator: AttentionOperator, geometry: Geometry) -> Measured:
         seen = torch.ones(shape, dtype=torch.bool, device=operator.values.device)
     brought = ValueSquares(operator.values, operator.factors.output)
     norm, stats, _ = _measured(operator, geometry, brought)
-    # the null's H is zero where the mask is, and nowhere by underflow
+    # `filled` is that of the null: its H is zero only where the mask is, never by underflow
     _, uniform, filled = _measured(operator.uniform(seen), geometry, brought)
     return norm, filled / math.prod(shape), stats, uniform
 
 
 def _gated(operator: AttentionOperator) -> Measured:
-    """Of a mixer, whose kernel's channels are scaled by the receiving token."""
-    known = bare(operator.factors)  # its channels' Gram matrix may take 32 MB: it goes with the prompt
+    """Measures a mixer whose channels are scaled by the receiving token."""
+    known = bare(operator.factors)  # not kept beyond the prompt: the Gram matrix of its channels may take 32 MB
     numbers = measure_gated(operator, known, threshold=0.0, spectrum=False, matrix=False)
     null = measure_gated(operator.uniform(numbers.seen), known, threshold=0.0, spectrum=False, matrix=False)
     return numbers.frobenius_norm, numbers.structural, _stats_of(numbers), _stats_of(null)
@@ -104,9 +105,9 @@ def _stats_of(numbers: NullNumbers) -> CrossStats:
 
 
 def _measured(operator: AttentionOperator, known: Geometry, brought: ValueSquares) -> tuple[float, CrossStats, float]:
-    """‖W'_c‖_F, the statistics, and how many blocks' worth of entries are not zero, in one pass over the rows of H.
+    """‖W'_c‖_F, the statistics, and Σ over blocks of the share of nonzero entries, in one pass over the rows of H.
 
-    brought: of the values.
+    brought: squares of the values.
     """
     sums, filled = OperatorSums(known.root, cancels=known.cancels), 0.0
     spread = (_Spread(), _Spread())
@@ -129,23 +130,23 @@ def _measured(operator: AttentionOperator, known: Geometry, brought: ValueSquare
 
 
 class _Spread:
-    """Over how many encoder tokens that spreads which reaches a decoder token; all-zero rows count in no mean."""
+    """Over how many encoder tokens the input of a decoder token is spread; rows of zeros count in no mean."""
 
     def __init__(self) -> None:
         self._rows: list[Tensor] = []
 
     def add(self, squares: Tensor) -> None:
-        """Some rows of C², (n, K)."""
+        """Adds some rows of C², (n, K)."""
         totals = squares.double().sum(dim=-1)
         p = squares.double()[totals > 0] / totals[totals > 0][:, None]
         self._rows.append(-torch.special.xlogy(p, p).sum(dim=-1) / math.log(2))
 
     def entropy(self) -> float | None:
-        """Mean over rows, bits."""
+        """Entropy, mean over rows, in bits; None if all rows are zero."""
         rows = torch.cat(self._rows)
         return float(rows.mean()) if len(rows) else None
 
     def context(self) -> float | None:
-        """Mean over rows of 2^entropy, encoder tokens."""
+        """Effective context 2^entropy, mean over rows, in encoder tokens; None if all rows are zero."""
         rows = torch.cat(self._rows)
         return float(torch.exp2(rows).mean()) if len(rows) else None

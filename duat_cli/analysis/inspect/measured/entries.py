@@ -1,6 +1,6 @@
-"""How many entries of one block's W' exceed a threshold: counted where W' is small, else sampled.
+"""How many entries of one block's W' exceed a threshold: counted where W' is small, otherwise sampled.
 
-The same token pairs are drawn for every operator of as many tokens, so that a value and its null share their sample.
+The same token pairs are drawn for every operator on equally many tokens, so that a value and its null share a sample.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ SEED = 13
 
 
 class Pairs:
-    """Uniformly drawn token pairs (i, j), what rows hold there, and whether their block is zero; or those of several W'
-    whose nonzero blocks are the same, with an axis in front of what the rows hold."""
+    """Uniformly drawn token pairs (i, j) with nonzero blocks, and the entries of the rows there; or for several W' with
+    the same nonzero blocks, with a first axis for them."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
-        self._found: list[tuple[Tensor, Tensor]] = []  # (draw indices, what the rows hold)
+        self._found: list[tuple[Tensor, Tensor]] = []  # (indices of draws, entries of the rows there)
 
     def add(self, rows: Tensor, alive: Tensor, start: int) -> None:
-        """rows: (k, n, columns) from row `start` on, without columns at the end that are zero; alive: which of their
-        blocks are not zero, (n, columns)."""
+        """Adds some rows. rows: (k, n, columns) from row `start` on, without trailing zero columns; alive: which blocks
+        of these are nonzero, (n, columns)."""
         count, width = rows.shape[-2:]
         i, j = draws(self._tokens, rows.device)
         here = _all_draws(rows.device)
@@ -37,8 +37,8 @@ class Pairs:
         self._found.append((here.index_select(0, reached), held))
 
     def vectors(self, most: int) -> Tensor:
-        """What the rows hold at the first `most` draws that hit nonzero blocks, in order of drawing: (n, k)."""
-        if len(self._found) == 1:  # all rows at once: in order already
+        """Entries of the rows at the first `most` draws that hit nonzero blocks, in order of drawing, (n, k)."""
+        if len(self._found) == 1:  # all rows were added at once, so in order already
             return self._found[0][1][..., :most, :]
         places = torch.cat([p for p, _ in self._found])
         vectors = torch.cat([v for _, v in self._found])
@@ -47,7 +47,7 @@ class Pairs:
 
 @functools.lru_cache(maxsize=8)
 def draws(tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(i, j) of PAIR_DRAWS token pairs, the same on every device."""
+    """PAIR_DRAWS token pairs as indices (i, j), the same on every device."""
     generator = torch.Generator().manual_seed(SEED)
     i, j = torch.randint(tokens, (2, PAIR_DRAWS), generator=generator).to(device)
     return i, j
@@ -59,10 +59,10 @@ def _all_draws(device: torch.device) -> Tensor:
 
 
 def are_counted(entries: int) -> bool:
-    """Whether a W' of so many entries is so small that all of them are looked at."""
+    """Whether a W' with so many entries is small enough to count them all."""
     return entries <= EXACT_ENTRIES
 
 
 def cutoff_of(inner: int, outer: int, norm: float, threshold: float) -> float:
-    """threshold times rms(W') = ‖W'‖_F / (outer inner)^½, W' of outer rows and inner columns."""
+    """The cutoff: threshold times rms(W') = ‖W'‖_F / (outer inner)^½, for W' with outer rows and inner columns."""
     return threshold * norm / (inner * outer) ** 0.5

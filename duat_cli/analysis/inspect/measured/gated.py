@@ -1,4 +1,4 @@
-"""W' of a block whose attention scales channels by the receiving token: what operator.py measures of the others."""
+"""Statistics of W' of a block whose attention scales channels by the receiving token; operator.py has all others."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def _filled(operator: AttentionOperator, pattern: EntryPattern, reached: Tensor)
 
 
 def _numerical(operator: AttentionOperator, norm: float, threshold: float, nonzero: float) -> ShareEstimate | None:
-    """The share of entries above the threshold: counted for a small W', else of drawn entries of drawn blocks."""
+    """Share of entries above the threshold: counted for a small W', otherwise estimated from drawn entries of drawn
+    blocks."""
     whole = operator.matrix()
     gate, factors, tokens = needed(operator.gate), operator.factors, whole.left.shape[-1]
     inner, outer = tokens * factors.width, tokens * factors.hidden_size

@@ -1,4 +1,4 @@
-"""What one block's W' under one input, or a null of it, is described by, and what all ways to measure it share."""
+"""Numbers that describe one block's W' under one input, or a null of it, and what all ways to measure them share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEED = 13
 
 @dataclass(frozen=True, kw_only=True)
 class NullNumbers:
-    """What is reported of a null of W'."""
+    """Statistics that are reported for W' and for its nulls."""
 
     effective_heads: float | None
     block_correlation: float | None
@@ -27,27 +27,27 @@ class NullNumbers:
     numerical: ShareEstimate | None  # None for W' = 0
     coupling: CouplingNumbers
     weighted: CouplingNumbers
-    reasons: dict[str, str] = field(default_factory=dict)  # why a number is None, but for W' = 0
+    reasons: dict[str, str] = field(default_factory=dict)  # why a number is None, other than because W' = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorNumbers(NullNumbers):
-    """What W' says about one block and one input."""
+    """All statistics of W' of one block under one input."""
 
     frobenius_norm: float
     spectral_norm: float | None
-    seen: Tensor  # which tokens each row may attend to; without a mask, those that some head reaches: (N, N)
+    seen: Tensor  # which tokens each row may attend to, (N, N); without a mask, those that some head reaches
     arriving: Tensor | None  # ‖Σ_h v_jh O_h‖² of each source token, (N,); None where it depends on the receiver
     matrix: Tensor | None  # C, (N, N), if asked for
 
 
 def null_of(numbers: OperatorNumbers) -> NullNumbers:
-    """What of a null's statistics is reported, without its tensors."""
+    """The part of a null's statistics that is reported, without tensors."""
     return NullNumbers(**{one.name: getattr(numbers, one.name) for one in fields(NullNumbers)})
 
 
 def row_pieces(chunks: Iterable[tuple[slice, Tensor]]) -> Iterator[tuple[int, Tensor]]:
-    """Yield (first row, some rows, (heads, n, N)), as many as are worked on at once. chunks: as of `RowSource`."""
+    """Yields (first row, some rows (heads, n, N)), as many as are processed at once. chunks: as from `RowSource`."""
     for rows, attention in chunks:
         heads = len(attention)
         step = max(1, measured_at_once(heads, gpu=attention.is_cuda) // (heads * attention.shape[-1]))
@@ -56,7 +56,7 @@ def row_pieces(chunks: Iterable[tuple[slice, Tensor]]) -> Iterator[tuple[int, Te
 
 
 def spectral(operator: AttentionOperator) -> float:
-    """‖W'‖₂."""
+    """The spectral norm ‖W'‖₂."""
     whole = operator.matrix()
     tokens, factors = operator.values.shape[1], operator.factors
     generator = torch.Generator().manual_seed(SEED)

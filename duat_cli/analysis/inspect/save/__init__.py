@@ -1,1 +1,1 @@
-"""Files of what the input sets, and of the stream: `duat inspect --save`."""
+"""`duat inspect --save`: files with what the input sets (attention weights, scales, biases)."""

@@ -1,4 +1,4 @@
-"""What --save is asked for, and whether --save-to can hold it: known before a model's libraries are loaded."""
+"""Options --save and --save-to, checked before a model's libraries are loaded."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from duat_cli.errors import InputError
 from duat_cli.text import clean
 
 KINDS = ("H", "S", "bias")
-Saved = tuple[frozenset[str], Path]  # what of each prompt, and the folder
+Saved = tuple[frozenset[str], Path]  # the kinds to save of each prompt, and the folder
 _PATTERN = "prompt-*.safetensors"
 
 
 def saved_of(what: str | Iterable[str] | None, folder: str | os.PathLike[str] | None) -> Saved | None:
-    """What is asked for; InputError where it cannot be done."""
+    """What is to be saved and where; None for nothing. Raises InputError where that cannot be done."""
     if what is None or folder is None:
         if what is not folder:
             raise InputError("--save and --save-to go together: what to write, and the folder for it")
@@ -35,7 +35,7 @@ def kinds_of(asked: str | Iterable[str]) -> frozenset[str]:
 
 
 def require_folder(folder: Path) -> None:
-    """Refuse a place that the files cannot go to, before anything is computed."""
+    """Raises InputError, before anything is computed, where the files cannot be put into `folder`."""
     what = f"--save-to '{clean(str(folder))}'"
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{what}: is a file, expected a folder")

@@ -1,17 +1,17 @@
-"""What the input sets in every block, in files: what `duat inspect --save` writes, one .safetensors file a prompt.
+"""Files of `duat inspect --save`: what the input sets in every block, one .safetensors file per prompt.
 
-Blocks b count from 0; N tokens, width M; floats are float32, or float64 where the run is.
+Blocks b count from 0; N tokens, hidden size M; floats are float32, or float64 where the run is.
 
-    input_ids               (tokens,)       int64; what each says: metadata `tokens`, a JSON list
-    block.b.H               (heads, N, N)   H: attention weights, and as of analysis/dynamic.py
+    input_ids               (tokens,)       int64; the text of each: metadata `tokens`, a JSON list
+    block.b.H               (heads, N, N)   H: attention weights; further names as in analysis/dynamic.py
     block.b.S.NORM          (N,)            S: scale of every norm of the block
-    block.b.gain.NORM       (M,)            S: what it is times
-    block.b.b2              (N, width)      bias: b'_{j,2} of Eq. 12/34, all that the FFN's first layer gives beside the
+    block.b.gain.NORM       (M,)            S: gain of the norm, by which the scale is multiplied
+    block.b.b2              (N, width)      bias: b'_{j,2} of Eq. 12/34, the output of the FFN's first layer minus the
                                             linear path from x_0
     block.b.b3              (N, M)          bias: b'_{j,3} of Eq. 33, the static part of the block's output
 
-Metadata `first`, a JSON object, names the first layer of every block's FFN; `missing` says why a block has no b2. One
-block's tensors are in memory at a time.
+Metadata `first`, a JSON object, names the first layer of every block's FFN; `missing` says why a block has no b2. Only
+one block's tensors are in memory at a time.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.text import clean, one_line
 
 FORMAT = "duat states 1"
-_REASON = 300  # characters of why a block has no b2
+_REASON = 300  # most characters of the reason why a block has no b2
 _READ = "the nonlinearity reads the FFN's input itself"
 
 
 @contextlib.contextmanager
 def saving(folder: Path, kinds: frozenset[str], decode: Callable[[int], str]) -> Iterator[StateFiles]:
-    """Files to fill; all of them take their names when the block is left without an error, else none is left."""
+    """A context with the files to fill. They get their names if it is left without an error; otherwise none remains."""
     require_folder(folder)
     made, moved = not folder.exists(), list[Path]()
     try:
@@ -73,15 +73,16 @@ def saving(folder: Path, kinds: frozenset[str], decode: Callable[[int], str]) ->
 
 
 class StateFiles:
-    """The files while a run fills them: one block under one prompt at a time, H in the rows that the run holds."""
+    """The files, which a run fills one block under one prompt at a time; H goes in pieces of rows, as the run has
+    it."""
 
     def __init__(self, folder: Path, kinds: frozenset[str], decode: Callable[[int], str]) -> None:
-        """decode: what a token id says."""
+        """decode: gives the text of a token id."""
         self._folder, self._kinds, self._decode = folder, kinds, decode
         self._files: dict[int, _StateFile] = {}
 
     def open(self, session: Session, prompts: Sequence[Prompt], blocks: Sequence[int]) -> None:
-        """Refuses what the disk has no room for."""
+        """Prepares the files. Raises InputError where the disk has no room for them."""
         self._dtype = torch.promote_types(session.loaded.model.dtype, torch.float32)
         self._facts = {
             "format": FORMAT,
@@ -99,7 +100,7 @@ class StateFiles:
         self._require_room(session, [prompt.input_ids.shape[1] for prompt in prompts])
 
     def begin(self, number: int, prompt: Prompt) -> None:
-        """The file of a prompt; anew where a sweep begins anew."""
+        """Opens the file of a prompt; begins it again if a sweep begins again."""
         if number in self._files:
             self._files.pop(number).file.close()
         texts = json.dumps([self._decode(token) for token in prompt.input_ids[0].tolist()])
@@ -112,7 +113,7 @@ class StateFiles:
         self._files[number] = _StateFile(file, facts)
 
     def block(self, number: int, run: BlockRun, step: Step, decomposition: Decomposition) -> None:
-        """One block under one prompt, whose step the decomposition has just made; while its weights are there."""
+        """Writes one block under one prompt, just after the decomposition's step, while its weights are in memory."""
         here = self._files[number]
         if "H" in self._kinds:
             for name, rows in attention_weights(run):
@@ -127,18 +128,18 @@ class StateFiles:
             here.bias(run, step)
 
     def end(self, number: int) -> None:
-        """The prompt is through."""
+        """Finishes the file of a prompt."""
         self._files.pop(number).finish()
 
     def close(self) -> None:
-        """Give up what is unfinished."""
+        """Closes the files that are unfinished."""
         for one in self._files.values():
             one.file.close()
         self._files.clear()
 
     def _require_room(self, session: Session, lengths: Sequence[int]) -> None:
         heads, width = stated(session.loaded.model.config, "num_attention_heads") or 1, session.structure.hidden_size
-        heads = heads if isinstance(heads, int) else 0  # one for each stage: how large H will be, is not known yet
+        heads = heads if isinstance(heads, int) else 0  # a list by stages: the size of H is not known yet
         each = {"H": lambda n: heads * n * n, "S": lambda n: 2 * (n + width), "bias": lambda n: 2 * n * width}
         need = self._dtype.itemsize * self._depth * sum(each[kind](n) for kind in self._kinds for n in lengths)
         advice = "take fewer or shorter prompts (--max-tokens), or fewer blocks"
@@ -157,7 +158,7 @@ class _StateFile:
         self.file.add(f"block.{block}.{name}", tensor)
 
     def bias(self, run: BlockRun, step: Step) -> None:
-        """b'_{j,2}, or why there is none."""
+        """Writes b'_{j,2}, or notes the reason why there is none."""
         found = step.bias()
         if found is None:
             self._missing[run.index] = one_line(step.terms.pre_activation_reason or "no reason was given", _REASON)
