@@ -1,4 +1,4 @@
-"""Means over prompts of result models, field by field: of any number of prompts, in constant memory."""
+"""Means over prompts of result models, field by field, for any number of prompts in constant memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from duat_cli.results.inspect import Spread
 from duat_cli.results.meaning import meaning_of
 
 R = TypeVar("R", bound=BaseModel)
-_AT_ONCE = 16  # results that are taken together
-_KEPT = 64  # floats of a sum that stay as they came
+_AT_ONCE = 16  # results that are added together
+_KEPT = 64  # most floats of a sum that are kept as they came
 
 
 def mean_over(results: Sequence[R]) -> R:
-    """One result over the prompts, each field as its metadata says; null anywhere is null, with its reason."""
+    """One result over the prompts. Each field is merged as its metadata says; null for any prompt gives null, with its
+    reason."""
     mean: Mean[R] = Mean()
     for result in results:
         mean.add(result)
@@ -26,8 +27,8 @@ def mean_over(results: Sequence[R]) -> R:
 
 
 class ExactSum:
-    """A sum of finite floats without rounding, so that it does not depend on their order: a few floats whose exact sum
-    it is (Shewchuk 1997), and the last ones as they came."""
+    """An exact sum of finite floats, which so does not depend on their order. It is kept as a few floats with the same
+    exact sum (Shewchuk 1997), followed by the latest floats as they came."""
 
     def __init__(self) -> None:
         self._parts: list[float] = []
@@ -41,23 +42,23 @@ class ExactSum:
         self._count += len(values)
         if len(self._parts) > _KEPT:
             parts, left = [], self._parts
-            while part := math.fsum(left):  # the sum, rounded once; then what that left of it
+            while part := math.fsum(left):  # the rounded sum, then the rounded remainder, and so on
                 parts.append(part)
                 left.append(-part)
             self._parts = parts
 
     def mean(self) -> float:
-        """The rounded sum over the count, bit for bit `statistics.fmean`."""
+        """The rounded sum divided by the count, bit for bit `statistics.fmean`."""
         return math.fsum(self._parts) / self._count
 
 
 class Mean(Generic[R]):
-    """The mean of results that come one after the other; of reasons that differ the first is kept."""
+    """The mean of results that come one after the other. If reasons differ, the first is kept."""
 
     def __init__(self) -> None:
         self._kind: type[R] | None = None
         self._fields: dict[str, _Field] = {}
-        self._waiting: list[R] = []  # taken together, field by field, which is several times as fast
+        self._waiting: list[R] = []  # to be added together, field by field, which is several times as fast
 
     def add(self, result: R) -> None:
         self._waiting.append(result)
@@ -77,18 +78,18 @@ class Mean(Generic[R]):
             field.add_all([getattr(result, name) for result in results])
 
     def value(self) -> R:
-        """Of one result at least."""
+        """The mean; at least one result has to be added."""
         self._take()
         assert self._kind is not None
         values = {name: field.value() for name, field in self._fields.items()}
         reasons = values.get("reasons")
-        if isinstance(reasons, dict):  # of a prompt without the value, where others have it
+        if isinstance(reasons, dict):  # drops reasons of prompts without a value that the mean has
             values["reasons"] = {name: why for name, why in reasons.items() if values.get(name) is None}
         return self._kind.model_validate(values)
 
 
 class _Field:
-    """One field over the prompts: what every prompt agrees on, or what its metadata makes of them."""
+    """One field over the prompts: its value if all prompts agree, otherwise merged as its metadata says."""
 
     def __init__(self, kind: type[BaseModel], name: str) -> None:
         self._where, self._how = f"{kind.__name__}.{name}", meaning_of(kind, name).over_prompts
@@ -125,7 +126,7 @@ class _Field:
         return ExactSum() if self._how in ("mean", "known") and isinstance(value, float | int) else value
 
     def value(self) -> object:
-        if self._null or self._empty:  # empty: known of no prompt
+        if self._null or self._empty:  # empty: no prompt has it
             return None
         if isinstance(self._merged, Mean | _Items):
             return self._merged.value()
@@ -139,7 +140,7 @@ class _Field:
 
 
 class _Items:
-    """Lists of results or numbers, place by place, as far as the shortest goes."""
+    """Lists of results or numbers, merged place by place up to the length of the shortest."""
 
     def __init__(self) -> None:
         self._means: list[Mean[BaseModel] | ExactSum] | None = None
@@ -156,7 +157,7 @@ class _Items:
 
 
 def spreads(results: Mapping[str, Sequence[BaseModel]]) -> dict[str, Spread]:
-    """'group.field' to its spread, for every number that has a value under every prompt."""
+    """Spread of every number that has a value under every prompt, by 'group.field'."""
     found: dict[str, Spread] = {}
     for group, models in results.items():
         for name in type(models[0]).model_fields:

@@ -1,4 +1,4 @@
-"""What differs between two runs of the same input: when, how long, how much memory."""
+"""Facts of a run that differ between two runs on the same input: start, duration, memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class RunFacts(Protocol):
-    """What a report says of a run, as `Clock.run`."""
+    """Makes a report's `run` object, as `Clock.run` does."""
 
     def __call__(self, planned_memory: int | None = None, /, *, device: str = "cpu", shared: int = 0) -> Run: ...
 
@@ -21,7 +21,7 @@ NOT_PLANNED = "nothing was planned: no weights were read, or the model was in me
 
 
 class Clock:
-    """Started when it is made."""
+    """A clock that starts when it is made."""
 
     def __init__(self) -> None:
         self._started = datetime.now(UTC)
@@ -30,8 +30,11 @@ class Clock:
     def run(
         self, planned_memory: int | None = None, not_planned: str = NOT_PLANNED, *, device: str = "cpu", shared: int = 0
     ) -> Run:
-        """The report's `run` object. planned_memory: bytes at most, where it was planned; else why it was not. device:
-        what computed. shared: bytes that several processes had together at most, this one among them."""
+        """The report's `run` object.
+
+        planned_memory: planned peak, bytes; None: not planned, for the reason `not_planned`. device: the one that
+        computed. shared: peak bytes of several processes together, including this one.
+        """
         from duat_cli.loading.model.gpu import peak_gpu_memory
         from duat_cli.loading.model.memory import peak_memory
         from duat_cli.results.base import Run

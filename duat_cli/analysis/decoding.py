@@ -1,5 +1,5 @@
-"""Which blocks --stack names: one of several chains, or a stack of an encoder-decoder, of which the decoder reads its
-own tokens, and the states of the encoder for a prompt."""
+"""The blocks that --stack names: one of several chains, or a stack of an encoder-decoder. A decoder reads tokens of its
+own and, for each prompt, the states of the encoder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from duat_cli.models.sweep.lockstep import forwards
 from duat_cli.text import clean, shown
 
 R = TypeVar("R")
-STEPS = 15  # tokens that the model writes behind its start token where no text is given
+STEPS = 15  # tokens that the model generates after its start token if no text is given
 
 
 def with_chosen_blocks(
@@ -38,8 +38,8 @@ def with_chosen_blocks(
     trust_remote_code: bool = False,
     tokenizer: Any = None,
 ) -> tuple[LoadedModel, list[Prompt]]:
-    """The stack that --stack names of an encoder-decoder, and what it reads of these prompts; or one of several chains
-    of blocks. tokenizer: of a model in memory; a checkpoint's is read where it is needed."""
+    """The stack of an encoder-decoder that --stack names, or one of several chains of blocks; and the prompts as it
+    reads them. tokenizer: of a model in memory; that of a checkpoint is read where needed."""
     model, name = loaded.model, type(loaded.model).__name__
     assert files.stack is not None
     if files.chain is not None or not is_pair(model):
@@ -73,9 +73,8 @@ def both_stacks(
     *,
     trust_remote_code: bool,
 ) -> list[R]:
-    """What `report_of` makes of the encoder of an encoder-decoder and of its decoder, each with what it reads; where
-    the decoder cannot be read, of the encoder alone, whose notes say why. files: as of `with_chosen_blocks`, whatever
-    its stack."""
+    """Reports on the encoder and on the decoder of an encoder-decoder, each with what it reads; if the decoder cannot
+    be read, only on the encoder, whose notes say why. files: as for `with_chosen_blocks`; its stack is ignored."""
     asked, every = replace(files, stack="decoder"), replace(loaded, every_stack=True)
     try:  # first, because the encoder's notes say whether the decoder is read
         decoder_of(loaded.model)
@@ -87,22 +86,23 @@ def both_stacks(
 
 
 def chains_of(loaded: LoadedModel) -> tuple[str, ...]:
-    """The chains of blocks that a model runs in one pass, by name, in call order; none where it is one."""
+    """Names of the chains of blocks that a model runs in one pass, in call order; empty if there is only one."""
     try:
         discover(loaded.model, loaded.like, factors=False)
     except ByNameError as fault:
         return fault.names
-    except UnsupportedModelError:  # said where it is read
+    except UnsupportedModelError:  # raised again where the model is read
         pass
     return ()
 
 
 def with_chain(loaded: LoadedModel, wanted: str) -> LoadedModel:
-    """The model with that one of its chains of blocks to be read, with a note. InputError lists their names."""
+    """The model with one of its chains of blocks chosen, and a note. Raises InputError, with the names that there are,
+    for another name."""
     model, kind = loaded.model, type(loaded.model).__name__
     if loaded.paged is None:
         names = chains_of(loaded)
-    else:  # its weights are not there for a pass
+    else:  # its weights are not in memory, so that no pass can find the chains
         names = tuple(n for n, m in stack_of(model).named_modules() if n and isinstance(m, nn.ModuleList))
     if (found := named(names, wanted)) is not None:
         return _of_chain(loaded, found, wanted)
@@ -115,7 +115,8 @@ def with_chain(loaded: LoadedModel, wanted: str) -> LoadedModel:
 
 
 def all_chains(loaded: LoadedModel) -> list[LoadedModel]:
-    """The model once for each of its chains that can be read; what cannot is said in the notes. InputError for one."""
+    """The model once for each of its chains that can be read; notes name the others. Raises InputError for a model with
+    one chain."""
     names, kind = chains_of(loaded) if loaded.paged is None else (), type(loaded.model).__name__
     if not names:
         way = f"give --stack {stack}" if (stack := stack_options(loaded.model)) else "leave it out"
@@ -133,13 +134,13 @@ def all_chains(loaded: LoadedModel) -> list[LoadedModel]:
 
 
 def _of_chain(loaded: LoadedModel, name: str, wanted: str) -> LoadedModel:
-    """wanted: the name as --stack had it."""
+    """The model with a chain chosen. wanted: the name as given with --stack."""
     note = f"--stack {wanted}: the blocks of {name} alone; the whole {type(loaded.model).__name__} runs around them"
     return replace(loaded, chain=name, warnings=(*loaded.warnings, note))
 
 
 def encoder_states(loaded: LoadedModel, prompts: Sequence[Prompt]) -> list[Tensor]:
-    """What the encoder gives for each prompt, (1, K, width), by the model's own pass."""
+    """States of the encoder for each prompt, (1, K, width), from the model's own pass."""
     stack, pager = stack_of(loaded.model), None if loaded.paged is None else loaded.paged.pager
     given = [placed(prompt.given, loaded.device, loaded.model.dtype) for prompt in prompts]
     with torch.no_grad(), foreign_errors(f"the encoder of {type(loaded.model).__name__} cannot be run", InputError):
@@ -148,7 +149,7 @@ def encoder_states(loaded: LoadedModel, prompts: Sequence[Prompt]) -> list[Tenso
 
 
 def _prompt(prompt: Prompt, ids: Tensor, states: Tensor) -> Prompt:
-    """The decoder's tokens as a prompt; its hash is of the encoder's prompt and of these tokens."""
+    """The decoder's tokens as a prompt, with a hash of the encoder's prompt and of these tokens."""
     hashed = hashlib.sha256(f"{prompt.sha256} {ids.tolist()}".encode()).hexdigest()
     source = prompt.input_ids if prompt.prepared is None else None
     return Prompt(prompt.text, hashed, ids, prompt.line, prepared={"input_ids": ids, STATES: states}, source_ids=source)
@@ -165,21 +166,22 @@ def _start(model: Any) -> int:
 
 
 def _starts(config: Any) -> list[int]:
-    """The tokens that a config lets a decoder begin with, the first one first."""
+    """The start tokens that a config names for a decoder, the preferred one first."""
     named = (getattr(config, name, None) for name in ("decoder_start_token_id", "bos_token_id"))
     return [found for found in named if isinstance(found, int)]
 
 
 def _of_text(model: Any, tokenizer: Any, text: str) -> tuple[Tensor, str]:
-    """A text as the decoder is trained to read it, the start token in front: (1, N); and what that is. Its last token
-    stands behind all that is read; most tokenizers put one there that ends the text."""
+    """Token ids of a text as the decoder reads it in training, shifted right behind the start token, (1, N); and a
+    description. The last token of the text is only predicted, not read; most tokenizers end a text with a special
+    one."""
     with calling_tokenizer("--decoder-prompt: the tokenizer fails", InputError):
         labels = torch.tensor([tokenizer(text_target=text)["input_ids"]], dtype=torch.long)
     shift, ids = getattr(model, "prepare_decoder_input_ids_from_labels", None), None
     if shift is not None:
-        with contextlib.suppress(Exception):  # T5's reads a field that its config need not have
+        with contextlib.suppress(Exception):  # T5's method reads a field that its config may lack
             ids = shift(labels=labels)
-    if ids is None:  # a class without a rule of its own
+    if ids is None:  # a class without a method for it
         ids = torch.cat([torch.tensor([[_start(model)]]), labels[:, :-1]], dim=1)
     room = limits(model.get_decoder())
     if room.max_positions is not None and ids.shape[1] > room.max_positions:
@@ -195,7 +197,8 @@ def _of_text(model: Any, tokenizer: Any, text: str) -> tuple[Tensor, str]:
 
 
 def _written(loaded: LoadedModel, prompts: Sequence[Prompt]) -> tuple[list[Tensor], str]:
-    """What the model itself writes, the likeliest token each time; its start token alone where it cannot be asked."""
+    """Token ids that the model generates greedily for each prompt, only the start token if it cannot generate; and a
+    description."""
     model = loaded.model
     if loaded.paged is not None or not model.can_generate():
         why = "has no head to write with" if loaded.paged is None else "is read block by block"
@@ -209,13 +212,13 @@ def _written(loaded: LoadedModel, prompts: Sequence[Prompt]) -> tuple[list[Tenso
         asked: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": STEPS, "use_cache": False}
         written = getattr(model, "generation_config", None)
         if getattr(written, "forced_eos_token_id", None) is not None:
-            asked["forced_eos_token_id"] = None  # BART's end would stand at the limit, whatever is likely there
+            asked["forced_eos_token_id"] = None  # BART would put its end token at the limit, however unlikely
         if not _starts(written):
             asked["decoder_start_token_id"] = int(start)
         where = f"{type(model).__name__} cannot write a decoder prompt; give --decoder-prompt"
         with torch.no_grad(), restored(model), hushed(), foreign_errors(where, InputError):
             ids = model.generate(**named, **asked).cpu()
-        if int(ids[0, 0]) != int(start):  # Whisper leaves it out
+        if int(ids[0, 0]) != int(start):  # Whisper leaves the start token out
             ids = torch.cat([start, ids], dim=1)
         found.append(ids[:, : STEPS + 1])
     return found, f"what the model writes, up to {STEPS} tokens behind its start token"

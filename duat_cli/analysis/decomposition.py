@@ -5,14 +5,14 @@ Block by block x_i = T_i x_{i-1} + c_i + U_i f_i with every dynamic parameter fr
     x_L = (T_L…T_1) x_0  +  b_L  +  Σ_j (T_L…T_{j+1}) U_j f_j          linear + static bias + UAT terms
 
 The three pieces go through each block as one batch of affine images that share the static piece as their origin:
-A(static, b), A(linear + static, b), A(dynamic + static, f); without biases the origin is zero and two images do. The
-pieces taken from them are summed and compared with the model's own output. Because that sum is not itself one of the
-images, a block that is not affine cannot pass.
+A(static, b), A(linear + static, b), A(dynamic + static, f); without biases the origin is zero and two images suffice.
+The pieces are the differences of these images; their sum is compared with the model's own output. Because that sum is
+not itself one of the images, a block that is not affine cannot pass.
 
 In a decoder the encoder's states e enter every block through its cross-attention, whose output with H held is affine in
 them, C_i e + d_i: d_i belongs to the static bias, and Σ_j (T_L…T_{j+1}) U_j C_j e is a fourth piece, the encoder's,
-carried as the dynamic one is. Features of pictures that are added to the stream between blocks belong to it too. In a
-stack that runs among others, the sum begins anew where these change the stream between its blocks.
+carried like the dynamic one. Features of pictures that are added to the stream between blocks belong to it too. In a
+stack that runs among others, the sum begins again wherever these change the stream between its blocks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.models.value_path.second import second_operator
 from duat_cli.operators.uniform import uniform_rows
 
-SOURCE_ELEMENTS = 1 << 22  # of the source tokens' pieces that are replayed at once
+SOURCE_ELEMENTS = 1 << 22  # elements of the source tokens' pieces that are replayed at once
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class ThreeParts:
     linear: PartNumbers
     static: PartNumbers
     dynamic: PartNumbers
-    encoder: PartNumbers | None = None  # of a decoder: a fourth
+    encoder: PartNumbers | None = None  # a fourth part, in a decoder
 
 
 @dataclass(frozen=True)
 class BlockTerms:
     """The paper's sum at one block's output and at its FFN's first linear layer."""
 
-    output: ThreeParts  # of everything up to here
+    output: ThreeParts  # parts of the sum up to this block
     own: PartNumbers | None  # this block's own UAT term U f in its output, if asked for
     pre_activation: ThreeParts | None
     pre_activation_reason: str | None
@@ -66,15 +66,15 @@ class BlockTerms:
 
 @dataclass
 class Carried:
-    """The pieces of the residual stream: each (N, M)."""
+    """The pieces of the residual stream, each (N, M)."""
 
     linear: Tensor
     static: Tensor | None  # None: exactly zero
     dynamic: Tensor
-    encoder: Tensor | None = None  # of a decoder
+    encoder: Tensor | None = None  # in a decoder
     terms: list[Tensor] = field(default_factory=list)  # the UAT terms one by one, if asked for
     sources: Tensor | None = None  # `linear` by source token, if asked for: item j is T_i…T_1 (e_j ⊗ x_0[j]), (N, N, M)
-    uniform: Tensor | None = None  # the same where every H is uniform over the tokens that its rows may see
+    uniform: Tensor | None = None  # as `sources`, with every H uniform over the tokens that its rows may see
 
     @property
     def total(self) -> Tensor:
@@ -85,27 +85,27 @@ class Carried:
 
 @dataclass(frozen=True)
 class Step(Base):
-    """One block's replay with what it was given: the reference for everything measured by differences.
+    """One block's replay with what was given to it: the reference for everything that is measured by differences.
 
-    Its items are (3, N, M): static, linear + static, dynamic + static; without biases (2, N, M): linear, dynamic. In a
-    decoder the encoder's piece stands before the dynamic one. One more where the block's own term has to be replayed:
-    the static piece again, with the units' outputs.
+    The items are (3, N, M): static, linear + static, dynamic + static; or, without biases, (2, N, M): linear, dynamic.
+    In a decoder, the encoder's piece comes before the dynamic one. If the block's own term has to be replayed, the
+    static piece is a further item at the end, with the units' outputs.
     """
 
-    each: list[BlockTerms]  # one a prompt
+    each: list[BlockTerms]  # one per prompt
     dynamic_bias: Tensor | None  # the dynamic piece at the FFN's first linear layer, (N, width)
     pre_activation: Tensor | None  # what the FFN's nonlinearity reads, (N, width)
-    ffn_input: Carried | None = None  # the three pieces of what the FFN reads, where there is a pre-activation
-    first: nn.Module | None = None  # the layer between the two; None: the nonlinearity itself reads the input
+    ffn_input: Carried | None = None  # the three pieces of the FFN's input, where there is a pre-activation
+    first: nn.Module | None = None  # the FFN's first linear layer; None: the nonlinearity reads the input itself
 
     @property
     def terms(self) -> BlockTerms:
-        """Of the one prompt that ran."""
+        """Terms of the prompt, if only one ran."""
         [terms] = self.each
         return terms
 
     def operator(self, run: BlockRun, block: ProvedBlock) -> AttentionOperator:
-        """W' of this block and input; UnsupportedModelError says why there is none."""
+        """W' of this block under this input. Raises UnsupportedModelError where there is none."""
         if block.factors is None:
             raise UnsupportedModelError(block.factors_reason or "its factors were not looked for")
         return operator_of(run, block.factors, self)
@@ -113,7 +113,7 @@ class Step(Base):
     def bias(self) -> Tensor | None:
         """b'_{j,2} of Eq. 12/34, (N, width): all that the FFN's nonlinearity reads beside the linear path from x_0.
 
-        To be asked while the block's weights are there. None where there is no pre-activation.
+        Call it while the block's weights are in memory. None where there is no pre-activation.
         """
         if self.ffn_input is None:
             return None
@@ -124,8 +124,8 @@ class Step(Base):
 
 
 def crossing(run: BlockRun, block: ProvedBlock) -> AttentionOperator | None:
-    """W'_c of this block and input: of cross-attention, or of a mixer beside attention; None where it has neither,
-    UnsupportedModelError where no factors."""
+    """W'_c of this block under this input: of cross-attention, or of a mixer beside attention. None where the block has
+    neither; raises UnsupportedModelError where it has no factors."""
     if block.parts.cross is None and block.parts.second is None:
         return None
     if block.cross is None:
@@ -137,16 +137,16 @@ class Decomposition:
     """Carries the pieces of one prompt, or of a batch of prompts, through the blocks."""
 
     def __init__(self, *, one_by_one: bool = False, own: bool = False, by_source: bool = False) -> None:
-        """one_by_one: carry every UAT term apart; own: measure each block's own in its output; by_source: carry the
-        linear piece of every token of x_0 apart, and once more under
-        uniform attention, 2 N times the work."""
+        """one_by_one: carry every UAT term by itself; own: measure each block's own term in its output; by_source:
+        carry the linear piece of every token of x_0 by itself, and again under uniform attention: 2 N times the
+        work."""
         self._one_by_one, self._own, self._by_source = one_by_one, own, by_source
         self.carried: Carried | None = None
         self.began = 0  # the block call at which the sum begins
-        self._given_last: Tensor | None = None  # the last block's output, (N, M)
+        self._given_last: Tensor | None = None  # output of the block before, (N, M)
 
     def advance(self, run: BlockRun) -> Step:
-        """Carry the pieces through this block. Memory: a few times one block's activations."""
+        """Carries the pieces through this block. It takes a few times the memory of one block's activations."""
         x = run.input[0]
         before = self.carried or Carried(x, None, torch.zeros_like(x))
         if self._given_last is not None and not torch.equal(x, self._given_last):
@@ -159,7 +159,7 @@ class Decomposition:
         if run.parts.cross is not None and before.encoder is None:
             before = replace(before, encoder=torch.zeros_like(x))
         bare = run.parts.homogeneous and before.static is None
-        apart = self._own and not run.parts.arrives  # its own term is replayed as well
+        apart = self._own and not run.parts.arrives  # whether its own term has to be replayed
         items, given = _items(before, bare, apart), _given(run, bare, before.encoder is not None, apart)
         replay = run.replay(items, given)
         four = before.encoder is not None
@@ -197,21 +197,21 @@ class Decomposition:
     def _own_shares(
         self, run: BlockRun, images: Tensor, given: list[Tensor], bare: bool
     ) -> list[PartNumbers] | list[None]:
-        """Of the block's own term in its output, of each prompt."""
+        """Share and norm of the block's own term in its output, for each prompt; None if not asked for."""
         if not self._own:
             return [None] * run.prompts
         return [own for [own] in shares_each([_own_term(run, images, given, bare)], run.output[0], run.prompts)]
 
 
 def _missed(pieces: Carried, whole: Tensor, prompts: int) -> list[float]:
-    """How far the sum of the pieces is from the whole, relative, of each prompt."""
+    """Relative error of the sum of the pieces against the whole, for each prompt."""
     return relative_errors(pieces.total, whole.reshape(pieces.linear.shape), prompts)
 
 
 def _items(before: Carried, bare: bool, own: bool) -> Tensor:
-    """The vectors to replay. In a network without biases so far, the shared origin is zero and is left out.
+    """The items to replay. In a network without biases so far, the shared origin is zero and is left out.
 
-    own: with the origin once more at the end, for the block's own term.
+    own: whether to add the origin again at the end, for the block's own term.
     """
     moving = [before.linear, *([] if before.encoder is None else [before.encoder]), before.dynamic]
     static = torch.zeros_like(before.linear) if before.static is None else before.static
@@ -221,7 +221,7 @@ def _items(before: Carried, bare: bool, own: bool) -> Tensor:
 
 
 def _pieces(images: Tensor, bare: bool, four: bool) -> Carried:
-    """The images of the items of `_items`, taken apart again. four: whether the encoder's piece is among them."""
+    """The pieces, as differences of the images of `_items`. four: whether the encoder's piece is among them."""
     static = None if bare else images[0]
     linear, *between, dynamic = (
         image if static is None else image - static for image in images[not bare :][: 2 + four]
@@ -230,9 +230,10 @@ def _pieces(images: Tensor, bare: bool, four: bool) -> Carried:
 
 
 def _given(run: BlockRun, bare: bool, four: bool, own: bool) -> list[Tensor]:
-    """Per unit call and item: the output bias; the output itself for the dynamic piece, and for its own term (`own`).
+    """Outputs to hand out in the replay, for every unit call and item: the output bias; but the full output for the
+    dynamic piece and for the block's own term (`own`).
 
-    Of cross-attention what it gives for states of zeros, and its output for the encoder's piece.
+    For cross-attention: its output for states of zeros; but its full output for the encoder's piece.
     """
     given = []
     for unit, static in zip(run.units, static_outputs(run), strict=True):
@@ -246,7 +247,7 @@ def _given(run: BlockRun, bare: bool, four: bool, own: bool) -> list[Tensor]:
 
 
 def _own_term(run: BlockRun, images: Tensor, given: list[Tensor], bare: bool) -> Tensor:
-    """U f, (N, M): what the units' outputs less their biases are in the block's output."""
+    """U f, (N, M): contribution of the units' outputs, without their biases, to the block's output."""
     if not run.parts.arrives:
         return images[-1] if bare else images[-1] - images[0]
     moved = [(g[-1] if bare else g[-1] - g[0]).reshape(images[0].shape) for g in given]
@@ -254,7 +255,7 @@ def _own_term(run: BlockRun, images: Tensor, given: list[Tensor], bare: bool) ->
 
 
 def _advance_terms(run: BlockRun, before: Carried, static: Tensor | None, given: list[Tensor]) -> list[Tensor]:
-    """Every earlier UAT term through this block, and the term that this block adds."""
+    """Every earlier UAT term carried through this block, followed by the term that this block adds."""
     origin = torch.zeros_like(before.linear) if before.static is None else before.static
     items = torch.stack([*(term + origin for term in before.terms), origin])
     biases = [g[:1].expand(len(before.terms), *g.shape[1:]) for g in given]
@@ -269,9 +270,9 @@ def shares(parts: list[Tensor], whole: Tensor) -> list[PartNumbers]:
 
 
 def shares_each(parts: list[Tensor], whole: Tensor, prompts: int) -> list[list[PartNumbers]]:
-    """The same of each prompt, whose tokens stand behind each other."""
+    """Share and norm of each part, for each prompt of a batch; tokens of the prompts follow one another on axis 0."""
     pairs = [(whole, whole), *((p, other) for p in parts for other in (whole, p))]
-    products = torch.stack([_inner(a, b, prompts) for a, b in pairs], dim=1).tolist()  # waited for once
+    products = torch.stack([_inner(a, b, prompts) for a, b in pairs], dim=1).tolist()  # one wait for the device
     return [
         [
             PartNumbers(met / size, (square / size) ** 0.5) if size else PartNumbers(None, None)
@@ -282,14 +283,14 @@ def shares_each(parts: list[Tensor], whole: Tensor, prompts: int) -> list[list[P
 
 
 def _inner(a: Tensor, b: Tensor, prompts: int) -> Tensor:
-    """⟨a, b⟩ of each prompt, (prompts,)."""
+    """⟨a, b⟩ for each prompt, (prompts,)."""
     if prompts == 1:
         return torch.dot(wide(a).reshape(-1), wide(b).reshape(-1))[None]
     return torch.linalg.vecdot(wide(a).reshape(prompts, -1), wide(b).reshape(prompts, -1))
 
 
 def _three(parts: Carried, whole: Tensor, prompts: int) -> list[ThreeParts]:
-    """Of each prompt."""
+    """Share and norm of the parts, for each prompt."""
     named = [p for p in (parts.linear, parts.dynamic, parts.encoder, parts.static) if p is not None]
     found = []
     for linear, dynamic, *rest in shares_each(named, whole, prompts):
@@ -301,7 +302,8 @@ def _three(parts: Carried, whole: Tensor, prompts: int) -> list[ThreeParts]:
 
 
 def _ffn_place(run: BlockRun) -> int | None:
-    """Which unit call is the FFN's: behind attention and token mixers, if any is; one with layers before a bare σ."""
+    """Number of the unit call that is the FFN, None without one. Units behind attention and token mixers are preferred,
+    and units with layers to a bare σ."""
     parts = run.parts
     mixers = [k for k, u in enumerate(run.units) if u.module in parts.mixing or parts.is_cross(u.module)]
     places = range(max(mixers, default=-1) + 1, len(run.units))
@@ -317,9 +319,9 @@ def _is_activation(module: nn.Module) -> bool:
 def _pre_activation(
     run: BlockRun, inputs: list[Carried], place: int | None
 ) -> tuple[Carried | None, Tensor | None, str | None]:
-    """(the three pieces, the whole) of what the FFN's nonlinearity reads, or why none.
+    """The three pieces and the whole of what the FFN's nonlinearity reads, or the reason why they are not known.
 
-    The dynamic piece is what UAT terms add to b'_{j,2} of Eq. 12/34; its rest, W' b'_{j-1,3} + b, is static.
+    The dynamic piece is what UAT terms add to b'_{j,2} of Eq. 12/34; the rest of it, W' b'_{j-1,3} + b, is static.
     """
     if place is None:
         return None, None, "no nonlinear FFN was found in the block (an FFN of zeros is none)"
@@ -332,7 +334,7 @@ def _pre_activation(
     whole = run.recording.linears[first].reshape(len(pieces.linear), -1)
     bias = _bias_of(first, pieces.linear)
     moving = [pieces.linear, *([] if pieces.encoder is None else [pieces.encoder])]
-    none = pieces.static is None and bias is None  # then the dynamic piece is what is left
+    none = pieces.static is None and bias is None  # nothing static, so that the dynamic piece is the rest
     moving = moving if none else [*moving, pieces.dynamic]
     images = first(moving[0][None] if len(moving) == 1 else torch.stack(moving))
     images = images if bias is None else images - bias
@@ -344,8 +346,8 @@ def _pre_activation(
 
 
 def _bias_of(linear: nn.Module, like: Tensor) -> Tensor | None:
-    """What the layer gives for zero, (1, width), whatever its class does; None where that is zero."""
-    if type(linear) is nn.Linear:  # zero times its weight is zero: no need to read all of it
+    """The layer's output for zero, (1, width), whatever its class does; None where that is zero."""
+    if type(linear) is nn.Linear:  # no need to multiply zeros by the weight
         bias = None if linear.bias is None else linear.bias[None]
     else:
         bias = linear(torch.zeros_like(like[None, :1]))[0]
@@ -358,10 +360,11 @@ def _bias_of(linear: nn.Module, like: Tensor) -> Tensor | None:
 def _advance_sources(
     run: BlockRun, linear: Tensor, sources: Tensor | None, uniform: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Both through this block, item j is what token j of x_0 has become: (N, N, M). linear: x_0, where none is yet.
+    """Carries both pieces through this block, (N, N, M) each; item j is the image of token j of x_0. linear: x_0, where
+    the pieces are None yet.
 
-    uniform: as `sources`, but that every H of every block is uniform over the tokens that its rows may see. Weights and
-    scales of norms are the same.
+    uniform: as `sources`, but with every H of every block uniform over the tokens that its rows may see; weights and
+    scales of norms are unchanged.
     """
     if run.output.shape != run.input.shape:
         before, after = (t.shape[1] for t in (run.input, run.output))
@@ -378,14 +381,15 @@ def _advance_sources(
 
 
 def _linear_images(run: BlockRun, items: Tensor) -> Tensor:
-    """T z of every item, some at once: the constants of the block are left out."""
+    """T z for every item z, without the constants of the block; some items at once."""
     base = run.replay(torch.zeros_like(run.input), zero_given(run, 1)).end
     pieces = items.split(max(1, SOURCE_ELEMENTS // items[0].numel()))
     return torch.cat([run.replay(some, zero_given(run, len(some))).end - base for some in pieces])
 
 
 def _uniform(run: BlockRun, call: AttentionCall) -> StoredRows:
-    """Every row 1 / n over the n tokens that the mask leaves it; without a mask, those that some head reaches."""
+    """H with every row 1 / n over the n tokens that the mask leaves visible; without a mask, those some head
+    reaches."""
     seen = positions(run, call)
     if seen is None or call.rows.tokens != seen.shape[-1]:
         seen = reached(call.rows.chunks())

@@ -1,10 +1,10 @@
-"""The dynamic parameters of one block under one input, by the names under which files hold them.
+"""The dynamic parameters of one block under one input, with the names that files hold them under.
 
     H              (heads, N, N)   attention weights; row i is what token i reads. H.k where the block calls attention
                                    several times, k from 0
-    S.NORM         (N,)            scale of the norm of that module name; (N, heads) or (heads, N) where it runs by head
-    gain.NORM      (M,)            what the scale is times: NORM(x) = S (P x) gain + offset, P the identity or the
-                                   removal of the mean, offset the norm's own bias
+    S.NORM         (N,)            scale of the norm with that module name; (N, heads) or (heads, N) if it runs by head
+    gain.NORM      (M,)            gain of the norm: NORM(x) = S (P x) gain + offset, with P the identity or the removal
+                                   of the mean, and offset the norm's own bias
 
 A norm that runs several times in a block has .k behind its name.
 """
@@ -39,13 +39,13 @@ def norm_scales(run: BlockRun) -> Iterator[tuple[str, Tensor]]:
 
 
 def _scale(norm: FrozenNorm) -> Tensor:
-    """Without the batch of one and the axis of features."""
+    """Scale of a norm, without the batch axis of size one and the axis of features."""
     scale = norm.scale[..., 0]
     return scale[0] if scale.ndim > 1 else scale
 
 
 def dynamic_names(parts: BlockParts) -> Iterator[str]:
-    """The longest names that a block's H and scales can have in a file: room for its header."""
+    """The longest names that a block's H and scales can have in a file, to leave room for its header."""
     yield from (f"H.{number}" for number in range(max(len(parts.attention), 1)))
     names = {module: name for name, module in parts.module.named_modules()}
     for norm in parts.norms:

@@ -1,4 +1,4 @@
-"""What of one block's W' depends on the checkpoint alone: computed once, then read from the cache."""
+"""The parts of one block's W' that depend on the checkpoint alone: computed once, then read from the cache."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from duat_cli.operators.pattern import EntryPattern
 from duat_cli.operators.sampling import sample_entries
 
 ENTRY_SAMPLES = 2048
-KEPT_HEADS = 512  # up to here G and R, of 8 heads² bytes each, are kept of every block, and G on disk
+KEPT_HEADS = 512  # up to so many heads, G and R (8 heads² bytes each) are kept for every block, and G also on disk
 KEPT_CHANNELS = 2048
-KEPT_MAPS = 1 << 16  # entries of a block's
-RECOMPUTED = 16  # of them, whenever they come from the cache
+KEPT_MAPS = 1 << 16  # up to so many entries, a block's head maps are kept
+RECOMPUTED = 16  # sampled entries that are computed again to check what the cache holds
 SEED = 11
 
 Key = TypeVar("Key")
@@ -33,14 +33,14 @@ class Geometry:
 
     gram: Tensor  # G, (heads, heads), float64
     root: Tensor  # R with R R = G
-    entries: Tensor  # (ENTRY_SAMPLES, heads); a head after the other in memory, as what a W' holds at drawn pairs
+    entries: Tensor  # (ENTRY_SAMPLES, heads); in memory head after head, like the entries of a W' at drawn pairs
     pattern: EntryPattern  # which entries of V O can be nonzero
     factors: HeadFactors
     cancels: bool  # whether a W' may be much smaller than its terms
 
     @classmethod
     def of(cls, factors: HeadFactors, gram: Tensor, entries: Tensor) -> Geometry:
-        """With what follows from these."""
+        """The geometry with all that follows from these."""
         cancels = not told_apart(gram)
         return cls(gram, gram_root(gram), entries.T.contiguous().T, EntryPattern(factors), factors, cancels)
 
@@ -58,7 +58,7 @@ class Geometry:
         return self.factors.maps()
 
     def maps(self) -> Tensor:
-        """Every A_h, (heads, width, M): for small cases; kept where they are small."""
+        """Every A_h, (heads, width, M), for small cases; kept where they are few."""
         return self._maps if self._few else self.factors.maps()
 
     @functools.cached_property
@@ -72,7 +72,8 @@ class Geometry:
 
 
 def known_or(made: Callable[[], Geometry], key: Key, known: dict[Key, Geometry]) -> Geometry:
-    """What is known of that key, else made and from then on known; of those with many heads only the last one is."""
+    """The geometry known for a key; if there is none, it is made and kept. Of those with many heads only the last one
+    is kept."""
     if key not in known:
         for other in [one for one, found in known.items() if found.factors.heads > KEPT_HEADS]:
             del known[other]
@@ -81,13 +82,13 @@ def known_or(made: Callable[[], Geometry], key: Key, known: dict[Key, Geometry])
 
 
 def bare(factors: HeadFactors) -> Geometry:
-    """Without a sample of entries, and past the cache: of W'_c."""
+    """The geometry for a W'_c, without a sample of entries and without the cache."""
     return Geometry.of(factors, gram(factors), entries=factors.output.new_zeros(0, factors.heads))
 
 
 def geometry(factors: BlockFactors, name: str, cache: TensorCache) -> Geometry:
-    """From the cache where the factors were read from weights; found with unit vectors, V has an arbitrary
-    scale and is not kept, nor is that of many heads."""
+    """The geometry of a block's W', cached if its factors were read from weights. It is not cached for factors found
+    with unit vectors, as their V has an arbitrary scale, nor for many heads."""
     kept = factors.origin == "read" and factors.heads.heads <= KEPT_HEADS
     stored, entries = (cache.get(name), cache.get(name + ".entries")) if kept else (None, None)
     if stored is None or entries is None or not _belongs(stored, entries, factors.heads):
@@ -100,7 +101,7 @@ def geometry(factors: BlockFactors, name: str, cache: TensorCache) -> Geometry:
 
 
 def _belongs(stored: Tensor, entries: Tensor, heads: HeadFactors) -> bool:
-    """Whether what the cache holds is of these factors: shapes, one row of G and some entries computed anew."""
+    """Whether the cached tensors belong to these factors, by their shapes, one row of G and some entries."""
     if stored.shape != (heads.heads, heads.heads) or entries.shape != (ENTRY_SAMPLES, heads.heads):
         return False
     row, some = gram_row(heads, heads.heads // 2), sample_entries(heads, ENTRY_SAMPLES, SEED, first=RECOMPUTED)

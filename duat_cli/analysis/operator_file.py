@@ -1,9 +1,9 @@
-"""W' in a file, by its factors: what `duat inspect --matrices` and `duat matrix -o` write.
+"""W' in a file, as factors, written by `duat inspect --matrices` and `duat matrix -o`.
 
-A .safetensors file. Prompts p and blocks b count from 0; N tokens, M width, d head width; floats are float32, or
-float64 where the run is.
+The file is .safetensors. Prompts p and blocks b count from 0; N tokens, M hidden size, d head size; floats are float32,
+or float64 where the run is.
 
-    prompt.p.input_ids               (tokens,)         int64; what each says: metadata prompt.p.tokens, a JSON list
+    prompt.p.input_ids               (tokens,)         int64; the text of each: metadata prompt.p.tokens, a JSON list
     block.b.V                        (kv_heads, M, d)  gain of the norm in front included
     block.b.O                        (heads, d, M)     gain of a norm behind included
     prompt.p.block.b.H               (heads, N, N)     attention weights; row i: what token i reads
@@ -11,14 +11,14 @@ float64 where the run is.
     prompt.p.block.b.t               (N,)              scale of a norm behind, by target token
     prompt.p.block.b.C               (N, N)            |B_ij|_F, from token j to token i
     prompt.p.block.b.x               (N, M)            the block's input
-    prompt.p.block.b.contribution    (N, M)            what the model's own attention adds, less its constants
+    prompt.p.block.b.contribution    (N, M)            what the model's own attention adds, without its constants
     prompt.p.block.b.W_HVO, W_HV, W_O                  the matrices of Eq. 5-10 written out
 
     W' = W_HVO = Σ_h (t[:, None] H[h] s[h]) ⊗ (V[h // (heads // kv_heads)] O[h])ᵀ,    contribution = W' vec(x)
 
-The last four are `duat matrix`'s: `contribution` always, the matrices with --dense. A block without factors has no
-tensors; metadata `missing`, a JSON object, says why. N differs from the count of ids where a model puts vectors of its
-own beside the tokens.
+The last four are written by `duat matrix` only: `contribution` always, the matrices with --dense. A block without
+factors has no tensors; metadata `missing`, a JSON object, says why. N differs from the number of ids where a model
+puts further vectors beside the tokens.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from duat_cli.text import one_line
 
 FORMAT = "duat operators 1"
 _OF_PROMPT = ("H", "s", "t", "C", "x", "contribution", "W_HVO", "W_HV", "W_O")
-_REASON = 300  # characters of why a block is missing
+_REASON = 300  # most characters of the reason why a block is missing
 _CONVENTIONS = (
     "X is N x M, one token a row; vec is row-major, so X[i, a] stands at i M + a. W' maps a block's input to what its "
     "attention adds to the residual stream, norm in front included, without constants (biases). W' = sum_h "
@@ -50,16 +50,17 @@ _CONVENTIONS = (
 
 
 class OperatorFile:
-    """The file while a run fills it: one block under one prompt at a time, H in the rows that the run holds."""
+    """The file, which a run fills one block under one prompt at a time; H goes in pieces of rows, as the run has it."""
 
     def __init__(self, path: Path, decode: Callable[[int], str], option: str) -> None:
-        """decode: what a token id says; option: names the file in errors."""
+        """decode: gives the text of a token id; option: names the file in errors."""
         self._path, self._decode, self._option = path, decode, option
         self._missing: dict[int, str] = {}
         self._written: set[int] = set()
 
     def open(self, session: Session, prompts: Sequence[Prompt], blocks: Sequence[int]) -> None:
-        """Leave room for the header, and write the ids; refuses what the disk has no room for."""
+        """Creates the file with room for its header, and writes the ids. Raises InputError where the disk has no
+        room."""
         self._dtype = torch.promote_types(session.loaded.model.dtype, torch.float32)
         self._require_room(session, prompts, blocks)
         self._metadata = _facts(session) | self._tokens(prompts)
@@ -72,9 +73,9 @@ class OperatorFile:
             self._file.add(f"prompt.{number}.input_ids", prompt.input_ids[0])
 
     def block(self, prompt: int, block: int, operator: AttentionOperator, x: Tensor, C: Tensor) -> None:
-        """One block under one prompt: x (N, M) its input, C (N, N) its coupling.
+        """Writes one block under one prompt. x: its input, (N, M); C: its coupling, (N, N).
 
-        Gated attention is written as one head a channel, whose H holds the gate.
+        Gated attention is written as one head per channel, with the gate in H.
         """
         try:
             if operator.own:
@@ -91,7 +92,7 @@ class OperatorFile:
         self.add(prompt, block, s=operator.source_scale, t=operator.token_scale.expand(len(x)), C=C, x=x)
 
     def add(self, prompt: int, block: int, **tensors: Tensor) -> None:
-        """Further tensors of one block under one prompt, by their names in the schema."""
+        """Writes further tensors of one block under one prompt, by their names in the schema."""
         for name, tensor in tensors.items():
             self._file.add(f"prompt.{prompt}.block.{block}.{name}", tensor)
 
@@ -102,7 +103,7 @@ class OperatorFile:
         self._file.finish(self._metadata | {"missing": json.dumps(self._missing)})
 
     def close(self) -> None:
-        """Give up an unfinished file."""
+        """Closes an unfinished file."""
         if hasattr(self, "_file"):
             self._file.close()
 
@@ -121,7 +122,7 @@ class OperatorFile:
 
 
 def _elements(session: Session, block: int, lengths: Sequence[int]) -> int:
-    """How many numbers the factors of a block and the prompts of these lengths take."""
+    """How many numbers the factors of a block, and its tensors for prompts of these lengths, take."""
     known = session.structure.block(block).factors
     if known is None:
         return 0

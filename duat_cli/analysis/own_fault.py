@@ -1,5 +1,8 @@
-"""Whether a model's own forward pass fails, without any part of duat in it: then its config.json is at fault; or gives
-nothing, or each time something else; or its weights are no numbers. A fault is told alike however they are read."""
+"""Faults of a model itself, found without any part of duat in its forward pass.
+
+The pass may fail (then config.json is usually at fault), give zeros, or differ from run to run; or weights may not be
+finite. The error is the same whether weights are in memory or read block by block.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,10 @@ _TOKENS = 8
 
 
 def own_fault(loaded: LoadedModel, prompts: Sequence[Given | None] = (None,)) -> ForwardError | None:
-    """The error of plain passes over these inputs, None of them being random ones; None where they run.
+    """The error of plain passes over these inputs; None where they run. prompts: model inputs; None stands for random
+    ones.
 
-    Where weights are read block by block the passes go side by side.
+    Where weights are read block by block, the passes go side by side.
     """
     stack, failed = stack_of(loaded.model), list[Given | None]()
 
@@ -71,7 +75,7 @@ def own_fault(loaded: LoadedModel, prompts: Sequence[Given | None] = (None,)) ->
 
 
 def _why(model: Any, fault: str, prompt: Given | None) -> str:
-    """What is said of a model's own error, and what to do. prompt: what it failed on; None is the probe."""
+    """Text of a model's own error, and what to do about it. prompt: the input it failed on; None: the probe."""
     if isinstance(prompt, Tensor):
         return (
             f"its own forward pass fails on a prompt of {prompt.shape[-1]} tokens: {fault}; "
@@ -89,15 +93,15 @@ def _why(model: Any, fault: str, prompt: Given | None) -> str:
     config = "config.json does not describe what these weights are: restore it"
     if (dtype := model.dtype) == torch.float32:
         return said + config
-    # a cast or a constant of its code may be made for other dtypes
+    # its code may have a cast or a constant for other dtypes only
     return f"{said}if it runs in float32, its code cannot in {str(dtype).removeprefix('torch.')}; else {config}"
 
 
 @contextlib.contextmanager
 def blaming(loaded: LoadedModel, prompts: Sequence[Given | None] = (None,)) -> Iterator[None]:
-    """Around passes of these inputs: ForwardError where the model fails on them without any part of duat as well.
+    """A context for passes over these inputs. Raises ForwardError where the model fails on them without duat, too.
 
-    prompts: as of `own_fault`.
+    prompts: as for `own_fault`.
     """
     try:
         yield
@@ -108,8 +112,8 @@ def blaming(loaded: LoadedModel, prompts: Sequence[Given | None] = (None,)) -> I
 
 
 def of_weights(loaded: LoadedModel, fault: DuatError) -> DuatError:
-    """A fault of a model with NaN or Inf weights is the weights' fault: name the tensor. What came of it says nothing:
-    a sound norm that reads NaN is none by what it gives."""
+    """The fault, or an error that names a tensor if weights are NaN or infinite. Other errors then mean nothing: a
+    sound norm that reads NaN does not behave like a norm."""
     for name, count in loaded.nonfinite_weights.items():
         return CheckpointError(
             f"{loaded.name}: {name} holds {count} values that are NaN or infinite, so nothing that it computes can be "
@@ -122,8 +126,9 @@ def of_weights(loaded: LoadedModel, fault: DuatError) -> DuatError:
 def refusing(
     loaded: LoadedModel, prompts: Sequence[Given | None], discovery: Callable[[], Discovery]
 ) -> Iterator[None]:
-    """Around a discovery of weights that are read block by block, and passes of these inputs beside it: a fault is told
-    as of a model in memory, where all blocks are found before the first one is proved. discovery: begins another."""
+    """A context for a discovery over weights that are read block by block, with passes over these inputs beside it. It
+    raises the errors of a model in memory, where all blocks are found before the first is proved. discovery: begins
+    another discovery."""
     try:
         with blaming(loaded, prompts):
             yield
@@ -142,16 +147,16 @@ def refusing(
 
 
 def _absent(loaded: LoadedModel, fault: BaseException) -> BaseException | None:
-    """The error of a pass that asks for weights, read block by block, which are not in memory; None of another one."""
+    """The error of a pass that used weights, read block by block, while they were not in memory; None for others."""
     raised = fault.__cause__ if isinstance(fault, UnsupportedModelError) else fault
     lacks = loaded.paged is not None and isinstance(raised, RuntimeError) and "meta" in str(raised)
     return raised if lacks else None
 
 
 def _refused_by_the_rest(loaded: LoadedModel, alone: Discovery) -> None:
-    """Whether blocks behind those that a failed attempt reached tell why it had to fail: UnsupportedModelError."""
+    """Raises UnsupportedModelError where blocks behind those that a failed attempt reached cannot be read."""
     assert loaded.paged is not None
-    with contextlib.suppress(RuntimeError), alone.attached():  # it may fail as the others did
+    with contextlib.suppress(RuntimeError), alone.attached():  # this pass may fail as the attempt did
         side_by_side(loaded.paged.pager, alone, lambda: [alone.proof()] if alone.ready else None, lambda _page: None)
         for event in alone.chained():
             alone.parts_of(event.module)
@@ -163,10 +168,10 @@ def require_map(
     like: Mapping[str, Tensor] | None,
     device: str | None = None,
 ) -> None:
-    """Refuses a model that is no map of its input, block by block: it gives another output each time, or its blocks
-    read more than the hidden states.
+    """Raises UnsupportedModelError for a model that is no map of its input, block by block: its output changes from run
+    to run, or its blocks read more than the hidden states.
 
-    run: runs passes. like: as of `probe_inputs`; device: None is where the weights are.
+    run: runs passes. like: as for `probe_inputs`; device: None: where the weights are.
     """
     require_repeatable(structure, run, like, device)
     require_alone(structure, run, like, device)
@@ -178,9 +183,10 @@ def require_repeatable(
     like: Mapping[str, Tensor] | None,
     device: str | None = None,
 ) -> None:
-    """Refuses a model that seems to be moved by duat's instruments, but gives another output each time without them.
+    """Raises UnsupportedModelError for a model whose output seems to change under duat's instruments, but also changes
+    from run to run without them.
 
-    run, like, device: as of `require_map`.
+    run, like, device: as for `require_map`.
     """
     tolerance = tolerance_for(structure.stack.dtype)
     if structure.plain_error <= tolerance:
@@ -196,8 +202,8 @@ def require_repeatable(
 
 
 def require_signal(run: BlockRun, given: Given | None = None) -> None:
-    """Refuses a block that puts out zeros alone: |x - rebuilt| / |x| is 0 / 0 there, and so is every share of x. given:
-    what the model was run on, of which the first prompt that gives zeros is named."""
+    """Raises NoSignalError for a block whose output is all zeros: |x - rebuilt| / |x| is 0 / 0 there, and so is every
+    share of x. given: the model inputs, to name the first prompt that gives zeros."""
     zero = [number for number, (low, high) in enumerate(run.extent) if not (low or high)]
     if not zero:
         return

@@ -1,4 +1,4 @@
-"""How an analysis says how far it is."""
+"""Reports of an analysis on its progress."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ Progress = Callable[[int, int, str], None]  # (done, total, what is being done)
 
 
 def expect(progress: Progress, seconds: float) -> None:
-    """Say how long all of it will take, to a progress that wants to know."""
+    """Passes on how long a run will take, in seconds, if `progress` can show it."""
     hear = getattr(progress, "expect", None)
     if hear is not None:
         hear(seconds)
 
 
 def ticker(progress: Progress, depth: int, prompts: int) -> Callable[[int], None]:
-    """Called with a prompt's number behind each of the `depth` blocks that it goes through."""
+    """A function to be called with a prompt's number behind each of the `depth` blocks that it goes through."""
     done = itertools.count(1)
     return lambda number: progress(next(done), prompts * depth, f"prompt {number + 1} of {prompts}")
 
 
 def within(progress: Progress, depth: int, before: int, prompts: int) -> Progress:
-    """Of some of so many prompts, of which others are through, as that of all."""
+    """Progress of some of `prompts` prompts, shown as progress of all. before: prompts that are done already."""
 
     def some(done: int, _of: int, _what: str) -> None:
         progress(before * depth + done, prompts * depth, f"prompt {before + -(-done // depth)} of {prompts}")

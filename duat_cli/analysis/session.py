@@ -1,4 +1,4 @@
-"""Everything about one loaded model that outlives a prompt, and the facts every report opens with."""
+"""A session: what is known of one loaded model beyond a prompt, and the facts that every report begins with."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
 
 Listener = Callable[[BlockRun], None]
-"""What a sweep does behind every block."""
+"""Function that a sweep calls behind every block."""
 Ended = Callable[[int, Any], None]
 G = TypeVar("G", bound=Guest)
 
 
 def _ignore(_run: BlockRun) -> None:
-    """The listener of a pass that is run for its output."""
+    """Listener of a pass that is run only for its output."""
 
 
 @dataclass(frozen=True)
 class _Sweep:
-    """One prompt through the model, and once more without instruments, if at all."""
+    """The pass of one prompt through the model, and one without instruments, if asked for."""
 
     seen: InstrumentedPass
     plain: PlainPass | None
@@ -63,14 +63,15 @@ class _Sweep:
         return [self.seen] if self.plain is None else [self.seen, self.plain]
 
     def plain_error(self) -> float:
-        """How far the two are from each other; 0 where there is one."""
+        """Relative distance between the outputs of the two passes; 0 if there is only one."""
         return 0.0 if self.plain is None else deviation(self.seen.outputs, self.plain.outputs)
 
 
 class Session:
     """A loaded model with its proved structure; sweeps run prompts through it.
 
-    The first prompt, with `every_plain` each, also runs without instruments, and the two passes are compared.
+    The first prompt, or every prompt with `every_plain`, also runs without instruments, and the two passes are
+    compared.
     """
 
     def __init__(
@@ -82,16 +83,16 @@ class Session:
         every_plain: bool = False,
         factors: bool = True,
     ) -> None:
-        """factors: as of `discover`."""
+        """factors: as for `discover`."""
         self.loaded, self._dtype, self._factors = loaded, loaded.model.dtype, factors
         self._every_plain, self._swept = every_plain, False  # whether a prompt has run to its end
         self._structure: ModelStructure | None = None
         self._discovering: Discovery | None = None
         self._known, self._clock = Known(chain=loaded.chain), Clock()
-        self._checks = False  # whether the prompt under way is one that the model's own output is compared on
+        self._checks = False  # whether W' of the prompt under way is compared with the model's own attention
         self.plain_error = 0.0  # the largest so far
-        self.batch_size = 1  # prompts that run together at most
-        self.whole = False  # whether norms are held as of `Rig`, in sweeps over weights that are in memory
+        self.batch_size = 1  # most prompts that run together
+        self.whole = False  # whether norms are held as a whole (see `Rig`) in sweeps over weights that are in memory
         self._geometries: dict[tuple[int, bool], Geometry] = {}
         self.heads, self.kv_heads, self.heads_differ, self._most = 0, 0, False, (False, 0, 0)
         if loaded.paged is not None:  # blocks are discovered, and weights hashed, as they pass
@@ -116,7 +117,8 @@ class Session:
 
     @property
     def structure(self) -> ModelStructure:
-        """What discovery proved; during a sweep over weights that are read block by block, so far."""
+        """The structure that discovery proved; during a sweep over weights read block by block, what is proved so
+        far."""
         if self._structure is None and self._discovering is None:
             self.sweep_all([], lambda _number: _ignore)
         if self._discovering is not None:
@@ -129,7 +131,7 @@ class Session:
         return blocks_expected(self.loaded.model) if self._structure is None else len(self._structure.calls)
 
     def sweep(self, prompt: Prompt, listener: Listener) -> None:
-        """Run one prompt; `listener` is called behind every block, in order, one block alive at a time."""
+        """Runs one prompt; `listener` is called behind every block, in order, one block alive at a time."""
         self.sweep_all([prompt], lambda _number: listener)
 
     def sweep_all(
@@ -139,12 +141,12 @@ class Session:
         ended: Ended = lambda _number, _output: None,
         guest_of: Callable[[Discovery], Guest] | None = None,
     ) -> None:
-        """Run prompts; what `listener_of(number)` gives is called behind every block of that prompt, in order, and
-        `ended(number, what the stack returned)` behind the last. guest_of: as of `discover_beside`, not used where all
+        """Runs prompts. The listener from `listener_of(number)` is called behind every block of that prompt, in order,
+        and `ended(number, output of the stack)` behind the last. guest_of: as for `discover_beside`; not used where all
         weights are in memory.
 
-        Where all weights are in memory, one prompt after the other; else as many as fit go side by side, block by
-        block. Then the sweep may begin anew, and `listener_of` is asked again.
+        Where all weights are in memory, the prompts run one after the other; otherwise as many as fit go side by side,
+        block by block. Then the sweep may begin again, and `listener_of` is called again.
         """
         if self.loaded.paged is not None:
             for wave in self.waves(prompts):
@@ -161,27 +163,28 @@ class Session:
             self.plain_error, self._swept = max(self.plain_error, sweep.plain_error()), True
 
     def waves(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Prompt]]:
-        """Prompts that go side by side, whose hidden states fit into a wave; one empty wave for none."""
+        """Prompts by number, in waves of as many as fit side by side; one empty wave without prompts."""
         tokens, width = [prompt.input_ids.shape[1] for prompt in prompts], shape_of(self.loaded.files, "auto").width
         for wave in prompt_waves(tokens, width, self._dtype.itemsize):
             yield {number: prompts[number] for number in wave}
 
     def discover_beside(self, guest_of: Callable[[Discovered], G]) -> G:
-        """Show a guest what discovery finds. Where weights are read block by block it goes beside, one for every
-        attempt, of which this is the last; else behind."""
+        """Shows a guest what discovery finds, and returns it. Where weights are read block by block, the guest runs
+        beside discovery, with a new guest for every attempt, of which the last is returned; otherwise after
+        discovery."""
         if self.weights is None:
             return shown(guest_of(self.structure), self.structure, self.loaded.like)
         return needed(self._sweep_paged({}, lambda _number: _ignore, lambda _number, _output: None, guest_of))
 
     def together(self, passes: Sequence[Pass]) -> None:
-        """Run passes over blocks that are discovered; where weights are read, side by side. The first goes through
-        every block that any of them does."""
+        """Runs passes once blocks are discovered; side by side where weights are read block by block. The first pass
+        has to go through every block that any of them goes through."""
         together(passes, self.weights)
 
     def sweep_beside(
         self, prompts: Sequence[Prompt], listener_of: Callable[[int], Listener], others: Sequence[Pass]
     ) -> None:
-        """As `sweep_all`, over blocks that are discovered, with other passes behind those of the prompts, if any."""
+        """Runs prompts as `sweep_all` does, once blocks are discovered, with other passes behind theirs."""
         structure, sweeps = self.structure, list[_Sweep]()
         for number, prompt in enumerate(prompts):
             sweeps.append(self._prepared(prompt.given, listener_of(number), structure.rig(), structure.calls))
@@ -191,7 +194,7 @@ class Session:
 
     @property
     def weights(self) -> Weights | None:
-        """Those that are read block by block; None where all are in memory."""
+        """The weights that are read block by block; None where all are in memory."""
         return None if self.loaded.paged is None else self.loaded.paged.pager
 
     def _sweep_paged(
@@ -201,7 +204,7 @@ class Session:
         ended: Ended,
         guest_of: Callable[[Discovery], G] | None,
     ) -> G | None:
-        """Some prompts, by their number, side by side: one read of the weights. The last guest is returned."""
+        """Runs some prompts, by their numbers, side by side in one read of the weights. Returns the last guest."""
         try:
             with refusing(self.loaded, [None, *(prompt.given for prompt in prompts.values())], self._grown):
                 attempt = functools.partial(self._attempt, prompts, listener_of, guest_of)
@@ -209,7 +212,7 @@ class Session:
         except ChangedStreamError as fault:
             alone = Session(replace(self.loaded, chain=fault.name), lambda *_: None, factors=False)
             raise by_name(fault, lambda: alone.structure) from None
-        for number, sweep in zip(prompts, sweeps[1:], strict=True):  # the first is the probe's
+        for number, sweep in zip(prompts, sweeps[1:], strict=True):  # the first sweep is the probe's
             ended(number, sweep.seen.returned)
         self.plain_error = max(self.plain_error, *(sweep.plain_error() for sweep in sweeps))
         self._structure = replace(structure, plain_error=sweeps[0].plain_error())
@@ -222,14 +225,14 @@ class Session:
         listener_of: Callable[[int], Listener],
         guest_of: Callable[[Discovery], G] | None,
     ) -> tuple[ModelStructure, list[_Sweep], G | None]:
-        """Discovery, and with it the sweeps of the probe and of these prompts."""
+        """One attempt at discovery, with the sweeps of the probe and of these prompts beside it."""
         assert self.weights is not None
         found, sweeps = self._grown(), list[_Sweep]()
 
         def others() -> list[Pass] | None:
             if not found.ready:
                 return None
-            self._swept = bool(self._structure)  # the pass of an attempt that failed does not count
+            self._swept = bool(self._structure)  # passes of failed attempts do not count
             proof, blocks = found.proof(), found.elements()
             probe = _ignore if guest is None else guest.probe
             sweeps.append(self._prepared(found.probe, probe, found.rig(), blocks, check=True))
@@ -254,8 +257,8 @@ class Session:
         return Discovery(loaded.model, self._known, loaded.like, factors=self._factors, device=loaded.device)
 
     def sweep_batch(self, batch: Sequence[Tensor], listener: Listener) -> None:
-        """As `sweep`, over token ids of as many tokens each, (1, N), as one batch; not before one prompt has run by
-        itself, and with all weights in memory."""
+        """Runs token ids of equal length, (1, N) each, as one batch, like `sweep`. One prompt has to have run by itself
+        before, and all weights have to be in memory."""
         structure, given = self.structure, torch.cat([*batch])
         rig = structure.rig(prompts=len(batch))
         one_by_one(self._prepared(given, listener, rig, structure.calls, check=False).passes)
@@ -282,16 +285,18 @@ class Session:
         return _Sweep(seen, PlainPass(blocks, forward) if checks else None)
 
     def count_heads(self, run: BlockRun) -> None:
-        """To be shown every block: the most of one are the model's; softmax attention goes before mixers."""
+        """Counts the heads of a block. The largest count is the model's; blocks with softmax attention go before
+        mixers."""
         if run.attention:
             found = run.parts.mixer is None, run.attention[0].rows.heads, run.attention[0].value.shape[1]
             self.heads_differ |= self._most[0] and found[0] and found != self._most
             self._most = _, self.heads, self.kv_heads = max(self._most, found)
 
     def operator(self, run: BlockRun, step: Step) -> AttentionOperator:
-        """W' of this block and input; UnsupportedModelError says why there is none.
+        """W' of this block under this input. Raises UnsupportedModelError where there is none.
 
-        On the first prompt, with `every_plain` on each, W' x' is compared with what the model's attention adds.
+        On the first prompt, or on every prompt with `every_plain`, W' x' is compared with what the model's attention
+        adds.
         """
         block = self.structure.block(run.index)
         operator = step.operator(run, block)
@@ -300,7 +305,7 @@ class Session:
         return operator
 
     def geometry(self, call: int, *, cross: bool = False) -> Geometry:
-        """The Gram matrix and samples of the block of that call, or of its W'_c, `bare`; its factors must exist."""
+        """Geometry of the block of that call, or of its W'_c (`bare`); its factors must exist."""
         block = self.structure.block(call)
         known, name = block.cross if cross else block.factors, block.parts.name
         assert known is not None
@@ -350,7 +355,7 @@ class Session:
         )
 
     def warnings(self) -> list[str]:
-        """Of the files and of the weights."""
+        """Warnings about the files and the weights."""
         return [*self.loaded.warnings, *self.loaded.value_notes()]
 
     def skipped(self) -> list[Skipped]:
@@ -364,8 +369,8 @@ class Session:
         return found
 
     def report_facts(self, error: float, shared: int = 0) -> dict[str, Any]:
-        """What most reports say of model and run, by their fields; asked for once all prompts are through. error: the
-        largest of the certificate's; shared: as of `Clock.run`."""
+        """Fields on model and run that most reports have; called once all prompts are through. error: the largest of
+        the certificate; shared: as for `Clock.run`."""
         return {
             "duat_version": __version__,
             "environment": self.environment(),

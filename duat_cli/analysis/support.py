@@ -1,4 +1,4 @@
-"""`duat support`: how far duat understands a model, found by running it, not by a list."""
+"""`duat support`: how far duat understands a model, found by running it, not from a list."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from duat_cli.zoo.inputs import made_inputs, modality_of, modality_of_type
 
 CHECKED_TOKENS = 17
 NOT_TRIED = "not tried"
-"""What the reason of a type begins with of which no tiny model could be made, or no input for it."""
+"""Beginning of the reason for a type of which no tiny model, or no input for one, could be made."""
 
 
 def support_of(loaded: LoadedModel) -> SupportEntry:
-    """The entry of one loaded checkpoint; one that reads images or sound is run on drawn input.
+    """The entry of one loaded checkpoint; one that reads images or sound is run on random input.
 
-    Where no input can be made up, or the model cannot read what is, nothing is known of it: the InputError.
+    Raises InputError where no input can be made up, or where the model cannot read it: nothing is known of it then.
     """
     model = loaded.model
     if input_name(model) == "input_ids":
@@ -65,7 +65,7 @@ def support_of(loaded: LoadedModel) -> SupportEntry:
 
 
 def _blamed(loaded: LoadedModel, entry: SupportEntry) -> SupportEntry:
-    """Of a refused checkpoint with weights that are NaN or infinite, these with the reason."""
+    """The entry; if the checkpoint is refused and has weights that are NaN or infinite, its reason names them."""
     broken = next(iter(loaded.nonfinite_weights), None)
     if entry.status != "refused" or broken is None:
         return entry
@@ -84,12 +84,12 @@ def support_all(progress: Progress) -> list[SupportEntry]:
     for number, model_type in enumerate(types):
         progress(number, len(types), model_type)
         found.append(entry_of_type(model_type))
-        give_back_free_memory()  # the cycles of hundreds of models are gigabytes
+        give_back_free_memory()  # reference cycles of hundreds of models take gigabytes
     return found
 
 
 def entry_of_type(model_type: str) -> SupportEntry:
-    """The entry of one type, by a tiny random model on made-up input."""
+    """The entry of one type, from a tiny random model on made-up input."""
     built = tiny.build(model_type) if model_type in tiny.text_model_types() else _built(model_type)
     if isinstance(built, tiny.NotBuilt):
         reason = built.reason if built.made else f"{NOT_TRIED}: {tiny.default_fault(model_type) or built.reason}"
@@ -98,7 +98,7 @@ def entry_of_type(model_type: str) -> SupportEntry:
     like = None if input_name(built.model) == "input_ids" else built.inputs
     try:
         return with_stacks(examine(built.model, model_type, like), built.model)
-    except Exception as fault:  # its own code fails in a way that says nothing of the form
+    except Exception as fault:  # the model's own code fails, which says nothing about the form
         entry = _refused(model_type, f"{type(built.model).__name__}: {described(fault)}")
         return entry.model_copy(update={"modality": modality_of(type(built.model))})
 
@@ -120,7 +120,7 @@ def _built(model_type: str) -> tiny.TinyModel | tiny.NotBuilt:
 
 
 def with_stacks(entry: SupportEntry, model: Any) -> SupportEntry:
-    """The entry with what the model reads, and what --stack can name of it."""
+    """The entry with the model's modality and the parts that --stack can name."""
     found: dict[str, Any] = {"modality": modality_of(type(model))}
     parts = [] if is_pair(model) else parts_of(model)
     if len(reads(model)) > 1:
@@ -146,8 +146,8 @@ def _stack(stack: str, entry: SupportEntry) -> StackEntry:
 
 
 def examine(model: Any, model_type: str | None = None, like: Mapping[str, Tensor] | None = None) -> SupportEntry:
-    """Discover the structure, then rebuild a random input other than the one discovery used; of an encoder-decoder both
-    stacks. like: prepared inputs of a model that reads no token ids."""
+    """Discovers the structure, then rebuilds the outputs for a random input other than discovery's; both stacks of an
+    encoder-decoder. like: prepared inputs of a model that reads no token ids."""
     model_type = model_type or model.config.model_type
     entry = _examine_stack(model, model_type, like)
     if entry.status == "refused" or not is_pair(model):
@@ -164,7 +164,7 @@ def examine(model: Any, model_type: str | None = None, like: Mapping[str, Tensor
 
 
 def _of_both(encoder: SupportEntry, decoder: SupportEntry) -> SupportEntry:
-    """One entry of an encoder that is understood and its decoder."""
+    """One entry for an encoder-decoder, whose encoder is understood."""
     parts = [part for part in encoder.parts if not part.startswith(ENCODER_ALONE)]
     parts += [f"decoder: {part}" for part in (decoder.parts if decoder.reason is None else [decoder.reason])]
     errors = [entry.relative_error for entry in (encoder, decoder) if entry.relative_error is not None]
@@ -181,7 +181,7 @@ def _of_both(encoder: SupportEntry, decoder: SupportEntry) -> SupportEntry:
 
 
 def _of_chains(model: Any, model_type: str, like: Mapping[str, Tensor] | None, names: Sequence[str]) -> SupportEntry:
-    """One entry of a model that runs several chains of blocks, each read by itself."""
+    """One entry for a model that runs several chains of blocks, each read by itself."""
     found = {name: _examine_stack(model, model_type, like, name) for name in names}
     stacks = [_stack(name, entry) for name, entry in found.items()]
     parts = [f"stack {one.stack}: {one.reason}" for one in stacks if one.reason is not None]
@@ -232,7 +232,7 @@ def _examine_stack(
 
 
 def _errors(structure: ModelStructure, like: Mapping[str, Tensor] | None) -> tuple[float, list[str]]:
-    """The certificate's error, and the operators that have no proved factors (each reason once)."""
+    """The certificate's error, and notes on operators without proved factors, each reason once."""
     decomposition = Decomposition()
     errors: list[float] = []
     faults: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""A .safetensors file written piece by piece, so that no tensor needs to be in memory whole."""
+"""A .safetensors file that is written piece by piece, so that no tensor has to be in memory as a whole."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from duat_cli.text import clean
 
 _NAMES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
 _LITTLE = {"F32": "<f4", "F64": "<f8", "I64": "<i8"}
-_LARGEST = {"dtype": "F64", "shape": [1 << 40] * 3, "data_offsets": [1 << 60] * 2}  # an entry of more digits than any
+_LARGEST = {"dtype": "F64", "shape": [1 << 40] * 3, "data_offsets": [1 << 60] * 2}  # longer than any real entry
 
 
 def require_disk(folder: Path, size: int, what: str, advice: str) -> None:
-    """InputError where a folder has no room for so many bytes. what: takes it, as the message begins; advice: how it
-    would be less."""
+    """Raises InputError where a folder has no room for so many bytes. what: takes them, the beginning of the message;
+    advice: how to need fewer."""
     free = shutil.disk_usage(folder).free
     if size > free:
         gib, left = (f"{count / 2**30:,.1f} GiB" for count in (size, free))
@@ -34,13 +34,13 @@ def require_disk(folder: Path, size: int, what: str, advice: str) -> None:
 class TensorFile:
     """A file that tensors are added to.
 
-    Format: 8 bytes header length, a JSON header, then the data without gaps. The header names every tensor with its
-    place, so it is written last, into room that was left for it; spaces fill the rest, as the format allows.
+    Format: 8 bytes with the header's length, a JSON header, then the data without gaps. The header holds the place of
+    every tensor, so it is written last, into room left for it; spaces fill the rest, as the format allows.
     """
 
     def __init__(self, path: Path, names: Iterable[str], metadata_bytes: int, dtype: torch.dtype) -> None:
-        """names: of every tensor that may be added; metadata_bytes: the most that the metadata takes as JSON; dtype: of
-        all floats."""
+        """names: of all tensors that may be added; metadata_bytes: most bytes of the metadata as JSON; dtype: of all
+        floats."""
         room = len(json.dumps(dict.fromkeys(names, _LARGEST))) + metadata_bytes + 64
         self._data = 8 + -(-room // 8) * 8  # where the data begins, aligned
         self._end = self._data
@@ -52,11 +52,11 @@ class TensorFile:
         self._add(name, tensor.shape, dtype, [(0, tensor)])
 
     def add_rows(self, name: str, rows: RowSource) -> None:
-        """H, (heads, N, N), in the pieces that a run holds."""
+        """Adds H, (heads, N, N), in the pieces that a run holds."""
         self._add(name, (rows.heads, rows.tokens, rows.tokens), self._dtype, _row_pieces(rows))
 
     def _add(self, name: str, shape: Sequence[int], dtype: torch.dtype, pieces: Iterable[tuple[int, Tensor]]) -> None:
-        """A tensor as (place, run) pairs: a run of its elements, row-major, from that place on."""
+        """Adds a tensor as (place, run) pairs, each a run of its elements in row-major order from that place on."""
         start = self._end
         self._end += math.prod(shape) * dtype.itemsize
         for place, run in pieces:
@@ -67,7 +67,7 @@ class TensorFile:
         self._entries[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": offsets}
 
     def read(self, name: str) -> Tensor:
-        """What was added under this name."""
+        """The tensor that was added under this name."""
         entry = self._entries[name]
         start, end = entry["data_offsets"]
         self._file.seek(self._data + start)
@@ -75,7 +75,7 @@ class TensorFile:
         return torch.from_numpy(values.astype(values.dtype.newbyteorder("="), copy=False)).reshape(entry["shape"])
 
     def finish(self, metadata: dict[str, str]) -> None:
-        """Write the header; without it the file is none."""
+        """Writes the header, without which the file is not valid, and closes the file."""
         header = json.dumps({"__metadata__": metadata, **self._entries}).encode()
         room = self._data - 8
         assert len(header) <= room, "more tensors or metadata than announced"
@@ -89,7 +89,7 @@ class TensorFile:
 
 
 def _row_pieces(rows: RowSource) -> Iterator[tuple[int, Tensor]]:
-    """Head by head: (place of its first element in (heads, N, N), rows)."""
+    """Rows of single heads, as (place of the first element in (heads, N, N), rows)."""
     tokens = rows.tokens
     for part, weights in rows.chunks():
         for head, piece in enumerate(weights):
