@@ -1,7 +1,7 @@
 """Memory and work of `attribute`: prompts are recorded, then gradients of their targets go back block by block.
 
-N: tokens; M, F, V: width, longest side of a block's matrices, vocabulary; T: targets of a prompt. Where all weights are
-in memory one prompt goes after the other, else as many side by side as their recorded passes have room for.
+N: tokens; M: hidden size; F: longest side of a block's matrices; V: vocabulary; T: targets of a prompt. Where all
+weights are in memory, one prompt goes after the other; otherwise as many side by side as their recorded passes fit.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from duat_cli.analysis.plan.waves import recorded_waves
 from duat_cli.models.budgets import TARGET_BYTES, target_bytes
 from duat_cli.results.plan import Residence
 
-LOGITS = 2  # (N, V) beside the recorded output: what the map behind the last block gives, or gradients, and a copy
-CARRIED = 2  # (T, N, M): at a block's output, of both readings
-RETURNED = 32 << 20  # bytes: what is smaller the allocator may keep when it is freed
+LOGITS = 2  # (N, V) tensors beside the recorded output: output behind the last block, or gradients, and a copy
+CARRIED = 2  # (T, N, M) tensors: gradients at a block's output, one for each reading
+RETURNED = 32 << 20  # bytes; the allocator may keep smaller tensors when they are freed
 PART_BYTES = 750  # of a token, a head or a unit of a prediction in the report
-NEURON_BYTES, FLOW_BYTES = 2_600, 10_400  # of those that lead
-WRITTEN = 1.5  # times the report, while it is written as text
-ROWS = 16  # bytes of a number of every target's row of the output: smaller than what goes back to the system when freed
+NEURON_BYTES, FLOW_BYTES = 2_600, 10_400  # of a leading neuron, and of a leading head's flow
+WRITTEN = 1.5  # times the report's memory, while it is written as text
+ROWS = 16  # bytes per number in the targets' rows of the output, which are too small to be given back when freed
 
 
 def attribution(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
@@ -54,7 +54,7 @@ def attribution(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
 
 
 def predicted(shape: Shape, task: Task) -> int:
-    """Bytes of what the report says of all predictions."""
+    """Bytes of all predictions in the report."""
     blocks = len(shape.parts.blocks)
     flows, neurons = min(task.top, blocks * shape.heads), min(task.top, blocks * shape.inner)
     each = PART_BYTES * blocks * (shape.heads + 2) + FLOW_BYTES * flows + NEURON_BYTES * neurons
@@ -62,15 +62,15 @@ def predicted(shape: Shape, task: Task) -> int:
 
 
 def backward_operations(shape: Shape, task: Task, passes: float) -> float:
-    """Beyond one pass of every prompt, which takes `passes`: each block once more, then its replay and gradients of
-    every target in both readings; greedy tokens by as many passes more."""
+    """Operations beyond one pass of every prompt, which takes `passes`: each block runs once more, then come its replay
+    and the gradients of every target in both readings. Each greedy token takes one pass more."""
     targets = max((task.targets_of(n) for n in task.tokens), default=1)
     head = 2 * shape.width * shape.vocabulary * sum(task.tokens)
     return (1 + 2 * (1 + targets)) * passes + 3 * head + task.steps * (passes + head)
 
 
 def attribution_reads(shape: Shape, task: Task) -> float:
-    """How often streamed blocks are read: every wave forwards and backwards, and once for every greedy token."""
+    """How often streamed blocks are read: forwards and backwards for every wave, and once for every greedy token."""
     return 2 * len(_waves(shape, task)) + task.steps
 
 

@@ -1,10 +1,10 @@
 """Peak memory of a run, as a sum of terms.
 
-The sizes of tensors follow from the model's shape; the constants and the counts of tensors alive at once, here and in
+The sizes of tensors follow from the model's shape. The constants and the counts of tensors alive at once, here and in
 the modules beside this one, were measured as peaks of processes on the bundled demo and on llama shapes of 135M and
 1.1B parameters, Linux, CPU. They hold with `return_freed_memory`, without which glibc keeps up to a third more.
 
-N: tokens of the longest prompt; M, H, K, d: width, heads, kv-heads and width of a head; F: the longest side of a
+N: tokens of the longest prompt; M, H, K, d: hidden size, heads, KV heads and head size; F: the longest side of a
 block's matrices; w: bytes of a number, at least 4.
 """
 
@@ -51,18 +51,18 @@ SPARE = 1.25  # memory that must be left for a byte of a second model: the first
 ENTRIES = 2048  # sampled of every V_h O_h, kept for every block
 
 # tensors alive at once
-RECORDED = 2  # (H, N, N) behind a block: what is recorded, and H of W'
+RECORDED = 2  # (H, N, N) behind a block: the recorded H, and H of W'
 GRAMS = 2  # (N, H, M): the values through O, and an operand of their products
 PIECES = 6  # elements of Ĥ that are worked on at once
 IMPULSE_STATES = 2.4  # (channels, state) of every such value; the others of `STATES` are there once
 KERNEL_ROWS = 2.5  # (channels, N, N) of H that such impulses show
 KERNEL_SQUARES = 7.5  # (channels, channels) in float64: Gram matrices, their roots, products
-PREPARED_FIRST, PREPARED_LENGTH, MOST_PREPARED = 20 << 20, 8 << 20, 176 << 20  # at all, of a length, of all of them
-BATCHES = 40 << 20  # of a batch, and of the prompts that wait until theirs is whole; both are bounded
+PREPARED_FIRST, PREPARED_LENGTH, MOST_PREPARED = 20 << 20, 8 << 20, 176 << 20  # bytes: fixed, per length, at most
+BATCHES = 40 << 20  # bytes of a batch, and of prompts that wait for theirs to fill; both are bounded
 
 
 def peak(shape: Shape, task: Task, weights: Residence, tuned: Shape | None = None) -> Moment:
-    """The terms of the largest of the moments that a run goes through. tuned: of the checkpoint beside it."""
+    """The terms of the largest moment of a run. tuned: shape of the tuned checkpoint beside it."""
     moments = look_at_weights(shape, task, weights, tuned)
     if task.runs and task.command == "lora-diff":
         moments += two_models(shape, task, weights, tuned)
@@ -83,13 +83,13 @@ def peak(shape: Shape, task: Task, weights: Residence, tuned: Shape | None = Non
 
 
 def _has_statistics(task: Task) -> bool:
-    """Whether W' is measured, not only compared with the model."""
+    """Whether statistics of W' are computed, beyond its comparison with the model."""
     return task.command in ("inspect", "check", "compare")
 
 
 def _prepared(shape: Shape, task: Task, processes: int) -> MemoryTerm:
-    """Code for the sizes of products in half precision, which every length of prompt has; ablations have more of them
-    than are kept."""
+    """Memory of code that is generated for each size of product in half precision. Every length of prompt has sizes of
+    its own; ablations have more sizes than are kept."""
     if shape.element == shape.wide:
         return term(PREPARED, 0)
     each = PREPARED_FIRST + -(-len(set(task.tokens)) // processes) * PREPARED_LENGTH
@@ -97,9 +97,10 @@ def _prepared(shape: Shape, task: Task, processes: int) -> MemoryTerm:
 
 
 def shared(shape: Shape, task: Task, processes: int, tuned: Shape | None = None) -> Moment:
-    """While forked processes have a prompt each, weights in memory: what the one that they come from holds, and theirs.
+    """The moment at which forked processes have a prompt each, with weights in memory: what their parent holds, and
+    what is their own.
 
-    tuned: as of `peak`.
+    tuned: as for `peak`.
     """
     return [_prepared(shape, task, processes), *_shared(shape, task, processes, tuned)]
 
@@ -124,22 +125,22 @@ def _shared(shape: Shape, task: Task, processes: int, tuned: Shape | None) -> Mo
 
 
 def _resident(shape: Shape, task: Task) -> list[Moment]:
-    """While weights are read, stored tensors stand beside the ones in memory."""
+    """The moments with all weights in memory: while they are read, beside stored tensors; and while the model runs."""
     every, first = held(shape, "resident"), held(shape, "resident", running=False)
     kept = [] if task.command == "attribute" else [_values(shape), *_together(shape, task)]
     return [[*first, loading(shape, gpu=task.gpu)], [*every, *kept, *_working(shape, task)]]
 
 
 def _values(shape: Shape) -> MemoryTerm:
-    """All V of the model, twice: as read, and with the gain of the norm in front; where weights are half precision, O
-    as well, in float32; of a kernel with a head a channel, its own. `attribute` asks for none."""
+    """All V of the model, twice: as read, and with the gain of the norm in front; for weights in half precision also O
+    in float32; and factors of kernels with a head per channel. `attribute` needs none of these."""
     blocks, wider = len(shape.parts.blocks), shape.outputs if shape.element < shape.wide else 0
     return term("values of all blocks, V", blocks * (2 * shape.values + wider) + kernel_factors(shape))
 
 
 def kernel_factors(shape: Shape, kernels: int | None = None) -> int:
-    """Bytes of O of so many blocks whose kernel treats each channel by itself, all of them if None, and of the one V
-    that they share."""
+    """Bytes of O of so many blocks whose kernel treats each channel by itself (None: all of them), and of the V that
+    they share."""
     if not shape.measured_kernels:
         return 0
     outputs = (shape.kernels if kernels is None else kernels) * shape.channels * shape.width
@@ -155,9 +156,10 @@ def _together(shape: Shape, task: Task) -> Moment:
 
 
 def _streamed(shape: Shape, task: Task) -> list[Moment]:
-    """A block stands beside the stored bytes from which it is made, then beside those of the next one. Then, V and O of
-    the last block being held, embeddings and heads are looked through in pieces, or are there whole: where they are
-    drawn for the re-initialised model, run for a loss, or not stored as they are used."""
+    """The moments with weights read block by block. A block is in memory beside the stored bytes it is made from, then
+    beside those of the next block. After the blocks, with V and O of the last one, embeddings and heads are read in
+    pieces; or as a whole where they are drawn for the re-initialised model, run for a loss, or stored in another form
+    than used."""
     every = held(shape, "streamed")
     sizes = [state_bytes(count, shape.width, shape.element) for count in task.tokens]
     wave = prompt_waves(task.tokens, shape.width, shape.element)
@@ -189,12 +191,12 @@ def _streamed(shape: Shape, task: Task) -> list[Moment]:
 
 
 def _working(shape: Shape, task: Task) -> Moment:
-    """Of one prompt at one block, the longest one."""
+    """Working memory for the longest prompt at one block."""
     return [*_at_a_block(shape, task, max(task.tokens, default=0)), _entries(shape, task)]
 
 
 def _at_a_block(shape: Shape, task: Task, n: int) -> Moment:
-    """Of one prompt of so many tokens: its pass, then what is computed of W'.
+    """Working memory for a prompt of n tokens at one block: that of its pass, or of the statistics of W', if larger.
 
     The Gram matrix of the heads is a sum over (H d, H d) products, two in w and one in float64, and one of (K d, K d).
     """
@@ -217,8 +219,8 @@ def _at_a_block(shape: Shape, task: Task, n: int) -> Moment:
 
 
 def _kernel(shape: Shape, task: Task, n: int) -> list[Moment]:
-    """Of a kernel that treats each channel by itself: while impulses prove its form, and those of a prompt show its H;
-    then statistics of so many heads."""
+    """The moments of a kernel that treats each channel by itself: while impulses prove its form and show H of a prompt,
+    then during statistics with a head per channel."""
     one = n * shape.channels
     states = (IMPULSE_STATES * max(IMPULSES, one) + (STATES - IMPULSE_STATES) * one) if one else 0
     impulses = term("impulses in the kernel", states * shape.state * shape.wide)

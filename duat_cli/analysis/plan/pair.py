@@ -1,4 +1,4 @@
-"""Memory of weights that are looked at tensor by tensor, of two models side by side, and of two prompts."""
+"""Memory for weights that are looked at tensor by tensor, for two models side by side, and for two prompts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KEPT = 4  # (N, M) of a block that the other model's is compared with
 
 
 def look_at_weights(shape: Shape, task: Task, weights: Residence, tuned: Shape | None) -> list[Moment]:
-    """While tensors of the files are checked, or compared: with the base model in memory, if it runs."""
+    """The moment at which tensors of the files are checked or compared; the base model is in memory, if it runs."""
     if task.command == "check":
         return [[term("libraries", PLAIN), term("a piece of a tensor", min(PIECE, shape.largest_tensor))]]
     if task.command != "lora-diff":
@@ -57,8 +57,8 @@ def look_at_weights(shape: Shape, task: Task, weights: Residence, tuned: Shape |
 
 
 def two_models(shape: Shape, task: Task, weights: Residence, tuned: Shape | None) -> list[Moment]:
-    """Base and tuned model. With all weights in memory, what an adapter leaves as it is, is shared, and of one prompt
-    all blocks of the base are kept; else one block of all prompts."""
+    """The moments with a base and a tuned model. With all weights in memory, the models share what an adapter leaves
+    unchanged, and all blocks of the base are kept for one prompt; otherwise one block is kept for all prompts."""
     other, longest = tuned or shape, max(task.tokens, default=0)
     sizes = [state_bytes(count, shape.width, shape.element) for count in task.tokens]
     tested = term("a layer that Eq. 18 is tested on, in float64", 8 * TESTED * _inside(shape))
@@ -95,7 +95,7 @@ def two_models(shape: Shape, task: Task, weights: Residence, tuned: Shape | None
 
 
 def shared(shape: Shape, task: Task, tuned: Shape | None, processes: int) -> Moment:
-    """As `memory.shared`, of `lora-diff`."""
+    """The moment of `memory.shared`, for `lora-diff`."""
     structures = len(shape.parts.blocks) * 2 * STRUCTURE
     own = processes * (FORKED + structures)
     own += sum(size_of(_through_both(shape, tokens)) for tokens in sorted(task.tokens)[-processes:])
@@ -120,14 +120,15 @@ def _second(shape: Shape, task: Task, tuned: Shape | None) -> MemoryTerm:
 
 
 def _through_both(shape: Shape, tokens: int) -> Moment:
-    """Of one prompt, with all weights in memory."""
+    """Memory for one prompt, with all weights in memory."""
     kept = len(shape.parts.blocks) * _kept(shape, tokens)
     return [term("one prompt in all blocks of the base", kept), through_block(shape, tokens)]
 
 
 def kept_prompts(shape: Shape, task: Task, weights: Residence) -> MemoryTerm:
-    """Of `compare`: what blocks did under the first prompt, until the others have gone through them; with --fixed the
-    attention matrices of all prompts, and their mean; with --patch also what blocks took and gave."""
+    """Memory that `compare` keeps of prompts: states of blocks under the first prompt, until the others have gone
+    through them; with --fixed the attention matrices of all prompts, and their mean; with --patch also the inputs and
+    outputs of blocks."""
     blocks, longest = len(shape.parts.blocks), max(task.tokens, default=0)
     scores = shape.heads * longest**2 * shape.wide
     state = (blocks if weights == "resident" else 1) * (scores + STATES * shape.width * longest * shape.wide)
@@ -136,7 +137,7 @@ def kept_prompts(shape: Shape, task: Task, weights: Residence) -> MemoryTerm:
     if task.patch:
         vectors = PATCH_VECTORS * shape.width * longest * shape.wide
         kept = (len(task.tokens) + 1) * blocks * (scores + vectors)
-        if weights == "streamed":  # a head or token each, of every pair with its own and with another's
+        if weights == "streamed":  # a pass per head or token, with its own values and with those of another prompt
             passes = 2 * len(task.tokens) * blocks * max(shape.heads, longest)
             kept += min(ABLATION_BYTES, passes * waiting_bytes(longest, shape.width))
         return term("what is kept of all prompts", kept + state)  # freed in between, but not always used again

@@ -1,7 +1,7 @@
-"""Memory of `prune-bound`: the moments of its own, beside those of any sweep, and what Eq. 16 carries.
+"""Memory of `prune-bound`: its own moments, beside those of any sweep, and the vectors that Eq. 16 carries.
 
-N: tokens; M, F, V: width, longest side of a block's matrices, vocabulary; L: blocks; K: probes. Where all weights are
-in memory one prompt goes after the other, else all of them side by side.
+N: tokens; M: hidden size; F: longest side of a block's matrices; V: vocabulary; L: blocks; K: probes. Where all weights
+are in memory, one prompt goes after the other; otherwise all of them side by side.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ RESPONSES = "responses of all terms"
 SETS_ON_THEIR_WAY = "sets on their way to the last block"
 CERTIFIED = "certified bounds of a block"
 BATCHED = 12 << 20
-FREED = 60 << 20  # by earlier prompts, and not given back
-OUTPUTS, OUTPUT_BYTES = (6, 16), 144 << 20  # the same, of (N, V): with few prompts and with many; all together at most
-GRADIENTS = 0.4  # the same, of the gradients in a block
-PROBABILITIES = 3  # (N, V) beside the probes: of the model's output its probabilities, and what is made of them
-STREAM_GRADIENTS = 4  # (N, M) of a probe in a block
-INNER_GRADIENTS = 3  # (N, F), or (H, N, N), of a probe in a block
-NEURONS = 7  # (N, n) in float64 of n neurons: activations, and what the norm on their branch makes of them
-DOUBLE_FFN, DOUBLE_ATTENTION = 4, 6  # (n, M) in float64, of what is bounded at once
-COPIED = 2  # times the model's structure: what a forked process copies, Python's objects, whose references it counts
-SETS = 2  # of each order that are measured under every prompt, beside the points of its curve
+FREED = 60 << 20  # freed by earlier prompts, but not given back
+OUTPUTS, OUTPUT_BYTES = (6, 16), 144 << 20  # (N, V) freed but not given back: few prompts, many prompts; bytes at most
+GRADIENTS = 0.4  # share of a block's gradients that is freed but not given back
+PROBABILITIES = 3  # (N, V) beside the probes: probabilities of the model's output, and intermediate results
+STREAM_GRADIENTS = 4  # (N, M) per probe in a block
+INNER_GRADIENTS = 3  # (N, F), or (H, N, N), per probe in a block
+NEURONS = 7  # (N, n) in float64 for n neurons: activations, and the effect of the norm on their branch
+DOUBLE_FFN, DOUBLE_ATTENTION = 4, 6  # (n, M) in float64 for what is bounded at once
+COPIED = 2  # times the model's structure, which a forked process copies as it counts references to Python's objects
+SETS = 2  # sets of each order that are measured under every prompt, beside the points of its curve
 TERM_BYTES = 4200  # of a term in the report
-NAME_BYTES = 110  # of what says which term it is
+NAME_BYTES = 110  # of a term's name
 READING_BYTES = 220  # of a term under one prompt
-RESPONSE_BYTES = 4  # of a probe, a term and a prompt
-PREDICTED_BYTES = 16  # the same while damage is predicted: side by side, squared, and in float64
+RESPONSE_BYTES = 4  # per probe, term and prompt
+PREDICTED_BYTES = 16  # as RESPONSE_BYTES, while damage is predicted: stacked, squared, and in float64
 
 
 def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
@@ -89,9 +89,10 @@ def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
 
 
 def shared(shape: Shape, task: Task, processes: int) -> Moment:
-    """While forked processes have a prompt each, weights in memory: what the one that they come from holds, and theirs.
+    """The moment at which forked processes have a prompt each, with weights in memory: what their parent holds, and
+    what is their own.
 
-    What follows, the report above all, is made by that one alone.
+    What follows, the report above all, is made by the parent alone.
     """
     longest, each = sorted(task.chosen_on)[-processes:], -(-len(task.chosen_on) // processes)
     own = sum(_own(shape, replace(task, tokens=(tokens,) * each)) for tokens in longest)
@@ -101,18 +102,18 @@ def shared(shape: Shape, task: Task, processes: int) -> Moment:
 
 
 def _own(shape: Shape, one: Task) -> int:
-    """Bytes of a forked process beside those. one: the task of its prompts, as long as the longest of them."""
-    reused = _freed(shape, one, "resident") - FREED // 2  # of what each has of its own, most is in the other terms
+    """Bytes of a forked process itself. one: the task of its prompts, each as long as the longest of them."""
+    reused = _freed(shape, one, "resident") - FREED // 2  # most of a process's freed memory is in the other terms
     there = size_of([*held(shape, "resident"), *found_of_terms(shape, one)]) + reused
     return max(map(size_of, _by_prompt(shape, one, "resident"))) - there + COPIED * structure_bytes(shape)
 
 
 def _by_prompt(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
-    """What each prompt goes through: probes at the output, gradients in a block, readings, and sets of terms."""
+    """The moments of each prompt: probes at the output, gradients in a block, readings, and sets of terms."""
     options, longest, streamed = task.pruned, _longest(task), weights == "streamed"
     every, sweep, through = _every(shape, task, weights), _sweep(shape, task, weights), through_block(shape, longest)
     drawing = pulling = every
-    if streamed:  # prompts that are side by side have none of these yet
+    if streamed:  # with all prompts side by side, none has these yet
         drawing, pulling = _without(drawing, RESPONSES, READINGS), _without(every, READINGS)
         logits = term("logits for Taylor's criterion", _unmeasured(shape, task))
         drawing, pulling = [*drawing, logits], [*pulling, logits]
@@ -122,7 +123,7 @@ def _by_prompt(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     between, inside = printed_memory(shape, task, streamed=streamed)
     moving = term("sets in a block", inside + _last_layer(shape))
     measured, tried = ablation_bytes(shape, task)
-    beside = tried if task.tested_on else measured  # where sets are run on held-out prompts, Eq. 16 goes beside that
+    beside = tried if task.tested_on else measured  # Eq. 16 goes beside the trial on held-out prompts, if there is one
     if _measured_beside(shape, task, weights):
         trying = sweep
     else:
@@ -141,18 +142,18 @@ def _page(shape: Shape, weights: Residence) -> Moment:
 
 
 def _unmeasured(shape: Shape, task: Task) -> int:
-    """Of the logits of all prompts, where the damage is measured at something else."""
+    """Bytes of the logits of all prompts, kept where the damage is not measured at logits."""
     return 0 if ends_in_logits(shape, task.pruned) else sum(task.chosen_on) * shape.vocabulary * shape.element
 
 
 def _at_head(shape: Shape, task: Task) -> Moment:
-    """Where the passes that wait come to the layer behind the blocks: the layer, and the output of one of them, of as
-    many rows as it has, beside that of the pass that it is compared with."""
+    """Memory when waiting passes come to the layer behind the blocks: the layer, and the output of one pass with all
+    its rows, beside the output that it is compared with."""
     tokens = max((*task.chosen_on, *task.tested_on), default=0)
     one = tokens * _ending(shape, task)
     rows = rows_at_once(tokens, one) * one + (max(task.tested_on, default=0) * _ending(shape, task))
     head = layer_of(shape) if ends_in_logits(shape, task.pruned) else []
-    stored = sum(one.bytes for one in head if one.what == STORED_BESIDE)  # and no longer there when passes run
+    stored = sum(one.bytes for one in head if one.what == STORED_BESIDE)  # freed before the passes run
     return [*_without(head, STORED_BESIDE), term("outputs of passes", max(rows * shape.element, stored))]
 
 
@@ -161,7 +162,7 @@ def _without(moment: Moment, *names: str) -> Moment:
 
 
 def _every(shape: Shape, task: Task, weights: Residence) -> Moment:
-    """What is there from the first prompt on until sets are chosen."""
+    """The terms that are in memory from the first prompt on until sets are chosen."""
     found = held(shape, weights)
     if weights == "resident":
         found.append(term("values of all blocks, V", len(shape.parts.blocks) * shape.values))
@@ -171,13 +172,13 @@ def _every(shape: Shape, task: Task, weights: Residence) -> Moment:
 
 
 def _kept(shape: Shape, task: Task, weights: Residence) -> Moment:
-    """By the libraries: code that they load, and memory that is freed and that they do not give back."""
+    """What libraries keep: code that they load, and freed memory that they do not give back."""
     return [term("batched gradients of torch, loaded", BATCHED), term(REUSED, _freed(shape, task, weights))]
 
 
 def _freed(shape: Shape, task: Task, weights: Residence) -> int:
-    """Memory that is freed and not given back; more where all weights are there: it costs less to use it again."""
-    if weights == "streamed":  # it is given back between blocks, once there is so much of it
+    """Bytes that are freed but not given back; more where all weights are in memory, as reusing them is cheaper."""
+    if weights == "streamed":  # given back between blocks, once there is so much of it
         waiting = max(ablation_bytes(shape, task))
         return min(FREED // 2 + GROWN, shape.weights + min(waiting, task.waiting))
     freed, (few, many) = min(FREED, shape.weights), OUTPUTS
@@ -187,7 +188,7 @@ def _freed(shape: Shape, task: Task, weights: Residence) -> int:
 
 
 def _sweep(shape: Shape, task: Task, weights: Residence) -> Moment:
-    """The same between two blocks, while terms and sets are on their way to the last one."""
+    """The terms that are in memory between two blocks, while terms and sets are carried to the last block."""
     followed = followed_terms(terms_of(shape, task.pruned), task.pruned)
     moving = followed * shape.width * sum(_among(task, weights)) * shape.element
     on_their_way = term("terms on their way to the last block", moving)
@@ -205,7 +206,7 @@ def _measured_beside(shape: Shape, task: Task, weights: Residence) -> bool:
 
 
 def _waiting(task: Task, size: int, weights: Residence) -> MemoryTerm:
-    """Of passes that would take so many bytes if all of them waited at the same time."""
+    """Memory of waiting passes. size: bytes if all of them waited at the same time."""
     return term("passes without a term", min(task.waiting, size) if weights == "streamed" else 0)
 
 
@@ -219,7 +220,7 @@ def _longest(task: Task) -> int:
 
 
 def found_of_terms(shape: Shape, task: Task) -> list[MemoryTerm]:
-    """What all prompts give, which is kept until sets are chosen, beside what is; none where nothing is pruned."""
+    """Results of all prompts, which are kept until sets are chosen; empty where nothing is pruned."""
     if task.pruning is None:
         return []
     every = sum(terms_of(shape, task.pruning).values())
@@ -232,7 +233,7 @@ def found_of_terms(shape: Shape, task: Task) -> list[MemoryTerm]:
 
 
 def terms_of(shape: Shape, options: PruneOptions) -> dict[Kind, int]:
-    """How many there are of each kind."""
+    """How many terms of each kind the model has."""
     a_block: dict[Kind, int] = {
         "neuron": shape.inner, "head": shape.heads, "expert": shape.experts, "ffn": 1, "attention": 1, "block": 1,
     }  # fmt: skip
@@ -240,28 +241,28 @@ def terms_of(shape: Shape, options: PruneOptions) -> dict[Kind, int]:
 
 
 def singles(counts: dict[Kind, int], options: PruneOptions) -> int:
-    """Terms that are ablated under every prompt."""
+    """How many terms are ablated under every prompt."""
     return sum(ablated(kind, count, options.measure) for kind, count in counts.items())
 
 
 def _ending(shape: Shape, task: Task) -> int:
-    """Width of the output that the damage is measured at."""
+    """Width of the output at which the damage is measured."""
     return shape.vocabulary if ends_in_logits(shape, task.pruned) else shape.width
 
 
 def ends_in_logits(shape: Shape, options: PruneOptions) -> bool:
-    """Whether the damage is measured at the logits, else at the last hidden states."""
+    """Whether the damage is measured at the logits instead of the last hidden states."""
     return options.metric != "hidden" and shape.vocabulary > 0
 
 
 def _probes(shape: Shape, task: Task) -> int:
-    """At the output, as many as are drawn at once, of the longest prompt."""
+    """Bytes of the probes at the output that are drawn at once, for the longest prompt."""
     elements = _longest(task) * _ending(shape, task)
     return (min(task.pruned.probes, probes_at_once(elements)) + PROBABILITIES) * elements * shape.wide
 
 
 def _gradients(shape: Shape, task: Task) -> int:
-    """Of as many probes as go through a block at once, of the longest prompt."""
+    """Bytes of the gradients of those probes that go through a block at once, for the longest prompt."""
     options, tokens = task.pruned, _longest(task)
     sides: dict[Kind, int] = {
         "neuron": shape.inner, "head": shape.heads * shape.head_width, "ffn": shape.width, "attention": shape.width,
@@ -274,14 +275,14 @@ def _gradients(shape: Shape, task: Task) -> int:
 
 
 def followed_terms(counts: dict[Kind, int], options: PruneOptions) -> int:
-    """Terms that are carried to the last block."""
+    """How many terms are carried to the last block."""
     others = sum(count for kind, count in counts.items() if kind != "neuron")
     sampled = singles(counts, options)
     return max(sampled, others) if others <= CARRIED else sampled
 
 
 def ablation_bytes(shape: Shape, task: Task) -> tuple[int, int]:
-    """Of all ablations under the prompts, and under the held-out ones, if all of them waited at the same time."""
+    """Bytes of all ablations under the prompts, and under the held-out ones, if all of them waited at the same time."""
     options, counts = task.pruned, terms_of(shape, task.pruned)
     one = [waiting_bytes(n, shape.width) for n in task.chosen_on]
     early, late = map(len, orders(counts, options))
@@ -300,7 +301,7 @@ def _readings(shape: Shape, task: Task) -> int:
 
 
 def _last_layer(shape: Shape) -> int:
-    """The weight of an FFN's last layer, where it is not in the dtype that it is worked on in."""
+    """Bytes of a copy of the weight of an FFN's last layer, needed where its dtype is not the one computed in."""
     return 0 if shape.element == shape.wide else shape.inner * shape.width * shape.wide
 
 
@@ -310,12 +311,12 @@ def _certified(shape: Shape) -> int:
 
 
 def _rows(shape: Shape) -> int:
-    """Elements in float64 of rows of an FFN's weights."""
+    """How many float64 elements the rows of an FFN's weights take while they are bounded."""
     return DOUBLE_FFN * min(shape.inner, NEURONS_AT_ONCE) * shape.width
 
 
 def _report(shape: Shape, task: Task) -> int:
-    """Once damage is predicted, which takes more than the report's terms where prompts are many."""
+    """Bytes for the report's terms, or for the prediction of damage, which takes more with many prompts."""
     every, prompts, probes = sum(terms_of(shape, task.pruned).values()), len(task.chosen_on), task.pruned.probes
     found = prompts * (READING_BYTES + RESPONSE_BYTES * probes)
     return every * (NAME_BYTES + found + max(TERM_BYTES, prompts * PREDICTED_BYTES * probes))
@@ -326,18 +327,18 @@ def _report(shape: Shape, task: Task) -> int:
 
 @dataclass(frozen=True)
 class Carried:
-    """Vectors for every token."""
+    """How many vectors per token Eq. 16 carries."""
 
     parts: int
-    """Of whole parts: each, and the stream without it."""
+    """For whole parts: each, and the stream without it."""
     early: int
-    """Of one set of every order, chosen by what is predicted of it."""
+    """For one set of every order whose sets are chosen by prediction."""
     late: int
-    """The same of orders of whole parts, chosen by what each of them does alone, once that is measured."""
+    """For one set of every order of whole parts, whose sets are chosen by the measured damage of each part."""
 
     @property
     def once(self) -> int:
-        """With one set of every order."""
+        """Vectors for whole parts and one set of every order."""
         return self.parts + self.early + self.late
 
 
@@ -351,15 +352,15 @@ def carried(shape: Shape, options: PruneOptions) -> Carried:
 
 
 def printed_tokens(shape: Shape, task: Task) -> list[int]:
-    """Of the prompts that it is computed on."""
+    """Tokens of the prompts on which Eq. 16 is computed."""
     tokens, vectors = task.chosen_on, carried(shape, task.pruned).once
     return [tokens[k] for k in printed_on(tokens, task.pruned.spent.printed, shape.width, vectors)]
 
 
 def printed_memory(shape: Shape, task: Task, *, streamed: bool) -> tuple[int, int]:
-    """Bytes between two blocks, of all prompts side by side or of the longest, and those more in a block.
+    """Bytes between two blocks, for all prompts side by side or for the longest, and further bytes in a block.
 
-    Where no set is tried on held-out prompts, of the sets that are carried while it is measured which are chosen.
+    Where no set is tried on held-out prompts, likely sets are carried while sets are measured, before any is chosen.
     """
     found, tokens = carried(shape, task.pruned), printed_tokens(shape, task)
     longest, vectors = max(tokens, default=0), found.once

@@ -1,6 +1,6 @@
-"""What `prune-bound --repair` takes: sums over tokens of one layer at a time, and the new weights of some sets.
+"""Memory and work of `prune-bound --repair`: sums over tokens for one layer at a time, and new weights of some sets.
 
-M: width; K: the most inputs of a layer that is refitted; T: calibration tokens.
+M: hidden size; K: the most inputs of a layer that is refitted; T: calibration tokens.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import Moment, term
 from duat_cli.models.budgets import KEPT_BYTES
 
-SUMS = 5  # (K, K) and (K, M): of the tokens fitted and held back, two while they are solved, and one between
-SETS = 3  # whose new weights are there at once: the chosen one's, the one under way, the one before it
-STREAMS = 6  # (T, M): before and behind a block, of the dense and the pruned model, a layer's output, and one more
-ROWS = 4  # (N, K) of one prompt: as they are, in float64, those kept, with a column of ones
-REPAIRED = 12  # sets of each kind: four to halve the curve, eight to test
-RUNS = 4  # of every block a set: in front of each of two layers; and for both halves together
-SOLVED = 9 + 2 * 5  # systems of a layer: every ridge, and once more with all tokens; near that ridge for each half
-OWN = 2  # (T, M) of a block's own that are kept of the dense model: behind it, and behind attention
+SUMS = 5  # (K, K) and (K, M): for tokens fitted and held back, two while they are solved, and one temporary
+SETS = 3  # sets whose new weights are in memory at once: the chosen one, the one under way, the one before it
+STREAMS = 6  # (T, M): before and behind a block, for the dense and the pruned model, a layer's output, and one more
+ROWS = 4  # (N, K) for one prompt: as they are, in float64, those kept, with a column of ones
+REPAIRED = 12  # sets of each kind: four to bisect the curve, eight to test
+RUNS = 4  # runs of every block per set: for each of two layers; and for both halves together
+SOLVED = 9 + 2 * 5  # systems per layer: every ridge, and again with all tokens; for each half those near that ridge
+OWN = 2  # (T, M) per block that are kept of the dense model: behind the block, and behind attention
 
 
 def repairing(shape: Shape, task: Task) -> Moment:
-    """Beside the model."""
+    """The terms of a repair, beside the model."""
     tokens = task.calibration or task.tokens
     inputs, layers = _inputs(shape)
     blocks = len(shape.parts.blocks)
@@ -42,7 +42,7 @@ def repairing(shape: Shape, task: Task) -> Moment:
 
 
 def solving(shape: Shape, tokens: int) -> float:
-    """Operations of the sums and solutions of one set. tokens: of all calibration prompts."""
+    """Operations for the sums and solutions of one set. tokens: of all calibration prompts."""
     found = 0.0
     for inputs in _inputs(shape)[1]:
         sums = 2 * tokens * inputs * (inputs + shape.width)
@@ -51,6 +51,6 @@ def solving(shape: Shape, tokens: int) -> float:
 
 
 def _inputs(shape: Shape) -> tuple[int, tuple[int, int]]:
-    """The most inputs of a layer, and those of each: the FFN's last one and attention's."""
+    """The most inputs of a layer, and the inputs of each: the FFN's last layer and attention's."""
     layers = shape.inner, shape.heads * shape.head_width
     return max(layers), layers

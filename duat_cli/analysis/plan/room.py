@@ -1,4 +1,4 @@
-"""How much the devices can keep of weights that are read block by block, beside what the command itself takes."""
+"""Room of the devices for weights that are read block by block, beside what the command itself takes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _PAGES = 2  # blocks on their way from a file to a GPU: the one that is needed a
 
 
 def placed(device_map: str, device: str, files: CheckpointFiles, dtype: str, way: Way, memory: int | None) -> Placed:
-    """What --device-map and --device ask for, with the room that there is."""
+    """The device map that --device-map and --device ask for, with the room of each device."""
     page = max((block.read for block in shape_of(files, dtype).parts.blocks), default=0)
     return Placed(DeviceMap.of(device_map), room_of(parse_device(device), way, page, memory))
 
 
 def left_on(device: torch.device | int, memory: int | None) -> int:
-    """Bytes that are left on a GPU. memory: of `--memory`."""
+    """Bytes that are free on a GPU, at most `memory`, the bytes of `--memory`."""
     left = int(torch.cuda.mem_get_info(device)[0])
     return left if memory is None else min(left, memory)
 
 
 def room_of(device: torch.device, way: Way, page: int, memory: int | None) -> dict[str, float]:
-    """Bytes, by device. device: the one that computes; way: what that takes; page: bytes of the largest block, as
-    stored; memory: as of `ModelRequest`."""
+    """Room in bytes by device. device: the one that computes; way: what computing takes there; page: bytes of the
+    largest block as stored; memory: as in `ModelRequest`."""
     gpu = device.type == "cuda"
     whole = memory_limit() if memory is None or gpu else memory
     if not gpu:

@@ -1,4 +1,4 @@
-"""What a command will need, and whether its weights are resident or streamed."""
+"""Plans a command: the memory and time it will need, and whether its weights are resident or streamed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 _MIB, _GIB = 1 << 20, 1 << 30
-SMALL_BLOCK = 32 << 20  # bytes up to which a block goes through one thread as well as through many
-_NAMED = 3  # terms of a peak in a message
+SMALL_BLOCK = 32 << 20  # bytes up to which a block runs as well with one thread as with many
+_NAMED = 3  # how many terms of a peak a message names
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Plan:
     files: CheckpointFiles
     shape: Shape
     limit: int
-    """Bytes; None where the system says nothing."""
+    """Bytes."""
     ways: tuple[Way, ...]
     operations: float
     task: Task
@@ -48,7 +48,7 @@ class Plan:
 
     @property
     def reason(self) -> str | None:
-        """For a plan of which no way fits: what is too large."""
+        """What is too large, for a plan in which no way fits; None for others."""
         if self.chosen is not None:
             return None
         least = min(self.ways, key=lambda way: way.peak_memory_bytes)
@@ -62,30 +62,30 @@ class Plan:
         return f"{least.weights}, it needs {needed} of memory ({said}), has {left}"
 
     def may_be_long(self, way: Way) -> bool:
-        """Whether it might take so long that it is worth saying."""
+        """Whether a way may take longer than LONG seconds, on a slow machine."""
         return self.seconds(way, SLOW) > LONG
 
     def pace(self, device: str = "cpu") -> Pace:
-        """Of this machine, measured."""
+        """Measured rates of this machine."""
         alone = any(way.processes > 1 for way in self.ways)
         return measured_pace(self.files, self.shape, self.task, device, alone=alone)
 
     def seconds(self, way: Way, pace: Pace) -> float:
-        """How long one of the ways takes. Reading and computing take place at the same time where weights are streamed,
-        one after the other where they are resident."""
+        """How long a way takes, in seconds. Reading and computing overlap where weights are streamed; where they are
+        resident, one follows the other."""
         computing = work(self.shape, self.task, way.weights) / (SHARE * pace.of(way.processes))
         reading = way.weight_reads * self.files.total_bytes / pace.bytes
         start = START + DISCOVERY * len(self.shape.parts.blocks)
         return start + (max(computing, reading) if way.weights == "streamed" else computing + reading)
 
     def timed(self, device: str) -> Plan:
-        """The same with how long each way takes there."""
+        """The plan with the seconds that each way takes on a device."""
         pace = self.pace(device)
         ways = (way.model_copy(update={"seconds": self.seconds(way, pace)}) for way in self.ways)
         return replace(self, ways=tuple(ways))
 
     def weights(self) -> PlannedWeights:
-        """What the headers say."""
+        """Facts on the weights, from the headers."""
         parts, block = self.shape.parts, _largest_block(self.shape)
         return PlannedWeights(
             stored_bytes=self.files.total_bytes,
@@ -104,8 +104,8 @@ def plan(files: CheckpointFiles, task: Task, dtype: str, memory: int | None, *, 
     """Of a command. dtype: of `--dtype`; memory: bytes of `--memory`, None: what the system leaves. roomy: whether what
     is left may be taken so that weights are read less often.
 
-    A re-initialised model is planned beside the first where both fit. Where no model runs there is one way: tensors are
-    looked at one after the other.
+    A re-initialised model is planned beside the first where both fit. Where no model runs, there is only one way:
+    tensors are looked at one after the other.
     """
     shape, limit = shape_of(files, dtype), memory_limit() if memory is None else memory
     tuned = None if task.tuned is None else shape_of(task.tuned, dtype)
@@ -139,9 +139,10 @@ def plan(files: CheckpointFiles, task: Task, dtype: str, memory: int | None, *, 
 
 
 def _processes(shape: Shape, task: Task, limit: int, beside: list[MemoryTerm], tuned: Shape | None) -> int:
-    """How many share the prompts: all that may, or as many as have a prompt and room.
+    """How many processes share the prompts: all that may, or as many as have a prompt and room.
 
-    Threads are better at large layers, where there are not enough prompts for all processes. beside: also in memory.
+    With large blocks it is 1 unless all processes can take part, as threads are then faster. beside: further terms in
+    memory.
     """
     apart = task.command != "prune-bound"  # the first prompt runs before the others
     most = min(task.processes, len(task.tokens) - apart)
@@ -153,8 +154,8 @@ def _processes(shape: Shape, task: Task, limit: int, beside: list[MemoryTerm], t
 
 
 def _with_room(shape: Shape, task: Task, limit: int) -> Task:
-    """The same over weights that are read block by block, with more passes side by side where half of what is left has
-    room for them: those that do not fit read the weights again."""
+    """The task for weights read block by block, with more passes side by side if they fit into half of the free memory;
+    passes that do not fit read the weights again."""
     if task.pruning is None:
         return task
     needed = max(ablation_bytes(shape, task))
@@ -163,20 +164,20 @@ def _with_room(shape: Shape, task: Task, limit: int) -> Task:
 
 
 def on_device(device: torch.device, task: Task, memory: int | None) -> tuple[Task, int | None]:
-    """The command and its memory as of `ModelRequest`, as they are planned for the device."""
+    """The task and its memory (as in `ModelRequest`), adapted to the device."""
     from duat_cli.loading.model.gpu import sees_accelerator
 
     if device.type == "cuda":
         from duat_cli.analysis.plan.room import left_on
 
         return replace(task, processes=1, gpu=True), left_on(device, memory)
-    if task.command != "prune-bound" and sees_accelerator():  # their first prompt may have gradients in front of a fork
+    if task.command != "prune-bound" and sees_accelerator():  # their first prompt may run gradients before a fork
         return replace(task, processes=1), memory
     return task, memory
 
 
 def way_of(made: Plan) -> Way:
-    """The way that fits; CheckpointError, one line, where there is none."""
+    """The way that fits. Raises CheckpointError, one line, where there is none."""
     if made.chosen is None:
         raise CheckpointError(f"{clean(str(made.files.path))}: {made.reason}")
     return made.chosen

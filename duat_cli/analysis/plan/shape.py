@@ -1,4 +1,4 @@
-"""The sizes of a model that its memory depends on, from config.json and the headers of the files."""
+"""The sizes that the memory of a run depends on, from config.json and the headers of the files."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ from duat_cli.models.budgets import CHANNEL_HEADS
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 _CHOSEN_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k")
 _HEADS_A_CHANNEL = {".rg_lru.recurrent_param": 1, ".time_decay": 2, ".conv.conv.weight": 1}
-"""By a tensor's name, of RecurrentGemma, RWKV, whose values are made of two tokens, and LFM2."""
-LOADERS = 4  # threads in which transformers takes tensors, at most
+"""Heads per channel by a tensor's name, for RecurrentGemma, RWKV (whose values are made of two tokens) and LFM2."""
+LOADERS = 4  # most threads in which transformers loads tensors
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What of a model decides how much memory a run takes."""
+    """The sizes of a model that decide how much memory a run takes."""
 
     dtype: str
-    """Of weights and arithmetic, such as 'float32'."""
+    """Dtype of weights and arithmetic, such as 'float32'."""
     element: int
     """Bytes of a number of that dtype."""
     parts: Parts
     largest_tensor: int
-    """Bytes of one tensor as it is read: a quantised one beside what the files hold of it."""
+    """Most bytes of one tensor as it is read; for a quantised one with what the files hold of it."""
     largest_elements: int
-    """Of one tensor."""
+    """Most elements of one tensor."""
     cast_at_once: int
-    """Bytes, as they are read, of the largest tensors of another dtype that transformers casts at the same time."""
+    """Bytes as read of the largest tensors that transformers casts from another dtype at the same time."""
     width: int
-    """M."""
+    """M, the hidden size."""
     heads: int
     kv_heads: int
     head_width: int
-    """d."""
+    """d, the head size."""
     inner: int
-    """The longest side of a block's matrices: the FFN's width, as a rule."""
+    """The longest side of a block's matrices, usually the FFN's width."""
     vocabulary: int
-    """Of the logits; 0 where the class has no head."""
+    """Width of the logits; 0 where the class has no head."""
     experts: int
-    """Of a block, routed."""
+    """Routed experts per block."""
     kernels: int
-    """Blocks with a mixer whose kernel treats each channel by itself, as a head."""
+    """How many blocks have a mixer whose kernel treats each channel by itself, like a head."""
     channels: int
-    """Of such a kernel."""
+    """Channels of such a kernel."""
     state: int
-    """Numbers that it carries from token to token, a channel."""
+    """Numbers per channel that it carries from token to token."""
     products: float
-    """Elements of the matrices that one token meets in all blocks; of routed experts those that it is sent to."""
+    """Elements of the matrices that one token meets in all blocks; of routed experts only those that it is sent to."""
 
     @property
     def weights(self) -> int:
-        """Bytes of all of them in memory."""
+        """Bytes of all weights in memory."""
         every = (self.parts.frame, *self.parts.layers, *self.parts.blocks)
         return sum(part.elements for part in every) * self.element
 
@@ -76,18 +76,18 @@ class Shape:
 
     @property
     def measured_kernels(self) -> int:
-        """As `kernels`, of channels that are not too many for their W' to be measured."""
+        """`kernels`, or 0 if they have too many channels for their W' to be measured."""
         return self.kernels if self.channels <= CHANNEL_HEADS else 0
 
     @property
     def wide(self) -> int:
-        """Bytes of a number of what is computed from activations."""
+        """Bytes of a number computed from activations: at least 4."""
         return max(4, self.element)
 
 
 def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
-    """Of a checkpoint. dtype: as the option `--dtype` names it; 'auto' is the one that config.json states, else the
-    one of most stored bytes; InputError where models run in no such dtype."""
+    """The shape of a checkpoint. dtype: as for `--dtype`; 'auto' is the one that config.json states or, without it, the
+    one of most stored bytes. Raises InputError where models run in no such dtype."""
     named = auto_dtype(files) if dtype == "auto" else SHORT.get(dtype, dtype)
     if named not in SIZES:
         raise no_dtype(dtype)
@@ -125,7 +125,7 @@ def _cast(tensor: TensorEntry, element: int) -> bool:
 
 
 def _number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:
-    """The first of these fields; of a list, one entry a layer, the largest."""
+    """Value of the first of these fields that config has; the largest entry if it is a list with one per layer."""
     for name in names:
         value = config.get(name)
         numbers = [v for v in (value if isinstance(value, list) else [value]) if type(v) is int and v > 0]
@@ -135,14 +135,14 @@ def _number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:
 
 
 def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
-    """falcon and gpt_bigcode say that all heads share one; falcon's newer architecture says nothing by that field."""
+    """Number of KV heads. In falcon and gpt_bigcode, multi_query means one; falcon's newer architecture ignores it."""
     if config.get("multi_query") is True and config.get("new_decoder_architecture") is not True:
         return 1
     return _number(config, _KV_HEADS) or heads
 
 
 def _vocabulary(config: Mapping[str, Any], inner: Mapping[str, Any]) -> int:
-    """A class such as BertModel ends in hidden states."""
+    """Size of the vocabulary; 0 for a class such as BertModel, which ends in hidden states."""
     names = [name for name in config.get("architectures") or [] if isinstance(name, str)]
     if names and all(name.endswith("Model") for name in names):
         return 0
@@ -155,9 +155,9 @@ def _commonest_side(tensors: Iterable[TensorEntry]) -> int:
 
 
 def _kernel(block: Part) -> tuple[int, int]:
-    """Channels that a kernel treats each by itself, and the numbers of the state of each; zeros for none.
+    """How many channels a kernel treats by themselves, and the size of the state of each; zeros without such a kernel.
 
-    Mamba's decay is (channels, state), in Zamba with an axis of heads in front; that of Mamba-2 is by head, (heads,).
+    Mamba's decay is (channels, state), in Zamba with a first axis of heads; that of Mamba-2 is by head, (heads,).
     """
     for name, tensor in block.tensors.items():
         *channels, state = tensor.shape or (0,)
@@ -169,7 +169,7 @@ def _kernel(block: Part) -> tuple[int, int]:
 
 
 def _products(blocks: Iterable[Part], config: Mapping[str, Any]) -> float:
-    """Of the matrices of routed experts, the share that a token is sent to."""
+    """Elements of the matrices that one token meets; matrices of routed experts count by the share it is sent to."""
     experts, chosen = _number(config, _EXPERTS), _number(config, _CHOSEN_EXPERTS)
     share = chosen / experts if experts and chosen else 1.0
     return sum(

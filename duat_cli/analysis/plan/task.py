@@ -1,4 +1,4 @@
-"""What is planned: a command, its prompts, and those of its options that decide how much it takes."""
+"""The task that is planned: a command, its prompts, and those of its options that decide how much it takes."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spent:
-    """How much `duat prune-bound` computes where nothing else is said."""
+    """How much `duat prune-bound` computes at an effort, unless options say otherwise."""
 
     probes: int = 32
     measure: int = 16
     points: int = 8
-    """Sets of each order that are measured on the prompts, about."""
+    """How many sets of each order are measured on the prompts, approximately."""
     tested: int = 5
-    """Sets of each order that are tested on held-out prompts."""
+    """How many sets of each order are tested on held-out prompts."""
     certified: bool = True
     """Whether certified bounds are computed."""
     printed: int | None = 4
-    """Prompts on which Eq. 16 is computed; None: all."""
+    """How many prompts Eq. 16 is computed on; None: all."""
     tokens: int | None = 768
-    """Of all prompts that choose sets together, about, by cutting the longest; held-out prompts are whole."""
+    """Tokens of all prompts that choose sets together, approximately: the longest are cut. None: none is cut. Held-out
+    prompts are never cut for this."""
     shortest: int = 48
-    """Tokens that no prompt is cut below for that."""
+    """Length in tokens below which no prompt is cut for that."""
     few_held_out: bool = False
-    """Whether no more prompts are held out than it takes to let one of them exceed the budget."""
+    """Whether to hold out only as many prompts as it takes to let one of them exceed the budget."""
 
 
 NO_HOLDOUT = "no held-out prompts: give --holdout 0.5, a share of the prompts, or --holdout FILE of other texts"
-RANDOM_SETS = 5  # beside one of duat's
-BESIDES = 2  # sets of each order, that others stand beside: see `besides`
-CRITERIA, BLOCK_CRITERIA = 4, 3  # that choose sets of a kind, and of whole blocks
+RANDOM_SETS = 5  # random sets beside one of duat's
+BESIDES = 2  # sets of each order that others are put beside, see `besides`
+CRITERIA, BLOCK_CRITERIA = 4, 3  # how many criteria choose sets of a kind, and of whole blocks
 
 EFFORTS: dict[Effort, Spent] = {
     "quick": Spent(
@@ -56,7 +57,7 @@ EFFORTS: dict[Effort, Spent] = {
 
 @dataclass(frozen=True)
 class PruneOptions:
-    """What `duat prune-bound` computes."""
+    """Options of `duat prune-bound`."""
 
     kinds: tuple[Kind, ...] = KINDS
     metric: MetricName | None = None
@@ -67,35 +68,36 @@ class PruneOptions:
     exceed: float = 0.1
     ablate_mean: bool = False
     uniform: bool = False
-    """Whether every FFN is to lose as many neurons, and every attention as many key and value heads with theirs."""
+    """Whether every FFN loses equally many neurons, and every attention equally many KV heads with their heads."""
     repair: bool = False
-    """Whether what is left of the model is refitted."""
+    """Whether the rest of the model is refitted."""
     joint: bool = False
     """Whether terms of all kinds go into one set."""
     remove: float | None = None
-    """Share of the parameters that a set is to hold, in place of the budget that it is to keep to."""
+    """Share of the parameters that a set has to hold, instead of a budget to keep to."""
     of_all: bool = False
-    """Whether that is of all parameters, not of the blocks' alone."""
+    """Whether `remove` is a share of all parameters instead of those of the blocks."""
     criteria: bool = False
     """Whether sets that other criteria choose, and random ones, are run on the held-out prompts."""
     rounds: int = 1
-    """How often the model is sketched, each time without what the rounds before took."""
+    """How often the model is sketched, each time without the terms that earlier rounds removed."""
     effort: Effort = "default"
-    """What probes and measure were taken from where they were not given; and the rest of what is spent."""
+    """Effort that sets what is spent; probes and measure come from it unless given."""
 
     named: int | None = None
-    """Terms of the set that is to be written, where a number of them is asked for."""
+    """Number of terms in the set to be written, if a number is asked for."""
 
     whole: bool = False
-    """Whether no prompt is cut, for which `--out` keeps what each gave by itself."""
+    """Whether prompts are left uncut; so with `--out`, which keeps the results of each prompt by itself."""
 
     def groups(self, kinds: Sequence[Kind]) -> list[tuple[Kind, ...]]:
-        """Of which of these kinds, those that the model has, sets are made: of each, or of all of them together."""
+        """The groups of kinds of which sets are made: each kind by itself, or all together. kinds: those that the model
+        has."""
         return [tuple(kinds)] if self.joint else [(kind,) for kind in kinds]
 
     def require_held_out(self, prompts: int) -> None:
-        """InputError for so few held-out prompts that no set could be guaranteed on them; without any, none is asked
-        for."""
+        """Raises InputError for so few held-out prompts that they could guarantee no set, and for --criteria without
+        any. Otherwise no held-out prompts are fine."""
         needed = prompts_needed(self.exceed, self.confidence)
         if 0 < prompts < needed:
             raise InputError(
@@ -107,7 +109,7 @@ class PruneOptions:
 
     @property
     def spent(self) -> Spent:
-        """What the effort says."""
+        """How much the effort spends; no prompt is cut with `whole`."""
         return replace(EFFORTS[self.effort], tokens=None) if self.whole else EFFORTS[self.effort]
 
     def __post_init__(self) -> None:
@@ -134,16 +136,16 @@ class PruneOptions:
 
 
 def ablated(kind: Kind, count: int, measure: int) -> int:
-    """How many of so many terms of a kind are ablated for real.
+    """How many of `count` terms of a kind are ablated for real.
 
-    Of whole parts, which are few and which the linear prediction says least of, all up to four times as many.
+    Up to four times as many whole parts are, as they are few, and the linear prediction says least about them.
     """
     return min(count, 4 * measure if kind in WHOLE else measure)
 
 
 def orders(counts: Mapping[Kind, int], options: PruneOptions) -> tuple[list[tuple[Kind, ...]], list[tuple[Kind, ...]]]:
-    """Of which kinds orders are, in which terms leave: those chosen by what is predicted of them, and those by what
-    each does alone, which is known later. counts: terms of each kind."""
+    """The kinds of each order in which terms are removed: first orders whose sets are chosen by prediction, then those
+    chosen by the measured damage of each term, which is known later. counts: terms of each kind."""
     there = [kind for kind, count in counts.items() if count]
     found: tuple[list[tuple[Kind, ...]], list[tuple[Kind, ...]]] = [], []
     for kinds in options.groups(there) if there else []:
@@ -152,17 +154,18 @@ def orders(counts: Mapping[Kind, int], options: PruneOptions) -> tuple[list[tupl
 
 
 def by_measure(counts: Mapping[Kind, int], measure: int) -> bool:
-    """Whether sets of kinds of so many terms are chosen by what each term does alone: whole parts, all ablated."""
+    """Whether sets of these kinds are chosen by the measured damage of each term: whole parts, if all are ablated."""
     return set(counts) <= WHOLE and all(count == ablated(kind, count, measure) for kind, count in counts.items())
 
 
 def besides(sizes: Sequence[int]) -> list[int]:
-    """Of sizes of tested sets, from the smallest: those that sets of other criteria stand beside."""
+    """Those sizes of tested sets that sets of other criteria are put beside: the median and the largest."""
     return sorted({sizes[len(sizes) // 2], sizes[-1]})
 
 
 def rivals(counts: Mapping[Kind, int], options: PruneOptions) -> int:
-    """Sets that other criteria choose, with duat's own and random ones, at most. counts: terms of each kind."""
+    """Most sets that are run for --criteria: of other criteria, random ones and duat's own. counts: terms of each
+    kind."""
     if not options.criteria:
         return 0
     found = 0
@@ -174,7 +177,8 @@ def rivals(counts: Mapping[Kind, int], options: PruneOptions) -> int:
 
 
 def longest(tokens: Sequence[int], spent: Spent) -> int | None:
-    """To how many tokens prompts of so many are cut where sets are chosen; None: they are left whole."""
+    """The length in tokens to which prompts are cut where sets are chosen; None: none is cut. tokens: of each
+    prompt."""
     if spent.tokens is None or sum(tokens) <= spent.tokens or max(tokens) <= spent.shortest:
         return None
     low, high = spent.shortest, max(tokens)
@@ -185,58 +189,58 @@ def longest(tokens: Sequence[int], spent: Spent) -> int | None:
 
 
 def effort_of(effort: Effort, probes: int | None, measure: int | None) -> tuple[int, int]:
-    """Probes and terms to measure: those given, else those of the effort."""
+    """Probes, and terms to measure, as given or else by the effort."""
     spent = EFFORTS[effort]
     return spent.probes if probes is None else probes, spent.measure if measure is None else measure
 
 
 @dataclass(frozen=True)
 class Task:
-    """A command."""
+    """A command to be planned."""
 
     command: Planned
     tokens: tuple[int, ...] = ()
-    """Of every prompt; of those that are read as a stream, of the longest."""
+    """Tokens of every prompt; only of the longest ones where prompts are read as a stream."""
     held_out: tuple[int, ...] = ()
-    """The same of the prompts that test sets of terms."""
+    """Tokens of the prompts that test sets of terms."""
     calibration: tuple[int, ...] = ()
-    """The same of the prompts that a pruned model is refitted to, where they are others."""
+    """Tokens of the prompts that a pruned model is refitted to, if they are other prompts."""
     processes: int = 1
-    """How many may share the prompts, where all weights are in memory and the command's can be shared."""
+    """How many processes may share the prompts, where all weights are in memory and the command allows it."""
     gpu: bool = False
-    """Whether it computes on a GPU, whose memory is planned then."""
+    """Whether a GPU computes; its memory is then the one planned."""
     runs: bool = True
     """Whether the model runs: `lora-diff` without prompts and `check --weights-only` only look at weights."""
     reinitialised: bool = False
     """Whether a second, re-initialised model is wanted beside the first."""
     pruning: PruneOptions | None = None
-    """Of `prune-bound`, and of `check` where a rule asks what can go."""
+    """Options of `prune-bound`, and of `check` with a rule on what can be removed."""
     waiting: int = ABLATION_BYTES
-    """Of `prune-bound`: bytes of passes that wait for the next block at the same time, at most."""
+    """`prune-bound`: most bytes of passes that wait for the next block at the same time."""
     tuned: CheckpointFiles | None = None
-    """Of `lora-diff`: a tuned checkpoint, or None for an adapter."""
+    """`lora-diff`: a tuned checkpoint, or None for an adapter."""
     changed: tuple[TensorEntry, ...] = ()
-    """Of `lora-diff`: the base's parameters that an adapter changes."""
+    """`lora-diff`: the base's parameters that an adapter changes."""
     directions: bool = False
-    """Of `lora-diff`: whether directions of large matrices are looked for."""
+    """`lora-diff`: whether directions of large matrices are looked for."""
     every_position: bool = False
-    """Of `attribute`: whether each token of a prompt has a target."""
+    """`attribute`: whether each token of a prompt has a target."""
     steps: int = 0
-    """Of `attribute`: passes that end where tokens behind a prompt follow: one a greedy token, which is counted in
-    `tokens`, and one of a given continuation."""
+    """`attribute`: passes that end where tokens behind a prompt follow: one for each greedy token, which `tokens`
+    counts, too, and one for a given continuation."""
     top: int = 10
-    """Of `attribute`: how many neurons, experts and flows lead."""
+    """`attribute`: how many neurons, experts and flows are listed."""
     fixed: bool = False
-    """Of `compare`: whether the attention matrices of all prompts are kept."""
+    """`compare`: whether the attention matrices of all prompts are kept."""
     patch: bool = False
-    """Of `compare`: whether they are, and with them what blocks took and gave."""
+    """`compare`: whether they are kept together with the inputs and outputs of blocks."""
     prompts: int = 0
-    """How many there are, where `tokens` are of the longest alone."""
+    """How many prompts there are, if `tokens` has only the longest."""
     probe: int = 0
-    """Tokens of what discovery reads, where that is noise of the shape of a picture or a sound; of texts a few."""
+    """Tokens of discovery's input if that is noise with the shape of a picture or a sound; for texts it is short."""
 
     def targets_of(self, tokens: int) -> int:
-        """How many a prompt of so many tokens has."""
+        """How many targets a prompt of so many tokens has."""
         return tokens if self.every_position else max(1, self.steps)
 
     @property
@@ -246,14 +250,14 @@ class Task:
 
     @property
     def chosen_on(self) -> tuple[int, ...]:
-        """Tokens of every prompt as `prune-bound` runs it to choose sets."""
+        """Tokens of every prompt, as cut by `prune-bound` to choose sets."""
         cut = self.pruning is not None and not self.probe  # pictures and sound are left whole
         most = longest(self.tokens, self.pruned.spent) if cut else None
         return self.tokens if most is None else tuple(min(n, most) for n in self.tokens)
 
     @property
     def tested_on(self) -> tuple[int, ...]:
-        """The same of the prompts that test sets; where only some are drawn, of as many."""
+        """Tokens of the prompts that test sets; if only some are drawn, of the first so many."""
         if self.pruning is None or not self.pruning.spent.few_held_out:
             return self.held_out
         return self.held_out[: prompts_needed(self.pruning.exceed, self.pruning.confidence, exceeding=1)]

@@ -1,4 +1,4 @@
-"""Addends of a peak that several commands have."""
+"""Terms of a memory peak that several commands have."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from duat_cli.loading.checkpoint.parts import Part
 from duat_cli.models.budgets import AT_ONCE
 from duat_cli.results.plan import MemoryTerm, Residence
 
-Moment = list[MemoryTerm]  # what is in memory at the same time
+Moment = list[MemoryTerm]  # terms that are in memory at the same time
 
 LIBRARIES = 426 << 20  # Python, torch, transformers and duat, imported
-LIBRARIES_GPU = 72 << 20  # of a GPU: what its libraries keep to work in, and gaps between tensors
-TORCH = 402 << 20  # the same without transformers
-STRUCTURE = 1 << 20  # of a block, what discovery writes down of it
+LIBRARIES_GPU = 72 << 20  # on a GPU: workspaces of its libraries, and gaps between tensors
+TORCH = 402 << 20  # as LIBRARIES, without transformers
+STRUCTURE = 1 << 20  # per block, discovery's results
 REUSED = "freed memory that is used again"
 SHARING = "processes that share the prompts"
-FORKED = 16 << 20  # of a forked process: what libraries make and change there
+FORKED = 16 << 20  # per forked process: what libraries allocate and change there
 CHECKED = 32  # tokens of the random prompt on which the pass under instruments is compared with the plain one
-CHECKED_LOGITS = 4  # (CHECKED, vocabulary): of both passes, as they are and as probabilities
+CHECKED_LOGITS = 4  # (CHECKED, vocabulary): logits of both passes, and their probabilities
 
-# in the machine's memory, whatever computes
+# always in main memory, also where a GPU computes
 IMPORTED = "libraries"
 READERS, READERS_SIZE = "libraries that read images and sound", 8 << 20
 PREPARED = "products in half precision, prepared"
@@ -32,12 +32,12 @@ NEXT_BLOCK, STORED_BESIDE = "the next block, as stored", "stored bytes beside it
 NAMES, READINGS, REPORT = "names of all terms", "readings of all terms", "the report's terms"
 PREDICTIONS = "predictions in the report"
 
-# tensors alive at once, of one prompt in one block; N tokens
+# tensors alive at once for one prompt in one block; N tokens
 SCORES = 3  # (H, N, N): scores, their softmax, and what is recorded
-STREAMS = 6  # (N, M): the stream, its parts and what is replayed
+STREAMS = 6  # (N, M): the stream, its parts and replays
 FFN = 3  # (N, F)
-STATES = 4.3  # (N, channels, state) of a kernel that treats each channel by itself
-REPLAYED = 8  # (N, M) of a term that is carried through a block
+STATES = 4.3  # (N, channels, state), in a kernel that treats each channel by itself
+REPLAYED = 8  # (N, M) for each term that is carried through a block
 
 PROOF = "the proof of one block"
 PROBED = "what all blocks do with the probe, written down"
@@ -54,12 +54,12 @@ def size_of(moment: Moment) -> int:
 
 
 def recorded_of(shape: Shape, ending: int, tokens: int) -> int:
-    """Of one prompt, bytes: every block call, the mask and the output."""
+    """Bytes of one recorded prompt: every block call, the mask and the output."""
     return recorded_bytes(tokens, len(shape.parts.blocks), shape.width, shape.element) + tokens * ending * shape.element
 
 
 def on_gpu(shape: Shape, moment: Moment) -> Moment:
-    """What of that is in a GPU's memory. A tensor comes there as it is stored, and is cast there."""
+    """The part of a moment that is in a GPU's memory. Tensors get there as they are stored, and are cast there."""
     cast = shape.largest_tensor if shape.largest_tensor != shape.largest_elements * shape.element else 0
     most = {IMPORTED: LIBRARIES_GPU, NEXT_BLOCK: cast, STORED_BESIDE: cast}
     most |= dict.fromkeys((NAMES, READINGS, REPORT, PREDICTIONS, PREPARED, READERS), 0)
@@ -67,7 +67,7 @@ def on_gpu(shape: Shape, moment: Moment) -> Moment:
 
 
 def held(shape: Shape, weights: Residence, *, running: bool = True) -> Moment:
-    """What is there all the time; running: once the model has been discovered."""
+    """The terms that are always in memory. running: whether the model has been discovered."""
     found = [term(IMPORTED, LIBRARIES)]
     if weights == "resident":
         found.append(term("weights", shape.weights))
@@ -79,24 +79,24 @@ def held(shape: Shape, weights: Residence, *, running: bool = True) -> Moment:
 
 
 def loading(shape: Shape, *, gpu: bool) -> MemoryTerm:
-    """Of tensors that are read into a model in memory. A GPU holds those that are cast there, one of each thread."""
+    """Memory of tensors that are being read into a model in memory; on a GPU those being cast, one per thread."""
     if gpu:
         return term("the largest tensors, as stored", shape.cast_at_once)
     return term("the largest tensor, as stored", shape.largest_tensor)
 
 
 def structure_bytes(shape: Shape) -> int:
-    """What discovery writes down of the blocks, and the logits with which it tests the head."""
+    """Bytes of discovery's results on the blocks, and of the logits with which it tests the head."""
     return len(shape.parts.blocks) * STRUCTURE + CHECKED_LOGITS * CHECKED * shape.vocabulary * shape.wide
 
 
 def replayed(shape: Shape, terms: int, tokens: int) -> int:
-    """Bytes of terms that go through a block, some at once."""
+    """Bytes to carry terms through a block, some at once."""
     return REPLAYED * min(AT_ONCE, terms) * shape.width * tokens * shape.wide
 
 
 def page_of(shape: Shape) -> Moment:
-    """The largest block and, as stored, the next one; and what it takes more while its experts are put together."""
+    """The largest block, the next one as stored, and what a block takes beyond that while its experts are merged."""
     blocks = shape.parts.blocks
     made = max((block.elements * shape.element for block in blocks), default=0)
     stored = max((block.read for block in blocks), default=0)
@@ -106,9 +106,9 @@ def page_of(shape: Shape) -> Moment:
 
 
 def _merging(block: Part, element: int) -> int:
-    """Bytes of a block while transformers makes one tensor of the first layers of all experts, two thirds of what they
-    hold, where the files have a tensor for each: stored tensors, these layers expert by expert, and then as one; and
-    what else was cast before. 0 without any."""
+    """Bytes of a block while transformers merges the first layers of all experts, two thirds of their weights, into one
+    tensor, where the files have a tensor for each: stored tensors, these layers one by one and merged, and what was
+    cast before. 0 without such experts."""
     experts = sum(tensor.elements for name, tensor in block.tensors.items() if _ONE_EXPERT.search(name)) * element
     if not experts:
         return 0
@@ -117,7 +117,7 @@ def _merging(block: Part, element: int) -> int:
 
 
 def layer_of(shape: Shape) -> Moment:
-    """The largest layer outside of the blocks that may be a head, as it is made; none where it is part of the frame."""
+    """Memory of the largest layer outside of the blocks that may be a head; none where that is part of the frame."""
     layer = max(heads_of(shape), key=lambda one: one.elements, default=None)
     if layer is None:
         return []
@@ -125,13 +125,13 @@ def layer_of(shape: Shape) -> Moment:
 
 
 def heads_of(shape: Shape) -> list[Part]:
-    """Layers outside of the blocks that may be a head, or are tied to one: what has more numbers a row than the stream
-    is a table of something else, of which rows are looked up (the embeddings of all blocks in Gemma 4)."""
+    """Layers outside of the blocks that may be a head, or tied to one. A layer with longer rows than the stream is a
+    table in which rows are looked up (the embeddings of all blocks in Gemma 4)."""
     return [layer for layer in shape.parts.layers if all(t.shape[-1] <= shape.width for t in layer.tensors.values())]
 
 
 def through_block(shape: Shape, tokens: int) -> MemoryTerm:
-    """Of one prompt while it goes through one block."""
+    """Memory of one prompt while it goes through one block."""
     kernel = STATES * shape.channels * shape.state
     sizes = SCORES * shape.heads * tokens**2 + tokens * (STREAMS * shape.width + FFN * shape.inner + kernel)
     return term("one prompt through one block", sizes * shape.wide)

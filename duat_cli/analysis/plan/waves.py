@@ -1,18 +1,18 @@
-"""What goes side by side through weights that are read block by block."""
+"""Waves: prompts that go side by side through weights that are read block by block."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-WAVE_BYTES = 256 << 20  # of the states of prompts that stand between two blocks
-RECORDED_BYTES = 512 << 20  # of the block calls of prompts whose gradients go back together
-SIDE_BY_SIDE = 32  # prompts of `--out` that go together; a run that dies loses so many
-CALLS = 1  # (N, M) of a recorded block call: what is behind it is in front of the next one
-STATES = 8  # (N, M) of such a prompt: the stream, its parts, what the model's own forward holds
+WAVE_BYTES = 256 << 20  # states of prompts between two blocks
+RECORDED_BYTES = 512 << 20  # block calls of prompts whose gradients go back together
+SIDE_BY_SIDE = 32  # prompts that go together with `--out`; a run that dies loses so many
+CALLS = 1  # (N, M) per recorded block call: the output of one is the input of the next
+STATES = 8  # (N, M) per prompt between two blocks: the stream, its parts, what the model's own forward holds
 
 
 def state_bytes(tokens: int, width: int, element: int) -> int:
-    """Of a prompt that stands between two blocks: its hidden states, and the mask of its attention.
+    """Bytes of a prompt between two blocks: its hidden states, and the mask of its attention.
 
     tokens: N; width: M; element: bytes of a number.
     """
@@ -20,24 +20,24 @@ def state_bytes(tokens: int, width: int, element: int) -> int:
 
 
 def recorded_bytes(tokens: int, blocks: int, width: int, element: int) -> int:
-    """Of every block call of a prompt, and its mask."""
+    """Bytes of every block call of a prompt, and of its mask."""
     return element * tokens * (CALLS * blocks * width + tokens)
 
 
 def recorded_waves(tokens: Sequence[int], blocks: int, width: int, element: int) -> list[range]:
-    """Numbers of prompts that are recorded side by side, to go back through the blocks together."""
+    """Numbers of prompts, in waves that are recorded side by side and go back through the blocks together."""
     return waves([recorded_bytes(count, blocks, width, element) for count in tokens], RECORDED_BYTES)
 
 
 def prompt_waves(tokens: Sequence[int], width: int, element: int) -> list[range]:
-    """Numbers of prompts, of so many tokens, that go side by side."""
+    """Numbers of prompts, in waves that go side by side. tokens: of each prompt."""
     return waves([state_bytes(count, width, element) for count in tokens], WAVE_BYTES)
 
 
 def waves(sizes: Sequence[int], limit: int) -> list[range]:
-    """Numbers of those that go side by side, in order, as many as fit; one empty wave for none.
+    """Consecutive numbers in waves of as many as fit side by side; one empty wave without any.
 
-    sizes: bytes of each, whatever goes side by side; limit: bytes of a wave.
+    sizes: bytes of each item; limit: bytes of a wave.
     """
     found, first, taken = list[range](), 0, 0
     for number, size in enumerate(sizes):

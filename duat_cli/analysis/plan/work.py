@@ -1,4 +1,4 @@
-"""How much a run reads and multiplies."""
+"""Work of a run: the bytes it reads, and the operations it takes."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ from duat_cli.analysis.plan.waves import prompt_waves
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.results.plan import Residence
 
-REPLAYS = 2  # passes that those of a block are worth
-STATISTICS = 3  # passes that the replays of a block and the statistics of W' are worth
-# of a kernel that treats each channel by itself, in products' operations that take as long
-KERNEL_STEP = 700  # of one value of its state: a few steps of its own code
+# Constants without another unit count operations of a matrix product that takes as long.
+REPLAYS = 2  # passes that take as long as the replays of a block
+STATISTICS = 3  # passes that take as long as the replays of a block and the statistics of W'
+# a kernel that treats each channel by itself
+KERNEL_STEP = 700  # per value of its state: a few steps of its own code
 KERNEL_SPECTRUM = 12  # C³: Gram matrices and eigenvalues of so many heads
-# certified bounds of a block, in products' operations that take as long, measured on a 135M and a 7B llama shape
-BOUNDED_NEURON = 3e6  # of one gated neuron: the search over an angle
-BOUNDED_HEAD = 100  # M d² of one head: two QR factorisations and singular values
-EIGENVALUES = 15  # M³: of a Gram matrix, in float64
+# certified bounds of a block, measured on a 135M and a 7B llama shape
+BOUNDED_NEURON = 3e6  # per gated neuron: the search over an angle
+BOUNDED_HEAD = 100  # M d² per head: two QR factorisations and singular values
+EIGENVALUES = 15  # M³: eigenvalues of a Gram matrix, in float64
 SPECTRAL_SIDE = 1536  # M up to which whole FFNs and attention are bounded by singular values, as in operators.bounds
-DRAWN = 300  # operations of a product that take as long as one random weight
+DRAWN = 300  # per random weight
 SWEPT = 2  # passes of a prompt for Eq. 16, under instruments and without
 PATCHED = 5  # reads of the blocks with --patch: what is captured, the head, records, own parts, the patches
 # of two versions of a weight side by side: the spectrum of a change, and how it lies to the base; operations of a
 # matrix product that take as long, measured; l, s: the longer and the shorter side of a matrix
 EXACT = 75, 45  # l s²: singular vectors of base, tuned weight and change, of a dense one and of low-rank factors
 DIRECTIONS = 15, 5  # l s² of a larger matrix, with --directions: values of the change, Lanczos for the others
-LEADING = 6000, 300  # l s of a larger matrix without: what leads a dense change, and the norms of factors
-ENTRY = 2000  # an entry: difference, norms, and what rounding may have made of it
+LEADING = 6000, 300  # l s of a larger matrix without: leading values of a dense change, norms of factors
+ENTRY = 2000  # per entry: difference, norms, and the possible effect of rounding
 
 
 def operations(shape: Shape, task: Task) -> float:
@@ -60,7 +61,7 @@ def operations(shape: Shape, task: Task) -> float:
 
 
 def statistics_operations(shape: Shape, task: Task) -> float:
-    """What is computed behind the blocks, in operations of the passes."""
+    """Floating-point operations of what is computed behind the blocks."""
     if not task.runs or task.command in ("matrix", "attribute"):
         return 0.0
     if task.command == "verify":
@@ -71,8 +72,8 @@ def statistics_operations(shape: Shape, task: Task) -> float:
 
 
 def untrained_operations(shape: Shape, task: Task, weights: Residence) -> float:
-    """Of the re-initialised model: weights that are drawn, streamed once more for the state of the generator, and its
-    own statistics under every count of tokens."""
+    """Operations for the re-initialised model: drawing its weights (twice if streamed, for the generator's state), and
+    its statistics under every count of tokens."""
     if not (task.runs and task.reinitialised):
         return 0.0
     counts = set(task.tokens)
@@ -81,24 +82,24 @@ def untrained_operations(shape: Shape, task: Task, weights: Residence) -> float:
 
 
 def _grams(shape: Shape) -> float:
-    """Of the Gram matrices of all heads: products of V and of O, each with itself."""
+    """Operations for the Gram matrices of all heads: products of V and of O, each with itself."""
     side, few = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
     return 2 * shape.width * (side**2 + few**2) * len(shape.parts.blocks)
 
 
 def _kernels(shape: Shape, tokens: Iterable[int]) -> float:
-    """Of kernels that treat each channel by itself: impulses, a pass of N tokens for each of them, and what is summed
-    over pairs of heads for every pair of tokens."""
+    """Operations for kernels that treat each channel by itself: impulses, with a pass of N tokens for each token, and
+    sums over pairs of heads for every pair of tokens."""
     by_pair = KERNEL_STEP * shape.channels * shape.state + 6 * shape.channels**2
     each = (by_pair * n**2 + KERNEL_SPECTRUM * shape.channels**3 for n in tokens)
     return shape.measured_kernels * sum(each)
 
 
 def pruning_operations(shape: Shape, task: Task) -> float:
-    """Of `prune-bound`, beyond one pass of every prompt.
+    """Operations of `prune-bound`, beyond one pass of every prompt.
 
-    Probes go back through a block at the price of a pass each, terms in the sample and sets are taken out in the middle
-    of the model on average, and terms that are carried go through the attention of the blocks behind them.
+    Each probe goes back through the blocks at the price of a pass; an ablation of a term in the sample begins in the
+    middle of the model on average; and carried terms go through the attention of the blocks behind them.
     """
     options = task.pruning
     if options is None:
@@ -122,7 +123,7 @@ def pruning_operations(shape: Shape, task: Task) -> float:
 
 
 def certified_operations(shape: Shape, options: PruneOptions) -> float:
-    """Of certified bounds: of every neuron and head, and of FFNs, attention and blocks where they are asked for."""
+    """Operations for certified bounds of every neuron and head, and of FFNs, attention and blocks if asked for."""
     width, kinds = shape.width, set(options.kinds)
     block = BOUNDED_NEURON * shape.inner + BOUNDED_HEAD * shape.heads * width * shape.head_width**2
     if width <= SPECTRAL_SIDE and kinds & {"attention", "block"}:
@@ -133,7 +134,7 @@ def certified_operations(shape: Shape, options: PruneOptions) -> float:
 
 
 def _repaired(shape: Shape, task: Task, once: float, apart: float) -> float:
-    """Of the sets of one order: fitted, and run without the repair and with it beside the dense model."""
+    """Operations to repair the sets of one order: to fit them, and to run them without and with the repair."""
     tokens = task.calibration or task.tokens
     fitted = RUNS * _passes(shape, tokens) + solving(shape, sum(tokens))
     return REPAIRED * (fitted + 2 * once) + 2 * task.pruned.spent.tested * apart
@@ -175,8 +176,9 @@ def weight_reads(shape: Shape, task: Task, weights: Residence) -> float:
 
 
 def _more_sweeps(shape: Shape, task: Task) -> int:
-    """Beyond the three: ablations that do not fit beside the readings, sets of whole parts, which follow from what was
-    measured there, and the trial. Eq. 16 goes beside one of these, if the chosen sets are those that were likely."""
+    """Reads beyond the first three: for ablations that do not fit beside the readings, for sets of whole parts, which
+    follow from what was measured there, and for the trial. Eq. 16 goes beside one of these, if likely sets are
+    chosen."""
     together, apart = ablation_bytes(shape, task)
     _, late = orders(terms_of(shape, task.pruned), task.pruned)
     return max(0, -(-together // task.waiting) - 1) + bool(late) + -(-apart // task.waiting)
@@ -191,7 +193,7 @@ def _passes(shape: Shape, tokens: Iterable[int]) -> float:
 
 
 def comparing_operations(shape: Shape, task: Task) -> float:
-    """Of `lora-diff`, beside the passes; of a tuned checkpoint every tensor is taken to differ."""
+    """Operations of `lora-diff`, beside the passes. For a tuned checkpoint, every tensor is assumed to differ."""
     if task.command != "lora-diff":
         return 0.0
     from duat_cli.operators.lowrank import EXACT_SIDE
@@ -215,7 +217,7 @@ def _tensors(shape: Shape) -> Iterable[TensorEntry]:
 
 
 def _matrices(tensor: TensorEntry) -> tuple[int, int, int]:
-    """Rows, columns and how many there are: of a stack of experts one an expert; none of a vector."""
+    """Rows, columns and number of a tensor's matrices: one per expert in a stack of experts, none in a vector."""
     if len(tensor.shape) < 2:
         return 0, 0, 0
     if len(tensor.shape) == 3:
