@@ -1,4 +1,4 @@
-"""`duat check --base`: the base is checked first, and what it measures is the fine-tune's baseline."""
+"""`duat check --base`: the base is checked first, and its measurements are the fine-tune's baseline."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 def check_against(
     plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFacts
 ) -> tuple[CheckReport, str | None]:
-    """As `check`. Of a plan with a base the base is checked before, as --update-baseline does it, and nothing is
-    written; InputError where a check of it fails."""
+    """Result of `check`. If the plan has a base, the base is checked first, as with --update-baseline, but nothing is
+    written. Raises InputError where a check of the base fails."""
     if plan.base is None:
         return check(plan, request, progress, run)
     if request.adapter is not None:
         raise InputError("--base and --adapter contradict each other: an adapter's base is MODEL; leave one out")
     refuse_prompts(plan, request.texts)
-    read = [] if plan.weights_only else request.texts.read(progress)  # once for both: standard input is there once
+    read = [] if plan.weights_only else request.texts.read(progress)  # for both, as standard input is read only once
     tuned = request.model.find(progress)
     asked = _of_base(request, plan.base, tuned.place.path)
     base = asked.model.find(progress)
@@ -44,8 +44,8 @@ def check_against(
 
 
 def _of_base(request: CheckRequest, base: str, tuned: Path) -> CheckRequest:
-    """The same of the base; a hub id may have its revision behind an @. tuned: the fine-tune's folder, whose chat
-    template stands in for one that the base lacks."""
+    """The request for the base; a hub id may have its revision after an @. tuned: the fine-tune's folder, whose chat
+    template is used if the base has none."""
     name, _, revision = (base, "", "") if is_local(base) else base.partition("@")
     model, texts = replace(request.model, model=name, revision=revision or None), replace(request.texts, template=tuned)
     return replace(request, model=model, texts=texts)

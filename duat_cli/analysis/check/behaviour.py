@@ -1,6 +1,6 @@
-"""What the model answers to the prompts, from the passes that are made anyway: its own head on what its stack gave.
+"""The model's predictions on the prompts, from passes that run anyway: its own head applied to its stack's output.
 
-A masked language model says nothing about a token that it is shown, so its prompts run once more, some tokens masked.
+A masked language model predicts nothing at a token that it sees, so its prompts run again with some tokens masked.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from duat_cli.models.sweep.lockstep import Call, Guest, forwards
 from duat_cli.results.behaviour import CLASSES, NOT_FINITE, Behaviour, Predicts, TunedBehaviour
 from duat_cli.statistics.divergence import by_tokens
 
-EVERY = 7  # a masked language model is asked at every seventh token, about the share that such models are trained on
+EVERY = 7  # a masked language model is asked at every seventh token, about the share masked in training
 _NUMBERS = (
     "scored_bytes", "vocabulary", "loss_per_token", "loss_per_byte", "uniform", "unigram", "entropy", "largest_logit",
     "logit_range", "never_predicted", "nonfinite_logits",
@@ -54,30 +54,30 @@ _NO_MASK = "the tokenizer has no mask token, without which a masked language mod
 
 @dataclass(frozen=True)
 class Question:
-    """What a model is asked of a prompt: `ids` (1, N), of which the tokens `at` are looked at.
+    """A question to a model: `ids`, (1, N), with predictions taken at the positions `at`.
 
-    targets: what the first of these should have said.
+    targets: the true tokens for the first of these positions.
     """
 
     ids: Tensor
     at: Sequence[int]
     targets: Sequence[int]
     bytes: int | None
-    """UTF-8 bytes of the text that the targets stand for."""
+    """UTF-8 bytes of the targets' text; None where it is not known."""
 
 
 @dataclass
 class Answer:
-    """What the model says to one prompt."""
+    """The model's answer to one prompt."""
 
     question: Question
     tally: Tally
     embedding: Tensor | None = None
-    """As of `_embedding`."""
+    """Embedding of the prompt, from `_embedding`."""
 
 
 class Asking:
-    """Goes with the sweep of `inspect` (its `Beside`); then `found` is known."""
+    """Asks the model beside the sweep of `inspect` (its `Beside`); `found` has the results afterwards."""
 
     def __init__(self, tokenizer: Any) -> None:
         """tokenizer: of a masked language model, for its mask token."""
@@ -87,12 +87,12 @@ class Asking:
         self.questions: list[Question] = []
         self._tally, self._embeddings = Tally(), list[list[float]]()
         self._why_none = _NO_HEAD
-        self._later: list[Call] = []  # that run once all prompts are through
+        self._later: list[Call] = []  # passes that run once all prompts are through
 
     # -- with the sweep ----------------------------------------------------------------------------------------
 
     def guest_of(self, session: Session) -> Callable[[Discovery], Guest]:
-        """Whether there is a head shows beside the discovery, where weights are read block by block."""
+        """Passes that find out beside discovery whether there is a head, where weights are read block by block."""
 
         def begin(found: Discovery) -> Guest:
             if session.loaded.like is not None:
@@ -103,7 +103,8 @@ class Asking:
         return begin
 
     def ended(self, session: Session, prompt: Prompt, output: Any) -> Answer:
-        """Of what the stack returned for a prompt: with the head the predictions, or the embedding itself."""
+        """The answer to a prompt from the stack's output: predictions of the head, and the embedding for models without
+        one and for classifiers."""
         model = session.loaded.model
         stack = stack_of(model)
         given = _given_logits(session.loaded, prompt, output)
@@ -112,7 +113,7 @@ class Asking:
             self._why_none = why_no_classes(model) or _NOT_ASKED
         elif self.predicts is None:
             self.predicts = self._kind(self._head or head_of(model, stack), model)
-        # Where weights are read block by block every answer is kept until the last block is through.
+        # Where weights are read block by block, all answers wait for the last block, so they share `likely`.
         likely, classes = None if session.weights is None else self._tally.likely, self.predicts in CLASSES
         answer = Answer(self._question(prompt), Tally(likely, classes=classes))
         question, device = answer.question, session.loaded.device
@@ -132,12 +133,12 @@ class Asking:
         return answer
 
     def swept(self, session: Session) -> None:
-        """The passes with masked tokens, side by side where weights are read."""
+        """Runs the passes with masked tokens side by side, where weights are read block by block."""
         if self._later:
             session.together(self._later)
 
     def take(self, answer: Answer) -> None:
-        """The next prompt's, once it is through."""
+        """Takes the answer of the next prompt."""
         if answer.embedding is not None:
             self._embeddings.append(_sketched(answer.embedding, len(self.questions)))
         self.questions.append(answer.question)
@@ -153,7 +154,7 @@ class Asking:
             return "next token"
         if getattr(self._tokenizer, "mask_token_id", None) is not None:
             return "masked token"
-        if not head.finite:  # which of the two cannot be told, and either counts them
+        if not head.finite:  # whether it is causal is not known; either way counts the values that are not finite
             return "next token"
         self._why_none = _NO_MASK
         return "embedding"
@@ -174,7 +175,7 @@ class Asking:
     # -- what was found ----------------------------------------------------------------------------------------
 
     def found(self, tuned: TunedBehaviour | None) -> tuple[Behaviour, Answers]:
-        """For the report, and for a baseline."""
+        """The results, for the report and for a baseline."""
         assert self.predicts is not None
         tally = self._tally
         values, reasons = self._numbers()
@@ -201,7 +202,7 @@ class Asking:
         )
 
     def _numbers(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """Every number of the predictions, and why those that are null are."""
+        """Every number of the predictions, and the reasons of those that are null."""
         tally = self._tally
         if not tally.tokens:
             why = self._why_none if self.predicts == "embedding" else "no token of the prompts can be asked for"
@@ -236,8 +237,8 @@ class Asking:
 
 
 def _given_logits(loaded: LoadedModel, prompt: Prompt, output: Any) -> Tensor | None:
-    """Where more than token ids is read: logits of a decoder's tokens, (N, V), by the head of the model that it belongs
-    to, or of classes, (1 or N, classes); None where neither is predicted."""
+    """Logits of a model that reads more than token ids: (N, V) for a decoder, by the head of the model it belongs to,
+    or (1 or N, classes) for a classifier; None where neither is predicted."""
     if prompt.prepared is None:
         return None
     given = placed_tensors(prompt.prepared, loaded.device, loaded.model.dtype)
@@ -247,7 +248,7 @@ def _given_logits(loaded: LoadedModel, prompt: Prompt, output: Any) -> Tensor | 
 
 
 def _kind_given(loaded: LoadedModel, prompt: Prompt, logits: Tensor | None) -> Predicts:
-    """Of what `_given_logits` gave."""
+    """The kind of predictions that `_given_logits` returned."""
     if logits is None:
         return "embedding"
     if loaded.pair is not None:
@@ -256,18 +257,18 @@ def _kind_given(loaded: LoadedModel, prompt: Prompt, logits: Tensor | None) -> P
 
 
 def _short(row: Sequence[float]) -> list[float]:
-    """Six digits of each; nothing where they are no distribution."""
+    """Probabilities to six digits; empty where they are not finite."""
     return [float(f"{p:.6g}") for p in row] if all(map(math.isfinite, row)) else []
 
 
 def _masked(model: Any, answer: Answer, device: str) -> None:
-    """A prompt with masked tokens through the model; leaves their logits, (masked, V), in the answer's tally."""
+    """Runs a prompt with masked tokens, and adds the logits there, (masked, V), to the answer's tally."""
     question = answer.question
     answer.tally.add(run_stack(model, question.ids.to(device)).logits[0][list(question.at)], question.targets)
 
 
 def _embedding(hidden: Tensor) -> Tensor:
-    """(M,), of length 1: the mean over a prompt's tokens of the last hidden states, (1, N, M)."""
+    """Embedding of a prompt, (M,), of length 1: the mean over its tokens of the last hidden states, (1, N, M)."""
     mean = hidden[0].double().mean(dim=0)
     size = float(mean.norm())
     return (mean / size if size else mean).cpu()
@@ -281,7 +282,8 @@ def _sketched(embedding: Tensor, number: int) -> list[float]:
 
 
 def _bytes(prompt: Prompt, at: Sequence[int], *, together: bool) -> int | None:
-    """UTF-8 bytes of the text that these tokens stand for; together: as one piece, so that none counts twice."""
+    """UTF-8 bytes of the text of these tokens; None where their spans are not known. together: count from the first to
+    the last as one piece, so that no byte counts twice."""
     if prompt.spans is None:
         return None
     spans = [span for span in (prompt.spans[place] for place in at) if span[1] > span[0]]
@@ -298,7 +300,7 @@ def _finite(value: float) -> float | None:
 
 
 def tuned_behaviour(adapter: AdapterFiles, found: Found, loaded: LoadedModel, asking: Asking) -> TunedBehaviour:
-    """Of the base `loaded`, which `asking` went through, with that adapter."""
+    """Behaviour of the base `loaded` with that adapter, on the questions of `asking`."""
     asked = [question for question in asking.questions if question.targets]
     if not asked:
         return TunedBehaviour.absent("the model predicts no tokens")
@@ -314,7 +316,7 @@ def tuned_behaviour(adapter: AdapterFiles, found: Found, loaded: LoadedModel, as
 
 
 def _losses(model: Any, question: Question, device: str) -> list[float]:
-    """Of every target, nats."""
+    """Loss of every target, in nats."""
     logits: Tensor = run_stack(model, question.ids.to(device)).logits[0][list(question.at)[: len(question.targets)]]
     targets = torch.tensor(question.targets, device=logits.device).split(len(by_tokens(logits)[0]))
     found: list[float] = []

@@ -1,4 +1,4 @@
-"""`check` of a model in memory: every rule that needs no file, from one run of the model."""
+"""`check` for a model in memory: every rule that needs no file, from one run of the model."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def check_given(
     run: RunFacts,
     also: Iterable[str] = (),
 ) -> tuple[CheckReport, InspectReport | None]:
-    """The report, and what `inspect` says from the same passes; none where its weights are not finite.
+    """The report, and the inspect report from the same passes; None where weights are not finite.
 
-    also: options of `inspect` beyond those that the policy asks for. Nothing is cached: such weights change.
-    As of files, the DuatError of a model that cannot run is raised where no rule says so.
+    also: options of `inspect` beyond those that the policy asks for. Nothing is cached, as weights in memory change.
+    As for files, the DuatError of a model that cannot run is raised if no rule reports it.
     """
     whole = loaded.whole or loaded.pair or loaded.model
     files = replace(loaded.files, config=whole.config.to_dict())

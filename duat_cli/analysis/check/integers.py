@@ -1,4 +1,4 @@
-"""Which matrices of integers are no quantised weights: the class of the model says it, no header does."""
+"""Matrices of integers that are not quantised weights; only the class of the model tells them apart, no header does."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 
 
 def tables(files: CheckpointFiles, trust_remote_code: bool) -> frozenset[str]:
-    """Matrices of integers that the class has as such, in a buffer, or that it knows and leaves out: indices, masks.
+    """Names of the matrices of integers, such as indices and masks, that the class holds as integers in a buffer, or
+    that it knows but leaves out.
 
-    Where the class cannot be built, or torch is not installed, none is known to be one. torch is imported for a
-    checkpoint with such a matrix alone.
+    Empty where the class cannot be built, or torch is not installed. torch is imported only for a checkpoint with
+    matrices of integers.
     """
     names = integer_matrices(files)
     if not names:
@@ -27,5 +28,5 @@ def tables(files: CheckpointFiles, trust_remote_code: bool) -> frozenset[str]:
     weights = {name for name, (target, _) in targets_of(model, names).items() if state[target].is_floating_point()}
     prefix = f"{model.base_model_prefix}."
     whole = {name.removeprefix(prefix) for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
-    computed = {name for name in fit.unexpected if name.removeprefix(prefix) in whole}  # of buffers that are not saved
+    computed = {name for name in fit.unexpected if name.removeprefix(prefix) in whole}  # buffers that are not saved
     return frozenset(names) - weights - (set(fit.unexpected) - computed)

@@ -1,10 +1,10 @@
-"""Whether a model's code obeys what config.json declares of single layers.
+"""Whether a model's code obeys what config.json declares for single layers.
 
-A class that knows nothing of `per_layer_config` loads without an error and runs the whole layer: nothing but a
-comparison of models shows it. The modules are built without memory with the declaration and without it. A declared size
-that changes no shape of its layer, though it does as the size of all layers, is ignored; so is what would make modules
-of another class. A skip may act in the forward pass alone: there the model with the declaration and one without it, of
-the same weights, run on a short input.
+A class that does not know `per_layer_config` loads without an error and runs the whole layer; only a comparison of
+models shows it. So the modules are built without memory, with and without the declaration. A declared size is ignored
+if it changes no shape of its layer although it would as the size of all layers; likewise a declaration that would make
+modules of another class. A skip may act in the forward pass only: for it, models with and without the declaration run
+with the same weights on a short input.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ Tree = dict[str, object]  # name of a tensor or module -> shape or class
 
 
 def judged(loaded: LoadedModel, declared: Sequence[Override]) -> tuple[Override, ...]:
-    """The declared overrides that the model obeys, those that it ignores, and those of which it could not be told.
+    """The declared overrides, each marked as obeyed or ignored, or with the reason why it is not known.
 
-    What is in no shape and no module, such as the window of attention, is not looked at: a short input may not show it.
+    Declarations that show in no shape and no module, such as the window of attention, are left out, because a short
+    input may not show them.
     """
     if not declared:
         return ()
@@ -51,7 +52,7 @@ def _judged(loaded: LoadedModel, declared: Sequence[Override]) -> Iterable[Overr
     for one in declared:
         other = without[one.field]
         if other is None or _part(whole, one.layer) != _part(other, one.layer):
-            yield replace(one, ignored=False)  # its layer is built otherwise
+            yield replace(one, ignored=False)  # its layer is built differently
         elif one.field == SKIP:
             yield _run(loaded, declared, one)
         elif plain is None:
@@ -61,12 +62,12 @@ def _judged(loaded: LoadedModel, declared: Sequence[Override]) -> Iterable[Overr
 
 
 def _but(declared: Sequence[Override], field: str, layer: int | None = None) -> list[Override]:
-    """Without the field, of one layer or of all."""
+    """The declarations without a field, in one layer or in all."""
     return [one for one in declared if one.field != field or layer not in (None, one.layer)]
 
 
 def _config(model: Any, declared: Iterable[Override]) -> Any:
-    """The model's config with nothing but these declared."""
+    """The model's config with only these declarations."""
     config = copy.deepcopy(model.config)
     layers: dict[int, dict[str, Any]] = {}
     for one in declared:
@@ -76,21 +77,22 @@ def _config(model: Any, declared: Iterable[Override]) -> Any:
 
 
 def _built(model: Any, config: Any) -> Any:
-    """The modules, without memory; None where the class refuses the config."""
+    """The modules, built without memory; None where the class refuses the config."""
     try:
         with torch.device("meta"):
             return type(model)(config)
-    except Exception:  # whatever foreign code makes of a config that it was not written for
+    except Exception:  # foreign code may raise anything on a config that it was not written for
         return None
 
 
 def _tree(model: Any, declared: Iterable[Override], everywhere: Override | None = None) -> Tree | None:
-    """everywhere: set for all layers, beside what is declared."""
+    """Shapes and classes of the modules with these declarations; None where they cannot be built. everywhere: a value
+    to set for all layers as well."""
     try:
         config = _config(model, declared)
         if everywhere is not None:
             setattr(config.get_text_config(), everywhere.field, everywhere.value)
-    except Exception:  # transformers checks what is set
+    except Exception:  # transformers checks values when they are set
         return None
     built = _built(model, config)
     if built is None:
@@ -100,12 +102,12 @@ def _tree(model: Any, declared: Iterable[Override], everywhere: Override | None 
 
 
 def _part(tree: Tree, layer: int) -> Tree:
-    """What stands in layers of that number."""
+    """The part of a tree that is in layers of that number."""
     return {name: value for name, value in tree.items() if (place := block_of(name)) and place[0].index == layer}
 
 
 def _run(loaded: LoadedModel, declared: Sequence[Override], one: Override) -> Override:
-    """The skip, tried on the model's own weights."""
+    """The skip, judged by running the model's own weights with and without it."""
     if loaded.paged is not None:
         return replace(one, why=STREAMED)
     if loaded.nonfinite_weights:
@@ -120,7 +122,7 @@ def _run(loaded: LoadedModel, declared: Sequence[Override], one: Override) -> Ov
 
 
 def _twin(model: Any, config: Any) -> Any:
-    """A model of that config which holds the same tensors."""
+    """A model with that config that shares the tensors of `model`."""
     twin = _built(model, config)
     twin.load_state_dict(model.state_dict(), assign=True)
     for name, module in model.named_modules():

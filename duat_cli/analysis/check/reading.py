@@ -1,4 +1,4 @@
-"""By what a baseline knows again what a model was given to read."""
+"""Hashes by which a baseline recognises the inputs of a model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from duat_cli.loading.texts import PromptText
 
 
 def asked_hash(texts: PromptRequest, read: Sequence[PromptText]) -> str:
-    """Of what was asked to be read, whatever tokenizer and processor make of it."""
+    """Hash of the inputs as given, which does not depend on tokenizer and processor."""
     said = texts_hash((text.hashed for text in read), texts.max_tokens)
     beside = [*_beside(texts.files or InputFiles())]
     return hashlib.sha256(json.dumps([said, *beside]).encode()).hexdigest() if beside else said
 
 
 def _beside(files: InputFiles) -> Iterator[tuple[str, str]]:
-    """Beside texts."""
+    """Options and hashes of inputs other than texts."""
     for option, names in files.by_option:
         for name in names:
             with Path(name).open("rb") as file:
@@ -34,7 +34,7 @@ def _beside(files: InputFiles) -> Iterator[tuple[str, str]]:
 
 
 def made_hash(inputs: Sequence[Prompt]) -> str:
-    """Of the token ids, or the tensors, that it became."""
+    """Hash of the token ids, or of the tensors, that the model reads."""
     if any(one.prepared is not None for one in inputs):
         return hashlib.sha256(" ".join(one.sha256 for one in inputs).encode()).hexdigest()
     return tokens_hash(one.input_ids[0].tolist() for one in inputs)

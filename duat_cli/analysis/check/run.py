@@ -1,6 +1,6 @@
-"""`duat check`: what the rules that are on need is looked at, and judged.
+"""`duat check`: gathers the evidence that the active rules need, and judges it.
 
-torch is imported for a forward pass or an adapter alone: weights are checked without waiting for it.
+torch is imported only for a forward pass or an adapter, so that weights are checked without waiting for it.
 """
 
 from __future__ import annotations
@@ -61,26 +61,26 @@ NO_TOKENIZER = "the checkpoint has no tokenizer"
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """Which checkpoint is checked, and on what."""
+    """The checkpoint to check, and the inputs to check it on."""
 
     model: ModelRequest
     texts: PromptRequest
     adapter: str | None
-    """Folder or hub id of an adapter of this model, checked as well."""
+    """Folder or hub id of an adapter of this model, which is checked, too."""
     processes: int = 1
-    """How many may share the prompts."""
+    """How many processes may share the prompts."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """A model, and what a run of it gave."""
+    """A model with the results of running it."""
 
     loaded: LoadedModel
     report: InspectReport | None = None
-    """None where its weights are not finite, or where the error says why."""
+    """None where weights are not finite, or where `fault` is the reason."""
     fault: DuatError | None = None
     asking: Asking | None = None
-    """What it answered; None where there is no report, or no rule asks."""
+    """The model's answers; None where there is no report, or where no rule needs them."""
 
 
 def check(
@@ -93,11 +93,11 @@ def check(
 ) -> tuple[CheckReport, str | None]:
     """The report, and the text of the baseline to write, if one is to be written.
 
-    run: what the report says of the run, of the memory that is planned for it; read, found: the texts and
-    the model, where they are read and found already.
+    run: makes the report's facts on the run, given the planned memory; read, found: the texts and the model, if they
+    are read and found already.
 
-    Where the prompts cannot be made tokens, the model cannot run or the pass leaves nothing to measure, and no rule
-    that needs none of it says so: the InputError, ForwardError or NoSignalError.
+    Raises InputError where the prompts cannot be tokenized, ForwardError where the model cannot run, and NoSignalError
+    where the pass leaves nothing to measure, unless a rule that needs none of these reports it.
     """
     refuse_unheld(plan, request.adapter)
     refuse_prompts(plan, request.texts)
@@ -131,7 +131,7 @@ def check(
 
 
 def refuse_prompts(plan: CheckPlan, texts: PromptRequest) -> None:
-    """InputError for prompts, and for how they are read, where the plan's files alone are looked at."""
+    """Raises InputError for prompts, and for options on how to read them, if the plan only looks at files."""
     given = {
         "--prompt": texts.prompts,
         "--prompts": texts.file,
@@ -158,7 +158,7 @@ def _without_model(
 def _with_model(
     plan: CheckPlan, request: CheckRequest, found: Found, read: list[PromptText], progress: Progress
 ) -> tuple[Evidence, Subject, Ran]:
-    """The model loaded and, where its weights are numbers, run."""
+    """Loads the model and, if its weights are finite, runs it."""
     model = replace(request.model, task=replace(task_of(plan), processes=request.processes))
     try:
         reading = open_reading(model, found, request.texts, read, progress)
@@ -189,9 +189,9 @@ def _with_model(
 def seen(
     plan: CheckPlan, evidence: Evidence, ran: Ran, inputs: list[Prompt], progress: Progress
 ) -> tuple[Evidence, Subject]:
-    """The evidence with what the run showed, or with why it showed nothing."""
+    """The evidence with the results of the run, or with the reasons why there are none."""
     loaded, report = ran.loaded, ran.report
-    if report is None:  # the rules on weights say what is zero, or not finite
+    if report is None:  # rules on weights report which are zero or not finite
         why = str(ran.fault or "weights that are not finite leave nothing to compute")
         evidence.absent.update({"report": why, "slack": why, "behaviour": why})
         overflow = str(ran.fault) if isinstance(ran.fault, NotFiniteError) else None
@@ -213,9 +213,9 @@ def run_of(
     tokenizer: Any,
     progress: Progress,
 ) -> Ran:
-    """The model run on the prompts.
+    """Runs the model on the prompts.
 
-    Of weights that are read block by block it is known behind the run alone whether they are finite.
+    For weights that are read block by block, it is only known after the run whether they are finite.
     """
     from duat_cli.analysis.check.behaviour import Asking
     from duat_cli.analysis.inspect.options import Filled
@@ -248,10 +248,10 @@ def run_of(
 
 
 def _overrides(loaded: LoadedModel) -> tuple[Override, ...]:
-    """What is declared of single layers and not obeyed."""
+    """Declarations for single layers, judged by whether the model obeys them."""
     from duat_cli.analysis.check.obeyed import judged
 
-    if loaded.stack is not None or loaded.chain is not None:  # of the whole model is what is declared
+    if loaded.stack is not None or loaded.chain is not None:  # declarations are for the whole model
         return ()
     return judged(loaded, overrides(loaded.files.config))
 
@@ -266,7 +266,7 @@ def _tuned(adapter: AdapterFiles, found: Found, ran: Ran, progress: Progress) ->
 
 
 def with_answers(evidence: Evidence, ran: Ran, tuned: TunedBehaviour | None = None) -> Evidence:
-    """With what the model answers. tuned: what it does with an adapter applied."""
+    """The evidence with the model's answers. tuned: its behaviour with an adapter applied."""
     if ran.asking is None:
         return evidence
     behaviour, answers = ran.asking.found(tuned)
@@ -278,13 +278,13 @@ def with_answers(evidence: Evidence, ran: Ran, tuned: TunedBehaviour | None = No
 
 
 def _said(found: Found) -> Declared:
-    """What the files alone say."""
+    """Declarations in the files alone."""
     path, stated = found.files.path, fields.flat(found.files.config)
     return Declared(stated, fields.generation(path), embedder=embedder(path), processor=fields.processor(path))
 
 
 def _declared(found: Found, reading: Reading, request: CheckRequest, read: list[PromptText]) -> Declared:
-    """The same with defaults and the tokenizer."""
+    """Declarations in the files, with defaults and facts on the tokenizer."""
     import transformers
 
     from duat_cli.compat.generation import generation_defaults, generation_fault, sampling_fault
@@ -311,7 +311,7 @@ def _with_hint(fault: UnsupportedModelError) -> UnsupportedModelError:
 
 
 def settings(plan: CheckPlan, also: Iterable[str] = (), *, cache: bool = True) -> InspectOptions:
-    """What the bounds that are on ask for beyond the default. also: further options of `inspect`."""
+    """Options of `inspect` that the active bounds need. also: further options."""
     from duat_cli.analysis.inspect.options import InspectOptions
 
     asked = _asked(plan).union(also)
@@ -328,19 +328,19 @@ def settings(plan: CheckPlan, also: Iterable[str] = (), *, cache: bool = True) -
 
 
 def _asked(plan: CheckPlan) -> set[str]:
-    """Options of `inspect` that bounds which are on need."""
+    """Names of the options of `inspect` that the active bounds need."""
     return {o for path, (_, table) in plan.policy.bounds().items() if table.level != "off" for o in asks_for(path)}
 
 
 def task_of(plan: CheckPlan) -> Task:
-    """What is planned of it."""
+    """The task to be planned for a check."""
     if not plan.forward:
         return Task("check", runs=False)
     return Task("check", reinitialised="null" in _asked(plan), pruning=_pruning(plan))
 
 
 def _pruning(plan: CheckPlan) -> PruneOptions | None:
-    """Of the rules that ask how much can go."""
+    """Options of `prune-bound` for rules on how much can be removed; None without such rules."""
     if not plan.needs("slack"):
         return None
     budget, probes = plan.policy.pruning()
@@ -348,7 +348,7 @@ def _pruning(plan: CheckPlan) -> PruneOptions | None:
 
 
 def _slack(plan: CheckPlan, loaded: LoadedModel, inputs: list[Prompt], progress: Progress) -> PruneReport | None:
-    """How much can go, if a rule asks."""
+    """The report on how much can be removed, if a rule needs it."""
     options = _pruning(plan)
     if options is None or loaded.like is not None:
         return None
@@ -358,7 +358,7 @@ def _slack(plan: CheckPlan, loaded: LoadedModel, inputs: list[Prompt], progress:
 
 
 def _adapter(request: CheckRequest, progress: Progress) -> AdapterFiles | None:
-    """Its files, read before the model is: what is wrong there is said at once."""
+    """Files of the adapter, read before the model, so that faults in them are reported at once."""
     if request.adapter is None:
         return None
     from duat_cli.loading.adapter.folder import open_adapter

@@ -15,10 +15,10 @@ from duat_cli.statistics.divergence import by_tokens
 
 @dataclass
 class Likely:
-    """The tokens that some prediction makes likelier than 1/V."""
+    """The tokens to which some prediction gives a probability of at least 1/V."""
 
     tokens: Tensor | None = None
-    """(V,), whether it is one; None before the first prediction."""
+    """Whether each token is one, (V,); None before the first prediction."""
 
     def add(self, tokens: Tensor | None) -> None:
         if tokens is not None:
@@ -26,24 +26,24 @@ class Likely:
 
 
 class Tally:
-    """Predictions as they come, logits (n, V) of n of them at a time; everything is added up in float64."""
+    """Sums over predictions, which are added as logits (n, V), n at a time. All sums are in float64."""
 
     def __init__(self, likely: Likely | None = None, *, classes: bool = False) -> None:
-        """likely: of the tally that will include this one, for one set of them all: it is of vocabulary size; classes:
-        whether the predictions are of classes, whose probabilities are kept."""
+        """likely: that of the tally which will include this one, to share it, as it has the size of the vocabulary;
+        classes: whether the predictions are of classes, whose probabilities are kept."""
         self._classes = classes
         self.targets: list[int] = []
-        self.losses: list[float] = []  # nats, of each target; NaN or infinite where the logits make it so
+        self.losses: list[float] = []  # loss of each target, nats; NaN or infinite if the logits make it so
         self.entropies: list[float] = []
         self.ranges: list[float] = []
         self.tokens: list[int] = []  # the most likely token of each prediction
-        self.margins: list[float] = []  # first logit less the second, of tokens over the standard deviation
+        self.margins: list[float] = []  # first logit minus the second; for tokens over the logits' standard deviation
         self.probabilities: list[list[float]] = []  # of the classes, for each prediction; NaN where the logits are
         self.largest, self.nonfinite, self.vocabulary = 0.0, 0, 0
         self.likely = likely or Likely()
 
     def add(self, logits: Tensor, targets: Sequence[int]) -> None:
-        """targets: the tokens that the first predictions should have made; those behind them have no known answer."""
+        """Adds predictions. targets: the true tokens for the first of them; for the others none is known."""
         self.vocabulary = logits.shape[-1]
         self.targets += targets
         at = 0
@@ -60,11 +60,11 @@ class Tally:
         self.largest = max(self.largest, float(logits.where(finite, 0.0).abs().max()))
         ordered = logits.nan_to_num(-math.inf, math.inf, -math.inf)
         first = ordered.topk(min(2, logits.shape[-1]), dim=-1)
-        self.tokens += ordered.argmax(dim=-1).tolist()  # of equal ones the first; topk takes any
+        self.tokens += ordered.argmax(dim=-1).tolist()  # the first of equal logits, where topk takes any
         gap = first.values[:, 0] - first.values[:, -1]
         log_p = logits.log_softmax(dim=-1)
         p = log_p.exp()
-        if self._classes:  # of two classes the deviation is half of the gap, however small that is
+        if self._classes:  # no division, as for two classes the deviation is always half of the gap
             self.probabilities += p.tolist()
         else:
             gap /= torch.stack([row[keep].std(correction=0) for row, keep in zip(logits, finite, strict=True)])
@@ -76,7 +76,7 @@ class Tally:
             self.losses += (-log_p[: len(targets)].gather(1, at)[:, 0]).tolist()
 
     def include(self, other: Tally) -> None:
-        """The predictions of another, behind these."""
+        """Appends the predictions of another tally."""
         self.targets += other.targets
         self.losses += other.losses
         self.entropies += other.entropies
@@ -92,21 +92,22 @@ class Tally:
 
     @property
     def loss(self) -> float:
-        """Mean, nats a token; NaN or infinite as the logits make it."""
+        """Mean loss, nats per token; NaN or infinite if the logits make it so, NaN without targets."""
         return math.fsum(self.losses) / len(self.losses) if self.losses else math.nan
 
     @property
     def never(self) -> float:
-        """Share of the vocabulary that no prediction makes likelier than the uniform distribution does."""
+        """Share of the vocabulary to which no prediction gives a probability of at least 1/V."""
         assert self.likely.tokens is not None
         return 1 - float(self.likely.tokens.double().mean())
 
 
 def unigram(targets: Sequence[int], vocabulary: int) -> float:
-    """Mean loss of the targets' own counts, nats a token: each is predicted from the others, one added to every count.
+    """Mean loss of a unigram model of the targets, nats per token: each target is predicted from the counts of the
+    others, plus one for every token.
 
-    A token is left out of the counts that predict it, for counts that include it would know the answer: on 20 tokens
-    they have a loss of 3 nats, whatever the text. So what is left is (c - 1 + 1) / (n - 1 + V).
+    A target is left out of the counts that predict it, as it would give away the answer: on 20 tokens such counts have
+    a loss of 3 nats, whatever the text. So its probability is (c - 1 + 1) / (n - 1 + V).
     """
     counts, room = Counter(targets), len(targets) - 1 + vocabulary
     return math.fsum(count * math.log(room / count) for count in counts.values()) / len(targets)

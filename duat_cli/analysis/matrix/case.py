@@ -1,7 +1,7 @@
-"""One block's W' under one prompt, and what the model itself does there.
+"""One block's W' under one prompt, and what the model itself computes there.
 
-What the steps are checked against comes from the model's own code, not from the factors of W': the captured H V of
-its forward pass, and what that H V moves where attention meets the residual stream.
+The references of the checks come from the model's own code, not from the factors of W': the captured H V of its forward
+pass, and what that H V changes where attention meets the residual stream.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ DENSE_SIDE = 4096  # longest side of a matrix that is built: 64 MiB in float32
 
 @dataclass(frozen=True)
 class Case:
-    """W' of one block under one prompt, and what the model itself does; at least float32."""
+    """W' of one block under one prompt, and what the model itself computes; in float32 at least."""
 
     operator: KroneckerSum  # left (heads, N, N), value (kv_heads, M, d), output (heads, d, M)
-    origin: str  # of V and O: "read" or "probed"
+    origin: str  # how V and O were found: "read" or "probed"
     gram: Tensor  # G, (heads, heads)
     pattern: EntryPattern  # which entries of the maps V_h O_h can be nonzero
     X: Tensor  # (N, M)
-    mixed: Tensor  # what the model's output layer takes, without its constant, times t: (N, heads, d)
+    mixed: Tensor  # input of the model's output layer, without its constant, times t: (N, heads, d)
     contribution: Tensor  # what the model's own attention adds, without its constant: (N, M)
-    error: float  # certificate of the blocks up to this one
+    error: float  # certificate's error over the blocks up to this one
     dtype: torch.dtype  # of the model's arithmetic
     by_channel: bool = False  # whether every channel of gated attention is a head here
 
@@ -95,7 +95,7 @@ class Dense:
 def capture(
     session: Session, prompt: Prompt, layer: int, progress: Progress, found: Callable[[AttentionOperator, Case], None]
 ) -> Case:
-    """Run the prompt; blocks behind `layer` are only passed through. found: called while the block is alive."""
+    """The case of block `layer` under the prompt. found: is called with it while the block is alive."""
     decomposition = Decomposition()
     errors: list[float] = []
     cases: list[Case] = []
@@ -116,7 +116,7 @@ def capture(
 
 
 def _case(session: Session, run: BlockRun, step: Step, error: float) -> tuple[AttentionOperator, Case]:
-    """W' of this block, gates as part of the H of single channels, and what of it the matrices need, copied out."""
+    """W' of this block, with gates in the H of single channels, and a copy of what the matrices need of it."""
     block = session.structure.block(run.index)
     try:
         if block.factors is not None and block.factors.own:
@@ -131,7 +131,7 @@ def _case(session: Session, run: BlockRun, step: Step, error: float) -> tuple[At
         raise UnsupportedModelError(reason) from fault
     known = needed(block.factors)
     mixed, contribution = own_contribution(run, known.tap)
-    if known.gated:  # also where the factors of a head's channels are one, and part of its H
+    if known.gated:  # also if all channels of a head have one factor, which is then part of its H
         mixed = mixed * gate_of(run, step.given)[0].transpose(0, 1)
     if by_channel:
         mixed = mixed.flatten(1)[..., None]
@@ -152,7 +152,8 @@ def _case(session: Session, run: BlockRun, step: Step, error: float) -> tuple[At
 
 
 def dense_matrices(case: Case) -> Dense | None:
-    """W'_HV, W'_O and W'_HVO entry by entry, W'_HVO not by way of the other two; None where they are too large."""
+    """W'_HV, W'_O and W'_HVO entry by entry; W'_HVO is not computed from the other two. None where they are too
+    large."""
     if case.side > DENSE_SIDE:
         return None
     return Dense(

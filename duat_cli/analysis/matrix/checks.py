@@ -18,19 +18,19 @@ from duat_cli.operators import paper
 from duat_cli.results.matrix import MatrixCheck
 
 Sides = tuple[Tensor, Tensor]
-"""What a statement says is equal."""
+"""The two sides that a statement says are equal."""
 
 
 @dataclass(frozen=True)
 class _Statement:
     name: str
     text: str
-    sides: Callable[[Case, Dense | None], Sides | str]  # a string says why it cannot be checked
-    against_model: bool  # whether one side is the model's own arithmetic, with its rounding
+    sides: Callable[[Case, Dense | None], Sides | str]  # a string is the reason why it cannot be checked
+    against_model: bool  # whether one side comes from the model's own arithmetic, with its rounding
     outgrown: Callable[[Case], float] | None = None  # how much larger the terms of the sides are than their sum
 
 
-ROUNDED = 4  # machine epsilons of the terms, which may be left where they cancel
+ROUNDED = 4  # machine epsilons of the terms that may be left where they cancel
 CANCELLED = "the heads cancel each other: what is left on both sides is rounding"
 SUMMED = "its values are made of several tokens: each head stands here once for each, in the model only their sum"
 
@@ -59,21 +59,21 @@ def _check(statement: _Statement, case: Case, dense: Dense | None) -> MatrixChec
 
 
 def _of_image(case: Case) -> float:
-    """How much larger than W' x what each head adds is."""
+    """Ratio of the heads' contributions to W' x: the root of their summed squares over |W' x|."""
     heads = zip(case.left, case.value, case.output, strict=True)
     squares = [float((H @ (case.X @ value) @ output).square().sum()) for H, value, output in heads]
     return _ratio(sum(squares), float(case.operator.apply(case.X).square().sum()))
 
 
 def _of_operator(case: Case) -> float:
-    """How much larger than W' its Kronecker products are."""
+    """Ratio of the Kronecker products of W' to W', in Frobenius norms."""
     rows = case.left.flatten(1).double()
     squares = (rows @ rows.mT) * case.gram
     return _ratio(float(squares.trace()), float(squares.sum()))
 
 
 def _of_maps(case: Case) -> float:
-    """How much larger than the sum of all V O each is."""
+    """Ratio of all maps V O to their sum, in Frobenius norms."""
     return _ratio(float(case.gram.trace()), float(case.gram.sum()))
 
 
@@ -82,14 +82,14 @@ def _ratio(terms: float, whole: float) -> float:
 
 
 def _contribution_sides(case: Case, dense: Dense | None) -> Sides:
-    """W'_HVO x' and what the model's own attention adds."""
+    """W'_HVO x', and what the model's own attention adds."""
     if dense is None:
         return case.operator.apply(case.X), case.contribution
     return dense.W_HVO @ paper.vectorise(case.X), paper.vectorise(case.contribution)
 
 
 def _heads_sides(case: Case, dense: Dense | None) -> Sides | str:
-    """W'_HV x' and the model's own concatenated heads."""
+    """W'_HV x', and the model's own concatenated heads."""
     if case.mixed.shape[1] != len(case.left):
         return SUMMED
     if dense is None:
@@ -98,7 +98,7 @@ def _heads_sides(case: Case, dense: Dense | None) -> Sides | str:
 
 
 def _projection_sides(case: Case, dense: Dense | None) -> Sides | str:
-    """W'_O times the model's own heads, and what its attention adds: I_N ⊗ W is the linear layer."""
+    """W'_O times the model's own heads, and what its attention adds; I_N ⊗ W is the output projection."""
     if case.mixed.shape[1] != len(case.left):
         return SUMMED
     heads = paper.vectorise(case.mixed)  # (N·heads·d,)
@@ -114,7 +114,7 @@ def _product_sides(case: Case, dense: Dense | None) -> Sides | str:
 
 
 def _coupling_sides(case: Case, dense: Dense | None) -> Sides | str:
-    """The closed form of C against the norms of the blocks of the dense matrix."""
+    """The closed form of C, and the norms of the blocks of the dense matrix."""
     if dense is None:
         return _too_large(case)
     blocks = dense.W_HVO.reshape(case.tokens, case.width, case.tokens, case.width)
@@ -123,9 +123,9 @@ def _coupling_sides(case: Case, dense: Dense | None) -> Sides | str:
 
 
 def _orientation_sides(case: Case, dense: Dense | None) -> Sides | str:
-    """(W ⊗ I_c) vec(Z) and vec(W Z), where Z is c columns of the model's W_V, one head under another.
+    """(W ⊗ I_c) vec(Z), and vec(W Z), with Z, (heads·d, c), the first c columns of the model's stacked W_V.
 
-    W ⊗ I_M is the same matrix with M columns; c is as many of them as can be built. Z (heads·d, c).
+    With c = M this is W ⊗ I_M; c is as large as can be built.
     """
     columns = min(case.width, matrix_case.DENSE_SIDE // max(case.width, case.inner))
     if columns == 0:
@@ -136,19 +136,19 @@ def _orientation_sides(case: Case, dense: Dense | None) -> Sides | str:
 
 
 def _diamond_left_sides(case: Case, dense: Dense | None) -> Sides:
-    """W1 ⋄ [x ⋄ W2] = (W2 W1) ⋄ x with W2 = W_V,0, W1 = W_O,0 and the tokens as columns of x (M, N)."""
+    """W1 ⋄ [x ⋄ W2], and (W2 W1) ⋄ x, with W2 = W_V,0, W1 = W_O,0 and the tokens as columns of x, (M, N)."""
     W2, W1, x = case.value[0], case.output[0], case.X.mT
     return paper.diamond(W1, paper.diamond_right(x, W2)), paper.diamond(W2 @ W1, x)
 
 
 def _diamond_right_sides(case: Case, dense: Dense | None) -> Sides:
-    """[W1 ⋄ x] ⋄ W2 = (W1 W2) ⋄ x with W1 = W_V,0, W2 = W_O,0 and the tokens as columns of x (M, N)."""
+    """[W1 ⋄ x] ⋄ W2, and (W1 W2) ⋄ x, with W1 = W_V,0, W2 = W_O,0 and the tokens as columns of x, (M, N)."""
     W1, W2, x = case.value[0], case.output[0], case.X.mT
     return paper.diamond_right(paper.diamond(W1, x), W2), paper.diamond(W1 @ W2, x)
 
 
 def _convolution_sides(case: Case, dense: Dense | None) -> Sides | str:
-    """W'_conv x' and torch's own convolution."""
+    """W'_conv x', and the output of torch's convolution."""
     matrix = convolution.built(case)
     if matrix is None:
         return _too_large(case)

@@ -1,4 +1,4 @@
-"""A 1-D convolution over the same tokens, beside attention (Wang & Li, appendix C, Fig. 5)."""
+"""A 1-D convolution over the same tokens, to compare with attention (Wang & Li, appendix C, Fig. 5)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from duat_cli.models.arrays import gaussian
 from duat_cli.operators import paper
 from duat_cli.results.matrix import Convolution, MatrixForm
 
-WIDTH = 3  # k, odd: as many tokens on both sides, zeros beyond the ends
+WIDTH = 3  # k, odd: equally many tokens on both sides, zeros beyond the ends
 SEED = 13
 _CHUNKS = (
     '"1D convolution learns by processing encoded text in chunks based on the size of the convolution kernel" (DUAT, '
@@ -20,7 +20,7 @@ _CHUNKS = (
 
 
 def kernel(case: Case) -> Tensor:
-    """Drawn weights of a convolution from M to M channels, without zeros: (M, M, k)."""
+    """Random weights of a convolution from M to M channels, without zeros, (M, M, k)."""
     width = case.width
     drawn = gaussian((width, width, WIDTH), case.X, SEED)
     return drawn / (WIDTH * width) ** 0.5
@@ -34,14 +34,14 @@ def built(case: Case) -> Tensor | None:
 
 
 def by_torch(case: Case) -> Tensor:
-    """What torch's own convolution makes of X, (N, M); in float64, since a GPU's of float32 drops digits."""
+    """Output of torch's convolution of X, (N, M); in float64, since a GPU drops digits in float32."""
     with torch.no_grad():
         made = nn.functional.conv1d(case.X.double().T[None], kernel(case).double(), padding=WIDTH // 2)
     return made[0].T.to(case.X.dtype)
 
 
 def convolution_form(case: Case, matrix: Tensor | None) -> MatrixForm:
-    """Its size and density beside those of W'_HVO."""
+    """Size and density of W'_conv."""
     tokens = case.tokens
     expected = WIDTH / tokens - (WIDTH**2 - 1) / (4 * tokens**2)
     return MatrixForm(
@@ -57,8 +57,8 @@ def convolution_form(case: Case, matrix: Tensor | None) -> MatrixForm:
 
 
 def convolution(case: Case, shown: int) -> Convolution:
-    """What each output token reads, beside attention; C of the first `shown` tokens."""
-    norms = torch.linalg.vector_norm(kernel(case).double(), dim=(0, 1))  # of each K_w
+    """How many tokens an output token reads, compared with attention; and C of the first `shown` tokens."""
+    norms = torch.linalg.vector_norm(kernel(case).double(), dim=(0, 1))  # norm of each K_w
     offset = torch.arange(case.tokens)[None, :] - torch.arange(case.tokens)[:, None] + WIDTH // 2  # w from j to i
     coupling = torch.where(_reach(case.tokens), norms.cpu()[offset.clamp(0, WIDTH - 1)], 0.0)
     return Convolution(
@@ -70,6 +70,6 @@ def convolution(case: Case, shown: int) -> Convolution:
 
 
 def _reach(tokens: int) -> Tensor:
-    """Whether output token i reads token j: (N, N) bool."""
+    """Which tokens j each output token i reads, (N, N) bool."""
     places = torch.arange(tokens)
     return (places[:, None] - places[None, :]).abs() <= WIDTH // 2

@@ -1,4 +1,4 @@
-"""The explicit matrices of `duat matrix` one by one: size, density, and the corner that is shown."""
+"""The explicit matrices of `duat matrix`, one by one: size, density, and the corner that is shown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from duat_cli.operators import paper
 from duat_cli.results.matrix import MatrixForm
 
 SHOWN_TOKENS = 8
-CORNER = 6  # entries of B_00 shown, a side
+CORNER = 6  # rows and columns of B_00 that are shown
 # Quoted from Wang & Li. DUAT: "Dynamic Universal Approximation Theory: the basic theory for Transformer-based large
 # language models"; UAT: "Universal Approximation Theory: The basic theory for large language models".
 _SLICED = (
@@ -27,7 +27,7 @@ _UNSTATED = "the papers state no density of W'_O; their 1/M of a linear layer be
 
 
 def forms(case: Case, dense: Dense | None) -> list[MatrixForm]:
-    """T_D(x) = x', then W' of attention and its two parts, then a convolution and a linear layer."""
+    """The forms: T_D(x) = x', the two parts of attention's W' and W' itself, a convolution, and a linear layer."""
     rows, hidden = case.tokens * case.width, case.tokens * case.inner
     expected, formula = _mask_density(case)
     filled = paper.density(case.projection)
@@ -79,7 +79,7 @@ def forms(case: Case, dense: Dense | None) -> list[MatrixForm]:
 
 
 def _mask_density(case: Case) -> tuple[float, str]:
-    """What the mask alone leaves of attention: the upper triangle of Ĥ is zero, or it is not."""
+    """Density that the mask alone gives, and its formula: causal if the upper triangle of Ĥ is zero."""
     N = case.tokens
     if N == 1:
         return 1.0, "1, one token"
@@ -87,29 +87,29 @@ def _mask_density(case: Case) -> tuple[float, str]:
 
 
 def _is_causal(left: Tensor) -> bool:
-    """Whether no token reaches an earlier one; one token is not enough to tell.  left (heads, N, N)."""
+    """Whether no token reads a later one; False for a single token, which cannot tell. left: (heads, N, N)."""
     return left.shape[-1] > 1 and not bool(left.triu(1).any())
 
 
 def _value_density(case: Case) -> float:
-    """Σ_h nonzeros(Ĥ_h) nonzeros(W_V,h) over the entries of W'_HV: no entry is a sum."""
+    """Density of W'_HV, Σ_h nonzeros(Ĥ_h) nonzeros(W_V,h) over its number of entries, as no entry is a sum."""
     filled = (case.left != 0).sum((1, 2)).double() @ (case.value != 0).sum((1, 2)).double()
     return float(filled) / (case.tokens * case.inner * case.tokens * case.width)
 
 
 def _operator_density(case: Case) -> float:
-    """The mean over blocks of the share of entries that can be nonzero."""
+    """Density of W'_HVO: the mean over its blocks of the share of entries that can be nonzero."""
     return case.pattern.filled(case.left.abs().flatten(1)) / case.tokens**2
 
 
 def corner(case: Case) -> Tensor:
-    """The first entries of B_00 = (Σ_h Ĥ_h[0, 0] V_h O_h)ᵀ: (<= CORNER, <= CORNER)."""
+    """The first entries of B_00 = (Σ_h Ĥ_h[0, 0] V_h O_h)ᵀ, (<= CORNER, <= CORNER)."""
     first = case.left[:, 0, 0]
     return torch.einsum("h,had,hdb->ba", first, case.value[:, :CORNER], case.output[:, :, :CORNER])
 
 
 def coupling(case: Case, tokens: int) -> Tensor:
-    """C[i, j] = sqrt(ĥ_ijᵀ G ĥ_ij) between the first `tokens` tokens, a row at a time: (<= tokens, <= tokens)."""
+    """C[i, j] = sqrt(ĥ_ijᵀ G ĥ_ij) between the first `tokens` tokens, (<= tokens, <= tokens), row by row."""
     rows = case.left[:, :tokens, :tokens].unbind(1)  # each (heads, tokens)
     squares = [torch.einsum("hj,hk,kj->j", h, case.gram, h) for h in (row.double() for row in rows)]
     return torch.stack(squares).clamp_min(0).sqrt()

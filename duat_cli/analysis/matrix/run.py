@@ -33,7 +33,8 @@ def matrix(
     *,
     dense: bool = False,
 ) -> MatrixReport:
-    """The explicit matrices of block `layer` under `prompt`; decode: what a token says; file, dense: what to write."""
+    """The report on the explicit matrices of block `layer` under `prompt`. decode: gives the text of a token; file: the
+    file to write, if any; dense: whether to write the matrices themselves, too."""
     session = Session(loaded, progress, cache=False)
     count = len(session.structure.calls)
     if not 0 <= layer < count:
@@ -61,7 +62,7 @@ BY_CHANNEL = "a gate inside attention scales its channels, so every channel is o
 
 
 def _written_out(case: Case, built: Dense | None) -> dict[str, Tensor]:
-    """The matrices of --dense, by their names in the file."""
+    """The matrices that --dense writes, by their names in the file. Raises InputError where they are too large."""
     if built is None:
         raise InputError(
             f"--dense: the longest side of W', N max(M, heads d) = {case.side}, is over {DENSE_SIDE}; take fewer "

@@ -1,4 +1,4 @@
-"""Eq. 21, 23 and 33 evaluated layer by layer with σ live, each step beside what the model itself computed.
+"""Evaluates Eq. 21, 23 and 33 layer by layer with σ live, and compares each step with what the model itself computed.
 
 The parameters of the first j layers come from those of the first j - 1 as below Eq. 33 (old values on the right):
 
@@ -7,8 +7,8 @@ The parameters of the first j layers come from those of the first j - 1 as below
     b'_{j,2} <- (W'_{j,2} b'_{j-1,3} + b'_{j,2}) + W'_{j,2} Σ_{k<j} W'_{k,3} σ(W'_{k,2} x'_0 + b'_{k,2})       Eq. 34
 
 so that x'_j = W'_{j,1} x'_0 + b'_{j,3} + Σ_{k<=j} W'_{k,3} σ(W'_{k,2} x'_0 + b'_{k,2}): Eq. 21 for one layer, Eq. 23
-for two, Eq. 33 for any number. While layers are added the sum over k is carried as one vector, UAT^R of Eq. 24; behind
-the last layer every W'_{k,3} is made, and Eq. 33 is evaluated once more from the matrices alone.
+for two, Eq. 33 for any number. While layers are added, the sum over k is carried as one vector, UAT^R of Eq. 24. After
+the last layer every W'_{k,3} is computed, and Eq. 33 is evaluated again from the matrices alone.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Own:
     """What the model itself computed in one layer."""
 
     output: Tensor  # x_j, (N, M)
-    unit: Tensor | None = None  # what its FFN unit gave, (N, width)
-    pre_activation: Tensor | None = None  # what σ read, (N, rows); None where no module shows it
+    unit: Tensor | None = None  # output of its FFN unit, (N, width)
+    pre_activation: Tensor | None = None  # input of σ, (N, rows); None where no module shows it
 
 
 @dataclass(frozen=True)
 class StepErrors:
-    """How far one layer's equation is from the model, relative; None where there is nothing to compare."""
+    """Relative errors of one layer's equation against the model; None where there is nothing to compare."""
 
     output: float
     unit: float | None
@@ -45,7 +45,7 @@ class StepErrors:
 
 
 class Evaluation:
-    """The equations while layers are added; what they hold goes to the file layer by layer."""
+    """The equations, to which layers are added one by one; their matrices are written to the file layer by layer."""
 
     def __init__(self, x0: Tensor, file: NetworkFile) -> None:
         """x0: the first layer's input, (N, M)."""
@@ -58,7 +58,7 @@ class Evaluation:
         self._output = self._x0
 
     def add(self, layer: Layer, own: Own) -> StepErrors:
-        """The next layer."""
+        """Adds the next layer, and compares it with the model."""
         number = len(self._active) + 1
         W1 = layer.W1 if self._W1 is None else layer.W1 @ self._W1
         before, rest = self._b3, self._rest
@@ -87,10 +87,11 @@ class Evaluation:
         return StepErrors(_far(x, own.output), unit, pre)
 
     def finish(self) -> float:
-        """Make every W'_{k,3} of all layers together; how far Eq. 33, evaluated from the matrices alone, is off."""
+        """Computes every W'_{k,3} of all layers together; the relative error of Eq. 33, evaluated from the matrices
+        alone."""
         assert self._W1 is not None
         total = self._W1 @ self._x0 + self._b3
-        behind: Tensor | None = None  # W'_{L,1} … W'_{k+1,1}, original; None: the identity
+        behind: Tensor | None = None  # product of the original W'_{L,1} … W'_{k+1,1}; None: the identity
         for k in range(len(self._active), 0, -1):
             h = self._active[k - 1]
             if h is not None:

@@ -1,13 +1,13 @@
-"""One layer as the paper's general term (Eq. 20, 31), written out: what the model's own block does to unit vectors.
+"""One layer as the paper's general term (Eq. 20, 31), written out from what the model's own block does to unit vectors.
 
     x'_j = (W'_{j,1} x'_{j-1} + b'_{j,3}) + W'_{j,3} σ(W'_{j,2} x'_{j-1} + b'_{j,2})
 
 with every dynamic parameter frozen. W'_{j,1} is the frozen block without its FFN: attention, residual paths and norms.
-Every column is a replay of the model's own code, so no architecture stands here.
+Every column is a replay of the model's own code, so that nothing here depends on the architecture.
 
-The FFN is two linear layers around σ, token by token. A gated FFN has two pre-activations a neuron, so its σ is a
-function of two numbers, σ(gate) ∘ up. Routed experts are the FFN of the token's own k experts, k n neurons, whose
-router weights r are dynamic parameters and stand in the second layer.
+The FFN is two linear layers around σ, token by token. A gated FFN has two pre-activations per neuron, so its σ is a
+function of two numbers, σ(gate) ∘ up. With routed experts, a token's FFN is that of its own k experts, with k n
+neurons; their router weights r are dynamic parameters and are part of the second layer.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from duat_cli.models.terms.experts import Experts
 from duat_cli.models.terms.feedforward import FeedForward, Rows
 from duat_cli.operators.activations import Activation
 
-ITEM_ELEMENTS = 1 << 19  # of the unit vectors that are replayed at once
-FUDGE = 1 + 1e-6  # what a bound adds to the factor behind experts, and rounding may leave of 1
+ITEM_ELEMENTS = 1 << 19  # elements of the unit vectors that are replayed at once
+FUDGE = 1 + 1e-6  # margin that bounds add to the factor behind experts, and rounding error of a factor of 1
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Sigma:
 
     activation: Activation
     gated: bool
-    neurons: int  # of one token: n, or k n
+    neurons: int  # per token: n, or k n
     experts: int | None = None  # k
 
     @property
     def rows(self) -> int:
-        """Pre-activations of one token."""
+        """How many pre-activations a token has."""
         return self.neurons * (2 if self.gated else 1)
 
     def __call__(self, a: Tensor) -> Tensor:
-        """(N rows,), a token's gates in front of its ups, to (N neurons,)."""
+        """Applies σ: (N rows,), each token's gates before its ups, to (N neurons,)."""
         a = a.reshape(-1, self.rows // self.neurons, self.neurons)
         h = self.activation(a[:, 0])
         return (h * a[:, 1] if self.gated else h).reshape(-1)
@@ -53,27 +53,27 @@ class Sigma:
 
 @dataclass(frozen=True)
 class Hidden:
-    """σ between two linear layers; T is 1 where every token has the same weights, else N."""
+    """σ between two linear layers; T is 1 if every token has the same weights, otherwise N."""
 
     sigma: Sigma
     first: Tensor | None  # (T, rows, width of the unit's input); None: the unit reads the pre-activations
     first_bias: Tensor | None  # (T, rows)
-    last: Tensor | None  # (T, neurons, width of the unit's output); None: the unit gives the neurons
+    last: Tensor | None  # (T, neurons, width of the unit's output); None: the unit's output are the neurons
     last_bias: Tensor | None  # (T, width)
 
     def pre_activation(self, z: Tensor) -> Tensor:
-        """What σ reads where the unit reads z: (N, width) to (N, rows)."""
+        """Input of σ, (N, rows), for the unit's input z, (N, width)."""
         a = z if self.first is None else torch.einsum("trw,tw->tr", self.first.expand(len(z), -1, -1), z)
         return a if self.first_bias is None else a + self.first_bias
 
     def output(self, h: Tensor) -> Tensor:
-        """What the unit gives for these neurons: (N, neurons) to (N, width)."""
+        """Output of the unit, (N, width), for neurons h, (N, neurons)."""
         y = h if self.last is None else torch.einsum("tnw,tn->tw", self.last.expand(len(h), -1, -1), h)
         return y if self.last_bias is None else y + self.last_bias
 
 
 def hidden_of(form: FeedForward | Experts, unit: nn.Module, routed: Routed | None) -> Hidden:
-    """Of the form that was found of a unit; routed: what the router gave for this prompt, of experts."""
+    """The layers of a unit by its form. routed: the router's output for this prompt, if the unit holds experts."""
     if isinstance(form, FeedForward):
         return _feedforward(form, unit)
     if routed is None:
@@ -82,13 +82,13 @@ def hidden_of(form: FeedForward | Experts, unit: nn.Module, routed: Routed | Non
 
 
 def places_of(form: FeedForward, unit: nn.Module) -> tuple[nn.Module, ...]:
-    """The layers inside the unit whose outputs are its pre-activations; none where the unit reads them."""
+    """The layers inside the unit whose outputs are its pre-activations; empty where the unit reads pre-activations."""
     inside = set(unit.modules())
     return tuple(linear for linear in form.linears if linear in inside)
 
 
 def own_pre_activation(form: FeedForward, unit_input: Tensor, outputs: dict[nn.Module, Tensor]) -> Tensor:
-    """What the model's own layers gave to σ, (N, rows). outputs: of the layers inside the unit."""
+    """Input of σ as the model's own layers computed it, (N, rows). outputs: of the layers inside the unit."""
     return torch.cat([_taken(rows, outputs.get(rows.linear, unit_input)) for rows in form.read], dim=-1)
 
 
@@ -125,7 +125,7 @@ def _experts(form: Experts, routed: Routed) -> Hidden:
     weights = routed.weights * (1.0 if abs(factor - 1) < FUDGE - 1 else factor)  # r, (N, k)
 
     def of_tokens(stored: Tensor) -> Tensor:
-        """(E, n, …) to (N, k n, …)."""
+        """Stored weights of all experts, (E, n, …), to those of each token's own experts, (N, k n, …)."""
         return stored[chosen].flatten(1, 2)
 
     first, biases = [of_tokens(form.up)], [form.up_bias]
@@ -157,7 +157,7 @@ def _experts(form: Experts, routed: Routed) -> Hidden:
 
 @dataclass(frozen=True)
 class Layer:
-    """The original parameters of one layer; side N M, as row-major vec has it."""
+    """The original parameters of one layer, for row-major vec; side is N M."""
 
     W1: Tensor  # (side, side)
     b3: Tensor  # (side,)
@@ -168,12 +168,13 @@ class Layer:
 
 
 def layer_of(run: BlockRun, hidden: Hidden | None, tick: Callable[[int], None]) -> Layer:
-    """Of one block under one prompt; hidden: its FFN, whose unit is called once. tick: with the vectors done."""
+    """The layer of one block under one prompt. hidden: its FFN, whose unit is called once. tick: is called with the
+    number of vectors done."""
     tokens, width = run.input.shape[1:]
     side = tokens * width
     base = run.replay(torch.zeros_like(run.input), zero_given(run, 1))
     b3, W1 = base.end.reshape(-1), run.input.new_empty(side, side)
-    z0 = base.unit_inputs[0][0] if hidden is not None else None  # what the unit reads, (N, width of it)
+    z0 = base.unit_inputs[0][0] if hidden is not None else None  # input of the unit, (N, its width)
     Z = None if z0 is None else z0.new_empty(z0.numel(), side)
     step = max(1, ITEM_ELEMENTS // side)
     for start in range(0, side, step):
@@ -198,7 +199,7 @@ def layer_of(run: BlockRun, hidden: Hidden | None, tick: Callable[[int], None]) 
 
 
 def _reaching(run: BlockRun, hidden: Hidden, base: Replay) -> tuple[Tensor, Tensor]:
-    """W'_{j,3}: the unit's last layer, then what the block makes of what the unit gives; and the same of its bias."""
+    """W'_{j,3}, the unit's last layer followed by the block's map of the unit's output; and the image of its bias."""
     tokens, side = run.input.shape[1], run.input.numel()
     arriving = _arriving(run, base)  # (N, width of the unit's output, N M)
     last = arriving if hidden.last is None else hidden.last.to(arriving).expand(tokens, -1, -1) @ arriving
@@ -210,7 +211,7 @@ def _reaching(run: BlockRun, hidden: Hidden, base: Replay) -> tuple[Tensor, Tens
 
 
 def _arriving(run: BlockRun, base: Replay) -> Tensor:
-    """What one unit of each feature of the unit's output is in the block's output: (N, width, N M)."""
+    """Image in the block's output of each unit vector of the unit's output, (N, width, N M)."""
     tokens, side = run.input.shape[1], run.input.numel()
     like = run.units[0].output
     width = like.shape[-1]

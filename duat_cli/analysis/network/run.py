@@ -62,14 +62,14 @@ NORMS = (
 
 @dataclass(frozen=True)
 class Known:
-    """The FFN of one block: its unit, the form of it, and how many experts each token is given."""
+    """The FFN of one block: its unit, the unit's form, and how many experts each token gets."""
 
     unit: nn.Module
     form: FeedForward | Experts
     experts: int = 1
 
     def sizes(self) -> tuple[int, int]:
-        """(pre-activations, neurons) of a token."""
+        """(pre-activations, neurons) per token."""
         if isinstance(self.form, FeedForward):
             neurons = self.form.neurons
         else:
@@ -78,16 +78,17 @@ class Known:
         return neurons * (1 if self.form.gate is None else 2), neurons
 
     def layers(self) -> tuple[nn.Module, ...]:
-        """The modules that show what σ reads."""
+        """The modules whose outputs show the input of σ."""
         return places_of(self.form, self.unit) if isinstance(self.form, FeedForward) else ()
 
 
 def network(
     loaded: LoadedModel, prompt: Prompt, decode: Callable[[int], str], progress: Progress, path: Path | None = None
 ) -> NetworkReport:
-    """All layers under one prompt; decode: what a token says; path: the file to write, if any.
+    """The report on all layers under one prompt. decode: gives the text of a token; path: the file to write, if any.
 
-    InputError where N M is over 4,096; UnsupportedModelError where a block is not of the paper's form (Eq. 20).
+    Raises InputError where N M is over 4,096, and UnsupportedModelError where a block is not of the paper's form
+    (Eq. 20).
     """
     dtype = loaded.model.dtype
     if dtype not in (torch.float32, torch.float64):
@@ -124,7 +125,7 @@ def network(
 
 @contextlib.contextmanager
 def _place(path: Path | None) -> Iterator[Path]:
-    """The file to write; a temporary one where none is wanted, because not all matrices are held at once."""
+    """The file to write; a temporary one if none is wanted, because not all matrices fit in memory at once."""
     if path is not None:
         yield path
         return
@@ -158,7 +159,8 @@ def _metadata(session: Session, prompt: Prompt, decode: Callable[[int], str]) ->
 
 
 def known_units(structure: ModelStructure, device: str, blocks: list[BlockParts]) -> dict[nn.Module, Known | None]:
-    """By block module; None: it has no FFN. UnsupportedModelError where a block has none of the paper's form."""
+    """The FFN of every block module; None where it has no FFN. Raises UnsupportedModelError where an FFN is not of the
+    paper's form."""
     written = probe_trace(structure.stack, probe_ids(structure.stack, DISCOVERY_TOKENS, device))
     found: dict[nn.Module, Known | None] = {}
     for number, parts in enumerate(blocks):
@@ -198,8 +200,8 @@ class _Found:
 def _swept(
     session: Session, prompt: Prompt, known: Mapping[nn.Module, Known | None], file: NetworkFile, progress: Progress
 ) -> _Found:
-    """Every layer, as the model's own pass comes to it."""
-    outputs: dict[nn.Module, Tensor] = {}  # of the layers in front of σ, of the model's own pass
+    """Evaluates every layer as the model's own pass comes to it."""
+    outputs: dict[nn.Module, Tensor] = {}  # of the layers in front of σ, from the model's own pass
     routers, found = Routers(), list[_Found]()
     depth = len(session.structure.calls)
 
@@ -233,7 +235,7 @@ def _swept(
 def _ffn(
     run: BlockRun, known: Known | None, routers: Routers, outputs: dict[nn.Module, Tensor]
 ) -> tuple[Hidden | None, Own]:
-    """The FFN of one block under this prompt, and what the model itself computed. Before any replay."""
+    """The FFN of one block under this prompt, and what the model itself computed. Call it before any replay."""
     output = run.output[0]
     if known is None:
         return None, Own(output)
@@ -244,7 +246,7 @@ def _ffn(
     if isinstance(form, Experts):
         routed = routers.inside(run.parts.module).get(form.module)
     pre = own_pre_activation(form, unit.input, outputs) if isinstance(form, FeedForward) else None
-    hidden = hidden_of(form, known.unit, routed)  # asks the layers anew
+    hidden = hidden_of(form, known.unit, routed)  # runs the layers again, so `pre` was taken before
     return hidden, Own(output, unit.output.reshape(len(output), -1), pre)
 
 

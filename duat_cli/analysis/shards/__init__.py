@@ -1,1 +1,2 @@
-"""Many prompts, many processes: results per prompt in a folder of append-only files, and the report made of them."""
+"""Runs with `--out`, for many prompts and processes: a folder of append-only files with the results of each prompt, and
+the report made from them."""

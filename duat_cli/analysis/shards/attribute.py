@@ -1,4 +1,4 @@
-"""`duat attribute --out`: what it keeps of each prompt, and the report of all."""
+"""`duat attribute --out`: the results kept of each prompt, and the report on all."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from duat_cli.results.base import Run
 
 
 class Facts(Stored):
-    """What no prompt changes."""
+    """The part of the report that no prompt changes."""
 
     head: AttributeHead
 
 
 class SumsRecord(Stored):
-    """`Moments` of one place; each sum is the base64 text of little-endian numbers."""
+    """`Moments` at one place; each sum is base64 text of little-endian numbers."""
 
     block: int
     unit: int | None
@@ -52,12 +52,12 @@ class SumsRecord(Stored):
 
 
 class AttributeRecord(PromptRecord):
-    """What one prompt gave."""
+    """Results of one prompt."""
 
     attribution: list[Attribution]
     continuation: Continuation | None
     sums: list[SumsRecord]
-    """Of all heads and neurons; empty where there is one prediction in all."""
+    """Sums of all heads and neurons; empty if there is only one prediction over all prompts."""
 
     @classmethod
     def of(cls, prompt: Prompt, found: Attributed) -> AttributeRecord:
@@ -83,7 +83,7 @@ def attribute_into(
     ranks: Ranks,
     progress: Progress,
 ) -> AttributeReport | None:
-    """This process's results into the folder. The first rank waits for the others and returns the report of all."""
+    """Adds this process's results to the folder. The first rank waits for the others and returns the report on all."""
     session = Session(loaded, progress, cache=False, factors=False)
     each = Attributor(session, words, options, progress, len(prompts.keys))
     folder = share(path, session, prompts, _Worker(each, options, max_tokens), ranks, progress)
@@ -91,7 +91,7 @@ def attribute_into(
 
 
 class _Worker(Worker):
-    """As of `share`."""
+    """The command as a worker for `share`."""
 
     command = "attribute"
 
@@ -113,7 +113,7 @@ class _Worker(Worker):
         }
 
     def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[AttributeRecord]:
-        """Of prompts with their positions."""
+        """Records of prompts, which come with their positions."""
         found = zip(chunk, self._each(chunk), strict=True)
         return [AttributeRecord.of(prompt, one) for (_, prompt), one in found]
 
@@ -123,7 +123,7 @@ class _Worker(Worker):
 
 
 def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> AttributeReport:
-    """The report of all prompts. run: asked for at the end."""
+    """The report on all prompts. run: is called at the end."""
     index, head = folder.complete(), Facts.model_validate(folder.manifest.facts).head
     total = AttributeTotal(cast(int, folder.manifest.settings["top"]))
     for prompt, record in folder.each(index, AttributeRecord, progress):

@@ -1,7 +1,7 @@
-"""A folder of results: a manifest, the keys of the prompts and their batches, one shard a process, and files of a
-command's own.
+"""A folder of results: a manifest, the keys and batches of the prompts, one shard per process, and further files of a
+command.
 
-Prompts are told apart by the hash of their text and by their position in the set, since a text may stand there twice.
+A prompt is identified by the hash of its text and by its position in the set, since a text may be there twice.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ from duat_cli.text import clean, one_line, plural, some
 
 _NAME = re.compile(r"shard-(\d+)-of-(\d+)\.jsonl")
 _NOWHERE = -1
-_NAMED = 3  # ranks in a message
+_NAMED = 3  # how many ranks a message names
 A = TypeVar("A", bound=Aside)
 P = TypeVar("P", bound=PromptRecord)
 
 
 @dataclass
 class Index:
-    """Where the line of every prompt is."""
+    """The place of every prompt's line. Arrays go by the positions of the prompts."""
 
     shards: list[Path]
     shard: array[int]
-    """By position: which of the shards."""
+    """Number of the shard with the line."""
     offset: array[int]
-    """By position: where in it; -1 for a prompt that has no result yet."""
+    """Offset of the line in the shard; -1 for a prompt without a result yet."""
     tokens: array[int]
-    """By position: how many it has."""
+    """How many tokens the prompt has; 0 without a result."""
     found: int = 0
 
     def has(self, position: int) -> bool:
         return self.offset[position] != _NOWHERE
 
     def counts(self) -> set[int]:
-        """Of tokens, over the prompts that have a result."""
+        """The distinct counts of tokens of the prompts that have a result."""
         return {tokens for tokens in self.tokens if tokens}
 
 
 class Folder:
-    """Results of one model, set of prompts and settings."""
+    """Results of one model on one set of prompts with one set of options."""
 
     def __init__(self, path: Path, manifest: Manifest, keys: array[int], leaders: array[int]) -> None:
         self.path, self.manifest, self.keys, self.leaders = path, manifest, keys, leaders
@@ -73,7 +73,8 @@ class Folder:
 
     @classmethod
     def open(cls, path: Path, manifest: Manifest, keys: array[int], leaders: array[int]) -> Folder:
-        """To add results; what is there has to be of the same manifest. leaders: as of `owners`."""
+        """Opens a folder to add results. Raises InputError if it holds results of another manifest. leaders: as for
+        `owners`."""
         with _faults(path):
             path.mkdir(parents=True, exist_ok=True)
             _create(path / MANIFEST, manifest)
@@ -90,7 +91,7 @@ class Folder:
 
     @classmethod
     def read(cls, path: Path) -> Folder:
-        """To merge them."""
+        """Opens a folder to merge its results."""
         with _faults(path):
             manifest = _manifest(path)
             keys, leaders = array("Q"), array("I")
@@ -103,18 +104,18 @@ class Folder:
     # -- results -----------------------------------------------------------------------------------------
 
     def shard(self, ranks: Ranks) -> AbstractContextManager[Shard]:
-        """This process's own; InputError while another has it."""
+        """The shard of this process. Raises InputError while another process has it."""
         return shard(self._shard(ranks.rank, ranks.world), ranks)
 
     def held(self, world: int) -> list[int]:
-        """The ranks that live."""
+        """The ranks whose processes are running."""
         return [rank for rank in range(world) if is_held(self._shard(rank, world))]
 
     def _shard(self, rank: int, world: int) -> Path:
         return self.path / f"shard-{rank}-of-{world}.jsonl"
 
     def index(self) -> Index:
-        """All whole lines; of a prompt with several, one of them, the same each time."""
+        """The index of all whole lines; if a prompt has several, always the same one of them."""
         count = len(self.keys)
         paths = sorted(p for p in self.path.iterdir() if _NAME.fullmatch(p.name))
         index = Index(paths, array("I", [0]) * count, array("q", [_NOWHERE]) * count, array("I", [0]) * count)
@@ -125,7 +126,7 @@ class Folder:
                 for raw in file:
                     line = records.read(self.seal, raw)
                     if line is not None and not index.has(line.position):
-                        assert key_of(line.sha256) == self.keys[line.position]  # both stand under the seal
+                        assert key_of(line.sha256) == self.keys[line.position]  # the seal covers both
                         index.shard[line.position] = number
                         index.offset[line.position] = offset
                         index.tokens[line.position] = line.tokens
@@ -134,7 +135,7 @@ class Folder:
         return index
 
     def lines(self, index: Index) -> Iterator[records.Line]:
-        """Of every prompt, by position."""
+        """The lines of all prompts, by position."""
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(path.open("rb")) for path in index.shards]
             for number, offset in zip(index.shard, index.offset, strict=True):
@@ -147,7 +148,7 @@ class Folder:
     def each(
         self, index: Index, kind: type[P], progress: Progress, what: str = "adding up the prompts"
     ) -> Iterator[tuple[PromptFacts, P]]:
-        """What every prompt gave, by position, with progress."""
+        """Facts and record of every prompt, by position, with progress."""
         for done, line in enumerate(self.lines(index), 1):
             try:
                 record = kind.model_validate_json(line.record)
@@ -158,14 +159,14 @@ class Folder:
             progress(done, index.found, what)
 
     def complete(self) -> Index:
-        """Of every prompt; InputError says what is missing."""
+        """The index of all prompts. Raises InputError, which says what is missing, unless every prompt has a result."""
         index = self.index()
         if index.found < len(self.keys):
             raise InputError(self.missing(index, self.last_world()))
         return index
 
     def missing(self, index: Index, world: int) -> str:
-        """Which of so many processes left work undone, and what to do."""
+        """A message on which of `world` processes left work undone, and what to do."""
         own, done = [0] * world, [0] * world
         for position, rank in enumerate(owners(self.keys, self.leaders, world)):
             own[rank] += 1
@@ -188,7 +189,7 @@ class Folder:
     # -- beside the prompts ------------------------------------------------------------------------------
 
     def aside(self, name: str, kind: type[A]) -> A | None:
-        """A file of the command's own; None where there is none of this manifest yet."""
+        """Content of a further file of the command; None where there is none of this manifest yet."""
         _require_file(self.path / name)
         with contextlib.suppress(OSError, ValueError):
             found = kind.model_validate_json((self.path / name).read_bytes())
@@ -196,7 +197,7 @@ class Folder:
         return None
 
     def put_aside(self, name: str, found: Aside) -> None:
-        """Whole or not at all."""
+        """Writes a further file of the command, whole or not at all."""
         with _faults(self.path):
             _put(self.path / name, found.model_dump_json().encode())
 
@@ -208,8 +209,9 @@ def _put(path: Path, raw: bytes) -> None:
 
 
 def _create(path: Path, manifest: Manifest) -> None:
-    """Whole, and only by the first: a link, unlike a rename, takes no other file's place. Where a file system has no
-    links (exFAT, some network shares) the file is written in its place, which only the first can create."""
+    """Writes the manifest as a whole, and only if there is none: unlike a rename, a link does not replace a file. Where
+    a file system has no links (exFAT, some network shares), the file is written in place, where only the first process
+    can create it."""
     text = manifest.model_dump_json(indent=1)
     descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
     try:
@@ -236,7 +238,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _require_file(path: Path) -> None:
-    """InputError for another thing of this name; a named pipe would be waited for, for ever."""
+    """Raises InputError if something that is no regular file has this name; reading a named pipe would never end."""
     if path.exists() and not path.is_file():
         what = "a folder" if path.is_dir() else "no regular file"
         raise InputError(f"{clean(str(path))}: is {what}, expected the file that --out wrote; give another folder")
@@ -268,7 +270,7 @@ def _faults(path: Path) -> Iterator[None]:
 
 
 def _told(value: object) -> str:
-    """A setting as a user gave it: a flag is given or not."""
+    """A setting as a user gave it; a flag is "given" or "not given"."""
     if value is None or isinstance(value, bool):
         return "given" if value else "not given"
     return one_line(str(value), 40)

@@ -1,4 +1,4 @@
-"""`duat inspect --out`: what it keeps of each prompt, its nulls by count of tokens, and the report of both."""
+"""`duat inspect --out`: the results kept of each prompt, its nulls by count of tokens, and the report from both."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from duat_cli.results.inspect import InspectReport
 
 
 class Facts(Stored):
-    """What no prompt changes."""
+    """The part of the report that no prompt changes."""
 
     head: InspectHead
     certificate: Certificate
-    """Its tolerance, and how attention is seen, are everybody's; its errors are those of the records."""
+    """Tolerance and way of capture, which all processes share; the errors come from the records."""
 
 
 class InspectRecord(PromptRecord):
-    """What one prompt gave."""
+    """Results of one prompt."""
 
     found: PromptSweep
     plain_error: float
-    """Of the process: its model against the one without instruments."""
+    """Error of the process's model against the one without instruments."""
 
 
 class NullRecord(Aside):
-    """The re-initialised architecture under one count of tokens, or why it has no numbers."""
+    """The null of the re-initialised architecture under one count of tokens, or the reason why there is none."""
 
     blocks: list[BlockNull]
     reason: str
@@ -61,7 +61,7 @@ def inspect_into(
     ranks: Ranks,
     progress: Progress,
 ) -> InspectReport | None:
-    """This process's results into the folder. The first rank waits for the others and returns the report of all."""
+    """Adds this process's results to the folder. The first rank waits for the others and returns the report on all."""
     session = Session(loaded, progress, cache=options.cache)
     worker = _Worker(session, options, max_tokens, progress, len(prompts.keys))
     folder = share(path, session, prompts, worker, ranks, progress)
@@ -69,7 +69,7 @@ def inspect_into(
 
 
 class _Worker(Worker):
-    """As of `share`."""
+    """The command as a worker for `share`."""
 
     command = "inspect"
 
@@ -78,25 +78,26 @@ class _Worker(Worker):
     ) -> None:
         self._session, self._options, self._progress, self._total = session, options, progress, total
         given = vars(options) | {"layers": chosen(options.layers, session.depth), "max_tokens": max_tokens}
-        self.settings = {name: value for name, value in given.items() if name != "cache"}  # no number follows from it
+        self.settings = {name: value for name, value in given.items() if name != "cache"}  # which changes no number
 
     def begin(self, first: Prompt, /, *, own: bool) -> Sequence[PromptRecord]:
-        """Of another process's prompt the comparison with the model that has no instruments is enough."""
+        """Record of the first prompt, if it is this process's own. For another's prompt, the comparison with the model
+        without instruments is enough."""
         if own:
             return self([(0, first)])
         self._session.sweep(first, lambda _run: None)
         return ()
 
     def together(self) -> Together | None:
-        """Prompts of as many tokens, where there are enough of them."""
+        """Batches of prompts with equally many tokens, if there are enough prompts."""
         enough = most_together(self._total) > 1 and self._session.loaded.paged is None
         return functools.partial(leaders_of, self._session, self._options) if enough else None
 
     def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[PromptRecord]:
-        """Of prompts with their positions, with the progress of all."""
+        """Records of prompts, which come with their positions; progress is shown over all prompts."""
         begun, last, session = chunk[0][0], chunk[-1][0], self._session
         batch = session.loaded.paged is None and len(chunk) > 1
-        begun = last if batch else begun  # a batch runs once its last prompt is read
+        begun = last if batch else begun  # a batch runs when its last prompt has been read
         prompts, progress = [prompt for _, prompt in chunk], self._within(begun, last + 1)
         found = sweep_together(session, prompts, self._options, progress)
         error = session.plain_error
@@ -106,7 +107,7 @@ class _Worker(Worker):
         ]
 
     def _within(self, begun: int, end: int) -> Progress:
-        """Of prompts from one place of the set to another, as that of all."""
+        """Progress of the prompts from position `begun` up to `end`, shown as progress of all prompts."""
 
         def progress(done: int, of: int, what: str) -> None:
             passed = begun + (end - begun) * done / of if of else begun
@@ -123,14 +124,14 @@ class _Worker(Worker):
         )
 
     def beside(self, folder: Folder, counts: set[int], ranks: Ranks) -> None:
-        """The nulls. By now all Gram matrices are known."""
+        """Computes the nulls that are missing. By now all Gram matrices are known."""
         self._session.save_cache()
         if self._options.null == "all":
             _fill_nulls(folder, self._session, self._options, counts, ranks, self._progress)
 
 
 def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> InspectReport:
-    """The report of all prompts. run: asked for at the end."""
+    """The report on all prompts. run: is called at the end."""
     index = folder.complete()
     settings: Mapping[str, Any] = folder.manifest.settings
     facts = Facts.model_validate(folder.manifest.facts)
@@ -148,17 +149,17 @@ def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> Inspec
 
 
 def null_of(folder: Folder, tokens: int) -> NullRecord | None:
-    """None where there is none yet."""
+    """The null for a count of tokens; None where there is none yet."""
     return folder.aside(f"null-{tokens}.json", NullRecord)
 
 
 def put_null(folder: Folder, tokens: int, blocks: list[BlockNull], reason: str = "") -> None:
-    """Whole or not at all."""
+    """Writes a null, whole or not at all."""
     folder.put_aside(f"null-{tokens}.json", NullRecord(seal=folder.seal.hex(), blocks=blocks, reason=reason))
 
 
 def _untrained(folder: Folder, counts: set[int]) -> Untrained:
-    """As in a report of one process: where one count has failed, none has a null."""
+    """The nulls for a report. As in a report of one process, there are none if one count of tokens has failed."""
     reason = next((null.reason for tokens in sorted(counts) if (null := _known_null(folder, tokens)).reason), None)
     if reason is not None:
         return lambda _tokens: reason
@@ -175,7 +176,8 @@ def _known_null(folder: Folder, tokens: int) -> NullRecord:
 def _fill_nulls(
     folder: Folder, session: Session, options: InspectOptions, counts: set[int], ranks: Ranks, progress: Progress
 ) -> None:
-    """Those that are not there. Every rank has another order, so that they seldom compute the same one."""
+    """Computes the nulls that are missing. Every rank goes in another order, so that two seldom compute the same
+    one."""
     source = NullSource(
         session.loaded,
         len(session.structure.calls),

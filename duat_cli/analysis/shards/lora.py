@@ -1,6 +1,6 @@
-"""`duat lora-diff --out`: what it keeps of each prompt, its test of Eq. 18, and the report of all.
+"""`duat lora-diff --out`: the results kept of each prompt, its test of Eq. 18, and the report on all.
 
-What the weights alone say is computed by every process, since the tuned model is made of it.
+Results that follow from the weights alone are computed by every process, since the tuned model is made from them.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _EQ18 = "eq18.json"
 
 
 class Facts(Stored):
-    """What no prompt changes."""
+    """The part of the report that no prompt changes."""
 
     report: LoraReport
 
 
 class LoraRecord(PromptRecord):
-    """What one prompt gave."""
+    """Results of one prompt."""
 
     found: Compared
     plain_errors: tuple[float, float]
-    """Of the process: base and tuned model against the ones without instruments."""
+    """Errors of the process's base and tuned model against those without instruments."""
 
 
 class Eq18Record(Aside):
-    """Of the first prompts of the set."""
+    """The test of Eq. 18 on the first prompts of the set."""
 
     eq18: Eq18 | None
 
@@ -54,7 +54,7 @@ class Eq18Record(Aside):
 def lora_into(
     path: Path, directions: bool, max_tokens: int | None, ranks: Ranks, progress: Progress, pair: Pair, asked: Asked
 ) -> LoraReport | None:
-    """This process's results into the folder. The first rank waits for the others and returns the report of all."""
+    """Adds this process's results to the folder. The first rank waits for the others and returns the report on all."""
     assert isinstance(asked.prompts, PromptSet)
     settings: dict[str, JsonValue] = {"TUNED": pair.digest, "directions": directions, "max_tokens": max_tokens}
     worker = _Worker(pair, asked, asked.prompts, settings, progress)
@@ -63,7 +63,7 @@ def lora_into(
 
 
 class _Worker(Worker):
-    """As of `share`."""
+    """The command as a worker for `share`."""
 
     command = "lora-diff"
 
@@ -75,7 +75,7 @@ class _Worker(Worker):
         self._compare = pair.comparer(asked.decode, len(prompts.keys), progress)
 
     def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[LoraRecord]:
-        """Of prompts with their positions."""
+        """Records of prompts, which come with their positions."""
         found = self._compare(chunk, self._pair.norms(chunk[0][1]))
         errors = self._pair.base.plain_error, self._pair.tuned.plain_error
         return [
@@ -89,7 +89,7 @@ class _Worker(Worker):
         return Facts(report=head.model_copy(update={"environment": anywhere(head.environment)}))
 
     def beside(self, folder: Folder, counts: set[int], ranks: Ranks) -> None:
-        """Eq. 18."""
+        """Tests Eq. 18, in the first rank, if it is not tested yet."""
         if ranks.first and folder.aside(_EQ18, Eq18Record) is None:
             prompts = itertools.islice(self._prompts.prompts(lambda position: position < INPUTS), INPUTS)
             self._progress(0, 1, "testing Eq. 18")
@@ -99,7 +99,7 @@ class _Worker(Worker):
 
 
 def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> LoraReport:
-    """The report of all prompts. run: asked for at the end."""
+    """The report on all prompts. run: is called at the end."""
     index, head = folder.complete(), Facts.model_validate(folder.manifest.facts).report
     tested = folder.aside(_EQ18, Eq18Record)
     if tested is None:

@@ -1,4 +1,4 @@
-"""The report of a folder of results: the same to the last bit, whoever computed what in which order."""
+"""The report from a folder of results. It is the same to the last bit, whichever process computed what and when."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ _MERGED: Mapping[str, Callable[[Folder, Callable[[], Run], Progress], Report]] =
 
 
 def merge(folder: Folder, run: Callable[[], Run], progress: Progress) -> Report:
-    """The report of all prompts; InputError says what is missing. run: asked for at the end."""
+    """The report on all prompts. Raises InputError where results are missing. run: is called at the end."""
     return _MERGED[folder.manifest.command](folder, run, progress)

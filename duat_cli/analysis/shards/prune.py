@@ -1,7 +1,8 @@
-"""`duat prune-bound --out`: what it keeps of each prompt, and the sets that the first process chooses of all of it.
+"""`duat prune-bound --out`: the results kept of each prompt, and the sets that the first process chooses from them.
 
-Shared and kept prompt by prompt are the responses, the exact readings and the single ablations. The sets are then
-measured and tested by the first process alone, which keeps the report: another budget, say, asks for that part again.
+Responses, exact readings and single ablations are shared among processes and kept prompt by prompt. The sets are then
+measured and tested by the first process alone, which keeps the report; only this part runs again for another budget,
+for example.
 """
 
 from __future__ import annotations
@@ -44,27 +45,27 @@ _READINGS = ("local", "stream", "frozen")
 
 
 class Facts(Stored):
-    """Which terms every process ablates."""
+    """The terms that every process ablates."""
 
     sample: dict[Kind, Sample]
-    """As the process drew it that began the folder: rounding may have others draw otherwise."""
+    """Sample drawn by the process that began the folder; rounding may make others draw differently."""
 
 
 class PruneRecord(PromptRecord):
-    """What one prompt gave. Numbers of all terms, in the order of the work's, are base64 text."""
+    """Results of one prompt. Numbers for all terms, in the order of `Work.terms`, are base64 text."""
 
     responses: list[str]
-    """float32, a probe each."""
+    """Responses, float32, one text per probe."""
     slope: str | None
-    """float32."""
+    """Response to the gradient of the loss, float32."""
     loss: tuple[float, int] | None
     error: float
     damages: list[float]
     moved: list[float]
     readings: dict[str, str]
-    """By name, float64; NaN for a term that has none."""
+    """Readings by name, float64; NaN for a term that has none."""
     reasons: dict[str, list[int]]
-    """Why terms, by their places, have no local reading."""
+    """Reasons why terms have no local reading, with the places of these terms."""
     cosine: dict[int, float]
     angle: dict[int, float]
     seen: list[tuple[int, int, str]]
@@ -117,21 +118,21 @@ class PruneRecord(PromptRecord):
 
 
 class SetsRecord(Aside):
-    """The end of the work."""
+    """The final results: report and orders."""
 
     choice: dict[str, JsonValue]
-    """Options, hashes of token ids and the rule of pooling, which only the sets and their cosines follow from."""
+    """What only the sets and their cosines depend on: options, hashes of token ids and the rule of pooling."""
     report: PruneReport
     orders: dict[str, list[int]]
-    """By the plan's granularity: places of terms, in the order in which they go."""
+    """Places of terms in the order in which they are removed, by the plan's granularity."""
 
 
 def prune_into(
     path: Path, begun: Begun, max_tokens: int | None, ranks: Ranks, progress: Progress
 ) -> PruneOutcome | None:
-    """This process's results into the folder. The first rank waits for the others and returns the report of all.
+    """Adds this process's results to the folder. The first rank waits for the others and returns the report on all.
 
-    begun: in parts.
+    begun: as made by `begin` with `in_parts`.
     """
     worker = _Worker(path, begun, max_tokens, progress)
     folder = share(path, begun.session, _set_of(begun.work.prompts), worker, ranks, progress)
@@ -139,7 +140,7 @@ def prune_into(
 
 
 class _Worker(Worker):
-    """As of `share`."""
+    """The command as a worker for `share`."""
 
     command = "prune-bound"
 
@@ -148,7 +149,7 @@ class _Worker(Worker):
         options = begun.work.options
         self.settings = {
             "granularity": list(options.kinds),
-            "metric": begun.work.metric.name,  # also where it was not given
+            "metric": begun.work.metric.name,  # the one used, also if none was given
             "probes": options.probes,
             "measure": options.measure,
             "ablate": "mean" if options.ablate_mean else "zero",
@@ -157,13 +158,13 @@ class _Worker(Worker):
         }
 
     def begin(self, first: Prompt, /, *, own: bool) -> Sequence[PromptRecord]:
-        """The comparison with the model that has no instruments; and which terms are ablated."""
+        """Compares with the model without instruments, and draws the terms to ablate; no record."""
         self._begun.session.sweep_beside([first], lambda _place: lambda _run: None, [])
         self._begun.work.draw()
         return ()
 
     def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[PruneRecord]:
-        """Of prompts with their positions."""
+        """Records of prompts, which come with their positions."""
         work = self._begun.work
         self._take_sample(Folder.read(self._path))
         found = zip(chunk, work.parts([position for position, _ in chunk]), strict=True)
@@ -176,7 +177,7 @@ class _Worker(Worker):
         self._begun.work.sample = Facts.model_validate(folder.manifest.facts).sample
 
     def merged(self, folder: Folder) -> PruneOutcome:
-        """With the sets chosen, if they are not yet."""
+        """The outcome of all prompts; chooses the sets, if they are not chosen yet."""
         begun, work = self._begun, self._begun.work
         choice = _choice(begun)
         known = folder.aside(_SETS, SetsRecord)
@@ -196,7 +197,7 @@ class _Worker(Worker):
 
 
 def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> PruneReport:
-    """The report, which the first process made. run: asked for at the end."""
+    """The report, which the first process made. run: is called at the end."""
     folder.complete()
     progress(0, 0, "reading the report")
     known = folder.aside(_SETS, SetsRecord)
@@ -235,7 +236,7 @@ def _digest(prompts: Sequence[Prompt]) -> str:
 
 
 def _set_of(prompts: Sequence[Prompt]) -> PromptSet:
-    """Prompts that are all at hand, and tokens already."""
+    """The set of prompts that are all in memory and tokenized."""
     keys = array("Q", (key_of(prompt.sha256) for prompt in prompts))
     texts = [_as_given(prompt, number) for number, prompt in enumerate(prompts, 1)]
     known = {(text.text, text.line): prompt for text, prompt in zip(texts, prompts, strict=True)}
@@ -243,6 +244,6 @@ def _set_of(prompts: Sequence[Prompt]) -> PromptSet:
 
 
 def _as_given(prompt: Prompt, number: int) -> PromptText:
-    """With token ids, where its hash says that these were given in place of a text."""
+    """The prompt's text; with token ids, if its hash shows that these were given instead of a text."""
     text = PromptText(prompt.messages or prompt.text, f"prompt {number}", prompt.line)
     return text if text.sha256 == prompt.sha256 else replace(text, ids=tuple(prompt.input_ids[0].tolist()))

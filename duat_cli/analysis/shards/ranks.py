@@ -1,8 +1,8 @@
-"""Which of several processes this one is, from the environment that the launcher sets.
+"""The rank of this process among several, from the environment that the launcher sets.
 
-torchrun and accelerate launch set RANK and WORLD_SIZE, mpirun (which accelerate launch takes on CPUs) its own names,
-Slurm's srun SLURM_PROCID and SLURM_NTASKS. accelerate's PartialState would read the same and also connect the
-processes, which have nothing to say to each other here.
+torchrun and accelerate launch set RANK and WORLD_SIZE, mpirun (which accelerate launch uses on CPUs) names of its own,
+Slurm's srun SLURM_PROCID and SLURM_NTASKS. accelerate's PartialState would read the same, but also connect the
+processes, which do not communicate here.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Ranks:
 
     rank: int = 0
     world: int = 1
-    """How many there are."""
+    """How many processes there are."""
     local: int = 0
-    """Among those of this machine."""
+    """Rank among the processes of this machine."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> Ranks:
-        """One alone where no launcher says otherwise."""
+        """The rank that the environment gives; a single process without a launcher."""
         for rank, world, local in VARIABLES:
             if rank.startswith("SLURM") and "SLURM_JOB_ID" in environment and "SLURM_STEP_ID" not in environment:
-                continue  # the batch script itself: the tasks are those that srun will start
+                continue  # the batch script itself; its tasks are the processes that srun will start
             if rank in environment and world in environment:
                 return cls._checked({name: environment[name] for name in (rank, world, local) if name in environment})
         return cls()
@@ -57,7 +57,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether it is the one that talks."""
+        """Whether this is the process that shows messages and the report."""
         return self.rank == 0
 
     def __str__(self) -> str:
@@ -65,14 +65,14 @@ class Ranks:
 
 
 def owners(keys: array[int], leaders: array[int], world: int) -> array[int]:
-    """By position: which of so many runs the prompt. In the order of their hashes, prompts fall to the processes in
-    turn, so that each has as many as the others; the set's first one falls to the first. Those of a batch go with its
-    first.
+    """The rank, of `world` ranks, that runs each prompt, by position. Batches go to the ranks in turn, in the order of
+    the hashes of their first prompts, so that each gets equally many; the batch of the set's first prompt goes to rank
+    0.
 
-    leaders: by position, the first prompt of its batch.
+    leaders: by position, the first prompt of each one's batch.
     """
     own = np.frombuffer(leaders, dtype=np.uint32)
-    first = np.flatnonzero(own == np.arange(len(own)))  # of every batch
+    first = np.flatnonzero(own == np.arange(len(own)))  # first prompt of every batch
     owner = np.empty(len(own), dtype=np.uint32)
     order = first[np.argsort(np.frombuffer(keys, dtype=np.uint64)[first], kind="stable")]
     owner[order] = (np.arange(len(order)) - np.flatnonzero(order == 0)) % world

@@ -1,4 +1,4 @@
-"""What stands in the files of a folder of results: who made them, and one line a prompt that proves itself whole."""
+"""Contents of the files in a folder of results: a manifest, and one line per prompt with a hash that shows it whole."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from duat_cli.results.base import Environment
 
 
 class Stored(BaseModel):
-    """Base of what is written. Infinity, the largest activation of a model that overflows, is the text "Infinity"."""
+    """Base class of everything written. Infinity, as the largest activation of a model that overflows, is
+    "Infinity"."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
 
 class Manifest(Stored):
-    """What all results of a folder have in common."""
+    """Facts that all results in a folder share."""
 
     command: str
-    """Of duat."""
+    """Name of duat's command."""
     duat_version: str
     in_parts: bool
     """Whether weights were read block by block."""
@@ -40,14 +41,14 @@ class Manifest(Stored):
     """Hash of the texts and their order."""
     environment: Environment
     fingerprint: str
-    """Of the weights."""
+    """Fingerprint of the weights."""
     settings: dict[str, JsonValue]
-    """The options that numbers or the report follow from, by their names; arguments in capitals."""
+    """Options that numbers or the report depend on, by name; arguments in capitals."""
     facts: dict[str, JsonValue]
-    """What the command's report says that no prompt changes; of the process that began."""
+    """The part of the command's report that no prompt changes, from the process that began the folder."""
 
     def same(self) -> dict[str, object]:
-        """What has to agree before results are put together, by its name."""
+        """Everything that has to agree before results are put together, by name."""
         env = self.environment
         return {
             "command": self.command,
@@ -67,7 +68,7 @@ class Manifest(Stored):
         }
 
     def seal(self) -> bytes:
-        """What ties a line to its manifest."""
+        """Key of the hashes in lines, which ties them to this manifest."""
         return hashlib.sha256(repr(self.same()).encode()).digest()
 
 
@@ -76,16 +77,16 @@ def _shown(name: str) -> str:
 
 
 class PromptRecord(Stored):
-    """What one prompt gave; each command adds its own numbers."""
+    """Results of one prompt; each command adds its own numbers."""
 
     line: int
-    """In its file, or the number of its option."""
+    """Number of the prompt's line in its file, or of its option."""
     text: str
     tokens: list[int]
 
 
 def of_prompt(prompt: Prompt) -> dict[str, Any]:
-    """The fields that every record has."""
+    """The fields of a prompt that every record has."""
     return {"line": prompt.line, "text": prompt.text, "tokens": prompt.input_ids[0].tolist()}
 
 
@@ -93,20 +94,20 @@ class Aside(Stored):
     """Results that belong to no prompt, in a file of their own."""
 
     seal: str
-    """Of the manifest, in hexadecimal."""
+    """Seal of the manifest, in hexadecimal."""
 
 
 # --- tensors ----------------------------------------------------------------------------------------
 
 
 def packed(values: Tensor) -> str:
-    """The base64 text of little-endian numbers: float64 as they are, others as float32."""
+    """Base64 text of little-endian numbers: float64 as it is, other dtypes as float32."""
     kind = "<f8" if values.dtype == torch.float64 else "<f4"
     return base64.b64encode(values.contiguous().numpy().astype(kind).tobytes()).decode()
 
 
 def unpacked(text: str, dtype: torch.dtype) -> Tensor:
-    """As a vector. dtype: that of what was packed, float32 or float64."""
+    """The vector from packed text. dtype: that of the packed numbers, float32 or float64."""
     values = np.frombuffer(base64.b64decode(text), dtype="<f8" if dtype == torch.float64 else "<f4")
     return torch.from_numpy(values.astype(values.dtype.newbyteorder("=")))
 
@@ -121,7 +122,7 @@ class Line:
     """A whole line of a shard."""
 
     position: int
-    """Of the prompt in its set, from 0: the same text may stand there twice."""
+    """Position of the prompt in its set, from 0; the same text may be there twice."""
     sha256: str
     tokens: int
     record: bytes
@@ -129,14 +130,14 @@ class Line:
 
 
 def written(seal: bytes, position: int, prompt: Prompt, record: PromptRecord) -> bytes:
-    """The line of a record, as JSON, with a hash of it and of the manifest in front."""
+    """The line of a record, as JSON, which begins with a hash keyed by the manifest's seal."""
     head = f'"position":{position},"sha256":"{prompt.sha256}","tokens":{len(record.tokens)},"record":'
     body = head.encode() + record.model_dump_json().encode()
     return b'{"check":"%s",%s}\n' % (_check(seal, body), body)
 
 
 def read(seal: bytes, line: bytes) -> Line | None:
-    """None for a line that is cut off, changed, or of another manifest."""
+    """The parsed line; None if it is cut off, changed, or of another manifest."""
     match = _LINE.fullmatch(line)
     if match is None or match[1] != _check(seal, match[2]):
         return None

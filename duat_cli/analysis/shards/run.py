@@ -1,7 +1,7 @@
-"""One process's part of a command with `--out`: the prompts that are its own and have no result yet.
+"""The work of one process in a command with `--out`: its own prompts that have no result yet.
 
-Every process runs the set's first prompt, whoever it belongs to: what a report says of the model is found there,
-such as how far the model with instruments is from the model without, as in a report of one process.
+Every process runs the set's first prompt, even if it belongs to another. The facts on the model in a report are found
+there, such as the error of the model with instruments against the model without, as in a report of one process.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from duat_cli.loading.prompt_set import PromptSet, digest_of
 from duat_cli.loading.prompts import Prompt
 from duat_cli.results.base import Environment
 
-GRACE = 60.0  # seconds that the processes of one launch may begin apart
+GRACE = 60.0  # seconds between the first and the last start of the processes of one launch
 Together: TypeAlias = "Callable[[array[int]], array[int]]"
-"""From the tokens of prompts, by position, the first prompt of each one's batch."""
+"""Tokens of prompts, by position -> the first prompt of each one's batch."""
 
 
 class Worker(Protocol):
@@ -43,37 +43,37 @@ class Worker(Protocol):
     command: str
     """Its name."""
     settings: Mapping[str, JsonValue]
-    """The options that numbers or the report follow from."""
+    """Options that numbers or the report depend on."""
 
     def begin(self, first: Prompt, /, *, own: bool) -> Sequence[PromptRecord]:
-        """Find out with the set's first prompt what `facts` says; where nothing less tells, by its whole result. Its
-        record, if that was all of it, else nothing.
+        """Runs the set's first prompt as far as needed for `facts`. Returns its record if that took its whole result,
+        otherwise nothing.
 
-        own: whether that prompt falls to this process, which is the first.
+        own: whether that prompt belongs to this process, which is then the first.
         """
         return self([(0, first)])
 
     def together(self) -> Together | None:
-        """How prompts form batches; None where they run one by one. Asked for behind `begin`."""
+        """How prompts form batches; None where they run one by one. Called after `begin`."""
         return None
 
     def __call__(self, chunk: Sequence[tuple[int, Prompt]], /) -> Sequence[PromptRecord]:
-        """The results of prompts with their positions in the set, of a batch or of prompts that run one by one."""
+        """Records of prompts, which come with their positions in the set: a batch, or prompts that run one by one."""
         ...
 
     def facts(self) -> Stored:
-        """What its report says that no prompt changes; asked for behind `begin`."""
+        """The part of the report that no prompt changes; called after `begin`."""
         ...
 
     def beside(self, folder: Folder, counts: set[int], ranks: Ranks, /) -> None:
-        """What it needs beside the results of prompts of so many tokens, if it is not there yet."""
+        """Adds what the report needs beside the results of prompts, if it is missing. counts: tokens of the prompts."""
         return
 
 
 def share(
     path: Path, session: Session, prompts: PromptSet, worker: Worker, ranks: Ranks, progress: Progress
 ) -> Folder | None:
-    """This process's results into the folder. The first rank waits for the others and returns it, to be merged."""
+    """Adds this process's results to the folder. The first rank waits for the others and returns it, to be merged."""
     _, first = next(prompts.prompts(lambda position: position == 0))
     first_record = worker.begin(first, own=ranks.first)
     leaders, counted = each_alone(len(prompts.keys)), None
@@ -86,18 +86,18 @@ def share(
         index = folder.index()
         mine = bytearray(owner == ranks.rank for owner in owners(prompts.keys, leaders, ranks.world))
         left = bytearray(len(leaders))
-        for position, leader in enumerate(leaders):  # a batch as a whole
+        for position, leader in enumerate(leaders):  # batches run as a whole
             left[leader] |= mine[position] and not index.has(position)
         counts = {n for n, is_mine in zip(index.tokens, mine, strict=True) if n and is_mine}
 
         def is_left(position: int) -> bool:
             return bool(left[leaders[position]])
 
-        # one that cannot be run is said before hours of others
+        # reads all prompts now, so that one that cannot be run is reported before hours of work on others
         counts.update(_counts(prompts, is_left) if counted is None else itertools.compress(counted, mine))
         several = 1 if session.loaded.paged is None else SIDE_BY_SIDE
         for chunk in _chunks(prompts.prompts(is_left), leaders, several):
-            # the set's first, if it is left, is of the first chunk; later its record would only take memory
+            # the set's first prompt, if left, is in the first chunk; after that its record would only take memory
             known, first_record = (first_record if chunk[0][0] == 0 else ()), ()
             rest = chunk[len(known) :]
             for (position, prompt), record in zip(chunk, [*known, *(worker(rest) if rest else ())], strict=True):
@@ -112,9 +112,9 @@ def share(
 
 
 def _await_others(folder: Folder, ranks: Ranks, progress: Progress, until: float) -> None:
-    """Until every prompt has a result; InputError names the ranks that have died, or not begun before `until`
-    (monotonic seconds)."""
-    pause = 0.05  # and then each a fifth longer
+    """Waits until every prompt has a result. Raises InputError, which names the ranks, if some have died, or have not
+    begun before `until` (monotonic seconds)."""
+    pause = 0.05  # seconds; each pause is a fifth longer than the one before
     while True:
         living = folder.held(ranks.world)
         if living:
@@ -130,17 +130,17 @@ def _await_others(folder: Folder, ranks: Ranks, progress: Progress, until: float
 
 
 def _counts(prompts: PromptSet, wanted: Callable[[int], bool]) -> array[int]:
-    """How many tokens the wanted prompts have."""
+    """Tokens of each wanted prompt."""
     return array("I", (prompt.input_ids.shape[1] for _, prompt in prompts.prompts(wanted)))
 
 
 def _chunks(
     prompts: Iterable[tuple[int, Prompt]], leaders: array[int], several: int
 ) -> Iterator[list[tuple[int, Prompt]]]:
-    """Batches as they become whole; those of one prompt `several` at a time. leaders: as of `owners`.
+    """Batches as they become complete, and prompts without a batch, `several` at a time. leaders: as for `owners`.
 
-    A batch's prompts wait without the places of their tokens in the text, which take more memory than all else of them
-    and are needed by no command that runs batches.
+    The prompts of a batch wait without the spans of their tokens in the text, which take more memory than all the rest,
+    and which no command with batches needs.
     """
     sizes, waiting = np.bincount(np.frombuffer(leaders, np.uint32)), dict[int, list[tuple[int, Prompt]]]()
     singles: list[tuple[int, Prompt]] = []
@@ -182,5 +182,5 @@ def _manifest(session: Session, prompts: PromptSet, worker: Worker) -> Manifest:
 
 
 def anywhere(environment: Environment) -> Environment:
-    """Without the number of a GPU: each process may have one of its own."""
+    """The environment without the number of a GPU, as each process may have its own."""
     return environment.model_copy(update={"device": environment.device.partition(":")[0]})

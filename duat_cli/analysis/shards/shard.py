@@ -1,4 +1,4 @@
-"""The file that one process appends its results to: whole lines, one writer."""
+"""A shard: the file that one process appends its results to, in whole lines."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from duat_cli.analysis.shards.ranks import Ranks
 from duat_cli.errors import InputError
 
-PATIENCE = 2.0  # seconds: whoever looks whether a shard is in use holds it for a moment
+PATIENCE = 2.0  # seconds to wait for the lock, as a process that checks whether a shard is in use holds it briefly
 
 
 class Shard:
-    """An open file that this process alone appends to."""
+    """An open shard, to which only this process appends."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path, self._descriptor = path, descriptor
@@ -24,8 +24,8 @@ class Shard:
         os.ftruncate(descriptor, self._end)
 
     def append(self, line: bytes) -> None:
-        """All of it or, where the disk is full, none; a process that is killed meanwhile leaves a line that is seen to
-        be cut off."""
+        """Appends a line, or nothing of it where the disk is full, which raises InputError. If the process is killed
+        meanwhile, the line is seen to be cut off."""
         try:
             if os.write(self._descriptor, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -39,7 +39,8 @@ class Shard:
 
 @contextlib.contextmanager
 def shard(path: Path, ranks: Ranks) -> Iterator[Shard]:
-    """The file, created if need be, less a line that was cut off; InputError while another process has it."""
+    """A context with the shard, created if missing, and without a last line that was cut off. Raises InputError while
+    another process has it."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     except OSError as error:
@@ -49,11 +50,11 @@ def shard(path: Path, ranks: Ranks) -> Iterator[Shard]:
             raise InputError(f"{path}: another process is writing it as {ranks}; give every process a rank of its own")
         yield Shard(path, descriptor)
     finally:
-        os.close(descriptor)  # and with it the lock
+        os.close(descriptor)  # also frees the lock
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process that lives is writing it."""
+    """Whether a running process is writing the shard."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -74,7 +75,8 @@ def _taken(path: Path, descriptor: int) -> bool:
 
 
 def _locked(path: Path, descriptor: int, alone: bool) -> bool:
-    """Whether the lock could be had; it ends with the descriptor, so also with the process."""
+    """Tries to take the lock, and returns whether it did. The lock ends with the descriptor, and so with the
+    process."""
     try:
         import fcntl
 
@@ -87,7 +89,7 @@ def _locked(path: Path, descriptor: int, alone: bool) -> bool:
 
 
 def _whole(descriptor: int) -> int:
-    """Where the last whole line ends."""
+    """Offset of the end of the last whole line."""
     end = os.fstat(descriptor).st_size
     while end:
         start = max(0, end - (1 << 16))
