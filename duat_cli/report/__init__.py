@@ -1,1 +1,1 @@
-"""Results to text. Nothing is computed here."""
+"""Turns results into text. Nothing is computed here."""

@@ -21,11 +21,11 @@ _TITLES: dict[Kind, str] = {
     "word": "a word of the tables and pages",
     "topic": "a topic",
 }
-_SHOWN = 6  # paths of one field
+_SHOWN = 6  # how many paths of a field are shown
 
 
 def render_explain(report: ExplainReport, page: Page) -> str:
-    """The list of all names; or of one name the page, or what is known of everything that has the name."""
+    """The list of all names; or, for one name, the page of a topic or the explanations of everything with that name."""
     if report.asked is None:
         return page.render(*_list(report.entries))
     parts: list[RenderableType] = []
@@ -59,13 +59,13 @@ def _entry(entry: Explanation, asked: str) -> list[RenderableType]:
 
 
 def _by_report(places: list[str]) -> str:
-    """'report: place' in a few words: the report once, and of many places the first."""
+    """Places, given as 'report: place', in a few words: each report once, and only the first of many places."""
     found = _places_of(places)
     return "; ".join(f"{report}: {_some(names)}" if any(names) else report for report, names in found.items())
 
 
 def _places_of(places: Iterable[str]) -> dict[str, list[str]]:
-    """Of 'report: place', by report, each place once."""
+    """Places, given as 'report: place', by report, each once."""
     split = (place.partition(": ") for place in places)
     found = by_key((report, name) for report, _, name in split)
     return {report: list(dict.fromkeys(names)) for report, names in found.items()}
@@ -77,7 +77,7 @@ def _some(names: list[str]) -> str:
 
 
 def _list(entries: list[Explanation]) -> list[RenderableType]:
-    """All names, grouped: topics with their titles, columns by table, rules by family, fields by report."""
+    """All names in groups: topics with their titles, columns by table, rules by family, fields by report."""
     by_kind = {kind: [entry for entry in entries if entry.kind == kind] for kind in _TITLES}
     families = by_key((entry.name.partition(".")[0], entry.name) for entry in by_kind["rule"])
     topics = Table.grid(padding=(0, 2, 0, 0))
@@ -110,7 +110,7 @@ def _named(groups: dict[str, list[str]]) -> list[RenderableType]:
 
 
 def _fields(fields: list[Explanation]) -> dict[str, list[str]]:
-    """By report; what most reports have is named once."""
+    """Names of fields by report; a field that more than three reports have is under "several reports"."""
     homes = by_key((entry.name, place) for entry in fields for place in entry.where)
     reports = {name: list(_places_of(places)) for name, places in homes.items()}
     found = by_key(

@@ -1,4 +1,4 @@
-"""Which column of which table shows which field of a report."""
+"""The headers of the columns that show each field of a report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TABLES: dict[str, dict[str, list[Column]]] = {
     "lora-diff": lora_table.TABLES,
     "prune-bound": prune_table.TABLES,
 }
-_OF_TEXT = {  # tables that are more words than numbers
+_OF_TEXT = {  # columns of tables that are not made from `Column`
     ("attribute", "attribution[].parts.tokens[].value"): ["its own part"],
     ("attribute", "attribution[].parts.units[].tokens"): ["UAT terms at it"],
     ("support", "entries[].relative_error"): ["rel. error"],
@@ -39,7 +39,7 @@ def headers() -> dict[tuple[str, str], list[str]]:
 
 @functools.cache
 def printed() -> dict[tuple[str, str], list[str]]:
-    """The same with the units that stand under them."""
+    """(report, path of the field) -> headers with the units below them."""
     return _headers(lambda column: " ".join(filter(None, column.header)))
 
 

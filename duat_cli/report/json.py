@@ -9,8 +9,8 @@ from duat_cli.results.base import Result
 
 
 def to_json(report: Result) -> str:
-    """The report's own names, indented; every character beyond ASCII, and every control, is escaped."""
-    text = io.StringIO()  # json.dumps would hold every piece of it in a list
+    """The report as indented JSON; characters beyond ASCII, and control characters, are escaped."""
+    text = io.StringIO()  # json.dumps would keep all pieces in a list
     json.dump(report.model_dump(mode="json"), text, indent=2, allow_nan=False)
     text.write("\n")
     return text.getvalue()

@@ -1,6 +1,6 @@
-"""The Markdown of duat's own pages as text for a terminal: headings, paragraphs, lists, tables and code.
+"""Shows the Markdown of duat's own pages on a terminal: headings, paragraphs, lists, tables and code.
 
-rich has a renderer of its own, which loads a parser and a syntax highlighter; the pages need neither.
+rich's own renderer loads a parser and a syntax highlighter, which the pages do not need.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SPAN = re.compile(r"\*\*(.+?)\*\*|`([^`]+)`|\[([^\]]+)\]\([^)]+\)")
 
 
 def markdown(text: str, page: Page) -> list[RenderableType]:
-    """The parts of a page, a blank line between two."""
+    """The parts of a page, with blank lines between them."""
     parts: list[RenderableType] = []
     for block in _blocks(text):
         parts += [*([BLANK] if parts else []), *_block(block, page)]
@@ -26,7 +26,7 @@ def markdown(text: str, page: Page) -> list[RenderableType]:
 
 
 def _blocks(text: str) -> Iterator[list[str]]:
-    """Lines that belong together: between blank lines, a heading alone, code with its fences."""
+    """Groups of lines between blank lines; code with its fences is one group, even with blank lines in it."""
     block: list[str] = []
     for line in text.splitlines():
         in_code = bool(block) and block[0].startswith(_FENCE)
@@ -62,12 +62,12 @@ def _cells(line: str) -> list[str]:
 
 
 def _items(lines: list[str]) -> Iterator[str]:
-    """The entries of a list, whose further lines are indented."""
+    """The entries of a list; further lines of an entry are indented."""
     yield from (" ".join(part.split()) for part in re.split(r"^- ", "\n".join(lines), flags=re.MULTILINE) if part)
 
 
 def _table(rows: list[list[str]], page: Page) -> list[RenderableType]:
-    """As a table; on a narrow page entry by entry, every cell behind the header of its column."""
+    """A table; on a narrow page a list of rows, with the header of its column before every cell."""
     head, *body = rows
     if page.narrow:
         return [item("; ".join(f"{h}: {c}" if h else c for h, c in zip(head, map(_plain, row), strict=True) if c))
@@ -83,7 +83,7 @@ def _table(rows: list[list[str]], page: Page) -> list[RenderableType]:
 
 
 def _inline(text: str) -> Text:
-    """Bold in bold, code and the names of links as they are."""
+    """The text with bold and code styled, and links replaced by their names."""
     done, shown = 0, Text(overflow="fold")
     for span in _SPAN.finditer(text):
         bold, code, link = span.groups()

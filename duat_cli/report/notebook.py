@@ -18,7 +18,7 @@ _FORM = (
 
 
 def to_html(render: Callable[[Page], str]) -> str:
-    """One `pre` element with inline colours; every character of the table is escaped."""
+    """A table as one `pre` element with inline colours; its text is escaped."""
     page = Page(width=WIDTH, color=True)
     console = Console(
         file=io.StringIO(), record=True, width=10_000, color_system="standard", force_terminal=True,

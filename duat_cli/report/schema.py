@@ -25,13 +25,13 @@ _KINDS = (
 )  # fmt: skip
 REPORTS: dict[str, type[Report]] = {kind.model_fields["command"].default: kind for kind in _KINDS}
 STACKS: dict[str, type[Report]] = {"inspect": InspectStacks, "verify": VerifyStacks}
-"""With --stack all."""
+"""Reports with --stack all."""
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema_of(command: str) -> dict[str, Any]:
-    """The schema that every JSON report of a command satisfies; of check its `verdict` tells report from error. Reports
-    of every stack of a model (--stack all) have `stacks`."""
+    """The schema that every JSON report of a command satisfies. For check, `verdict` tells reports from errors. Reports
+    on every stack of a model (--stack all) have `stacks`."""
     reports: Any = REPORTS[command]
     if command == "check":
         reports = Annotated[CheckReport | UndecidedReport, Field(discriminator="verdict")]

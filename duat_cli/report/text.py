@@ -1,4 +1,4 @@
-"""Which function makes the table of which command's report."""
+"""Reports as text: the functions that make the tables of each command's report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from duat_cli.report.tables.page import Page
     from duat_cli.results.base import Report
 
-_TABLES = {  # the module is imported when its table is asked for: those of all commands take a fifth of a second
+_TABLES = {  # modules are imported when needed, as all of them together take a fifth of a second
     "attribute": "tables.attribute.report.render_attribute",
     "check": "check.table.render_check",
     "compare": "tables.compare.render_compare",
@@ -28,7 +28,7 @@ _TABLES = {  # the module is imported when its table is asked for: those of all 
 
 
 def to_text(report: Report, page: Page) -> str:
-    """The table of a report; of the reports of a model's stacks one below the other."""
+    """The table of a report; for several stacks of a model, one table below the other."""
     return "\n\n".join(_table(one, page) for one in getattr(report, "stacks", [report]))
 
 

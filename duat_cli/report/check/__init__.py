@@ -1,1 +1,1 @@
-"""`duat check` in the forms that other programs read."""
+"""The forms of `duat check`: text for a terminal, and formats that other programs read."""

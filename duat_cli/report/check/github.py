@@ -1,7 +1,7 @@
-"""`duat check` as annotations of GitHub Actions: one workflow command a cause, on standard output.
+"""`duat check` as annotations of GitHub Actions: one workflow command per cause, on standard output.
 
-GitHub shows ten errors and ten warnings of a step, and drops the others without a word. So there are ten at most, the
-first causes first; what is left stands in the log behind them, in a group that is folded.
+GitHub shows ten errors and ten warnings of a step, and drops the others silently. So there are at most ten, beginning
+with the first causes; the others follow in the log, in a folded group.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ _TITLE = "title=duat check"
 
 
 def render_github(report: CheckReport) -> str:
-    """The verdict comes last and as a notice, so that a run without findings says something too."""
+    """The report as annotations. The verdict comes last, as a notice, so that a run without findings has output,
+    too."""
     found = [
         (_annotation(cause, report), f"{heading(cause)}: {told(cause, own(report, cause))}") for cause in report.causes
     ]
@@ -29,7 +30,7 @@ def render_github(report: CheckReport) -> str:
 
 
 def undecided_github(report: UndecidedReport) -> str:
-    """An error, so that the job says why it has no verdict."""
+    """An error annotation with the reason why there is no verdict."""
     return f"::error {_TITLE}::{_data(f'could not tell: {report.error.message}')}\n"
 
 
@@ -42,12 +43,12 @@ def _annotation(cause: Cause, report: CheckReport) -> str:
 
 
 def _logged(text: str) -> str:
-    """A line of the log that is no workflow command, whose older form may stand anywhere in a line."""
+    """A line for the log that is no workflow command; the older form of these may be anywhere in a line."""
     return f"- {clean(text).replace('##[', '## [')}"
 
 
 def _data(text: str) -> str:
-    """GitHub's own escapes; line breaks of foreign strings are escaped already."""
+    """The text with GitHub's escapes; line breaks in foreign strings are escaped before."""
     return clean(text).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 

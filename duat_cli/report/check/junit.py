@@ -1,4 +1,4 @@
-"""`duat check` as JUnit XML: one test case a rule, so that its name stays the same from run to run."""
+"""`duat check` as JUnit XML: one test case per rule, so that names are the same in every run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from duat_cli.text import clean
 
 
 def render_junit(report: CheckReport) -> str:
-    """Warnings pass and say so in system-out; JUnit knows no level between."""
+    """The report as XML. Rules with warnings pass, with the warnings in system-out, as JUnit has no such level."""
     by_rule = by_key((outcome.rule, outcome) for outcome in report.outcomes)
     worst = [_worst(found) for found in by_rule.values()]
     root, suite = _suite(report.model.name, len(worst), report.run.seconds)
@@ -27,7 +27,7 @@ def render_junit(report: CheckReport) -> str:
 
 
 def undecided_junit(report: UndecidedReport) -> str:
-    """One case with an error, which is not a failure: nothing was found out."""
+    """One test case with an error, which is no failure, as nothing was found out."""
     root, suite = _suite(report.model or "the bundled demo", 1, 0.0)
     for element in (root, suite):
         element.set("errors", "1")
@@ -69,7 +69,7 @@ def _case(suite: ElementTree.Element, found: list[Outcome]) -> None:
 
 
 def _message(failed: list[Outcome]) -> str:
-    """The farthest finding, how many more there are, and what they follow from."""
+    """The first finding, how many more there are, and what they follow from."""
     more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
     behind = sorted({o.behind for o in failed if o.behind})
     after = f" (behind {', '.join(behind)})" if behind and all(o.behind for o in failed) else ""

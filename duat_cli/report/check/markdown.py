@@ -9,11 +9,11 @@ from duat_cli.results.check import Cause, CheckReport, UndecidedReport
 from duat_cli.text import clean, first_of
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "://": "&#58;//", "www.": "www&#46;"}
-_SHOWN = 50  # GitHub cuts a summary at 1 MB
+_SHOWN = 50  # most causes, or findings of one; GitHub cuts a summary at 1 MB
 
 
 def render_markdown(report: CheckReport, every: bool) -> str:
-    """A table of the causes, and the rest folded away. every: no list is cut."""
+    """The report as Markdown: a table of the causes, with the rest folded. every: whether no list is cut."""
     model = report.model
     kind, policy = escaped(model.model_type or "unknown type"), escaped(words.policies(report))
     about = f"{kind}, {model.tensors} tensors; policy: {policy}"
@@ -37,7 +37,7 @@ def render_markdown(report: CheckReport, every: bool) -> str:
 
 
 def undecided_markdown(report: UndecidedReport) -> str:
-    """A paragraph under the same heading."""
+    """A heading and a paragraph with the reason why there is no verdict."""
     name, error = escaped(report.model or "the bundled demo"), report.error
     return f"## duat check: {name}\n\n**COULD NOT TELL** (exit code {error.exit_code})\n\n{escaped(error.message)}\n"
 
@@ -56,7 +56,7 @@ def _row(cause: Cause, report: CheckReport) -> str:
 
 
 def _details(cause: Cause, report: CheckReport, every: bool) -> list[str]:
-    """The findings of a cause that the table gives in one sentence, then its effects."""
+    """A folded list of a cause's findings, if there are several, and of its effects."""
     listed = words.own(report, cause) if len(cause.findings) > 1 else []
     listed += words.effects(report, cause)
     if not listed:
@@ -69,7 +69,7 @@ def _details(cause: Cause, report: CheckReport, every: bool) -> list[str]:
 
 
 def escaped(text: str) -> str:
-    """No foreign string makes a link, an image, HTML or a cell of its own."""
+    """The text escaped, so that no foreign string makes a link, an image, HTML or a table cell."""
     plain = re.sub(r"([\\`*_{}\[\]()#+!|~])", r"\\\1", clean(text))
     for raw, entity in _ENTITIES.items():
         plain = plain.replace(raw, entity)

@@ -1,6 +1,6 @@
-"""`duat check` as SARIF 2.1.0: one run, every result with a physical location, without which GitHub drops the file.
+"""`duat check` as SARIF 2.1.0: one run; every result has a physical location, as GitHub drops the file otherwise.
 
-A cause is one result for each of its rules and blocks; what follows from it is one note a block.
+A cause is one result for each of its rules and blocks; its effects are one note per block.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from duat_cli.results.check import Cause, CheckReport, Location, Outcome, RuleFa
 from duat_cli.text import clean, plural, some
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-_MOST = 5000  # results of a run that GitHub shows; what comes last is least
-_NAMED = 3  # findings of a block that a message names
+_MOST = 5000  # most results of a run that GitHub shows; the last ones matter least
+_NAMED = 3  # how many findings of a block a message names
 
 
 def render_sarif(report: CheckReport) -> str:
@@ -39,7 +39,7 @@ def render_sarif(report: CheckReport) -> str:
 
 
 def undecided_sarif(report: UndecidedReport) -> str:
-    """No results, and a notification that says why: a run without results is otherwise one that found nothing."""
+    """A run without results, with a notification that says why; otherwise it would mean that nothing was found."""
     error = report.error
     invocation = {
         "executionSuccessful": False,
@@ -76,7 +76,7 @@ def _rule(rule: RuleFacts, level: str) -> dict[str, Any]:
 
 
 def _results(cause: Cause, report: CheckReport) -> Iterator[dict[str, Any]]:
-    """Its own findings, block by block and rule by rule, then what follows from it, block by block."""
+    """Results of a cause: its own findings by block and rule, then its effects by block."""
     groups = by_key(((outcome.block, outcome.rule), outcome) for outcome in own(report, cause))
     for (block, rule), found in groups.items():
         print_ = f"{rule}\0{block}\0{found[0].where if block is None else ''}"
@@ -112,7 +112,7 @@ def _result(first: Outcome, level: str, text: str, identity: str) -> dict[str, A
 def _physical(location: Location) -> dict[str, Any]:
     path = quote(location.file, errors="replace")
     uri = f"file://{path}" if path.startswith("/") else path
-    if PurePath(location.file).drive:  # of Windows
+    if PurePath(location.file).drive:  # a Windows path
         uri = PurePath(location.file).as_uri()
     return {"artifactLocation": {"uri": uri}, "region": {"startLine": location.line}}
 

@@ -12,14 +12,14 @@ from duat_cli.results.check import CheckReport, Outcome, UndecidedReport
 from duat_cli.text import clean, first_of, indices, plural
 
 _STYLES = {"failed": "bold red", "warned": "yellow", "passed": "green", "skipped": "dim"}
-_SHOWN = 6  # findings of one cause; --all and the JSON have all
+_SHOWN = 6  # how many findings of a cause are shown; --all and the JSON have all
 _CHANGES = 20
 
 
 def render_check(report: CheckReport, page: Page) -> str:
-    """The verdict's word, what ran and what the model answers; cause by cause with what to do and how much follows from
-    it; what was skipped, how many passed, and the verdict with its counts. With `page.every` all findings and effects
-    are listed, and what passed.
+    """The report as text: the verdict, what ran and the model's behaviour; each cause with what to do and how much
+    follows from it; what was skipped, how many passed, and the verdict with its counts. With `page.every`, all
+    findings, effects and passed rules are listed.
     """
     style = "bold green" if report.verdict == "passed" else "bold red"
     return page.render(
@@ -37,7 +37,7 @@ def render_check(report: CheckReport, page: Page) -> str:
 
 
 def undecided_table(report: UndecidedReport) -> str:
-    """For a file; on a terminal standard error says it."""
+    """Text for a file on why there is no verdict; on a terminal, standard error has it."""
     return f"COULD NOT TELL: {clean(report.error.message)}\n"
 
 
@@ -93,7 +93,7 @@ def _passed(report: CheckReport, every: bool) -> list[RenderableType]:
 
 
 def _behaviour(report: CheckReport) -> list[RenderableType]:
-    """What the model answers, in a line or two."""
+    """Lines on the model's predictions."""
     found = report.behaviour
     if found is None:
         return []

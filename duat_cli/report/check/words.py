@@ -1,4 +1,4 @@
-"""What every form of `duat check` says in the same words."""
+"""Words that all forms of `duat check` share."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from duat_cli.results.prompts import all_prompts
 from duat_cli.text import apart, plural
 
 _ESTIMATED = {"drift.weights": 0.25}
-"""Rules whose numbers are estimates, and their standard error as a share: of a distance from a sketch a quarter."""
+"""Rules whose numbers are estimates, with the standard error as a share: a quarter for a distance from a sketch."""
 
 
 def verdict(report: CheckReport) -> str:
-    """FAILED: 1 cause (24 findings, 128 behind it), 1 warning, 19 passed, 3 skipped."""
+    """The verdict, as in: FAILED: 1 cause (24 findings, 128 behind it), 1 warning, 19 passed, 3 skipped."""
     count = report.counts
     parts = [_counted(report, "failed", "cause"), _counted(report, "warned", "warning"), f"{count.passed} passed"]
     parts += [f"{count.skipped} skipped"] if count.skipped else []
@@ -23,7 +23,7 @@ def verdict(report: CheckReport) -> str:
 
 
 def _counted(report: CheckReport, status: str, noun: str) -> str:
-    """How many causes have that status, and how many findings these are where they are more."""
+    """How many causes have a status, with the number of their findings, if larger, and of their effects."""
     causes = [cause for cause in report.causes if cause.status == status]
     found, behind = sum(len(cause.findings) for cause in causes), sum(len(cause.effects) for cause in causes)
     more = [plural(found, "finding")] if found > len(causes) else []
@@ -33,27 +33,27 @@ def _counted(report: CheckReport, status: str, noun: str) -> str:
 
 
 def policies(report: CheckReport) -> str:
-    """default, then my.toml."""
+    """Sources of the policy, as in: default, then my.toml."""
     return ", then ".join(source.removeprefix("policy ") for source in report.policy)
 
 
 def looked_at(report: CheckReport) -> list[str]:
-    """The files, what ran on them, and by which policy."""
+    """Lines on the files, what ran on them, and the policy."""
     ran = facts.ran(all_prompts(report), report.environment) if report.environment else "weights only"
     files = facts.files(report.model) + facts.quantised(report.model.quantised)
     return [files, ran, f"policy: {policies(report)}"]
 
 
 def against(baseline: BaselineFacts) -> str:
-    """baseline duat-baseline.json: compared, 56 of 229 metrics."""
+    """The baseline, as in: baseline duat-baseline.json: compared, 56 of 229 metrics."""
     of = "" if baseline.compared is None else f"{baseline.compared} of "
     name = f"{'base' if baseline.base else 'baseline'} {baseline.file}"
     return f"{name}: {baseline.status}, {of}{plural(baseline.entries, 'metric')}"
 
 
 def measured(outcome: Outcome) -> str:
-    """0.35 > 0.0001: what was measured, and the bound it breaks or keeps; of an estimate about 0.35 +- 0.09; at most
-    0.0001."""
+    """The measured value and the bound that it breaks or keeps, as in: 0.35 > 0.0001; for an estimate: about 0.35 +-
+    0.09; at most 0.0001."""
     if outcome.measured is None:
         return ""
     value, low, high = outcome.measured, outcome.low, outcome.high
@@ -69,7 +69,7 @@ def measured(outcome: Outcome) -> str:
 
 
 def reading(outcome: Outcome) -> str:
-    """What was measured, as far as it is known; empty without a value."""
+    """The measured value, with its standard error if it is an estimate; empty without a value."""
     value, error = outcome.measured, _ESTIMATED.get(outcome.rule)
     if not value or error is None:
         return number(value, outcome.low, outcome.high)
@@ -77,63 +77,63 @@ def reading(outcome: Outcome) -> str:
 
 
 def number(value: float | None, *others: float | None) -> str:
-    """Digits that tell a value from its bounds."""
+    """The value, with enough digits to tell it from its bounds."""
     return "" if value is None else apart(value, *(other for other in others if other is not None))
 
 
 def without_findings(outcome: Outcome) -> str:
-    """What a rule that passed measured, or why it was skipped; of a drift rule what came closest."""
+    """What a rule that passed measured, or why it was skipped; for a drift rule, the value closest to its bound."""
     named = outcome.rule.startswith("drift.") or outcome.rule == "bounds"  # many fields: the message says which
     return (named and outcome.message) or measured(outcome) or outcome.message
 
 
 def unmeasured(report: CheckReport) -> dict[str, list[str]]:
-    """Why rules were skipped -> their names, a family of which every rule has that reason as 'adapter.*'."""
+    """Reasons for skipped rules -> names of the rules; a family with the same reason for every rule is 'adapter.*'."""
     skipped = by_key((o.message, o.rule) for o in report.outcomes if o.status == "skipped")
     return {why: whole(rules, report, "skipped") for why, rules in skipped.items()}
 
 
 def whole(rules: list[str], report: CheckReport, status: str) -> list[str]:
-    """The rules, a family of which nothing else is in the report as 'adapter.*'. status: that they are named for."""
+    """Names of the rules; a family of which no other rule is in the report is 'adapter.*'. status: of these rules."""
     others = {o.rule.partition(".")[0] for o in report.outcomes if o.rule not in rules or o.status != status}
     families = [(rule, rule.partition(".")[0]) for rule in rules]
     return list(dict.fromkeys(rule if family in others else f"{family}.*" for rule, family in families))
 
 
 def own(report: CheckReport, cause: Cause) -> list[Outcome]:
-    """The cause's own findings, the first in depth first."""
+    """The cause's own findings, in order of depth."""
     return [report.outcomes[at] for at in cause.findings]
 
 
 def effects(report: CheckReport, cause: Cause) -> list[Outcome]:
-    """What follows from the cause, the farthest first."""
+    """The findings that follow from the cause, the farthest beyond its bound first."""
     return [report.outcomes[at] for at in cause.effects]
 
 
 def where(cause: Cause) -> str | None:
-    """The block that it begins in, or else its place."""
+    """The block in which a cause begins or, without one, its place."""
     return cause.where if cause.block is None else f"block {cause.block}"
 
 
 def heading(cause: Cause) -> str:
-    """failed drift.weights, 24 findings."""
+    """Heading of a cause, as in: failed drift.weights, 24 findings."""
     many = f", {len(cause.findings)} findings" if len(cause.findings) > 1 else ""
     return f"{cause.status} {', '.join(cause.rules)}{many}"
 
 
 def summary(cause: Cause, found: list[Outcome]) -> str:
-    """What was found, with its number where it is one; and how much follows from it."""
+    """What was found, with its value if it is a single finding; and how much follows from it."""
     text = f"{cause.message} {limit(found[0])}" if len(found) == 1 else cause.message
     return f"{text}; {cause.folded}" if cause.folded else text
 
 
 def limit(outcome: Outcome) -> str:
-    """[0.35 > 0.0001; tolerance of float32]."""
+    """Value, bound and source in brackets, as in: [0.35 > 0.0001; tolerance of float32]."""
     return f"[{measured(outcome)}; {outcome.source}]" if outcome.measured is not None else f"[{outcome.source}]"
 
 
 def advice(found: Iterable[Outcome]) -> list[str]:
-    """What to do, each sentence once."""
+    """The advice, each sentence once."""
     return list(dict.fromkeys(outcome.advice for outcome in found if outcome.advice))
 
 

@@ -1,1 +1,1 @@
-"""Reports in forms that others read: the forms of `duat check` by name, and what model repositories carry."""
+"""Forms of reports for other programs: those of `duat check` by name, and those for model repositories."""

@@ -1,4 +1,4 @@
-"""The forms that `duat check` has, by name."""
+"""The forms of `duat check`, by name."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _FORMS: dict[str, tuple[_Decided, _Undecided]] = {
 
 
 def render(report: CheckReport, form: str, page: Page) -> str:
-    """The report as text in one of the forms. page: of the table; its `every` is of Markdown as well."""
+    """The report as text in one of the forms. page: for the table; its `every` also applies to Markdown."""
     return _FORMS[form][0](report, page)
 
 
 def render_undecided(report: UndecidedReport, form: str) -> str:
-    """What each form has for a run without a verdict."""
+    """Text in one of the forms for a run without a verdict."""
     return _FORMS[form][1](report)

@@ -1,7 +1,7 @@
 """`duat check` as evaluation results for a model card's metadata: the `model-index` that the hub reads from README.md.
 
-The hub has a second form, `.eval_results/*.yaml`, which takes scores on datasets that are registered with it as
-benchmarks, and no others. Prompts of duat are none, so its numbers can stand in `model-index` alone.
+The hub has a second form, `.eval_results/*.yaml`, which only takes scores on datasets that are registered with it as
+benchmarks. Prompts of duat are none, so its numbers can only go into `model-index`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from duat_cli.text import clean, plural
 _TASKS = {
     "next token": ("text-generation", "Text Generation"),
     "masked token": ("fill-mask", "Fill-Mask"),
-    "class": ("other", "Classification"),  # of a text, a picture or a sound
+    "class": ("other", "Classification"),  # classification of texts, pictures or sounds
     "token class": ("token-classification", "Token Classification"),
     "embedding": ("feature-extraction", "Feature Extraction"),
 }
@@ -30,7 +30,7 @@ _OTHER = ("other", "Other")
 def render_eval_results(report: CheckReport) -> str:
     """YAML with the key `model-index`: one result, on the prompts of the report, with all its metrics.
 
-    Numbers that have no value are left out; without a forward pass the counts of findings remain.
+    Metrics without a value are left out; without a forward pass, only the counts of findings remain.
     """
     import yaml  # of this form alone
 
@@ -41,7 +41,7 @@ def render_eval_results(report: CheckReport) -> str:
 
 
 def undecided_eval_results(report: UndecidedReport) -> str:
-    """No result, and as a comment why."""
+    """A YAML comment with the reason why there is no result."""
     return f"# duat check could not tell: {clean(report.error.message)}\n"
 
 

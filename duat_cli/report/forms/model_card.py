@@ -17,16 +17,17 @@ from duat_cli.results.prompts import Prompts, all_prompts, set_of
 from duat_cli.text import clean, first_of, plural
 
 COMMANDS = ("check", "inspect")
-"""Whose reports have a section."""
-_SHIPPED = "policy "  # how a report names a policy that comes with duat
-_DEMO = "demo"  # how a report names the bundled model; it may be a folder as well
-_SHOWN = 10  # findings; the others are counted
+"""Commands whose reports have a section."""
+_SHIPPED = "policy "  # prefix in a report for a policy that comes with duat
+_DEMO = "demo"  # name in a report for the bundled model; it may also be a folder
+_SHOWN = 10  # how many findings are shown; the others are counted
 
 Row = tuple[str, str]
 
 
 def model_card(report: Result) -> str:
-    """Markdown with a heading of the second level, of a report of `check` or `inspect`; InputError for another."""
+    """Markdown with a heading of the second level for a report of `check` or `inspect`. Raises InputError for
+    others."""
     if isinstance(report, CheckReport):
         return _checked(report)
     if isinstance(report, InspectReport):
@@ -38,7 +39,7 @@ def model_card(report: Result) -> str:
 
 
 def undecided_model_card(report: UndecidedReport) -> str:
-    """A section that says so."""
+    """A section with the reason why there is no verdict."""
     return f"## duat check\n\nCould not tell: {escaped(report.error.message)}\n"
 
 
@@ -140,7 +141,7 @@ def _made(prompts: Prompts, made: Environment | None, version: str) -> list[Row]
 
 
 def _code(text: str) -> str:
-    """Set as code, which ends at its own sign alone."""
+    """The text as code; backticks, which would end it, are removed."""
     return f"`{clean(text).replace('`', '').replace('|', '')}`"
 
 
@@ -152,7 +153,7 @@ def _table(rows: Iterable[Row]) -> list[str]:
 
 
 def _policy(sources: Sequence[str]) -> list[str]:
-    """The option that gives the chain again; of a pyproject.toml that is the working directory's."""
+    """The option that selects the same policies again; for a pyproject.toml, its path."""
     last = sources[-1] if sources else ""
     if last.startswith(_SHIPPED):
         name = last.removeprefix(_SHIPPED)

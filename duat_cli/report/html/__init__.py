@@ -1,1 +1,1 @@
-"""Reports as one HTML file each: pure functions from a result model to markup, nothing computed, nothing fetched."""
+"""Reports as HTML pages: pure functions from result models to markup, which compute and fetch nothing."""

@@ -1,4 +1,4 @@
-"""The page of `duat check`: what failed first, then how far."""
+"""The page of `duat check`: what failed first, then by how much."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TILES = (
     Column(("KL from the baseline", "nats"), "behaviour.kl", numbers.plain),
     Column(("cosine to the baseline", ""), "behaviour.cosine", numbers.plain),
 )
-_SHOWN = 8  # causes with a table of their own
+_SHOWN = 8  # how many causes have a table of their own
 _MARKS = {
     "failed": "\N{BALLOT X} failed",
     "warned": "! warned",
@@ -48,11 +48,11 @@ _COLUMNS: tuple[tuple[Head, Callable[[Outcome], str]], ...] = (
 _RULE = "drift.weights"
 _SERIES = {"failed": "s4", "warned": "s2", "passed": "s1"}
 _RULES = 40
-_LEAST = 1e-3  # of a bound: what is nearer to the centre is drawn here
+_LEAST = 1e-3  # smallest share of a bound that is drawn; values nearer to the centre are drawn here
 
 
 def check_sheet(report: CheckReport | UndecidedReport, beside: Sequence[CheckReport | UndecidedReport]) -> Sheet:
-    """What failed first, then how far. beside: of no matter."""
+    """The sheet: what failed first, then by how much. beside: not used."""
     if isinstance(report, UndecidedReport):
         return Sheet(report.command, report.model or "demo", Verdict("open", "COULD NOT TELL", report.error.message))
     figures = [*_causes(report), _drift(report), _bounds(report), _changes(report), _every(report)]
@@ -69,7 +69,7 @@ def check_sheet(report: CheckReport | UndecidedReport, beside: Sequence[CheckRep
 
 
 def _causes(report: CheckReport) -> list[Figure]:
-    """A figure a cause, in the report's order: what failed first stands first; then what follows from all of them."""
+    """A figure for each of the first causes, in the report's order, so that what failed first comes first."""
     found, more = [], len(report.causes) - _SHOWN
     for k, cause in enumerate(report.causes[:_SHOWN]):
         behind = f" {cause.folded[:1].upper()}{cause.folded[1:]}." if cause.folded else ""
@@ -87,7 +87,7 @@ def _causes(report: CheckReport) -> list[Figure]:
 
 
 def _drift(report: CheckReport) -> Figure | None:
-    """A map: blocks across, kinds of tensors upwards. None where no tensor moved beyond its tolerance."""
+    """A map of moved tensors: blocks across, kinds of tensors upwards. None where none moved beyond its tolerance."""
     moved: dict[tuple[str, int | None], float] = {}
     places = []
     for i, one in enumerate(report.outcomes):
@@ -110,7 +110,8 @@ def _drift(report: CheckReport) -> Figure | None:
 
 
 def _bounds(report: CheckReport) -> Figure | None:
-    """A point an outcome with a number and a bound above zero: right of the line it is outside."""
+    """A plot with a point for each outcome that has a number and a bound above zero; right of the line it is
+    outside."""
     found = [(i, ratio) for i, one in enumerate(report.outcomes) if (ratio := share(one)) is not None]
     rules = list(dict.fromkeys(report.outcomes[i].rule for i, _ in found))[:_RULES][::-1]
     if not rules:
@@ -148,8 +149,8 @@ def _bounds(report: CheckReport) -> Figure | None:
 
 
 def share(one: Outcome) -> float | None:
-    """How much of the room is used, 1 at the bound. Between two bounds |measured - centre| / half the width, at least
-    0.001; of one bound measured / most, or least / measured. None where that is no positive number."""
+    """How near a measurement is to its bound, which is at 1. Between two bounds: |measured - centre| / half the width,
+    at least 0.001; with one bound: measured / most, or least / measured. None where that is not positive."""
     if one.measured is None or one.status == "skipped":
         return None
     if one.low is not None and one.high is not None:
@@ -163,7 +164,7 @@ def share(one: Outcome) -> float | None:
 
 
 def _changes(report: CheckReport) -> Figure | None:
-    """What --update-baseline wrote."""
+    """The changes that --update-baseline wrote."""
     if report.baseline is None or not report.baseline.changes:
         return None
     changes = report.baseline.changes
@@ -194,5 +195,5 @@ def _every(report: CheckReport) -> Figure:
 
 
 def _outcomes(report: CheckReport, places: Sequence[int]) -> Table:
-    """A row an outcome. places: their positions in the report's `outcomes`."""
+    """A table with a row per outcome. places: their positions in the report's `outcomes`."""
     return table_by("outcomes[]", [report.outcomes[i] for i in places], *_COLUMNS, numbers=places)

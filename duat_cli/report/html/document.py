@@ -1,4 +1,4 @@
-"""A page: one file with everything in it, which loads nothing and runs no script but its own."""
+"""The HTML page: one file with everything in it, which loads nothing and runs only its own script."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _ASSETS = importlib.resources.files("duat_cli.report.html") / "assets"
 
 
 Given = tuple[str | None, Report]
-"""The file that a report was read from, None where it comes from a run, and the report."""
+"""The file that a report was read from, None if it comes from a run, and the report."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A sheet on its page. letter: what it is called beside others; '' where it is alone."""
+    """A sheet on its page. letter: its name among others; '' if it is the only one."""
 
     number: int
     letter: str
@@ -40,7 +40,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Group:
-    """The sheets of one command, and their figures: those of one key beside each other."""
+    """The sheets of one command, with figures of the same key beside each other."""
 
     command: str
     places: list[_Place]
@@ -51,7 +51,7 @@ class _Group:
 
     @property
     def rows(self) -> list[list[tuple[_Place, Figure]]]:
-        """Figures by key, in the order of the sheet that has most."""
+        """Figures by key, in the order of the sheet with most figures."""
         order = dict.fromkeys(
             figure.key
             for place in sorted(self.places, key=lambda p: -len(p.sheet.figures))
@@ -63,7 +63,8 @@ class _Group:
 def document(given: Sequence[Given], known: Known) -> str:
     """The page of some reports. known: explanations of their fields.
 
-    Reports whose JSON takes more than 5 MB together are embedded without their largest lists; the page says which.
+    If the JSON of all reports takes more than 5 MB, they are embedded without their largest lists; the page names
+    these.
     """
     made = sheets([report for _, report in given])
     data, left_out = _embedded(given)
@@ -83,7 +84,7 @@ def document(given: Sequence[Given], known: Known) -> str:
 
 
 def _embedded(given: Sequence[Given]) -> tuple[list[dict[str, object]], list[str]]:
-    """The reports as the page holds them, and what it does not hold of them."""
+    """The reports as embedded in the page, and descriptions of what was left out."""
     found: list[dict[str, object]] = []
     left_out: list[str] = []
     for number, (source, report) in enumerate(given):
@@ -103,7 +104,7 @@ def _groups(made: Sequence[Sheet], given: Sequence[Given]) -> list[_Group]:
 
 
 def _letter(number: int, of: int) -> str:
-    """A, B, ..., Z, then 27, 28, ..."""
+    """Letter of a sheet: A, B, ..., Z, then 27, 28, ...; empty if there is only one."""
     if of == 1:
         return ""
     return chr(ord("A") + number) if number < 26 else str(number + 1)
@@ -135,5 +136,5 @@ def _template() -> jinja2.Template:
 
 
 def _hash(text: str) -> str:
-    """The inline element's source in a Content-Security-Policy."""
+    """Hash of an inline element, as source in a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

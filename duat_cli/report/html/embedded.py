@@ -1,4 +1,4 @@
-"""The reports as JSON inside their page, once and packed: from there the script draws its maps and saves them again."""
+"""Packed JSON of the reports, embedded once in their page, from which the script draws maps and saves the reports."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from duat_cli.report.tables import numbers
 
 MOST_BYTES = 5_000_000  # of the JSON of all reports together, without maps; packed it takes about half
 MOST_MAPS = 3_000_000  # of all maps, which the script draws: with pictures and tables a page stays below 5 MB
-MARK = "\x01"  # stands for a number; JSON writes the controls of its strings as \u0001, so it is nowhere else
-_DIGITS = 12  # characters from which a number takes less room as a double than as text
+MARK = "\x01"  # stands for a number; in JSON strings this control character is written \u0001, so it is unique
+_DIGITS = 12  # from so many characters on, a number takes less room as a double than as text
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)')
 
 
 @dataclass(frozen=True)
 class Packed:
-    """text: base64 of deflated bytes, the doubles first, the JSON's text behind them."""
+    """Packed JSON. text: base64 of deflated bytes, first the doubles, then the text of the JSON."""
 
     text: str
     doubles: int
@@ -31,8 +31,8 @@ class Packed:
 
 
 def packed(value: object) -> Packed:
-    """JSON in about half of its bytes. Text is a poor way to keep 17 digits: numbers that have many of them are kept as
-    doubles, all first bytes, then all second ones and so on, since those with the exponents are alike."""
+    """JSON packed into about half of its bytes. Numbers with many digits are kept as doubles instead of text: all first
+    bytes, then all second bytes and so on, since the bytes with exponents are similar and compress well."""
     doubles = array("d")
 
     def kept(found: re.Match[str]) -> str:
@@ -51,7 +51,7 @@ def packed(value: object) -> Packed:
 
 
 def embedded(document: dict[str, Any], share: float) -> tuple[dict[str, Any], list[str]]:
-    """The report as its page holds it, and what was left out of it. share: of the room, where there are several."""
+    """The report as embedded in its page, and descriptions of what was left out. share: its share of the room."""
     maps = document.get("maps") or []
     rest, left_out = cut_to({**document, "maps": []} if maps else document, int(share * MOST_BYTES))
     if not maps:
@@ -63,7 +63,7 @@ def embedded(document: dict[str, Any], share: float) -> tuple[dict[str, Any], li
 
 
 def _leading(maps: list[Any], limit: int) -> list[Any]:
-    """The first maps, as many as there is room for."""
+    """The first maps, as many as fit."""
     kept, used = [], 2
     for one in maps:
         used += _size(one) + 1
@@ -74,10 +74,10 @@ def _leading(maps: list[Any], limit: int) -> list[Any]:
 
 
 def cut_to(document: dict[str, Any], limit: int) -> tuple[dict[str, Any], list[str]]:
-    """The document without the lists that it is too large with, and what was left out.
+    """The document cut to `limit` bytes by emptying lists, and descriptions of what was left out.
 
-    Of all lists, by their paths, the smallest that makes it fit is emptied; where none does, the largest below others,
-    and so on. document: a report as JSON has it; it is not changed.
+    Of all lists, by path, the smallest whose removal makes the document fit is emptied; if there is none, the largest
+    of the most deeply nested lists, and so on. document: a report as JSON; it is not changed.
     """
     size = _size(document)
     if size <= limit:
@@ -100,7 +100,7 @@ def _size(value: object) -> int:
 
 
 def _sizes(document: dict[str, Any]) -> dict[str, int]:
-    """Bytes of all lists at each path, such as 'blocks[].prompts'; empty ones are none."""
+    """Bytes of all lists at each path, such as 'blocks[].prompts', without empty lists."""
     found: dict[str, int] = {}
     for path, _, _, value in _lists(document, ""):
         found[path] = found.get(path, 0) + _size(value)
@@ -108,7 +108,7 @@ def _sizes(document: dict[str, Any]) -> dict[str, int]:
 
 
 def _lists(value: object, path: str) -> Iterator[tuple[str, Any, Any, list[Any]]]:
-    """(path, its owner, its key there, the list) of every list that an object has and that is not empty."""
+    """(path, owner, key in the owner, list) of every list that is a value of an object and not empty."""
     if isinstance(value, dict):
         for key, inner in value.items():
             here = f"{path}.{key}".lstrip(".")

@@ -1,4 +1,4 @@
-"""The definitions that a page links to: the text of `duat explain`, for the fields that the page shows."""
+"""The definitions that a page links to: texts of `duat explain` for the fields that the page shows."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from duat_cli.report.html.drawing.figure import Sheet
 from duat_cli.results.explained.report import Explanation
 
 Known = Mapping[tuple[str, str], Explanation]
-"""By the command and the field's path, such as ('inspect', 'blocks[].terms.linear')."""
+"""Explanations by command and path of the field, such as ('inspect', 'blocks[].terms.linear')."""
 
 
 @dataclass
 class Entry:
-    """One definition. anchor: where it stands on the page."""
+    """One definition. anchor: its anchor on the page."""
 
     anchor: str
     explanation: Explanation
     places: list[str] = field(default_factory=list)
-    """The fields of this page that it is about."""
+    """Fields on this page that it explains."""
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """What is known beside the definition, as `duat explain` lists it."""
+        """Further facts beside the definition, as `duat explain` lists them."""
         e = self.explanation
         known = {
             "formula": e.formula,
@@ -53,11 +53,11 @@ class Glossary:
         self.entries = list(of.values())
 
     def entry(self, command: str, path: str) -> Entry | None:
-        """Of a field; None where `duat explain` has none."""
+        """The definition of a field; None where `duat explain` has none."""
         return self._anchors.get((command, path))
 
     def linked(self, command: str, paths: Iterable[str]) -> list[tuple[str, str]]:
-        """(anchor, name) of each definition of some fields; fields of one name are told apart by what they stand in."""
+        """(anchor, name) of each definition of some fields; fields with the same name also get their parent's name."""
         found = {e.anchor: path for path in paths if (e := self.entry(command, path)) is not None}
         names = [path.rpartition(".")[2] for path in found.values()]
         return [

@@ -1,4 +1,4 @@
-"""The page of `duat lora-diff`: what each module changes by, and what that does on prompts."""
+"""The page of `duat lora-diff`: how much each module changes, and the effects on prompts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _COMPARISON = (
     Column(("distance", "of dW"), "distance", numbers.plain),
     Column(("relative distance", "0-1"), "relative_distance", numbers.plain),
 )
-_LINES = 80  # modules of a plot; those with the largest relative change
+_LINES = 80  # most modules in a plot, those with the largest relative change
 
 
 def lora_sheet(report: LoraReport, beside: Sequence[LoraReport]) -> Sheet:
@@ -110,7 +110,7 @@ def _facts(report: LoraReport) -> list[str]:
 
 
 def _verdict(report: LoraReport) -> Verdict | None:
-    """The certificates of both models, and what the linter found."""
+    """The verdict from the certificates of both models and the errors of the linter."""
     errors = [finding for finding in report.lint if finding.level == "error"]
     lint = f"; {plural(len(errors), 'error')} of the linter" if errors else ""
     both = [c for c in (report.certificate, report.tuned_certificate) if c is not None]
@@ -187,12 +187,13 @@ def _eq18(report: LoraReport) -> Figure | None:
 
 
 def _changes(modules: Sequence[ModuleChange], place: str, whose: str) -> list[Figure | None]:
-    """place: where the modules stand in the report; whose: of which adapter, '' for the only."""
+    """Figures on the changes. place: path of the modules in the report; whose: words for the adapter, '' for the only
+    one."""
     return [figure(modules, place, whose) for figure in (_norms, _spectra, _intruders)]
 
 
 def _kinds(kinds: Sequence[KindChange], place: str, whose: str) -> Figure | None:
-    """place, whose: as of `_changes`."""
+    """A table of the kinds of weights. place, whose: as for `_changes`."""
     if not kinds:
         return None
     return Figure(
@@ -257,7 +258,7 @@ def _spectra(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure 
 
 
 def _values(values: Mapping[int, Sequence[float]], modules: Sequence[ModuleChange], place: str) -> Table:
-    """values: those of a module, by its number."""
+    """A table of singular values. values: of each module, by the module's number."""
     longest = max(map(len, values.values()))
     heads = [Head(f"value {k + 1}", "of dW", f"singular_values.{k}") for k in range(longest)]
     return Table(
@@ -289,7 +290,7 @@ def _intruders(modules: Sequence[ModuleChange], place: str, whose: str) -> Figur
 
 
 def _by_place(rows: Sequence[ModuleChange | ModuleComparison], path: str) -> dict[tuple[str, int | None], float]:
-    """A number of each parameter that has it, by kind and layer."""
+    """A number of each parameter that has one, by kind and layer."""
     return {place_of(row.whole_name): value for row in rows if (value := value_at(row, path)) is not None}
 
 

@@ -1,4 +1,4 @@
-"""The pages of `duat matrix`: the maps of one block, the checks, and the paper's matrices; and of `--network`."""
+"""The pages of `duat matrix` (maps of one block, the checks, and the paper's matrices) and of `--network`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _case(report: MatrixReport) -> str:
 
 
 def _verdict(report: MatrixReport) -> Verdict:
-    """Of the certificate and the checks together."""
+    """The verdict from the certificate and the checks together."""
     plain = verdict_of(verdict(report.certificate), exact=report.certificate.exact)
     failed = [check.name for check in report.checks if check.holds is False]
     made = sum(check.holds is not None for check in report.checks)
@@ -90,8 +90,8 @@ def _square(
     *terms: str,
     entries: bool = False,
 ) -> Figure:
-    """A map, row 0 on top as a matrix is written. path: of the rows in the report. labels: of them. terms: beside the
-    rows' own. entries: whether the numbers are entries of W', or else norms of its blocks."""
+    """A map with row 0 on top, as matrices are written. path: of the rows in the report. labels: of the rows. terms:
+    further fields to link. entries: whether the numbers are entries of W' instead of norms of its blocks."""
     count, form = len(rows), numbers.SIGNED if entries else numbers.plain
     word, unit, label = ("entry", "entry", "row") if entries else ("C", "norm", "i")
     axes = ("component of the input", "component of the output") if entries else ("from token j", "into token i")
@@ -125,7 +125,7 @@ def _square(
 
 
 def _checks(report: MatrixReport, beside: Sequence[MatrixReport]) -> Figure:
-    """A point a check, and a line at its tolerance; what is exactly zero has no place on the axis."""
+    """A plot with a point per check, and a line at its tolerance; errors of exactly zero have no place on the axis."""
     rows = report.checks
     every = [value for one in beside for check in one.checks for value in (check.relative_error, check.tolerance)]
     plot = Plot(
@@ -206,7 +206,7 @@ def network_sheet(report: NetworkReport, beside: Sequence[NetworkReport]) -> She
 
 
 def _layers(report: NetworkReport, beside: Sequence[NetworkReport]) -> Figure:
-    """Errors over layers; what is exactly zero has no place on the axis."""
+    """A plot of errors over layers; errors of exactly zero have no place on the axis."""
     rows = report.layers
     every = [column.value(row) for one in beside for row in one.layers for column, _ in _LINES]
     plot = Plot(

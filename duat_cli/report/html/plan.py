@@ -14,12 +14,12 @@ from duat_cli.report.tables.grid import Column
 from duat_cli.results.plan import PlanReport, Way
 from duat_cli.text import about, plural
 
-_NAMED = len(marks.SERIES) - 1  # terms with a series of their own; the last series is of the others
-_ROOM = 3.0  # the limit is drawn where it is below this many times the higher bar
+_NAMED = len(marks.SERIES) - 1  # how many terms have a series of their own; the last series is for all others
+_ROOM = 3.0  # the limit is drawn if it is below this many times the higher bar
 
 
 def plan_sheet(report: PlanReport, beside: Sequence[PlanReport]) -> Sheet:
-    """beside: all plans of the page, this one among them: they share their axis and unit."""
+    """The sheet of a plan. beside: all plans on the page, including this one, which share their axis and unit."""
     unit = numbers.unit_of(max(way.peak_memory_bytes for one in beside for way in one.ways))
     figures = [_peaks(report, beside, unit), _weights(report)]
     return Sheet(
@@ -115,7 +115,7 @@ def _peaks(report: PlanReport, beside: Sequence[PlanReport], unit: str) -> Figur
 
 
 def _largest_terms(ways: Sequence[Way]) -> list[str]:
-    """Those with the most bytes in any way, largest first, so many as have a series."""
+    """The terms with the most bytes in any way, largest first, as many as get a series."""
     most: dict[str, int] = {}
     for way in ways:
         for term in way.terms:
@@ -145,12 +145,12 @@ def _terms(way: Way, number: int, unit: str) -> Table:
 
 
 def _size(name: str, unit: str, path: str) -> Column:
-    """A number of bytes in its unit."""
+    """A column of bytes in a unit."""
     return Column((name, unit), path, lambda size: numbers.plain(size and _in(unit, size)))
 
 
 def _weights(report: PlanReport) -> Figure:
-    """The largest block and layers, a row each."""
+    """Tables on all weights, and on the largest block and large layers, with a row each."""
     weights, unit = report.weights, numbers.unit_of(report.weights.bytes)
     parts = [("largest_block", weights.largest_block)] if weights.largest_block is not None else []
     parts += [(f"layers.{number}", layer) for number, layer in enumerate(weights.layers)]

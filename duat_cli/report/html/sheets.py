@@ -1,4 +1,4 @@
-"""Which function makes the sheet of which command's report."""
+"""The functions that make the sheet of each command's report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from duat_cli.report.html.prune.page import prune_sheet
 from duat_cli.results.base import Report
 
 _Maker = Callable[[Any, Sequence[Any]], Sheet]
-"""Of a report, and of all reports of its command on the page, this one among them: they share their axes."""
+"""Makes the sheet of a report. The second argument is all reports of its command on the page, including this one; they
+share their axes."""
 SHEETS: dict[str, _Maker] = {
     "attribute": attribute_sheet,
     "check": check_sheet,
@@ -32,5 +33,5 @@ SHEETS: dict[str, _Maker] = {
 
 
 def sheets(reports: Sequence[Report]) -> list[Sheet]:
-    """One of each report."""
+    """The sheet of each report."""
     return [SHEETS[report.command](report, [r for r in reports if r.command == report.command]) for report in reports]

@@ -1,4 +1,4 @@
-"""The columns of the tables over blocks, and which of them a page has room for."""
+"""The columns of tables over blocks, and the choice of those that fit a page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from duat_cli.results.inspect import InspectReport
 
 
 def for_blocks(rows: Sequence[Result], labels: Labels, report: InspectReport, page: Page) -> list[list[Column]]:
-    """Groups of columns, each a table; one group, with what more there is room for, if all fit."""
+    """Groups of columns, one table each; a single group, with optional columns as far as they fit, if all fit."""
     groups = [_ESSENTIAL, SPECTRUM] if _has_spectrum(report) else [_ESSENTIAL]
     wanted = frozenset[str]().union(*groups)
     if not fits(rows, labels, _columns(wanted, report), page):
@@ -25,13 +25,13 @@ def for_blocks(rows: Sequence[Result], labels: Labels, report: InspectReport, pa
 
 
 def every(report: InspectReport) -> list[Column]:
-    """All columns that a wide enough page has."""
+    """All columns that a page with enough room shows."""
     spectrum = SPECTRUM if _has_spectrum(report) else frozenset()
     return _columns(_ESSENTIAL | spectrum | {*_OPTIONAL}, report)
 
 
 def for_pre_activation(report: InspectReport | None = None) -> list[Column]:
-    """The parts at the FFN's first linear layer; of a report, those that it has."""
+    """Columns of the parts at the FFN's first linear layer; if a report is given, only of parts that it has."""
     return [
         Column((part, "%"), f"terms.pre_activation.{part}.share", numbers.percent)
         for part in ("linear", "static", "encoder", "dynamic")
@@ -40,7 +40,7 @@ def for_pre_activation(report: InspectReport | None = None) -> list[Column]:
 
 
 def has_encoder(report: InspectReport) -> bool:
-    """Whether its blocks are of a decoder, which reads an encoder's states."""
+    """Whether the report has an encoder part: that of a decoder's encoder states, or of features of pictures."""
     return any(block.terms.encoder is not None for block in report.blocks)
 
 
@@ -51,15 +51,15 @@ def _columns(wanted: Collection[str], report: InspectReport) -> list[Column]:
 
 
 def heads_of(report: InspectReport) -> str:
-    """What effective heads are at most: the model's heads, or from the least to the most of its blocks where gates, or
-    mixers beside attention, make other numbers."""
+    """The scale of effective heads: the model's number of heads or, where gates or mixers beside attention give blocks
+    other numbers, the range over blocks."""
     found = [block.operator.kronecker_products for block in report.blocks]
     known = sorted({products for products in found if products is not None}) or [report.model.heads]
     return str(known[0]) if len(known) == 1 else f"{known[0]}-{known[-1]}"
 
 
 def scaled(column: Column, heads: str) -> Column:
-    """The column with its scale, which may be a number of heads."""
+    """The column with the number of heads filled into its scale."""
     return replace(column, title=(*column.title[:-1], column.title[-1].format(heads=heads)))
 
 
@@ -90,9 +90,9 @@ COLUMNS = (
     Column(("own", "%"), "terms.own.share", numbers.percent, ("of these the block's own", "%")),
     Column(("error", "rel."), "certificate_error", numbers.error),
 )
-"""All columns, in their order."""
+"""All columns, in order."""
 SPECTRUM = frozenset({"operator.frobenius_norm", "operator.spectral_norm", "operator.stable_rank"})
-_OPTIONAL = (  # the first that fit
+_OPTIONAL = (  # added in this order, as far as they fit
     "coupling.mean_distance",
     "coupling_weighted.effective_context",
     "coupling.first_token_share",

@@ -66,7 +66,7 @@ TABLES = {
 
 
 def render_compare(report: CompareReport, page: Page) -> str:
-    """What was compared or held, the certificate, what is notable."""
+    """The report as text: what was compared or held, the certificate, what is notable."""
     found = report.comparison
     return page.render(
         *facts.loaded(report.model, report.prompts, report.environment),
@@ -78,7 +78,7 @@ def render_compare(report: CompareReport, page: Page) -> str:
 
 
 def _compared(report: CompareReport, found: InputComparison, page: Page) -> list[RenderableType]:
-    """The aligned tokens, a row a block, which parameters moved."""
+    """The aligned tokens, a row per block, and the parameters that moved."""
     several = ", means over the pairs" if len(report.pairs) > 1 else ""
     title = f"Blocks: relative changes on the aligned tokens{several}"
     return [
@@ -104,7 +104,7 @@ def _fixed(report: CompareReport, page: Page) -> list[RenderableType]:
 
 
 def _pairs(report: CompareReport) -> list[RenderableType]:
-    """Which tokens were compared, and how far the predictions are from each other."""
+    """The tokens that were compared, and the divergence of the predictions, by pair."""
     parts: list[RenderableType] = []
     for pair in report.pairs[:_SHOWN_PAIRS]:
         parts += [BLANK, heading(_pair(pair, report)), *_runs(pair)]
@@ -139,7 +139,7 @@ def _places(first: int, count: int) -> str:
 
 
 def _each(report: CompareReport, page: Page) -> list[RenderableType]:
-    """With --per-prompt: the table again for every pair."""
+    """The table of blocks for every single pair, with --per-prompt."""
     parts: list[RenderableType] = []
     for pair in report.pairs:
         if pair.blocks is not None:
@@ -149,7 +149,7 @@ def _each(report: CompareReport, page: Page) -> list[RenderableType]:
 
 
 def context_tables(found: InContext, page: Page) -> list[RenderableType]:
-    """The loss with none, each and all demonstrations; then what the last run reads of each, mean and by block."""
+    """The loss with no, each and all demonstrations; then how much the last run reads each, as mean and by block."""
     question, answer = (plural(n, "token") for n in (found.question_tokens, found.answer_tokens))
     last = found.runs[-1]
     runs_title = f"Demonstrations: loss of the answer ({answer}) behind the question ({question})"
@@ -167,7 +167,7 @@ def context_tables(found: InContext, page: Page) -> list[RenderableType]:
 
 
 def _parameters(comparison: InputComparison, page: Page) -> list[RenderableType]:
-    """Which are fixed, by name, and how far those moved that the input sets."""
+    """The largest change of each parameter that the input sets, and the names of those that are fixed."""
     fixed = [f"{one.name}: {one.what}" for one in comparison.parameters if one.set_by == "checkpoint"]
     moved = [one for one in comparison.parameters if one.set_by == "input"]
     over = "blocks and pairs" if comparison.pairs > 1 else "blocks"

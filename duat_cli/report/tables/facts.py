@@ -1,4 +1,4 @@
-"""The lines that all reports share: what was loaded, how exact it is, what was left out."""
+"""Lines that all reports share: what was loaded, how exact it is, what was left out."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from duat_cli.text import in_one, indices, plural
 
 
 def loaded(model: ModelFacts, prompts: Prompts, environment: Environment) -> list[RenderableType]:
-    """What was loaded and what ran through it."""
+    """Lines on the model and the prompts that ran through it."""
     return [heading(named(model)), line(shape(model, "kv")), line(ran(prompts, environment))]
 
 
 def named(model: ModelFacts | CheckedModel) -> str:
-    """The model, and the commit that it was read at."""
+    """Name of the model, with the commit that was read."""
     return f"{model.name} at {model.revision}" if model.revision else model.name
 
 
 def shape(model: ModelFacts, kv: str) -> str:
-    """Architecture and sizes. kv: what key and value heads are called."""
+    """Architecture and sizes. kv: the word for key and value heads."""
     return (
         f"{model.model_type} ({architecture(model)}), {numbers.count(model.parameters)} parameters, "
         f"{plural(model.blocks, 'block')}, width {model.hidden_size}, {heads(model, kv)}{quantised(model.quantised)}"
@@ -36,12 +36,12 @@ def shape(model: ModelFacts, kv: str) -> str:
 
 
 def heads(model: ModelFacts | MatrixReport, kv: str) -> str:
-    """6 heads (3 kv)."""
+    """Number of heads, as in: 6 heads (3 kv)."""
     return plural(model.heads, "head") + ("" if model.kv_heads == model.heads else f" ({model.kv_heads} {kv})")
 
 
 def files(model: CheckedModel) -> str:
-    """Of which type the model is, and what its files hold."""
+    """Type of the model, and what its files hold."""
     size = numbers.size(sum(file.bytes for file in model.files))
     return (
         f"{model.model_type or 'unknown type'}, {plural(model.tensors, 'tensor')}, {', '.join(model.stored)}, "
@@ -50,29 +50,29 @@ def files(model: CheckedModel) -> str:
 
 
 def ran(prompts: Prompts, environment: Environment) -> str:
-    """12 prompts, 214 tokens (5 to 31 each); float32 on cpu; transformers 5.23.0."""
+    """What ran, as in: 12 prompts, 214 tokens (5 to 31 each); float32 on cpu; transformers 5.23.0."""
     arithmetic = f"{environment.dtype} on {environment.device}; transformers {environment.transformers}"
     return f"{tokens(prompts)}; {arithmetic}"
 
 
 def architecture(model: ModelFacts) -> str:
-    """The class, and which of its stacks was read."""
+    """The model's class, and the stack of it that was read."""
     return model.architecture if model.stack is None else f"{model.architecture}, {model.stack} stack"
 
 
 def quantised(how: str | None) -> str:
-    """How the files hold the weights."""
+    """How the files quantise the weights; empty if they do not."""
     return "" if how is None else f"; quantised: {how}, read as numbers"
 
 
 def counted(prompts: Prompts) -> str:
-    """12 prompts, 214 tokens."""
+    """Counts, as in: 12 prompts, 214 tokens."""
     found = set_of(prompts)
     return f"{plural(found.count, 'prompt')}, {plural(found.tokens, 'token')}"
 
 
 def tokens(prompts: Prompts) -> str:
-    """12 prompts, 214 tokens (5 to 31 each)."""
+    """Counts with lengths, as in: 12 prompts, 214 tokens (5 to 31 each)."""
     found = set_of(prompts)
     if found.shortest == found.longest:
         return counted(found)
@@ -80,7 +80,7 @@ def tokens(prompts: Prompts) -> str:
 
 
 def verdict(certificate: Certificate) -> Text:
-    """The certificate in one sentence, and what is to blame where it is not exact."""
+    """The certificate in one sentence, with the cause if duat's instruments change the model."""
     error, plain = numbers.error(certificate.relative_error), numbers.error(certificate.plain_error)
     rest = f"tolerance {certificate.tolerance:.0e}, {certificate.capture}"
     text = f"largest relative error {error}, against the untouched model {plain}, {rest}"
@@ -94,17 +94,17 @@ def verdict(certificate: Certificate) -> Text:
 
 
 def held(check: str, holds: bool) -> Text:
-    """A check beside the certificate, and whether it holds."""
+    """A line on a check beside the certificate, and whether it holds."""
     return line(check, "green") if holds else line(f"DOES NOT HOLD: {check}", "bold red")
 
 
 def remarks(skipped: list[Skipped], warnings: list[str]) -> list[RenderableType]:
-    """What was skipped, with the reason, and the warnings."""
+    """Sections on what was skipped, with reasons, and on warnings."""
     return [*section("skipped", left_out(skipped)), *section("warnings", warnings, "yellow")]
 
 
 def left_out(skipped: Iterable[Skipped]) -> list[str]:
-    """A part and its reason each; of several blocks with the same reason in one."""
+    """Texts of skipped parts with their reasons; one text for several blocks with the same reason."""
     found = list[tuple[str, str, list[int]]]()
     for entry in skipped:
         what, _, block = entry.what.rpartition(" of block ")
@@ -113,13 +113,13 @@ def left_out(skipped: Iterable[Skipped]) -> list[str]:
 
 
 def absences(found: list[tuple[str, str, list[int]]], word: str) -> list[RenderableType]:
-    """Why cells show no number."""
+    """Section on why cells show no number. found: names, reason and numbers of rows; word: the name of a row."""
     texts = [f"{names}: {reason} ({indices(word, at)})" for names, reason, at in _joined(found)]
     return section(f"no value ({numbers.ABSENT})", texts)
 
 
 def without_value(rows: Sequence[Result], labels: Labels, columns: Sequence[Column]) -> list[RenderableType]:
-    """Why cells of a table show no number. Rows that no number names are counted from 1."""
+    """Section on why cells of a table show no number. Rows are counted from 1 if their labels are no numbers."""
     if not labels.right:
         return absences(missing(rows, columns, range(1, len(rows) + 1)), "row")
     return absences(missing(rows, columns, [labels.of(row) for row in rows]), labels.title[0])
@@ -128,12 +128,12 @@ def without_value(rows: Sequence[Result], labels: Labels, columns: Sequence[Colu
 def whole(
     title: str, rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page, *legend: str
 ) -> list[RenderableType]:
-    """A titled table with its legend, and why its cells show no number."""
+    """A titled table with its legend, and the reasons why cells show no number."""
     return [*titled(title, rows, labels, columns, page, *legend), *without_value(rows, labels, columns)]
 
 
 def _joined(found: Iterable[tuple[str, str, list[int]]]) -> list[tuple[str, str, list[int]]]:
-    """What is missing, why, and where: with one entry for reasons that are the same but for a measured number."""
+    """(what, reason, places) of missing values, with one entry for reasons that differ only in a measured number."""
     groups = list[tuple[str, list[str], list[int]]]()
     for what, why, at in found:
         for name, reasons, places in groups:
@@ -147,5 +147,5 @@ def _joined(found: Iterable[tuple[str, str, list[int]]]) -> list[tuple[str, str,
 
 
 def section(title: str, texts: list[str], style: str = "") -> list[RenderableType]:
-    """A titled list, or nothing."""
+    """A titled list; nothing without texts."""
     return [heading(title), *(item(text, style) for text in texts)] if texts else []

@@ -1,4 +1,4 @@
-"""Tables of numbers that lose nothing unsaid: what does not fit beside goes below, with its labels, or is named."""
+"""Tables of numbers. Columns that do not fit beside the others go into a table below, or are named in a note."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from duat_cli.results.base import Result, WithReasons
 from duat_cli.results.prune.terms import Estimated
 from duat_cli.text import clean
 
-GAP, CLOSE = 2, 1  # columns of space between two columns, and the least
+GAP, CLOSE = 2, 1  # cells between two columns: normally, and at least
 NO_REASON = "no reason was given"
 _BREAK = "\N{SOFT HYPHEN}"
 
 
 @dataclass(frozen=True)
 class Column:
-    """One number of each row: where it stands there, and its header. Of several lines the last is the unit or scale."""
+    """One number of each row, with its path there and its header."""
 
     title: tuple[str, ...]
-    """A word that is broken between two lines has a soft hyphen at the end of the first."""
+    """Lines of the header; if there are several, the last is the unit or scale. A word that is broken between two lines
+    has a soft hyphen at the end of the first."""
     path: str
     form: Form
     long: tuple[str, str] | None = None
-    """Its name and unit on a page, where they are longer than here."""
+    """Name and unit on an HTML page, where they may be longer."""
 
     def value(self, row: Result) -> float | None:
         return value_at(row, self.path)
@@ -45,34 +46,34 @@ class Column:
 
     @property
     def header(self) -> tuple[str, ...]:
-        """The lines as they are printed."""
+        """The lines of the header as they are printed."""
         return tuple(line.replace(_BREAK, "-") for line in self.title)
 
     @property
     def name(self) -> str:
         """The header in one line, without its unit."""
         lines = self.title[:-1] or self.title
-        if lines[-1].endswith(_BREAK):  # its last line is the rest of a word, and no unit
+        if lines[-1].endswith(_BREAK):  # the last line is the rest of a word instead of a unit
             lines = self.title
         return " ".join(filter(None, lines)).replace(f"{_BREAK} ", "").replace("- ", "-").rstrip(",")
 
 
 def on_page(columns: Iterable[Column], *paths: str) -> list[Column]:
-    """The columns with the headers that a page has room for. paths: which ones, in this order; without any all."""
+    """The columns with the longer headers of an HTML page. paths: which ones, in this order; all if none is given."""
     shown = {c.path: c if c.long is None else replace(c, title=c.long) for c in columns}
     return [shown[path] for path in paths or shown]
 
 
 @dataclass(frozen=True)
 class Labels:
-    """The first column: what each row is."""
+    """The first column, which names each row."""
 
     title: tuple[str, ...]
     of: Callable[[Any], Any]
     right: bool = True
 
     def text(self, row: Result) -> str:
-        """Foreign names escaped."""
+        """The name of a row, with foreign characters escaped."""
         return clean(str(self.of(row)))
 
 
@@ -84,8 +85,8 @@ KIND = Labels(("what",), lambda row: row.granularity, right=False)
 
 
 def value_at(row: Result, path: str) -> float | None:
-    """The value at 'group.field' of a row, of an estimate without its interval; None where it, or a group on the way,
-    is null."""
+    """The value at 'group.field' of a row, without the interval if it is an estimate; None where it, or a group on the
+    way, is null."""
     found: object = row
     for name in path.split("."):
         if found is None:
@@ -95,7 +96,7 @@ def value_at(row: Result, path: str) -> float | None:
 
 
 def reason_at(row: Result, path: str) -> str | None:
-    """Why there is no value at a path: the reason beside the first null on the way."""
+    """The reason beside the first null on a path; None where there is a value."""
     found: object = row
     for name in path.split("."):
         owner, found = found, getattr(found, name)
@@ -106,8 +107,8 @@ def reason_at(row: Result, path: str) -> str | None:
 
 
 def grids(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page) -> list[Table]:
-    """The rows as one table, closer together if it fits only so, or as several where it would still be wider than the
-    page and the page is not to be wide."""
+    """The rows as one table. If it is too wide for the page, its columns move closer together; if that is not enough,
+    they are split into several tables, unless the page is `wide`."""
     if page.wide:
         return [_grid(rows, labels, columns, page)]
     if _width(rows, labels, columns) > page.width >= _width(rows, labels, columns, CLOSE):
@@ -118,7 +119,7 @@ def grids(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], pag
 
 
 def packs(widths: Sequence[int], room: int) -> Iterator[slice]:
-    """Ranges of columns that fit into the room, at least one column each."""
+    """Ranges of columns that fit into the room, each with at least one column."""
     start = 0
     for stop in range(1, len(widths)):
         if sum(widths[start : stop + 1]) > room:
@@ -128,7 +129,7 @@ def packs(widths: Sequence[int], room: int) -> Iterator[slice]:
 
 
 def spaced(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page) -> list[RenderableType]:
-    """The same, a blank line in front of each."""
+    """The tables of `grids`, each after a blank line."""
     if not rows:
         return [BLANK, line("no rows")]
     return [part for table in grids(rows, labels, columns, page) for part in (BLANK, table)]
@@ -137,7 +138,7 @@ def spaced(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], pa
 def titled(
     title: str, rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page, *legend: str
 ) -> list[RenderableType]:
-    """The same under a title, and below it what its headers mean, a paragraph each."""
+    """The tables of `spaced` under a title, followed by the legend, a paragraph per text."""
     below = [BLANK, *(note(text) for text in legend)] if legend else []
     return [BLANK, heading(title), *spaced(rows, labels, columns, page), *below]
 
@@ -145,7 +146,7 @@ def titled(
 def titled_named(
     title: str, rows: Named, columns: Sequence[Column], page: Page, *legend: str, head: str = "what"
 ) -> list[RenderableType]:
-    """The same of rows that are given with their names, nothing without any. head: of the names."""
+    """The tables of `titled` for rows given with their names; nothing without rows. head: header of the names."""
     names = {id(row): name for name, row in rows}
     labels = Labels((head,), lambda row: names[id(row)], right=False)
     return titled(title, [row for _, row in rows], labels, columns, page, *legend) if rows else []
@@ -157,12 +158,12 @@ def filled(rows: Sequence[Result], columns: Sequence[Column]) -> list[Column]:
 
 
 def fits(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page) -> bool:
-    """Whether one table holds all columns."""
+    """Whether one table with all columns fits the page."""
     return page.wide or _width(rows, labels, columns) <= page.width
 
 
 def unshown(rows: Sequence[Result], columns: Sequence[Column], shown: Sequence[Column]) -> list[RenderableType]:
-    """A line below a table that names the columns with values for which the page had no room; nothing without any."""
+    """A note below a table on columns with values that had no room; nothing if there are none."""
     paths = {column.path for column in shown}
     names = [column.name for column in filled(rows, columns) if column.path not in paths]
     if not names:
@@ -185,7 +186,7 @@ def _label_width(rows: Sequence[Result], labels: Labels) -> int:
 def missing(
     rows: Sequence[Result], columns: Sequence[Column], numbers: Sequence[int]
 ) -> list[tuple[str, str, list[int]]]:
-    """Absent cells as (columns, reason, row numbers), together where reason and rows are the same."""
+    """Absent cells as (columns, reason, row numbers), merged where reason and rows are the same."""
     absent = (
         ((column.name, column.reason(row) or NO_REASON), number)
         for column in columns
@@ -196,7 +197,8 @@ def missing(
 
 
 def together(absent: Iterable[tuple[tuple[str, str], int]], between: str) -> list[tuple[str, str, list[int]]]:
-    """(names, reason, row numbers), of ((name, reason), row number): names whose reason and rows are the same."""
+    """((name, reason), row number) merged into (names, reason, row numbers), for names with the same reason and
+    rows."""
     names = by_key(((reason, tuple(at)), name) for (name, reason), at in by_key(absent).items())
     return [(between.join(those), reason, list(at)) for (reason, at), those in names.items()]
 
@@ -204,7 +206,7 @@ def together(absent: Iterable[tuple[tuple[str, str], int]], between: str) -> lis
 def _grid(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page, gap: int = GAP) -> Table:
     table = page.table(gap - 1)
     if page.wide:
-        table.width = _width(rows, labels, columns)  # rich would else fold it to the page
+        table.width = _width(rows, labels, columns)  # otherwise rich would fold it to the page
     side: Literal["left", "right"] = "right" if labels.right else "left"
     table.add_column("\n".join(labels.title), justify=side, vertical="bottom", overflow="fold")
     for column in columns:

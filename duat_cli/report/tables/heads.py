@@ -1,4 +1,4 @@
-"""What each attention head reads, beside uniform attention: with --heads."""
+"""Tables on what each attention head reads, compared with uniform attention: --heads."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ COLUMNS = [
     Column(("induc\N{SOFT HYPHEN}", "tion", "%"), "induction_share", numbers.percent),
 ]
 _SHARES = {column.path: column.name for column in reversed(on_page(COLUMNS)) if column.path.endswith("_share")}
-_ALL = 24  # heads that are all shown; of more the leading ones
-_LEADING = 4  # heads of each share
-_ONE = 1e-2  # rounding of a sum of a row in half precision
-_NAMED, _FAR = 3, 0.25  # heads of each share that are named, where they are so far above the null
+_ALL = 24  # up to so many heads, all are shown; of more, only the leading ones
+_LEADING = 4  # how many heads lead by each share
+_ONE = 1e-2  # rounding of a row's sum in half precision
+_NAMED, _FAR = 3, 0.25  # how many heads are named for each share, and how far above the null they have to be
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class _Head:
     null: Attended
 
     def above(self, path: str) -> float | None:
-        """The share less that of uniform attention."""
+        """The share minus that of uniform attention."""
         value, null = value_at(self.row, path), value_at(self.null, path)
         return None if value is None or null is None else value - null
 
 
 def head_tables(report: InspectReport, page: Page) -> list[RenderableType]:
-    """The heads that are farthest above uniform attention, all of few; what is far above it in words."""
+    """The heads that are farthest above uniform attention, or all if they are few; and sentences on those far above."""
     blocks = [(block, block.heads) for block in report.blocks if block.heads is not None]
     if not blocks:
         return []
@@ -88,13 +88,13 @@ def _shown(every: Sequence[_Head]) -> list[_Head]:
 
 
 def _by(every: Sequence[_Head], path: str) -> list[_Head]:
-    """The farthest above uniform attention first; without those that are below it."""
+    """Heads by how far a share is above uniform attention, the farthest first; without those that are not above."""
     known = [(above, head) for head in every if (above := head.above(path)) is not None and above > 0]
     return [head for _, head in sorted(known, key=lambda pair: -pair[0])]
 
 
 def _nulls(blocks: Sequence[tuple[Block, Heads]]) -> list[tuple[Attended, list[int]]]:
-    """Each with its blocks; one where rows of all blocks may see the same tokens."""
+    """Each distinct null with its blocks; there is one if rows of all blocks may see the same tokens."""
     found: list[tuple[Attended, list[int]]] = []
     for block, heads in blocks:
         if heads.uniform is None:
@@ -121,7 +121,7 @@ def _most(counts: Sequence[int | None]) -> str:
 
 
 def _sums(found: Sequence[Heads]) -> str:
-    """What rows of H sum to, where it is not one."""
+    """A sentence on the sums of rows of H, if they are not 1."""
     sums = [head.row_sum for heads in found for head in heads.each or ()]
     if all(abs(value - 1) < _ONE for value in sums):
         return ""

@@ -1,4 +1,4 @@
-"""`duat inspect` as text for a terminal: result in, text out."""
+"""`duat inspect` as text for a terminal."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ TABLES = {
 
 
 def render_inspect(report: InspectReport, page: Page) -> str:
-    """What was loaded, a row a block, the certificate, what is notable, what was skipped and why."""
+    """The report as text: what was loaded, a row per block, the certificate, what is notable, what was skipped."""
     tables, absent = _statistics(report.blocks, BLOCK, report, page)
     return page.render(
         *facts.loaded(report.model, all_prompts(report), report.environment),
@@ -94,7 +94,7 @@ def render_inspect(report: InspectReport, page: Page) -> str:
 def _statistics(
     rows: Sequence[Result], labels: Labels, report: InspectReport, page: Page
 ) -> tuple[list[RenderableType], list[RenderableType]]:
-    """All that is known of W' in each row; and why cells show no number."""
+    """Tables with the statistics of W' in each row; and a section on why cells show no number."""
     groups = columns.for_blocks(rows, labels, report, page)
     shown = [column for group in groups for column in group]
     tables = [part for group in groups for part in spaced(rows, labels, group, page)]
@@ -102,7 +102,7 @@ def _statistics(
 
 
 def _legend(report: InspectReport) -> list[RenderableType]:
-    """What the headers mean, and the references for density."""
+    """Notes on what the headers mean, and the references for density."""
     if not report.blocks:
         return []
     density = report.blocks[0].density
@@ -131,7 +131,7 @@ def _operators(report: InspectReport) -> list[OperatorStats]:
 
 
 def _dense(report: InspectReport) -> str:
-    """What W' would take: its sides where they are those of all blocks and prompts, else bytes."""
+    """Size of a dense W': its sides, if all blocks and prompts have the same, and bytes."""
     ran = set_of(all_prompts(report))
     sizes = sorted({(o.dense_bytes, o.rows, o.columns) for o in _operators(report)})
     said = " to ".join(numbers.size(size) for size in sorted({sizes[0][0], sizes[-1][0]}))
@@ -142,18 +142,18 @@ def _dense(report: InspectReport) -> str:
 
 
 def _half(blocks: list[Block]) -> str:
-    """What a causal mask leaves of W', where no block fills more than that."""
+    """A sentence on the share of W' that a causal mask leaves, if no block fills more."""
     known = [(block.density.structural, block.density.linear_reference) for block in blocks]
     if not any(filled is not None for filled, _ in known):
         return ""
-    # the reference is 1/N, so (N+1)/2N, like what is filled a mean over prompts, is its mean with 1
+    # the reference is 1/N, so its mean with 1 is (N+1)/2N; both are means over prompts
     if any(filled is not None and filled > (1 + one) / 2 + 1e-9 for filled, one in known):
         return ""
     return " Where no token reads a later one, as in a causal model, at most (N+1)/2N of W' is filled."
 
 
 def _crossing(report: InspectReport, page: Page) -> list[RenderableType]:
-    """Cross-attention's operator, of a decoder, or that of a mixer beside attention."""
+    """Table on the operator of a decoder's cross-attention, or of a mixer beside attention."""
     blocks = [block for block in report.blocks if block.cross is not None]
     if not blocks:
         return []
@@ -162,7 +162,7 @@ def _crossing(report: InspectReport, page: Page) -> list[RenderableType]:
 
 
 def _term_tables(report: InspectReport, page: Page) -> list[RenderableType]:
-    """Every term of the sum at the last block's output, and the parts in front of each FFN."""
+    """Tables on every term of the sum at the last block's output, and on the parts of each FFN's input."""
     if report.terms is None:
         return []
     parts = columns.for_pre_activation(report)
@@ -174,7 +174,7 @@ def _term_tables(report: InspectReport, page: Page) -> list[RenderableType]:
 
 
 def _routing(report: InspectReport, page: Page) -> list[RenderableType]:
-    """Where the attention matrices come from; head by head and by distance in the JSON."""
+    """Table on the origin of the attention matrices; single heads and distances are in the JSON."""
     if all(block.routing is None for block in report.blocks):
         return []
     title = "Where H comes from: W_QK, means over heads, and the share of the scores' variance explained"
@@ -186,7 +186,7 @@ def _routing(report: InspectReport, page: Page) -> list[RenderableType]:
 
 
 def _end_to_end(report: InspectReport, page: Page) -> list[RenderableType]:
-    """Through all blocks; what each block's W' does for itself stands in its row."""
+    """Table on the coupling through all blocks together; that of each block alone is in the block's row."""
     found = report.end_to_end
     if found is None:
         return []
@@ -205,7 +205,7 @@ def _end_to_end(report: InspectReport, page: Page) -> list[RenderableType]:
 
 
 def _prompts_of(block: Block, report: InspectReport, page: Page) -> list[RenderableType]:
-    """With --per-prompt: the table again for a block, a row a prompt."""
+    """The table of a block with a row per prompt, with --per-prompt."""
     if not block.prompts:
         return []
     tables, absent = _statistics(block.prompts, PROMPT, report, page)

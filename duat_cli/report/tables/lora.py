@@ -26,8 +26,8 @@ _METHODS = {
     "LOKR": "LoKr",
     "TRAINABLE_TOKENS": "trainable tokens",
 }
-_FEW = 8  # changed parameters that are listed one by one
-_NAMED = 4  # parameters of a list
+_FEW = 8  # up to so many changed parameters are listed one by one
+_NAMED = 4  # how many parameters a list names
 _LINT_SHOWN = 3
 
 
@@ -39,7 +39,7 @@ _MODULE_COLUMNS = [
     Column(("spectral", "norm", "of dW"), "spectral_norm", numbers.plain),
     Column(("stable", "rank", "dims"), "stable_rank", numbers.plain, ("stable rank", "directions")),
 ]
-_MORE_COLUMNS = [  # what more there is, each group whole or not at all, the first that fit
+_MORE_COLUMNS = [  # optional groups, each shown as a whole or not at all, in this order as far as they fit
     [
         Column(
             ("rank over", "rounding", "dims"),
@@ -96,7 +96,7 @@ BLOCK_COLUMNS = [
     Column(("dynamic", "bias", "%"), "terms.dynamic_bias", numbers.percent),
     Column(("output", "%"), "terms.output", numbers.percent),
 ]
-_SHOWN = 40  # prompts of many; the others are in the JSON
+_SHOWN = 40  # how many prompts are shown at most; the others are in the JSON
 _PREDICTED_COLUMNS = [
     Column(("output", "%"), "output", numbers.percent),
     Column(("KL", "nats"), "kl", numbers.plain),
@@ -130,7 +130,8 @@ TABLES = {
 
 
 def render_lora(report: LoraReport, page: Page) -> str:
-    """What was compared, a row a changed parameter, with prompts a row a block and a prompt, the linter's findings."""
+    """The report as text: what was compared, a row per changed parameter, the linter's findings; and with prompts, a
+    row per block and per prompt."""
     return page.render(
         *_head(report),
         *_modules(report, page),
@@ -172,12 +173,12 @@ def _head(report: LoraReport) -> list[RenderableType]:
 
 
 def method(report: LoraReport) -> str:
-    """As papers write PEFT's name of it."""
+    """Name of the method as papers write it, from PEFT's name."""
     return _METHODS.get(report.method, report.method)
 
 
 def changed(report: LoraReport) -> str:
-    """2 parameters changed."""
+    """How much changed, as in: 2 parameters changed."""
     count = report.summary.changed or 0
     if count == 0 and report.unchanged:
         return f"none of {plural(len(report.unchanged), 'parameter')} changed"
@@ -189,7 +190,7 @@ def _norm(value: float | None) -> str:
 
 
 def _modules(report: LoraReport, page: Page) -> list[RenderableType]:
-    """A row a kind, or a row a changed parameter where that is asked for or hardly longer."""
+    """Tables with a row per kind, or per changed parameter if asked for or hardly longer."""
     parts: list[RenderableType] = []
     shown: list[str] = []
     other = report.comparison.other if report.comparison else ""
@@ -211,7 +212,7 @@ def _modules(report: LoraReport, page: Page) -> list[RenderableType]:
 
 
 def _sum_up(each: Sequence[Result], kinds: Sequence[Result], page: Page) -> bool:
-    """Whether kinds stand in the place of each parameter."""
+    """Whether rows are for kinds instead of parameters."""
     return bool(kinds) and not page.every and len(each) > max(_FEW, len(kinds))
 
 
@@ -222,8 +223,8 @@ def _for_each(each: Sequence[Result], kinds: Sequence[Result]) -> str:
 def _fitting(
     rows: Sequence[Result], labels: Labels, columns: Sequence[Column], more: Sequence[Sequence[Column]], page: Page
 ) -> tuple[list[RenderableType], list[Column]]:
-    """A table of the columns and of the groups of more that fit, with what has no room and why cells are empty; and
-    its columns."""
+    """A table of the columns and of those optional groups that fit, with notes on columns without room and on empty
+    cells; and the columns shown."""
     wanted = filled(rows, columns)
     for group in more:
         known = any(getattr(row, group[0].path.partition(".")[0]) is not None for row in rows)
@@ -234,7 +235,7 @@ def _fitting(
 
 
 def _legend(shown: Sequence[str]) -> list[str]:
-    """What the columns on the page mean; shown: their paths."""
+    """Texts on what the shown columns mean. shown: their paths."""
     ranks = [
         text
         for path, text in (
@@ -323,7 +324,7 @@ def _verdict(report: LoraReport) -> list[RenderableType]:
 
 
 def _eq18(found: Eq18) -> list[RenderableType]:
-    """Whether it holds where it speaks, how far the test could see, and what acts elsewhere."""
+    """Lines on Eq. 18: whether it holds where it applies, the errors of the test, and changes that act elsewhere."""
     parts: list[RenderableType] = []
     if found.holds is None or found.relative_error is None or found.change_error is None:
         parts.append(line(f"{found.statement}: not tested, {found.reasons['holds']}"))
@@ -344,7 +345,7 @@ def _eq18(found: Eq18) -> list[RenderableType]:
 
 
 def _next(report: LoraReport) -> list[str]:
-    """What to run for what the weights alone do not say."""
+    """The command to run next, if only weights were compared."""
     if report.level != "weights" or report.comparison is not None or not report.modules:
         return []
     if report.summary.relative_frobenius is None:
@@ -364,7 +365,7 @@ def _lists(report: LoraReport) -> list[RenderableType]:
 
 
 def _lint(report: LoraReport) -> list[RenderableType]:
-    """A few findings of every rule; a fault of one module is mostly one of all."""
+    """A few findings for every rule, as a fault in one module is usually in all."""
     if not report.lint:
         return [line("lint: nothing found", "green")] if report.level == "lint" else []
     parts: list[RenderableType] = [heading("lint")]

@@ -1,5 +1,5 @@
-"""`duat matrix` as text for a terminal: a small case that can be followed with the paper in hand; and `--network`: the
-equations layer by layer, and how far each is from the model."""
+"""`duat matrix` as text for a terminal: a small case to follow with the paper at hand. With `--network`: the equations
+layer by layer, with the error of each against the model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERDICTS = {True: "holds", False: "FAILS", None: "not checked"}
 
 
 def render_matrix(report: MatrixReport, page: Page) -> str:
-    """The matrices, a corner of W'_HVO, the coupling of the first tokens, and the checks."""
+    """The report as text: the matrices, a corner of W'_HVO, the coupling of the first tokens, and the checks."""
     return page.render(
         *facts.loaded(report.model, [report.prompt], report.environment),
         line(_case(report)),
@@ -54,7 +54,7 @@ def _case(report: MatrixReport) -> str:
 
 
 def origin(report: MatrixReport) -> str:
-    """Where V and O come from."""
+    """How V and O were found."""
     return f"W_V and W_O {'read from the weights' if report.factors == 'read' else 'found with unit vectors'}"
 
 
@@ -76,13 +76,13 @@ def _forms(forms: list[MatrixForm], page: Page) -> list[RenderableType]:
 
 
 def _papers(forms: list[MatrixForm]) -> list[RenderableType]:
-    """What is expected, and what the papers state, which is not the same."""
+    """Notes on the expected densities and on what the papers state, which differ."""
     legend = [note(text) for text in ("expected: what the form and the mask leave if no weight is zero.", NORMS)]
     return [BLANK, *legend, *facts.section("What the papers say", quoted(forms))]
 
 
 def quoted(forms: list[MatrixForm]) -> list[str]:
-    """What the papers say of each matrix of which they say something."""
+    """Quotations from the papers, for each matrix that they say something about."""
     return [f"{form.name}: {form.papers}" for form in forms if form.papers]
 
 
@@ -110,7 +110,7 @@ def _coupling(report: MatrixReport, page: Page) -> list[RenderableType]:
 
 
 def mapped(report: MatrixReport) -> str:
-    """Which tokens the coupling is between."""
+    """The tokens between which the coupling is shown, in words."""
     count = len(report.coupling)
     return f"the first {count} of {report.tokens} tokens" if count < report.tokens else "the tokens"
 
@@ -126,7 +126,7 @@ def _convolution(report: MatrixReport, page: Page) -> list[RenderableType]:
 
 
 def token_labels(report: MatrixReport) -> list[str]:
-    """Numbers of tokens with their texts in quotes, because most begin with a space; alone where there are no texts."""
+    """Numbers of the tokens, with their texts in quotes, as most begin with a space; only numbers without texts."""
     texts = [cut(text, _LONGEST_TOKEN) for text in report.token_texts]
     return [f"{i} '{text}'" for i, text in enumerate(texts)] or [str(i) for i in range(len(report.coupling))]
 
@@ -134,7 +134,7 @@ def token_labels(report: MatrixReport) -> list[str]:
 def _square(
     title: str, corner: str, labels: Sequence[str], rows: Sequence[Sequence[float]], page: Page
 ) -> list[RenderableType]:
-    """A square matrix of numbers; as several tables, a range of columns each, where the page is narrow."""
+    """A square matrix of numbers; on a narrow page as several tables, each with a range of columns."""
     cells, heads = [[numbers.plain(value) for value in row] for row in rows], [str(k) for k in range(len(rows))]
     widths = [max(len(row[k]) for row in [heads, *cells]) + GAP for k in range(len(heads))]
     room = page.width - max(cell_len(label) for label in [corner, *labels])
@@ -192,7 +192,8 @@ LAYER_COLUMNS = [
 
 
 def render_network(report: NetworkReport, page: Page) -> str:
-    """A row a layer, Eq. 33 from the matrices alone, the certificate, and where the model is not the paper's."""
+    """The report on `--network` as text: a row per layer, Eq. 33 from the matrices alone, the certificate, and
+    deviations from the paper."""
     return page.render(
         *facts.loaded(report.model, [report.prompt], report.environment),
         line(_network_case(report)),

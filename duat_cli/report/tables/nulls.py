@@ -1,4 +1,4 @@
-"""The statistics of W' beside their nulls: what the value is without training, and how far it is from that."""
+"""Statistics of W' with their nulls, the values without training, and the differences from these."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STATISTICS = [column for column in COLUMNS if column.path in _COMPARED]
 
 @dataclass(frozen=True, kw_only=True)
 class _Difference(Column):
-    """Of a statistic from its null. path: of the null."""
+    """Column of the difference between a statistic and its null. path: of the null."""
 
     statistic: str
 
@@ -41,7 +41,7 @@ class _Difference(Column):
 
 
 def _columns(kind: str) -> list[Column]:
-    """Of each statistic its null of this kind and the difference from that."""
+    """For each statistic, the columns of its null of this kind and of the difference from it."""
     found: list[Column] = []
     for column in _STATISTICS:
         (*title, unit), null = column.title, f"null.{kind}.{column.path}"
@@ -52,11 +52,11 @@ def _columns(kind: str) -> list[Column]:
 
 
 NAMED = _columns("reinitialised")
-"""The columns by their headers, each at the null's place in the report; "diff." is no field of it."""
+"""The columns with their headers, each with the null's path in the report; "diff." has no field of its own."""
 
 
 def null_tables(blocks: Sequence[Block], heads: str, page: Page) -> list[RenderableType]:
-    """The null of every block and the difference from it; the other null as means over the blocks."""
+    """Table with the null of every block and the difference from it; the other null as means over the blocks."""
     if not blocks:
         return []
     kind = next((k for k in _NAMES if any(getattr(block.null, k) is not None for block in blocks)), None)
@@ -75,7 +75,7 @@ def null_tables(blocks: Sequence[Block], heads: str, page: Page) -> list[Rendera
 
 
 def _absent(blocks: Sequence[Block]) -> list[tuple[str, str, list[int]]]:
-    """(null, reason, blocks) of the nulls that blocks have not, where that is not for want of the block's own W'."""
+    """(null, reason, blocks) of missing nulls, unless they are missing because the block has no W'."""
     absent = (
         ((name, reason), block.index)
         for kind, name in _NAMES.items()

@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them: three digits, their unit in the header."""
+"""Formats of numbers for readers: three digits, with the unit in the header."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 Form = Callable[[float | None], str]
 
 ABSENT = "-"
-_ROUNDING = 1e-6  # of a share in float32
+_ROUNDING = 1e-6  # rounding error of a share in float32
 UNITS = {name: 1024**power for power, name in enumerate(("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"))}
-"""Bytes in each of their units."""
+"""Number of bytes in each unit."""
 _STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -21,12 +21,12 @@ def plain(value: float | None) -> str:
         return f"{value:.0f}"
     if value == 0:
         return "0"
-    text = f"{value:#.3g}".rstrip(".")  # 1.00, not 1: the places of a column stay aligned
+    text = f"{value:#.3g}".rstrip(".")  # 1.00 instead of 1, so that the digits of a column stay aligned
     return text if "e" not in text else f"{value:.1e}"
 
 
 def percent(value: float | None) -> str:
-    """A share of 1 in percent, one decimal; what is small, but no rounding error, does not print as zero."""
+    """A share in percent, to one decimal. Small shares that are no rounding errors do not print as zero."""
     if value is None:
         return ABSENT
     if abs(value) < _ROUNDING:
@@ -39,7 +39,7 @@ def percent(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """The same in running text, with its unit: 12.3 %."""
+    """A share in running text, with its unit: 12.3 %."""
     return f"{percent(value)} %"
 
 
@@ -51,7 +51,7 @@ def error(value: float | None) -> str:
 
 
 def signed(form: Form) -> Form:
-    """The same form for a difference: with its sign."""
+    """The form for a difference, which always has a sign."""
     return lambda value: (
         f"+{form(value)}" if value is not None and form(value)[0].isdigit() and value > 0 else form(value)
     )
@@ -65,7 +65,7 @@ def whole(value: float | None) -> str:
 
 
 def fixed(digits: int) -> Form:
-    """Always so many decimals."""
+    """A form with a fixed number of decimals."""
     return lambda value: ABSENT if value is None else f"{value:.{digits}f}"
 
 

@@ -1,4 +1,4 @@
-"""The sheet a report is printed on: width, colour, boxes; and rich's output on it as a string."""
+"""The page that a report is printed on (width, colour, boxes), and rich's output on it as a string."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from rich.text import Text
 from duat_cli.text import clean
 
 BLANK = Text("")
-TOKEN = 16  # cells of a token in a table
-TARGET = 40  # of one in a sentence
+TOKEN = 16  # most cells of a token in a table
+TARGET = 40  # most cells of a token in a sentence
 
 
 @dataclass(frozen=True)
 class Page:
-    """What the reader's screen or file can show."""
+    """Properties of the reader's screen or file."""
 
     width: int = 80
     color: bool = False
     boxes: bool = True
     wide: bool = False
-    """Whether tables of numbers show all their columns side by side, however far beyond `width`."""
+    """Whether tables of numbers show all their columns side by side, even beyond `width`."""
     every: bool = False
-    """Whether a table that sums up what is alike has a row for each instead, and no list is cut: --all."""
+    """Whether tables that sum up similar rows show each of them, and no list is cut: --all."""
 
     @property
     def narrow(self) -> bool:
-        """Whether a column of sentences beside others would be a word wide."""
+        """Whether the page is too narrow for a column of sentences beside others."""
         return self.width < 72
 
     def table(self, space: int = 1) -> Table:
-        """A table with one line under its header, and none between columns: the numbers need the room. space: columns
-        behind each, beside the one of the line that is not drawn."""
+        """A table with a line under its header, and none between columns, to leave room for numbers. space: cells
+        behind each column, in addition to the cell of the line that is not drawn."""
         rule = _RULE if self.boxes else _ASCII_RULE
         return Table(box=rule, show_edge=False, pad_edge=False, padding=(0, space, 0, 0), header_style="bold")
 
     def render(self, *parts: RenderableType) -> str:
-        """The parts below each other, no line ending in spaces."""
+        """The parts below each other as text, without spaces at the ends of lines."""
         console = Console(
             file=io.StringIO(),
             width=self.width,
@@ -63,27 +63,27 @@ class Page:
 
 
 def line(text: str, style: str = "") -> Text:
-    """A paragraph; foreign characters escaped, never read as markup."""
+    """A paragraph; foreign characters are escaped, and markup is not interpreted."""
     return Text(clean(text), style=style, overflow="fold")
 
 
 def heading(text: str) -> Text:
-    """The title of what stands below it."""
+    """A title for what follows."""
     return line(text, "bold")
 
 
 def note(text: str) -> Text:
-    """What is to be known of a table beside its numbers."""
+    """A remark on a table."""
     return line(text, "dim")
 
 
 def cut(text: str, cells: int = TOKEN) -> str:
-    """The text, of at most so many cells."""
+    """The text, cut to at most so many cells."""
     return text if cell_len(text) <= cells else set_cell_size(text, cells - 2) + ".."
 
 
 def item(text: str, style: str = "") -> RenderableType:
-    """A paragraph behind a dash, its further lines indented."""
+    """A paragraph after a dash, with its further lines indented."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
@@ -92,7 +92,7 @@ def item(text: str, style: str = "") -> RenderableType:
 
 
 def indented(part: RenderableType) -> RenderableType:
-    """Set in from what it belongs to."""
+    """The part, indented."""
     return Padding(part, (0, 0, 0, 2))
 
 

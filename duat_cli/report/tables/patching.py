@@ -1,4 +1,4 @@
-"""What `duat compare --patch` measured, as tables for a terminal."""
+"""Results of `duat compare --patch` as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from duat_cli.results.compare.patching import BlockPatch, HeadPatch, PatchedPair
 from duat_cli.text import plural
 
 _SHOWN_PAIRS = 8
-_SHOWN = 16  # heads or tokens: those with the largest effects
+_SHOWN = 16  # how many heads or tokens are shown, those with the largest effects
 _SHARE = numbers.signed(numbers.percent)
 PATCH_COLUMNS = [
     Column(("H", "%"), "H.effect", _SHARE, ("H: where tokens look", "%")),
@@ -51,7 +51,7 @@ _BLOCK = Labels(("block",), lambda row: "all" if row.index is None else row.inde
 
 
 def patches(found: Patching, page: Page) -> list[RenderableType]:
-    """What the prompts predict, what moves it, and the check."""
+    """Tables on what the prompts predict and what moves the prediction, and the check."""
     title = f"What moves the prediction: a's pass, in which {WHAT[found.what]}"
     if found.what == "blocks":
         rows = [*found.blocks, *([] if found.whole is None else [found.whole])]
@@ -67,8 +67,8 @@ def patches(found: Patching, page: Page) -> list[RenderableType]:
 
 
 def predictions(found: Patching) -> list[str]:
-    """What the first pairs predict, how many others there are, and of tokens that were asked for where it does not
-    become b's."""
+    """Lines on the predictions of the first pairs, the number of others, and the number of pairs in which the
+    difference in logits of tokens that were asked for falls from a to b."""
     lines = list(map(_prediction, found.pairs[:_SHOWN_PAIRS]))
     more = len(found.pairs) - _SHOWN_PAIRS
     if more > 0:
@@ -80,13 +80,13 @@ def predictions(found: Patching) -> list[str]:
 
 
 def _prediction(pair: PatchedPair) -> str:
-    """The two tokens whose probability differs most behind two prompts, or those asked for, and by how much their
-    logits differ."""
+    """A line on a pair of prompts: the two tokens whose probabilities differ most, or those asked for, and the
+    differences of their logits."""
     prompts = f"a, prompt {pair.a}, to b, prompt {pair.b}"
     ends = f"{numbers.SIGNED(pair.before)} behind a, {numbers.SIGNED(pair.after)} behind b"
     if pair.given:
         return f"{prompts}: the logit of '{pair.token_b}' less that of '{pair.token_a}' is {ends}"
-    if pair.before == pair.after == 0.0:  # of one token with itself
+    if pair.before == pair.after == 0.0:  # both tokens are the same
         return f"{prompts}: the predictions are alike"
     return (
         f"{prompts}: '{pair.token_b}' gains most probability, '{pair.token_a}' loses most; the logit of the first less "
@@ -116,12 +116,12 @@ def _largest(found: Patching, title: str, page: Page) -> list[RenderableType]:
 
 
 def _reasons(kept: Sequence[tuple[BlockPatch, HeadPatch | TokenPatch]]) -> list[RenderableType]:
-    """Why numbers are not there, each reason once."""
+    """Section on why numbers are missing, with each reason once."""
     found = dict.fromkeys((name, why) for _, effect in kept for name, why in effect.reasons.items())
     return facts.section(f"no value ({numbers.ABSENT})", [f"{name}: {why}" for name, why in found])
 
 
 def check(found: Patching) -> str:
-    """What is known of a patch, and how far it is from it."""
+    """A line on the check of a patch whose result is known, with its error."""
     what = "all tokens of b give b's logits" if found.what == "tokens" else "a's own parts give back a's logits"
     return f"{what}: relative error {numbers.error(found.own_error)}, tolerance {found.tolerance:.0e}"

@@ -13,7 +13,7 @@ from duat_cli.text import about, plural
 
 
 def render_plan(report: PlanReport, page: Page) -> str:
-    """What the weights are, what each way takes at its peak, and which one is taken."""
+    """The report as text: the weights, what each way takes at its peak, and the way that is chosen."""
     parts: list[RenderableType] = [heading(report.name), line(_weights(report)), line(_work(report)), BLANK]
     for way in report.ways:
         parts += [heading(_title(way, report)), _terms(way), BLANK]

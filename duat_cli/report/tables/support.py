@@ -17,7 +17,7 @@ _PATHS = {"attention interface": "interface", "softmax interception": "softmax",
 
 
 def render_support(report: SupportReport, page: Page) -> str:
-    """A row a model type, and the counts."""
+    """The report as text: a row per model type, and the counts."""
     entries = report.entries
     rows: list[RenderableType] = [_entry(entry) for entry in entries] if page.narrow else [_table(entries, page)]
     return page.render(*rows, BLANK, heading(_total(report)))

@@ -19,7 +19,7 @@ TABLES = {"blocks[].": [*_COLUMNS, _CROSS]}
 
 
 def render_verify(report: VerifyReport, page: Page) -> str:
-    """What was loaded, the errors of every block, the certificate."""
+    """The report as text: what was loaded, the errors of every block, the certificate."""
     crossing = any(block.cross_error is not None or block.cross_reason is not None for block in report.blocks)
     columns = [*_COLUMNS, _CROSS] if crossing else _COLUMNS
     return page.render(
@@ -42,7 +42,7 @@ def render_verify(report: VerifyReport, page: Page) -> str:
 
 
 def _notes(blocks: list[BlockCertificate]) -> list[RenderableType]:
-    """Why an operator has no error."""
+    """Section on why operators have no error."""
     absent = [(("operator W'", b.operator_reason or NO_REASON), b.index) for b in blocks if b.operator_error is None]
     absent += [(("second operator W'_c", b.cross_reason), b.index) for b in blocks if b.cross_reason is not None]
     return facts.absences([(what, why, at) for (what, why), at in by_key(absent).items()], "block")

@@ -1,4 +1,4 @@
-"""The leading heads: what they write and move; and what is lost where leading parts are taken out."""
+"""Figures on the leading heads (what they write and move), and on the losses when leading parts are removed."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def flows(report: AttributeReport, number: int) -> Figure | None:
 
 
 def _arcs(one: Attribution, moves: list[tuple[Flow, Move]]) -> Markup:
-    """Only the tokens that a move begins or ends at, in their order and evenly apart."""
+    """Arcs between tokens. Only tokens at which a move begins or ends are drawn, in order and evenly spaced."""
     ends = sorted({place for _, move in moves for place in (move.source, move.target)})
     plot = Plot(Axis("", Band([""] * len(ends))), Axis("", Band([])), width=500, height=300)
     x = {place: plot.x(number) - 15 for number, place in enumerate(ends)}

@@ -17,13 +17,14 @@ from duat_cli.report.tables.numbers import SIGNED
 from duat_cli.results.attribute import AttributeReport, Attribution
 
 _INNER, _SPREAD = on_page(columns.INNER), on_page(columns.SPREAD)
-_SHOWN = 4  # predictions with all their pictures, and as many whose text alone is shown
-_DRAWN = 200  # tokens that the first of these may have together
-_COLOURED = 400  # tokens that the second may have together
+_SHOWN = 4  # most predictions with all pictures, and most further ones with only their text
+_DRAWN = 200  # most tokens of the former together
+_COLOURED = 400  # most tokens of the latter together
 
 
 def attribute_sheet(report: AttributeReport, beside: Sequence[AttributeReport]) -> Sheet:
-    """The first predictions in pictures, all of them in a table. beside: of no matter; logits have no common scale."""
+    """The sheet: the first predictions as pictures, all in a table. beside: not used, as logits have no common
+    scale."""
     drawn = _leading(report.attribution[:_SHOWN], _DRAWN, least=1)
     texts = _leading(report.attribution[drawn : drawn + _SHOWN], _COLOURED)
     figures: list[Figure | None] = [continued(one, number) for number, one in enumerate(report.continuations[:_SHOWN])]
@@ -38,7 +39,7 @@ def attribute_sheet(report: AttributeReport, beside: Sequence[AttributeReport]) 
 
 
 def _leading(predictions: Sequence[Attribution], room: int, least: int = 0) -> int:
-    """How many have at most so many tokens together."""
+    """How many of the first predictions have at most `room` tokens together; at least `least`, if there are so many."""
     tokens = list(itertools.accumulate(len(one.parts.tokens) for one in predictions))
     return max(min(least, len(tokens)), sum(count <= room for count in tokens))
 
@@ -77,8 +78,8 @@ def _inner(report: AttributeReport, number: int) -> Figure | None:
 
 
 def _predictions(report: AttributeReport, drawn: int, texts: int) -> Figure | None:
-    """All predictions, a row each, where there are several. drawn: of how many there are all pictures; texts: of how
-    many further ones there is the text."""
+    """A table with a row per prediction, if there are several. drawn: how many have all pictures; texts: how many
+    further ones have only their text."""
     if len(report.attribution) < 2:
         return None
     table = table_by(
@@ -104,14 +105,14 @@ def _predictions(report: AttributeReport, drawn: int, texts: int) -> Figure | No
 
 
 def _token(one: Attribution) -> tuple[str, str]:
-    """The one that adds most, and what it adds."""
+    """The token that adds most, and what it adds."""
     every = added(one)
     most = leading(every, 1)
     return (token(one, most[0]), SIGNED(every[most[0]])) if most else (numbers.ABSENT, numbers.ABSENT)
 
 
 def _head(one: Attribution) -> tuple[str, str]:
-    """The one that moves most, and what it moved."""
+    """The head that moves most, and what it moved."""
     head = max(one.direct.heads, key=lambda h: abs(h.moved), default=None)
     return (numbers.ABSENT, numbers.ABSENT) if head is None else (f"{head.block}.{head.head}", SIGNED(head.moved))
 

@@ -1,4 +1,4 @@
-"""What a prediction is made of, token by token and block by block."""
+"""Figures on the parts of a prediction, token by token and block by block."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from duat_cli.report.tables.page import TARGET, cut
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
 from duat_cli.text import plural
 
-_STATES = 200  # of the encoder, in their table: those with the largest parts
-_TOKENS = 64  # of a map; those with the largest parts of a longer prompt
+_STATES = 200  # most encoder states in their table, those with the largest parts
+_TOKENS = 64  # most tokens in a map, those with the largest parts
 _SERIES = (("UAT terms, through later blocks", "s1"), ("biases, through later blocks", "s2"),
            ("heads, straight to the logit", "s3"), ("UAT terms, straight to the logit", "s4"))  # fmt: skip
 
 
 def coloured(report: AttributeReport, number: int, *, whole: bool = True) -> Figure:
-    """number: of the prediction among the report's. whole: with a table of the sums."""
+    """The text coloured by what each token adds. number: of the prediction in the report. whole: whether to add a table
+    of the sums."""
     one = report.attribution[number]
     tokens = [
         (t.text, value, f"token {t.position}: {SIGNED(value)}")
@@ -76,7 +77,7 @@ def _tokens(one: Attribution, number: int, kept: list[int]) -> Table:
 
 
 def _encoder(one: Attribution, number: int) -> list[Table]:
-    """Of a decoder: what the encoder's states bring, the leading ones."""
+    """A table of the leading states of the encoder, for a decoder."""
     if one.parts.encoder is None:
         return []
     tokens = one.parts.encoder.tokens
@@ -109,7 +110,7 @@ def _sums(one: Attribution) -> Table:
 
 
 def continued(found: Continuation, number: int) -> Figure:
-    """A continuation: the text in front of its last token, coloured by what each token did for all of it."""
+    """A continuation: the text before its last token, coloured by what each token did for the whole continuation."""
     tokens = [(s.text, s.value, f"token {s.position}: {SIGNED(s.value)}") for s in found.sources]
     added = "".join(token.text for token in found.tokens)
     count = plural(len(found.tokens), "token")

@@ -1,4 +1,4 @@
-"""How W' and the stream of each block move with the input, and what reads tokens without a partner."""
+"""Figures on how W' and the stream of each block change with the input, and on reading of tokens without a partner."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ _AMPLIFICATION = (
     Column(("change of the input", "%"), "input", numbers.percent),
     Column(("change of the output", "%"), "output", numbers.percent),
 )
-_SERIES = ("s6", "s2", "s3", "s1")  # of _STREAM
+_SERIES = ("s6", "s2", "s3", "s1")  # series for _STREAM
 _BY_PAIR = (*_CHANGE, *_STREAM[1:], _AMPLIFICATION[0])
-_PAIRS = 5  # with a line of their own
+_PAIRS = 5  # how many pairs have a line of their own
 
 
 def figures_of_blocks(report: CompareReport, beside: Sequence[CompareReport]) -> list[Figure | None]:
@@ -105,7 +105,7 @@ def _operator(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]
 
 
 def _heads(blocks: Sequence[BlockComparison]) -> list[Figure]:
-    """Maps, heads across and blocks upwards: the whole change and its three parts, of one scale of colours."""
+    """Maps of the whole change and its three parts, with one colour scale; heads across and blocks upwards."""
     largest = max(
         (v for b in blocks for h in b.heads for c in _HEADS if (v := value_at(h, c.path)) is not None), default=0.0
     )
@@ -191,7 +191,7 @@ def _unaligned(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport
 
 
 def by_pair(report: CompareReport) -> Figure | None:
-    """With --per-prompt: the change of W' of each pair."""
+    """A figure on the change of W' for each pair, with --per-prompt."""
     known = [(number, pair) for number, pair in enumerate(report.pairs) if pair.blocks]
     kept = known[:_PAIRS]
     if len(known) < 2:
@@ -226,7 +226,7 @@ def named(report: CompareReport, pair: PairFacts) -> str:
 
 
 def _blocks_of(report: CompareReport) -> list[BlockComparison]:
-    """Its blocks; none with --fixed."""
+    """The blocks of a report; none with --fixed."""
     return [] if report.comparison is None else report.comparison.blocks
 
 

@@ -1,4 +1,4 @@
-"""The sheet of `duat compare`: which prompts, which parameters, and what moving parameters buy."""
+"""The sheet of `duat compare`: the prompts, the parameters, and the effect of parameters that move with the input."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _TILES = (
     Column(("live loss", "nats a token"), "fixed.live", numbers.plain),
     Column(("pairs", ""), "comparison.pairs", numbers.whole),
 )
-_RUNS = 6  # aligned stretches of a pair that the page shows
+_RUNS = 6  # how many aligned runs of a pair are shown
 _FIXED, _CONTEXT, _READ = on_page(HELD_COLUMNS), on_page(RUN_COLUMNS), on_page(READ_COLUMNS)
 _SOURCES = {"own": "the prompt's own", "another prompt": "another prompt's", "mean": "the mean over the prompts"}
-_APART = 0.16  # of a band, between what is held
-_DEMONSTRATIONS = 5  # with a line of their own
+_APART = 0.16  # distance, in bands, between marks for what is held
+_DEMONSTRATIONS = 5  # how many demonstrations have a line of their own
 
 
 def compare_sheet(report: CompareReport, beside: Sequence[CompareReport]) -> Sheet:
@@ -118,7 +118,7 @@ def _answer(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | 
 
 
 def _reads(report: CompareReport) -> Figure | None:
-    """Of the run with all demonstrations: lines over blocks, how much of W' on the question reads each."""
+    """A plot over blocks of how much of W' on the question reads each demonstration, in the run with all of them."""
     runs = [] if report.context is None else report.context.runs
     if not runs or not runs[-1].reads or not runs[-1].reads[0].blocks:
         return None

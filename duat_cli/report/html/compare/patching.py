@@ -1,4 +1,4 @@
-"""What moves the prediction: effects of blocks as lines, of heads and tokens as a map."""
+"""Figures on what moves the prediction: effects of blocks as lines, effects of heads and tokens as a map."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def _blocks(found: Patching) -> tuple[Markup, list[Table]]:
 
 
 def _drawn(found: Patching) -> Parts:
-    """Parts with a number in any block: of one pair there are no nulls."""
+    """The parts with a number in any block; with a single pair there are no nulls."""
     return [part for part in _PARTS if any(value_at(block, part[0]) is not None for block in found.blocks)]
 
 
 def _map(found: Patching) -> tuple[Markup, list[Table]]:
-    """Heads or tokens across, blocks upwards."""
+    """A map of effects, with heads or tokens across and blocks upwards, and its table."""
     word = WORDS[found.what]
     known = [(place, block, block.heads or block.tokens) for place, block in enumerate(found.blocks)]
     known = [one for one in known if one[2]]

@@ -1,1 +1,1 @@
-"""What all pictures share: elements, scales, axes, marks, tables, and the figure that holds them."""
+"""Building blocks of all pictures: elements, scales, axes, marks, tables, and the figure that holds them."""

@@ -1,4 +1,4 @@
-"""What pictures and tables over blocks share. Blocks are a report's objects that have an `index`."""
+"""Functions for pictures and tables over blocks, which are a report's objects with an `index`."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, value_at
 
 Parts = Sequence[tuple[str, str, str]]
-"""Numbers of each block: where each stands in it, its series, and what it is called."""
+"""Numbers of each block, as (path in the block, series, name)."""
 Heads = Sequence[tuple[int, Any, Sequence[Any]]]
-"""Of blocks that have heads: the place among all blocks, the block, and its heads."""
+"""Blocks that have heads, as (place among all blocks, block, its heads)."""
 
 
 def across(blocks: Sequence[Any], most: int = 20) -> Axis:
-    """The axis of a plot over blocks. most: how many ticks there is room for."""
+    """The axis of a plot over blocks. most: how many ticks fit."""
     return Axis("block", Band([str(block.index) for block in blocks], most))
 
 
 def half_wide(blocks: Sequence[Any], title: str, scale: Scale, height: float = 250) -> Plot:
-    """A plot over blocks beside which another has room. title, scale: of its upright axis."""
+    """A plot over blocks that leaves room for another beside it. title, scale: of its upright axis."""
     return Plot(across(blocks, most=12), Axis(title, scale), width=500, height=height)
 
 
 def lines(
     plot: Plot, blocks: Sequence[Any], parts: Parts, form: Callable[[float], str], *, size: float = 4.0
 ) -> list[Mark]:
-    """Of each part a line over the blocks that have a number of it, hollow where that is a null; form, size: as of
+    """A line for each part over the blocks that have a number for it, hollow if it is a null. form, size: as for
     `curve`."""
     places = [f"block {block.index}" for block in blocks]
     drawn = []
@@ -46,7 +46,7 @@ def lines(
 
 
 def meanings(kind: str, parts: Parts) -> list[Sample]:
-    """The legend of parts. kind: of their marks, as `marks.sample` has it."""
+    """The legend of parts. kind: of their marks, as for `marks.sample`."""
     return [(f"hollow {kind}" if _is_null(path) else kind, series, name) for path, series, name in parts]
 
 
@@ -63,10 +63,10 @@ def stacked(
     points: Parts = (),
     least: float = 0.0,
 ) -> Markup:
-    """Every block's shares on each other, in percent.
+    """Stacked bars of every block's shares, in percent.
 
-    beside: the blocks of all pictures that share the upright axis. title: of that axis, which goes up to `least` in any
-    case. about: as of `Plot.svg`. points: drawn on the bars, hollow where they are nulls.
+    beside: the blocks of all pictures that share the upright axis. title: of that axis, which goes up to `least` at
+    least. about: as for `Plot.svg`. points: drawn over the bars, hollow if they are nulls.
     """
     heights = [value_at(block, path) for block in beside for path, _, _ in points]
     heights += [end for block in beside for end in _ends(block, parts)]
@@ -91,8 +91,8 @@ def _ends(block: Any, parts: Parts) -> tuple[float, float]:
 
 
 def map_of_heads(found: Heads, column: Column, largest: float, *, word: str = "head", signed: bool = False) -> Markup:
-    """A share of every head, heads across and blocks upwards. largest: what colours go up to. word: what stands in the
-    place of heads. signed: as of `cell_map`."""
+    """A map of a share of every head, with heads across and blocks upwards. largest: value of the deepest colour. word:
+    the word for a head, or for what is drawn instead. signed: as for `cell_map`."""
     count = max(len(heads) for _, _, heads in found)
     plot = Plot(
         Axis(word, Band([str(head) for head in range(count)], most=16)),
@@ -110,7 +110,8 @@ def map_of_heads(found: Heads, column: Column, largest: float, *, word: str = "h
 
 
 def table_of_heads(found: Heads, columns: Sequence[Column], path: str, *, word: str = "head") -> Table:
-    """A row a head. path: of the heads in the report, such as 'blocks[].heads.each[]'. word: as of `map_of_heads`."""
+    """A table with a row per head. path: of the heads in the report, such as 'blocks[].heads.each[]'. word: as for
+    `map_of_heads`."""
     every = [(place, block, number, head) for place, block, heads in found for number, head in enumerate(heads)]
     return Table(
         heads=[Head(word, f"block.{word}"), *(Head(c.name, c.title[-1], c.path) for c in columns)],
@@ -123,5 +124,5 @@ def table_of_heads(found: Heads, columns: Sequence[Column], path: str, *, word: 
 def table_of_blocks(
     blocks: Sequence[Any], columns: Sequence[Column], path: str = "blocks[]", label: str = "block"
 ) -> Table:
-    """A row a block. path: as of `table_of`."""
+    """A table with a row per block. path: as for `table_of`."""
     return table_of(blocks, Head(label), lambda block: str(block.index), columns, path, "block")

@@ -1,4 +1,4 @@
-"""Maps of signed numbers: hue and a dash tell the sign, depth of colour the size."""
+"""Maps of signed numbers: hue and a dash show the sign, depth of colour the size."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from duat_cli.report.html.drawing.scales import Band
 from duat_cli.report.tables import numbers
 
 Rows = Sequence[Sequence[float | None]]
-STEPS = (0.03, 0.08, 0.2, 0.5)  # of the largest: where a depth of colour begins
-_NAMED = 300  # cells of a map that say their value on hover: the largest
-_ROOM = (38, 16)  # pixels of a cell that a number needs
+STEPS = (0.03, 0.08, 0.2, 0.5)  # shares of the largest number at which a depth of colour begins
+_NAMED = 300  # most cells of a map that show their value on hover, those with the largest
+_ROOM = (38, 16)  # width and height in pixels that a cell needs for a number
 _MINUS = "\N{MINUS SIGN}"
-_ROWS = 40  # kinds of parameters; those with the largest numbers
-_LONGEST = 34  # characters of a kind
+_ROWS = 40  # most kinds of parameters, those with the largest numbers
+_LONGEST = 34  # most characters of a kind
 
 
 def depth(value: float, largest: float) -> str:
-    """The class of a number: p1 to p4 above zero, n1 to n4 below, z for less than 3 % of the largest."""
+    """The CSS class of a number: p1 to p4 above zero, n1 to n4 below, z for less than 3 % of the largest."""
     size = sum(abs(value) >= step * largest for step in STEPS) if largest > 0 else 0
     return f"{'p' if value > 0 else 'n'}{size}" if size else "z"
 
@@ -40,9 +40,9 @@ def cell_map(
     signed: bool = True,
     percent: bool = False,
 ) -> Markup:
-    """A picture of cells, and below it what their depths of colour mean. about: as of `Plot.svg`; said, form: as of
-    `cells`. largest: the size that colours go up to, where several maps have one scale; None: the largest here. signed:
-    whether there may be numbers below zero. percent: whether they are shares, and the scale is in per cent."""
+    """A picture of cells with the scale of colours below it. about: as for `Plot.svg`; said, form: as for `cells`.
+    largest: value of the deepest colour, if several maps share a scale; None: the largest here. signed: whether there
+    may be numbers below zero. percent: whether numbers are shares, with the scale in per cent."""
     if largest is None:
         largest = max((abs(v) for row in rows for v in row if v is not None), default=0.0)
     picture = plot.svg(cells(plot, rows, said, form, largest), about)
@@ -52,10 +52,10 @@ def cell_map(
 def cells(
     plot: Plot, rows: Rows, said: Callable[[int, int], str], form: Callable[[float | None], str] | None, largest: float
 ) -> list[Mark]:
-    """A cell for every number; rows[r][c] stands at place r upwards and c across. said: what a cell is. form: prints
-    the numbers into the cells, where these are large enough. largest: the size that colours go up to.
+    """A cell for every number; rows[r][c] is at place r upwards and c across. said: names a cell. form: formats the
+    numbers printed into cells that are large enough. largest: value of the deepest colour.
 
-    A dash stands in the cells below zero that have no number. Cells below 3 % of the largest have no colour; with a
+    Cells below zero without a printed number have a dash. Cells below 3 % of the largest have no colour; with a printed
     number they hide the grid behind it.
     """
     known = {(r, c): v for r, row in enumerate(rows) for c, v in enumerate(row) if v is not None}
@@ -103,8 +103,8 @@ def layer_map(
     signed: bool = False,
     form: Callable[[float | None], str] = numbers.plain,
 ) -> tuple[Markup, int]:
-    """A cell for each (kind, layer), which stands in no layer where that is None; and for how many kinds there was no
-    room. what: the number's name."""
+    """A map with a cell for each (kind, layer), with None for parameters outside of layers; and how many kinds had no
+    room. what: name of the number."""
     most: dict[str, float] = {}
     for (name, _), value in values.items():
         most[name] = max(most.get(name, 0.0), abs(value))
@@ -127,14 +127,14 @@ def layer_map(
 
 
 def place_of(name: str) -> tuple[str, int | None]:
-    """A parameter's kind and the number of its layer: ('mlp.up_proj.weight', 3)."""
+    """Kind of a parameter and number of its layer, such as ('mlp.up_proj.weight', 3)."""
     found = re.search(r"(?:^|\.)(\d+)\.", name)
     return (name, None) if found is None else (name[found.end() :], int(found[1]))
 
 
 def words(tokens: Sequence[tuple[str, float, str]]) -> Markup:
-    """Running text: (token, number, what it says on hover), and below it what the depths of colour mean. Marked by hue,
-    depth and sign, but for tokens whose number is below 3 % of the largest."""
+    """Running text of tokens, given as (token, number, text on hover), with the scale of colours below it. Tokens are
+    marked by hue, depth and sign, unless their number is below 3 % of the largest."""
     largest = max((abs(value) for _, value, _ in tokens), default=0.0)
     found: list[Markup] = []
     for name, run in itertools.groupby(tokens, lambda token: depth(token[1], largest)):

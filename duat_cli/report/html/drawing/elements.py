@@ -1,4 +1,4 @@
-"""Elements of HTML and SVG. Whatever text goes into one is escaped; numbers are written short."""
+"""Elements of HTML and SVG. Text in them is escaped, and numbers are written short."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _VOID = frozenset({"rect", "line", "circle", "path"})
 
 
 def tag(name: str, /, *content: Content, **attributes: str | float) -> Markup:
-    """One element. Markup is taken as it is; foreign text is escaped, with its controls and hidden characters in sight.
-    attributes: class_ is class, a_b is a-b; one of 0, the default of all that are used here, is left out."""
+    """One element. Markup is inserted as it is; foreign text is escaped, with control and hidden characters visible.
+    attributes: class_ is class, a_b is a-b; values of 0, the default of all that are used here, are left out."""
     written = "".join(_attribute(key, value) for key, value in attributes.items() if value != 0)
     inner = Markup("").join(part if isinstance(part, Markup) else shown(part) for part in content)
     if not inner and name in _VOID:
@@ -21,12 +21,12 @@ def tag(name: str, /, *content: Content, **attributes: str | float) -> Markup:
 
 
 def shown(text: str) -> Markup:
-    """Foreign text as markup that shows it. Attributes stand in double quotes, so single ones need no escape."""
+    """Foreign text as markup. Single quotes need no escape, as attributes are in double quotes."""
     return Markup(str(escape(clean(text))).replace("&#39;", "'"))
 
 
 def short(number: float) -> str:
-    """A place on a picture, to a tenth of a pixel."""
+    """A coordinate on a picture, to a tenth of a pixel."""
     text = f"{number:.1f}".removesuffix(".0")
     return "0" if text == "-0" else text
 

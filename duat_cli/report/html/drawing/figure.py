@@ -1,4 +1,4 @@
-"""What a page is made of: per report a sheet with its facts, verdict, leading numbers and figures."""
+"""The parts of a page: a sheet per report, with facts, verdict, leading numbers and figures."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from duat_cli.results.prompts import Prompts
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture and all that belongs to it."""
+    """A picture with its texts and tables."""
 
     key: str
-    """Names it among the figures of its sheet; figures of one key stand side by side."""
+    """Name among the figures of its sheet; figures of several sheets with the same key are side by side."""
     title: str
     """What the picture shows."""
     says: str
@@ -30,18 +30,18 @@ class Figure:
     tables: Sequence[Table]
     """The numbers behind the picture."""
     picture: Markup = field(default_factory=Markup)
-    """Empty where the tables are all there is to see."""
+    """The picture; empty if there are only tables."""
     terms: Sequence[str] = ()
-    """Paths of the fields it shows, such as 'blocks[].terms.linear'; their definitions are linked."""
+    """Paths of the fields shown, such as 'blocks[].terms.linear'; their definitions are linked."""
     legend: Sequence[Sample] = ()
     notes: Sequence[str] = ()
     """What the picture leaves out, and why."""
     opened: bool = False
-    """Whether its tables are seen without being opened, though there is a picture."""
+    """Whether tables are open at first, although there is a picture."""
     half: bool = False
-    """Whether another one has room beside it."""
+    """Whether another figure fits beside it."""
     name: str = ""
-    """In the page's contents; where it is empty, the title up to a colon or comma."""
+    """Name in the page's contents; if empty, the title up to a colon or comma."""
 
     @property
     def samples(self) -> Markup:
@@ -49,18 +49,18 @@ class Figure:
 
     @property
     def called(self) -> str:
-        """Its name in the page's contents."""
+        """The figure's name in the page's contents."""
         return self.name or self.title.partition(":")[0].partition(",")[0]
 
     @property
     def unfolded(self) -> bool:
-        """Whether its tables are seen without being opened."""
+        """Whether the tables are open at first."""
         return self.opened or not self.picture
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What stands on top. state: good, bad or open; the words say it as well."""
+    """The verdict at the top of a sheet. state: good, bad or open; the words say the same."""
 
     state: Literal["good", "bad", "open"]
     word: str
@@ -69,7 +69,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Tile:
-    """A leading number. path: where it stands in the report, such as 'ways.0.peak_memory_bytes'."""
+    """A leading number. path: its path in the report, such as 'ways.0.peak_memory_bytes'."""
 
     name: str
     value: str
@@ -78,17 +78,17 @@ class Tile:
 
     @property
     def field(self) -> str:
-        """Of the report, such as 'ways[].peak_memory_bytes'."""
+        """The field of the report, such as 'ways[].peak_memory_bytes'."""
         return field_of(self.path)
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """One report."""
+    """The sheet of one report."""
 
     command: str
     name: str
-    """What it is about: the model."""
+    """Name of the model."""
     verdict: Verdict | None
     facts: Sequence[str] = ()
     tiles: Sequence[Tile] = ()
@@ -108,9 +108,9 @@ def sheet_of(
     said: Verdict | None = None,
     of: str = "",
 ) -> Sheet:
-    """Of a report on a model under prompts. lists: those in front of what was skipped and of the warnings. more: facts
-    beside those of the model. said: the verdict, where it is not of the certificate alone. of: which part of the
-    model it is about."""
+    """The sheet of a report on a model under prompts. lists: put before the lists of skipped parts and warnings. more:
+    facts beside those of the model. said: the verdict, if it is not that of the certificate alone. of: words for the
+    part of the model that it is about."""
     return Sheet(
         command=report.command,
         name=facts.named(report.model) + of,
@@ -123,23 +123,23 @@ def sheet_of(
 
 
 def tiles_of(report: Result, columns: Iterable[Column]) -> list[Tile]:
-    """Of those numbers that the report has."""
+    """Tiles for those numbers that the report has."""
     known = (column for column in columns if column.value(report) is not None)
     return [Tile(column.name, column.cell(report), column.title[-1], column.path) for column in known]
 
 
 def loaded(model: ModelFacts, environment: Environment, prompts: Prompts) -> list[str]:
-    """What was loaded, what ran, and with which arithmetic."""
+    """Facts on the model, the prompts, and the arithmetic."""
     return [facts.shape(model, "key/value"), facts.ran(prompts, environment)]
 
 
 def noted(count: int, what: str) -> list[str]:
-    """A note on so many that are not there; nothing where there are none."""
+    """A note on `count` left-out items; nothing if there are none."""
     return [f"{count} {what}"] if count > 0 else []
 
 
 def verdict_of(said: Text, *, exact: bool) -> Verdict:
-    """What a table says of a certificate."""
+    """The verdict from a table's line on a certificate."""
     word, _, text = said.plain.partition(": ")
     return Verdict("good" if exact else "bad", word, text)
 

@@ -1,6 +1,6 @@
-"""What is drawn on a plot. Series differ by shape or pattern as well as by colour; `s1` to `s6` name them.
+"""Marks on a plot. Series, named `s1` to `s6`, differ by shape or pattern as well as by colour.
 
-Every mark may say its value in a `title`, which shows on hover.
+Every mark may have a `title` with its value, which shows on hover.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _SIZE = 4.0
 
 @dataclass(frozen=True)
 class Mark:
-    """style: the classes of the element."""
+    """A mark. style: CSS classes of the element."""
 
     style: str
     element: Markup
 
 
 def drawn(marks: Iterable[Mark]) -> Markup:
-    """Marks one over the other; those of one style that follow each other are a group, which says it once."""
+    """Marks drawn over each other; consecutive ones of the same style are put into a group with that style."""
     runs = itertools.groupby(marks, lambda mark: mark.style)
     return Markup("").join(tag("g", *(mark.element for mark in run), class_=style) for style, run in runs)
 
@@ -36,7 +36,7 @@ def _said(text: str | None) -> list[Markup]:
 
 
 def bar(x: float, y: float, width: float, height: float, series: str, said: str | None = None) -> Mark:
-    """A filled rectangle with its series' pattern; x and y are its upper left corner."""
+    """A filled rectangle in the pattern of its series; x and y are its upper left corner."""
     return Mark(f"fill {series}", tag("rect", *_said(said), x=x, y=y, width=width, height=height))
 
 
@@ -46,7 +46,7 @@ def line(points: Sequence[tuple[float, float]], series: str) -> Mark:
 
 
 def dot(x: float, y: float, series: str, said: str | None = None, *, size: float = _SIZE, hollow: bool = False) -> Mark:
-    """A point in its series' own shape. hollow: of what is only compared with."""
+    """A point in the shape of its series. hollow: for values that are only compared with."""
     number = SERIES.index(series)
     shape = {"cx": x, "cy": y, "r": size} if number == 0 else {"d": _shape(x, y, number, size)}
     return Mark(
@@ -56,7 +56,7 @@ def dot(x: float, y: float, series: str, said: str | None = None, *, size: float
 
 
 def _shape(x: float, y: float, number: int, r: float) -> str:
-    """Square, triangle, diamond, cross, plus; the first series has a circle."""
+    """Path of a series' shape: square, triangle, diamond, cross, plus; the first series has a circle."""
     at = f"M{short(x)} {short(y)}"
     s = short
     if number == 1:
@@ -71,17 +71,17 @@ def _shape(x: float, y: float, number: int, r: float) -> str:
 
 
 def span(x1: float, y1: float, x2: float, y2: float, series: str) -> Mark:
-    """An interval: a line without a point."""
+    """An interval, as a line without a point."""
     return Mark(f"span {series}", _straight(x1, y1, x2, y2))
 
 
 def interval(x1: float, y1: float, x2: float, y2: float, series: str) -> Mark:
-    """The ends of an estimate, thin."""
+    """The interval of an estimate, as a thin line."""
     return Mark(f"interval {series}", _straight(x1, y1, x2, y2))
 
 
 def rule(x1: float, y1: float, x2: float, y2: float, said: str | None = None) -> Mark:
-    """A line to compare with, dashed."""
+    """A dashed line to compare with."""
     return Mark("rule", _straight(x1, y1, x2, y2, said))
 
 

@@ -1,4 +1,4 @@
-"""A plot: two axes with names and units, a grid, and marks of whole lists on it, such as a curve."""
+"""A plot: two axes with names and units, a grid, and marks for whole lists of values, such as a curve."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from duat_cli.report.html.drawing.elements import short, tag
 from duat_cli.report.html.drawing.marks import Mark, drawn, sample
 from duat_cli.report.html.drawing.scales import Scale
 
-_NARROW = 560  # pixels up to which two plots stand beside each other
-_LABEL = 6.6  # pixels that a character of a label takes
-_CHARACTER, _SPACE = 8.0, 6.0  # pixels that one takes at most, in wide fonts, and between labels side by side
-_GAP = 0.14  # of a band, on either side of its bar
+_NARROW = 560  # width in pixels up to which two plots go beside each other
+_LABEL = 6.6  # width in pixels of a label's character
+_CHARACTER, _SPACE = 8.0, 6.0  # pixels: widest character, in wide fonts, and space between labels side by side
+_GAP = 0.14  # share of a band that is free on either side of its bar
 
 Sample = tuple[str, str, str]
-"""Of a legend: a kind of mark as `marks.sample` has it, its series, and what it means."""
+"""An entry of a legend: kind of mark as for `marks.sample`, series, and meaning."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """title: its name and unit, such as 'effective heads (of 6)'."""
+    """An axis. title: its name and unit, such as 'effective heads (of 6)'."""
 
     title: str
     scale: Scale
@@ -32,13 +32,13 @@ class Axis:
 
 @dataclass(frozen=True)
 class Plot:
-    """The places of a plot. Marks are drawn by marks.py at the places that `x` and `y` give, in pixels."""
+    """The geometry of a plot. `x` and `y` give the pixels at which marks (marks.py) are drawn."""
 
     across: Axis
     up: Axis
     width: float = 880
     height: float = 270
-    """Of the whole picture, in pixels."""
+    """Height of the whole picture, in pixels."""
     longest: int = 5
     """Characters of the longest label beside the upright axis."""
 
@@ -65,7 +65,7 @@ class Plot:
         return self.bottom - (self.bottom - self.top) * self.up.scale(value)
 
     def svg(self, marks: Iterable[Mark], about: str) -> Markup:
-        """The picture. about: one sentence for those who cannot see it; the numbers stand in the figure's table."""
+        """The picture. about: one sentence for those who cannot see it; the numbers are in the figure's table."""
         grid = [*self._across(), *self._up()]
         return tag(
             "svg",
@@ -96,7 +96,7 @@ class Plot:
         ]
 
     def _apart(self, ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:
-        """Every second one, or third and so on, where labels below the axis would touch each other."""
+        """The ticks, thinned to every second, third and so on if labels below the axis would touch each other."""
         if len(ticks) < 2:
             return ticks
         needed = _CHARACTER * max(len(label) for _, label in ticks) + _SPACE
@@ -119,7 +119,7 @@ class Plot:
 
 
 def legend(samples: Iterable[Sample]) -> Markup:
-    """The marks in a list, each 18 x 12 pixels with its name behind."""
+    """A list of marks, each 18 x 12 pixels, followed by their names."""
     items = []
     for kind, series, name in samples:
         mark = tag("svg", sample(kind, series), width=18, height=12, viewBox="0 0 18 12", aria_hidden="true")
@@ -138,8 +138,8 @@ def curve(
     hollow: bool = False,
     size: float = 4.0,
 ) -> list[Mark]:
-    """A line with a mark at every value; places without one are left out. Marks say 'block 3, routing: 12 %': which of
-    the places it is, the curve's name, and the value as `form` has it."""
+    """A line with a mark at every value; places without a value are left out. The text of a mark, such as 'block 3,
+    routing: 12 %', has the place, the curve's name, and the value formatted by `form`."""
     points = [(k, v, f"{places[k]}, {name}: {form(v)}") for k, v in enumerate(values) if v is not None]
     return dotted(plot, points, series, hollow=hollow, size=size)
 
@@ -147,7 +147,7 @@ def curve(
 def dotted(
     plot: Plot, points: Sequence[tuple[float, float, str]], series: str, *, hollow: bool = False, size: float = 4.0
 ) -> list[Mark]:
-    """A line through points with a mark at each: (across, up, what it says on hover)."""
+    """A line through points with a mark at each; points are (across, up, text on hover)."""
     places = [(plot.x(x), plot.y(y)) for x, y, _ in points]
     dots = [
         marks.dot(*place, series, said, hollow=hollow, size=size)
@@ -157,8 +157,8 @@ def dotted(
 
 
 def stack(plot: Plot, place: int, parts: Iterable[tuple[float | None, str, str]]) -> list[Mark]:
-    """A bar of parts on each other: (value, series, what it says on hover). Values above zero go up from there, those
-    below it down; parts without a value are left out."""
+    """A stacked bar of parts, given as (value, series, text on hover). Positive values are stacked upwards from zero,
+    negative ones downwards; parts without a value are left out."""
     left, right = plot.x(place - 0.5 + _GAP), plot.x(place + 0.5 - _GAP)
     ends = {True: 0.0, False: 0.0}
     found = []
@@ -178,5 +178,5 @@ def level(plot: Plot, value: float, said: str | None = None) -> Mark:
 
 
 def diagonal(plot: Plot, said: str) -> Mark:
-    """A dashed line from corner to corner: of two axes of one scale, where both values are the same."""
+    """A dashed line from corner to corner, where both values are the same if the axes have the same scale."""
     return marks.rule(plot.left, plot.bottom, plot.right, plot.top, said)

@@ -1,4 +1,4 @@
-"""From values to places on a picture, and the values at which an axis has ticks."""
+"""Scales, which map values to places on a picture, and the ticks of an axis."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from duat_cli.report.tables import numbers
 
-_SLACK = 1e-4  # of a step: what rounding adds to a value is no reason for one more
+_SLACK = 1e-4  # share of a step that is ignored, so that rounding of a value does not add a step
 _EMPTY = (0.0, 1.0)  # the range of an axis without any value
 
 
@@ -19,11 +19,11 @@ class Linear:
     percent: bool = False
     """Whether labels are the values times 100."""
     count: int = 5
-    """About how many ticks."""
+    """Approximate number of ticks."""
 
     @classmethod
     def over(cls, values: Iterable[float | None], *, zero: bool = True, percent: bool = False) -> Linear:
-        """A range that holds all values, from and to round numbers; zero: and 0 as well."""
+        """A range with round ends that holds all values. zero: whether it has to hold 0, too."""
         known = [value for value in values if value is not None]
         low, high = (min(known), max(known)) if known else _EMPTY
         if zero:
@@ -42,21 +42,21 @@ class Linear:
         last = math.floor(self.high / step + 1e-9)
         shown = 100 * step if self.percent else step
         digits = max(0, -math.floor(math.log10(shown) + 1e-9))
-        digits += abs(round(shown, digits) - shown) > _SLACK * shown  # 0.25 has a digit more than 0.2
+        digits += abs(round(shown, digits) - shown) > _SLACK * shown  # a step of 0.25 needs one digit more than 0.2
         values = [k * step for k in range(first, last + 1)]
         return [(v, _round(100 * v if self.percent else v, digits)) for v in values]
 
 
 @dataclass(frozen=True)
 class Log:
-    """Of positive values: powers of ten."""
+    """A logarithmic scale for positive values, with ticks at powers of ten."""
 
     low: float
     high: float
 
     @classmethod
     def over(cls, values: Iterable[float | None]) -> Log:
-        """From and to powers of ten around all positive values."""
+        """A range between powers of ten that holds all positive values."""
         known = [math.log10(value) for value in values if value is not None and value > 0]
         low, high = (math.floor(min(known)), math.ceil(max(known))) if known else (0, 1)
         return cls(10.0**low, 10.0 ** max(high, low + 1))
@@ -72,15 +72,15 @@ class Log:
 
 @dataclass(frozen=True)
 class Band:
-    """Places of a list in equal bands; a value is a number from 0."""
+    """Entries of a list in equal bands; a value is the number of an entry, from 0."""
 
     names: Sequence[str]
     most: int = 20
-    """How many ticks there is room for."""
+    """How many ticks fit."""
 
     @property
     def width(self) -> float:
-        """Of one band."""
+        """Width of a band."""
         return 1 / max(1, len(self.names))
 
     def __call__(self, value: float, /) -> float:
@@ -92,11 +92,11 @@ class Band:
 
 
 Scale = Linear | Log | Band
-"""Of an axis. Places are in the unit interval: 0 is its beginning, 1 its end; a tick is (value, label)."""
+"""The scale of an axis. Places are in the unit interval, from its beginning to its end; a tick is (value, label)."""
 
 
 def _steps() -> Iterable[int]:
-    """1, 2, 5, 10, 20, ..."""
+    """Round steps: 1, 2, 5, 10, 20, ..."""
     power = 1
     while True:
         yield from (power, 2 * power, 5 * power)

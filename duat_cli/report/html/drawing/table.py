@@ -1,4 +1,4 @@
-"""Tables behind pictures: headers with units and definitions, numbers as the terminal prints them."""
+"""Tables behind pictures: headers with units and definitions, and numbers printed as on the terminal."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from duat_cli.text import indices
 
 _Item = TypeVar("_Item")
 _Row = TypeVar("_Row", bound=Result)
-MOST_ROWS = 400  # of one table; the rest is in the JSON
-_NUMBER = re.compile(r"\.\d+")  # of an entry, in a path
+MOST_ROWS = 400  # most rows of a table; the rest is in the JSON
+_NUMBER = re.compile(r"\.\d+")  # number of an entry in a path
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Head:
     name: str
     unit: str = ""
     path: str = ""
-    """Of its field inside the row's object; '' where the column is no field."""
+    """Path of its field in the row's object; '' if the column is no field."""
     number: bool = True
-    """Numbers stand at the right."""
+    """Whether it has numbers, which are aligned to the right."""
     long: bool = False
-    """Whether its words are sentences, which take several lines."""
+    """Whether it has sentences, which take several lines."""
 
     @property
     def style(self) -> str:
@@ -39,8 +39,8 @@ class Head:
 
 @dataclass(frozen=True)
 class Table:
-    """place: path in the report of the list that the rows come from, such as 'blocks[].'; with it and a head's path a
-    column's definition is found. at: each row's own place, such as 'blocks.3'."""
+    """A table. place: path in the report of the list that the rows come from, such as 'blocks[].'; with a head's path
+    it gives the definition of a column. at: each row's own place, such as 'blocks.3'."""
 
     heads: Sequence[Head]
     rows: Sequence[Sequence[Content]]
@@ -50,21 +50,21 @@ class Table:
 
     @property
     def shown(self) -> list[tuple[str, Sequence[Content]]]:
-        """(place behind the root, cells) of the rows that the page has."""
+        """(place without the root, cells) of the rows that the page shows."""
         root, rows = self.root, self.rows[:MOST_ROWS]
         places = [place.removeprefix(root) for place in self.at[:MOST_ROWS]] or [""] * len(rows)
         return list(zip(places, rows, strict=True))
 
     @property
     def root(self) -> str:
-        """What the places of all rows begin with, up to a dot."""
+        """The common prefix of the places of all rows, up to a dot."""
         first, last = min(self.at, default=""), max(self.at, default="")
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
         return first[: first.rfind(".", 0, same) + 1]
 
     @property
     def left_out(self) -> int:
-        """How many rows the page has no room for."""
+        """How many rows the page leaves out."""
         return max(0, len(self.rows) - MOST_ROWS)
 
 
@@ -75,11 +75,11 @@ def table_by(
     numbers: Sequence[int] | None = None,
     notes: Sequence[str] = (),
 ) -> Table:
-    """A table of objects in the report, a row each. columns: a number of each object, or a header and what is said of
-    an object below it.
+    """A table of objects in the report, with a row per object. columns: a number of each object, or a header with a
+    function that gives the cell of an object.
 
-    path: of the list that holds the objects, such as 'attribution.3.parts.tokens[]', or of the only one, such as
-    'end_to_end'. numbers: which entries of the list they are; None: all, in order.
+    path: of the list that holds the objects, such as 'attribution.3.parts.tokens[]', or of a single object, such as
+    'end_to_end'. numbers: which entries of the list the objects are; None: all, in order.
     """
     pairs: list[tuple[Head, Callable[[Any], Content]]] = [
         (Head(c.name, c.title[-1], c.path), c.cell) if isinstance(c, Column) else c for c in columns
@@ -92,7 +92,7 @@ def table_by(
 
 
 def field_of(path: str) -> str:
-    """The field at a path, with its entries' numbers left out: 'ways[].bytes' of 'ways.0.bytes'."""
+    """The field at a path, without the numbers of entries: 'ways[].bytes' for 'ways.0.bytes'."""
     return _NUMBER.sub("[]", path)
 
 
@@ -105,10 +105,10 @@ def table_of(
     word: str = "row",
     numbers: Sequence[int] | None = None,
 ) -> Table:
-    """A row a result: its name, then its columns. Columns without any value are left out; why single cells are empty
-    is said below.
+    """A table with a row per result: its name, then its columns. Columns without any value are left out; notes say why
+    single cells are empty.
 
-    head, name: header and text of the first column. path, numbers: as of `table_by`. word: what a row is.
+    head, name: header and text of the first column. path, numbers: as for `table_by`. word: the word for a row.
     """
     known = filled(rows, columns)
     first = 1 if word == "row" else 0  # blocks and prompts have numbers of their own

@@ -1,4 +1,4 @@
-"""What makes the stream behind each block; and W' beside what it is where nothing was learned."""
+"""Figures on the parts of the stream behind each block, and on statistics of W' compared with their nulls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BEFORE = tuple(
     for part, name in (("linear", "linear"), ("static", "static"), ("dynamic", "UAT terms"))
 )
 _SERIES = {"linear": "s1", "static": "s2", "dynamic": "s3", "encoder": "s4"}
-_FEW = 32  # blocks up to which points have room for their full size
+_FEW = 32  # up to so many blocks, points are drawn at full size
 _KINDS = (("reinitialised", "s2", "re-initialised"), ("uniform", "s3", "uniform attention"))
 
 
@@ -45,7 +45,7 @@ class _Statistic:
     key: str
     name: str
     column: Column
-    """As its axis names it, with its unit."""
+    """The column with the axis's title and unit."""
     says: str
 
 
@@ -78,7 +78,7 @@ _STATISTICS = (
 
 
 def shares(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | None:
-    """Bars stacked over blocks; what is below zero points against the stream and hangs below the line."""
+    """Stacked bars over blocks; shares below zero, which point against the stream, hang below the line."""
     if not report.blocks:
         return None
     every = [block for other in beside for block in other.blocks]
@@ -164,5 +164,5 @@ def _figure(statistic: _Statistic, report: InspectReport, beside: Sequence[Inspe
 
 
 def _spreads(report: InspectReport, path: str) -> list[tuple[int, Spread]]:
-    """With --per-prompt: the places of blocks, and their smallest and largest over the prompts."""
+    """Places of blocks, with the spread of a number over the prompts, with --per-prompt."""
     return [(place, s) for place, block in enumerate(report.blocks) if (s := (block.spreads or {}).get(path))]

@@ -88,8 +88,8 @@ def _tiles(report: InspectReport) -> list[Tile]:
 
 
 def _coupling(report: InspectReport) -> Figure | None:
-    """A canvas and what steers it, which the page's script draws from the report that the page holds; None where the
-    report has no maps."""
+    """An element in which the page's script draws the maps of the embedded report; None where the report has no
+    maps."""
     if not report.maps:
         return None
     return Figure(
@@ -153,7 +153,7 @@ def _heads(report: InspectReport) -> list[Figure]:
 
 
 def _uniform(blocks: Sequence[Block], column: Column) -> str:
-    """What the null is, in a sentence; of several blocks its range."""
+    """A sentence on the null; for several blocks, its range."""
     values = [value for block in blocks if (value := value_at(block, f"heads.uniform.{column.path}")) is not None]
     ends = dict.fromkeys(numbers.percent(end) for end in (min(values), max(values))) if values else {"not known": None}
     return f"Null, H uniform over the tokens that a row may see: {' to '.join(ends)}{' %' if values else ''}."
@@ -165,8 +165,8 @@ def _without(blocks: Sequence[Block]) -> list[str]:
 
 
 def _certificate(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | None:
-    """Errors by block against the tolerance; an error of exactly zero has no place on the axis and is only in the
-    table."""
+    """A plot of errors by block with the tolerance; errors of exactly zero have no place on the axis and are only in
+    the table."""
     if not report.blocks:
         return None
     errors = [block.certificate_error for block in report.blocks]

@@ -1,4 +1,4 @@
-"""Damage of single terms: by block, how that of neurons is spread, and predicted against measured."""
+"""Figures on damage of single terms: by block, its distribution over neurons, and predicted against measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.terms import PruneTerm
 from duat_cli.text import plural
 
-_BINS = 4  # to a power of ten
+_BINS = 4  # bins per power of ten
 _PARTS = (("block", "s1"), ("attention", "s2"), ("ffn", "s3"))
 
 
@@ -124,7 +124,7 @@ _QUALITY = (
 
 
 def scatter(report: PruneReport) -> Figure | None:
-    """A point a term that was removed for real, its shape by kind, with the interval of its prediction."""
+    """A plot with a point for each term that was really removed, shaped by kind, with its prediction's interval."""
     places = [i for i, term in enumerate(report.terms) if term.measured is not None]
     if not places:
         return None
@@ -161,7 +161,7 @@ def scatter(report: PruneReport) -> Figure | None:
 
 
 def _interval(plot: Plot, scale: Log, term: PruneTerm, measured: float, series: str) -> list[Mark]:
-    """Of the prediction; nothing where it has none that the axis can show."""
+    """The prediction's interval; nothing where there is none that the axis can show."""
     low, high = term.linearised_low, term.linearised_high
     if low is None or high is None or high <= 0:
         return []
@@ -189,7 +189,7 @@ def _measured(report: PruneReport, places: list[int]) -> Table:
 
 
 def _criteria(report: PruneReport) -> list[Table]:
-    """Rank correlation with the measured damage of criteria in common use."""
+    """A table of the rank correlations of criteria in common use with measured damage."""
     names = list(dict.fromkeys(criterion for one in report.prediction for criterion in one.criteria))
     if not names:
         return []

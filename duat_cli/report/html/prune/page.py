@@ -1,4 +1,4 @@
-"""The sheet of `duat prune-bound`: sets of terms, with repair and without it, and the checkpoint that was written."""
+"""The sheet of `duat prune-bound`: sets of terms, with and without repair, and the checkpoint that was written."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ def _curve(report: PruneReport, number: int, beside: Sequence[PruneReport]) -> F
 
 
 def _by_share(plan: Plan, shares: Iterable[float], title: str, damages: Iterable[float | None]) -> Plot:
-    """title: of the upright axis."""
+    """A plot over the share of terms removed. title: of the upright axis."""
     across = Axis(f"share of {_many(plan.granularity)} removed (%)", Linear.over(shares, percent=True))
     return Plot(across, Axis(title, Linear.over(damages)), width=500, height=270)
 
 
 def _rivals(report: PruneReport, number: int) -> Figure:
-    """What other criteria chose beside two of its sets."""
+    """A table of the sets that other criteria chose beside two of a plan's sets."""
     plan, unit = report.plans[number], report.protocol.unit
     columns = [
         Column(("beside", "terms"), "beside", numbers.whole),
@@ -146,7 +146,7 @@ def _damages(plan: Plan) -> list[float | None]:
 
 
 def _table(name: str, rows: Sequence[Result], path: str, columns: Sequence[Column], head: str = "set") -> Table:
-    """Rows of one name."""
+    """A table whose rows all have the same name."""
     return table_of(rows, Head(head, number=False), lambda _: name, columns, path)
 
 
@@ -245,5 +245,5 @@ def _written(report: PruneReport) -> Figure | None:
 
 
 def _many(granularity: str) -> str:
-    """The terms of a set, such as neurons and heads."""
+    """Words for the terms of a set, such as neurons and heads."""
     return " and ".join(_MANY[kind] for kind in KINDS if kind in granularity.split(","))

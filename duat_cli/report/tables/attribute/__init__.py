@@ -1,1 +1,1 @@
-"""`duat attribute` as text for a terminal, and the words and sums that its pages share."""
+"""`duat attribute` as text for a terminal, and the words and sums that HTML pages share with it."""

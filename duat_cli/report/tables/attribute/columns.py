@@ -1,4 +1,4 @@
-"""The columns of attributed and of removed parts, as tables and pages show them."""
+"""Columns of attributed and of removed parts, for tables and HTML pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`duat attribute` as text for a terminal: the prompt's tokens with their parts as bars, then what leads."""
+"""`duat attribute` as text for a terminal: the prompt's tokens with their parts as bars, then the leading parts."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from duat_cli.results.attribute import (
 from duat_cli.results.base import Result
 
 _Row = TypeVar("_Row", bound=Result)
-_ROOM_FOR_BARS = 60  # of a page
-_BAR = 24  # of the longest bar, in cells
-_SHOWN = 8  # predictions with all their tables; more are one line each
-_TOKENS = 40  # of a prompt, in its table; the largest parts of a longer one
+_ROOM_FOR_BARS = 60  # width from which a page has bars
+_BAR = 24  # cells of the longest bar
+_SHOWN = 8  # up to so many predictions have all tables; more get one line each
+_TOKENS = 40  # most tokens in the table of a prompt, those with the largest parts
 
 
 def render_attribute(report: AttributeReport, page: Page) -> str:
-    """The predictions one by one, in full as far as they are few."""
+    """The report as text: the predictions one by one, in full if they are few."""
     parts: list[RenderableType] = [*facts.loaded(report.model, report.prompts, report.environment), BLANK]
     if len(report.attribution) > _SHOWN:
         parts += [*_overview(report, page), BLANK]
@@ -96,7 +96,7 @@ def _sums(one: Attribution) -> list[str]:
 
 
 def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
-    """One row a token: what it adds, what was computed at it, and a bar of both."""
+    """Table with a row per token: what it adds, what was computed at it, and a bar of both."""
     tokens, here, both = one.parts.tokens, words.computed(one), words.added(one)
     sizes = (abs(token.value) + abs(at_it) for token, at_it in zip(tokens, here, strict=True))
     shown = sorted(words.leading(sizes, _TOKENS))
@@ -121,7 +121,7 @@ def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
 
 
 def _encoder(one: Attribution, page: Page) -> list[RenderableType]:
-    """Of a decoder: one row a state of the encoder, of the leading ones."""
+    """Table with a row for each leading state of the encoder, for a decoder."""
     if one.parts.encoder is None:
         return []
     tokens = one.parts.encoder.tokens
@@ -132,7 +132,7 @@ def _encoder(one: Attribution, page: Page) -> list[RenderableType]:
 
 
 def _map(one: Attribution, page: Page) -> list[RenderableType]:
-    """Where the prediction is formed: a row for the embeddings and for each block, a column for each token."""
+    """Map of where the prediction is formed: a row for the embeddings and for each block, a column per token."""
     found_rows = words.by_token(one)
     rows = dict(zip(["x_0", *map(str, range(len(found_rows) - 1))], found_rows, strict=True))
     largest = max(abs(value) for row in rows.values() for value in row)
@@ -154,13 +154,13 @@ def _left_out(count: int, what: str) -> list[RenderableType]:
 
 
 def _digit(value: float, largest: float) -> str:
-    """-9 to +9; a dot for what rounds to zero."""
+    """A digit from -9 to +9, relative to the largest; a dot for what rounds to zero."""
     digit = round(9 * value / largest) if largest else 0
     return f"{digit:+d}" if digit else "."
 
 
 def _bar(value: float, largest: float, width: int, page: Page) -> Text:
-    """To the left below zero, to the right above; the sign is in its place, not in its colour alone."""
+    """A bar, to the left for negative values and to the right for positive ones, so that colour is not needed."""
     full = round(width * abs(value) / largest) if largest else 0
     mark = "█" if page.boxes else "#"
     if value < 0:
@@ -169,7 +169,7 @@ def _bar(value: float, largest: float, width: int, page: Page) -> Text:
 
 
 def _blocks(one: Attribution, page: Page) -> list[RenderableType]:
-    """The leading blocks: their UAT terms and biases, total; heads and units, direct."""
+    """Table of the leading blocks: their UAT terms and biases (total), and their heads and units (direct)."""
     rows = list(zip(*words.by_block(one), strict=True))
     table = page.table()
     table.add_column("block", justify="right", overflow="fold")
@@ -198,7 +198,7 @@ def _inner(kind: str, parts: Sequence[InnerPart], page: Page) -> list[Renderable
 
 
 def _flows(flows: Sequence[Flow], one: Attribution) -> list[RenderableType]:
-    """The largest moves of the leading heads, a line each."""
+    """The largest moves of the leading heads, one per line."""
     if not flows:
         return []
     texts = [cut(token.text) for token in one.parts.tokens]
@@ -235,7 +235,7 @@ def _measured(one: Attribution, page: Page) -> list[RenderableType]:
 
 
 def _continuation(found: Continuation, page: Page) -> list[RenderableType]:
-    """The text, its leading tokens marked, and what each of these did for all of the continuation."""
+    """The text with its leading tokens marked, and the part of each of these in the whole continuation."""
     sources = found.sources
     leading = words.leading((source.value for source in sources), 10)
     marked = set(leading[: max(1, len(sources) // 4)])
@@ -260,7 +260,7 @@ def _continuation(found: Continuation, page: Page) -> list[RenderableType]:
 
 
 def _summary(found: Summary, of: str, page: Page) -> list[RenderableType]:
-    """Means over all predictions. of: what the number of each is called."""
+    """Means over all predictions. of: the word for a prediction's number."""
     means = (
         f"mean {of} {numbers.plain(found.logit)}: tokens {SIGNED(found.tokens)}, biases {SIGNED(found.static)}, "
         f"UAT terms {SIGNED(sum(found.units))}, output bias {SIGNED(found.head_bias)}"
@@ -272,7 +272,7 @@ def _summary(found: Summary, of: str, page: Page) -> list[RenderableType]:
 
 
 def _overview(report: AttributeReport, page: Page) -> list[RenderableType]:
-    """One line a prediction: the token and the block that lead."""
+    """Table with a row per prediction: the leading token and block."""
     several = len(report.prompts) > 1
     rows = []
     for one in report.attribution:
@@ -306,5 +306,5 @@ def _token(one: TokenPart | RemovedToken | Source) -> str:
 def _table(
     head: str, rows: Sequence[_Row], name: Callable[[_Row], str], shown: Sequence[Column], page: Page
 ) -> list[Table]:
-    """A row a part. head, name: header and text of the first column."""
+    """Table with a row per part. head, name: header and text of the first column."""
     return grids(rows, Labels((head,), name, right=False), shown, page)

@@ -1,4 +1,4 @@
-"""What tables and pages say of a prediction, and the sums that they show of its parts."""
+"""Words for a prediction, and sums of its parts, that tables and HTML pages share."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _WORDS = {"component": "value", "norm": "length", "log-probability": "linearised
 
 
 def is_bare(one: Attribution) -> bool:
-    """Whether it is of one logit, held against nothing."""
+    """Whether the target is a single logit, with nothing subtracted."""
     return one.target.kind in ("token", "class") and one.target.against is None and not one.target.against_mean
 
 
 def named(one: Attribution) -> str:
-    """The target in words: ' Paris' against ' Rome'."""
+    """The target in words, as in: ' Paris' against ' Rome'."""
     target = one.target
     text = "norm of the pooled vector" if target.token is None else f"'{cut(target.token.text, TARGET)}'"
     if target.against is not None:
@@ -40,13 +40,13 @@ def named(one: Attribution) -> str:
 
 
 def title(one: Attribution, prompts: int) -> str:
-    """Which prediction: the target, the position, and the prompt where there are several."""
+    """Title of a prediction: the target, the position, and the prompt if there are several."""
     where = "" if one.position is None else f" at position {one.position}"
     return f"{named(one)}{where}" + (f" of prompt {one.prompt}" if prompts > 1 else "")
 
 
 def choice(one: Attribution) -> str:
-    """Where the target stands among all, how probable it is, and which other token is most."""
+    """Rank and probability of the target, and the most probable other token."""
     if one.rank is None:
         return ""
     found = f", choice {one.rank} of the model"
@@ -63,14 +63,14 @@ def token(one: Attribution, position: int) -> str:
 
 
 def place_of(part: InnerPart | RemovedPart | Spread) -> str:
-    """Block, unit unless it is the block's first, expert and number: 3.17, 3.u1.17, 3.e2.17."""
+    """Place of a part as block, unit (unless the block's first), expert and number: 3.17, 3.u1.17, 3.e2.17."""
     unit = f".u{part.unit}" if part.unit else ""
     expert = "" if part.expert is None else f".e{part.expert}"
     return f"{part.block}{unit}{expert}.{part.index}"
 
 
 def verdict(certificate: AttributionCertificate) -> Text:
-    """How far the parts are from the model's own logit."""
+    """A line on how far the parts are from the model's own logit."""
     by = f"{numbers.error(certificate.residual)} of the largest partial sum, tolerance {certificate.tolerance:.0e}"
     text = f"the parts miss the untouched model's own logit by {by}"
     if certificate.exact:
@@ -79,19 +79,19 @@ def verdict(certificate: AttributionCertificate) -> Text:
 
 
 def called(one: Attribution) -> str:
-    """What its number is called."""
+    """The word for a prediction's number."""
     return _WORDS.get(one.target.kind, "logit")
 
 
 def lost(one: Attribution) -> str:
-    """Of what a removal takes, in words."""
+    """The quantity that a removal takes away, in words."""
     if one.target.kind == "norm":
         return "of the length itself, without it (parts are along the direction that the vector had)"
     return f"of the {called(one)}, without it"
 
 
 def computed(one: Attribution) -> list[float]:
-    """The UAT terms by the token at which they were computed."""
+    """UAT terms, summed by the token at which they were computed."""
     found = [0.0] * len(one.parts.tokens)
     for unit in one.parts.units:
         for t, value in enumerate(unit.tokens or ()):
@@ -100,23 +100,23 @@ def computed(one: Attribution) -> list[float]:
 
 
 def added(one: Attribution) -> list[float]:
-    """What each token adds: its own part, and the UAT terms computed at it."""
+    """What each token adds: its own part plus the UAT terms computed at it."""
     return [token.value + here for token, here in zip(one.parts.tokens, computed(one), strict=True)]
 
 
 def leading(sizes: Iterable[float], most: int) -> list[int]:
-    """The places of the largest numbers, whatever their sign, the largest first."""
+    """Places of the numbers with the largest absolute values, the largest first."""
     found = [abs(size) for size in sizes]
     return sorted(range(len(found)), key=lambda place: -found[place])[:most]
 
 
 def leading_heads(one: Attribution, most: int) -> list[int]:
-    """By what they write or by what they moved, whichever is more."""
+    """Places of the leading heads, by what they write or what they moved, whichever is more."""
     return leading((max(abs(head.value), abs(head.moved)) for head in one.direct.heads), most)
 
 
 def by_token(one: Attribution) -> list[list[float]]:
-    """A row for the embeddings, then one for each block with its UAT terms; a column a token."""
+    """Parts with a column per token: a row for the embeddings, then one per block with its UAT terms."""
     tokens = len(one.parts.tokens)
     rows = [[token.value for token in one.parts.tokens], *([0.0] * tokens for _ in one.parts.static.blocks)]
     for unit in one.parts.units:
@@ -126,7 +126,7 @@ def by_token(one: Attribution) -> list[list[float]]:
 
 
 def by_block(one: Attribution) -> list[list[float]]:
-    """Of each block: UAT terms and biases, total; heads and UAT terms, direct."""
+    """Four lists by block: UAT terms and biases (total), heads and UAT terms (direct)."""
     count = len(one.parts.static.blocks)
     found = [[0.0] * count, list(one.parts.static.blocks), [0.0] * count, [0.0] * count]
     for unit in one.parts.units:

@@ -1,1 +1,1 @@
-"""`duat prune-bound` as text for a terminal: result in, text out."""
+"""`duat prune-bound` as text for a terminal."""

@@ -1,4 +1,4 @@
-"""Eq. 16 with f the model itself, as text: the bound beside the measured change, for sets and for whole parts."""
+"""Eq. 16 with the model itself as f, as text: the bound beside the measured change, for sets and for whole parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from duat_cli.results.prune.eq16 import Eq16
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.text import plural
 
-ROOMY = 120  # columns of a page that has the tables; they decide nothing about a set
+ROOMY = 120  # width from which a page has the tables, which are not needed to choose a set
 _SET = Labels(("what",), lambda row: row.name, False)
 
 
@@ -28,7 +28,7 @@ class _Parts(Result):
 
 
 def eq16(report: PruneReport, page: Page) -> list[RenderableType]:
-    """Nothing where it was not computed."""
+    """Tables and verdict on Eq. 16; nothing where it was not computed."""
     if not report.eq16:
         return []
     title = "Eq. 16, f the model itself: norms at the last block's output, relative to that output's own"
@@ -87,7 +87,7 @@ def _of(row: Eq16) -> str:
 
 
 def _by_block(rows: Sequence[Eq16]) -> list[_Parts]:
-    """Of several FFNs in a block the one with the largest bound."""
+    """Whole parts by block; of several FFNs in a block, the one with the largest bound."""
     found: dict[int, dict[str, Eq16]] = {}
     for row in sorted(rows, key=lambda row: row.bound):
         if row.block is not None and row.kind is not None:

@@ -1,4 +1,4 @@
-"""What `duat prune-bound` answers, in a few sentences: what can go, at what damage, and what the file saves."""
+"""The answer of `duat prune-bound` in a few sentences: what can be removed, at what damage, and what the file saves."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import Plan, SetSize
 
 WHOSE = {"blocks": "the blocks'", "all": "the model's"}
-UNIFORM = {"neuron", "head"}  # kinds that --uniform takes
-ENOUGH = 0.95  # of the share that was asked for: sets that hold less are no answer
+UNIFORM = {"neuron", "head"}  # kinds that --uniform applies to
+ENOUGH = 0.95  # a set has to hold at least this much of the share that was asked for
 
 
 def notable(report: PruneReport) -> list[str]:
-    """The set that answers best, what the file saves without it, the others, and what to run next."""
+    """Sentences on the best set and what the file saves without it, on the other sets, and on what to run next."""
     plans = [plan for plan in report.plans if plan.removed]
     if not plans:
         return [_nothing(report)] if report.plans else []
@@ -30,12 +30,12 @@ def notable(report: PruneReport) -> list[str]:
 
 
 def _of_a_part(report: PruneReport) -> bool:
-    """Whether --stack names a part of the model, without which no checkpoint is written; an encoder is one as well."""
+    """Whether --stack names a part of the model for which no checkpoint is written; for an encoder one is."""
     return report.model.stack not in (None, "encoder")
 
 
 def _nothing(report: PruneReport) -> str:
-    """Why no set was chosen: in one sentence where none of any kind stays within the budget."""
+    """Why no set was chosen; one sentence if no set of any kind stays within the budget."""
     plans = report.plans
     whys = [plan.reasons.get("predicted", NO_REASON) for plan in plans]
     if all(why.startswith("not even the least damaging") for why in whys):
@@ -47,7 +47,7 @@ def _nothing(report: PruneReport) -> str:
 
 
 def _best(plans: list[Plan]) -> Plan:
-    """Of sets of a wanted size the least damaging, of those within a budget the one that holds most."""
+    """The best plan: the least damaging of sets with a given size, or the one with most parameters within a budget."""
     if plans[0].remove is None:
         return max(plans, key=lambda plan: plan.parameters_share)
     enough = [plan for plan in plans if plan.parameters_share >= ENOUGH * (plan.remove or 0.0)]
@@ -55,7 +55,7 @@ def _best(plans: list[Plan]) -> Plan:
 
 
 def _damage(plan: Plan) -> float | None:
-    """Of the chosen set: on held-out prompts, else on those that chose it."""
+    """Damage of the chosen set on held-out prompts or, without any, on those that chose it."""
     return plan.held_out[-1].mean if plan.held_out else plan.measured
 
 
@@ -80,7 +80,7 @@ def _head(plan: Plan, report: PruneReport, *, alone: bool) -> str:
 
 
 def _short(plan: Plan, report: PruneReport) -> str:
-    """How much of the model leaves the file, and that it is less than was asked for, if so."""
+    """A sentence on the share of the model that leaves the file, and whether it is less than was asked for."""
     if plan.saves is None or not plan.saves.parameters_removed or not plan.parameters_share:
         return ""
     gone, whole = plan.saves.parameters_removed, plan.parameters / plan.parameters_share
@@ -112,7 +112,7 @@ def _guaranteed(plan: Plan) -> str:
 
 
 def saving(plan: Plan, saves: SetSize | None) -> str:
-    """What a file without a set of the plan no longer holds, in a sentence; nothing where that is not known."""
+    """A sentence on what a file without a set of the plan saves; empty where that is not known."""
     if saves is None:
         return ""
     if saves.parameters_removed:
@@ -135,10 +135,11 @@ def _other(plan: Plan, report: PruneReport) -> str:
 
 
 def _next(best: Plan, report: PruneReport) -> list[str]:
-    """The options that write such a checkpoint: of a kind of which something leaves the file, if there is one."""
+    """A sentence on the options that write a checkpoint, for a kind of which something leaves the file if there is
+    one."""
     plan = next((p for p in (best, *report.plans) if p.removed and (_can_leave(p) or _saves(p))), best)
     if report.protocol.ablate == "mean" and not set(plan.granularity.split(",")) <= UNIFORM:
-        return []  # means of other kinds stand in no bias
+        return []  # no bias can hold means of other kinds
     uniform = _can_leave(plan)
     options = [
         f"--granularity {plan.granularity}",

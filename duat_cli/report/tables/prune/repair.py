@@ -1,5 +1,5 @@
-"""What repair changes, as text: the damage of sets without it and with it; and a written checkpoint beside the model
-that it was made of."""
+"""Effects of repair as text: the damage of sets without and with it; and a written checkpoint compared with the model
+that it was made from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from duat_cli.text import plural
 
 
 def repair(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
-    """Of every plan: what was refitted, and its sets on held-out prompts and on those that chose them."""
+    """Table and notes for every plan: what was refitted, and its sets on held-out prompts and on those that chose
+    them."""
     plans = [(plan, plan.repair) for plan in report.plans if plan.repair is not None]
     rows = [(f"{plan.granularity}, {title}", one) for plan, found in plans for title, one in _sets(plan, found)]
     if not rows:
@@ -35,7 +36,7 @@ def repair(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
 
 
 def _sets(plan: Plan, found: SetRepair) -> list[tuple[str, RepairedSet]]:
-    """The chosen set in-sample, and the guaranteed and the chosen one on held-out prompts."""
+    """Titles and rows: the chosen set in-sample, and the guaranteed and the chosen set on held-out prompts."""
     rows = [("in-sample", one) for one in found.chosen_on if one.removed == plan.removed]
     guaranteed = plan.guarantee.removed if plan.guarantee else 0
     for one in found.held_out:
@@ -54,7 +55,7 @@ def _refitted(found: SetRepair) -> str:
 
 
 def left_out(plan: Plan, found: SetRepair) -> str:
-    """That the plan's set is as without repair, if so."""
+    """A remark if the repair of the plan's set was left out; otherwise empty."""
     if not any(one.dropped for one in found.chosen_on if one.removed == plan.removed):
         return ""
     return "; the repair was left out, because it did not lower the damage: the set is as without it"
@@ -78,14 +79,14 @@ TABLES = {"plans[].repair.held_out[].": repair_columns(""), "plans[].repair.chos
 
 
 def written(report: PruneReport) -> list[RenderableType]:
-    """Size, damage, perplexity and time, before and after; nothing without --apply."""
+    """Lines on size, damage, perplexity and time, before and after; nothing without --apply."""
     found = report.written
     if found is None:
         return []
     kind = "term" if "," in found.granularity else found.granularity
     title = f"Written: a checkpoint without {plural(found.terms, kind)}"
     parts = [_size(found), _damage(found, report.protocol.unit, report.plans[0].budget), _perplexity(found)]
-    if found.parameters_after < found.parameters_before:  # else the same work was timed twice
+    if found.parameters_after < found.parameters_before:  # otherwise the same work was timed twice
         parts.append(_time(found))
     return [BLANK, heading(title + (", repaired" if found.repaired else "")), *map(item, parts)]
 
@@ -98,7 +99,7 @@ def _size(found: Written) -> str:
 
 
 def _damage(found: Written, unit: str, budget: float) -> str:
-    """What the file itself does, whichever set was asked for."""
+    """A line on the damage of the written file itself."""
     if found.damage is None:
         return f"damage: none; {found.reasons['damage']}"
     above = f"{found.exceeded} of {found.prompts} {_on(found)} above the budget of {budget:g}"

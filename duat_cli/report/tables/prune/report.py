@@ -23,7 +23,8 @@ from duat_cli.text import exactly
 
 
 def render_prune(report: PruneReport, page: Page) -> str:
-    """What was loaded, predicted damage a block, the largest sets within the budget, how good the prediction was."""
+    """The report as text: what was loaded, damage by block, the largest sets within the budget, how good the
+    predictions were."""
     stand_in = "set to zero" if report.protocol.ablate == "zero" else "set to its mean over the prompts"
     return page.render(
         *facts.loaded(report.model, report.prompts, report.environment),
@@ -43,7 +44,7 @@ def render_prune(report: PruneReport, page: Page) -> str:
 
 
 def _own_loss(report: PruneReport) -> list[RenderableType]:
-    """What the damage adds to; a model that has learned nothing loses nothing."""
+    """A note on the model's own loss, which the damage adds to; a warning if it is no better than a uniform guess."""
     own, uniform = report.protocol.loss, report.protocol.uniform_loss
     if own is None or uniform is None:
         return []
@@ -57,7 +58,7 @@ def _own_loss(report: PruneReport) -> list[RenderableType]:
 
 
 def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
-    """Whole blocks, attentions and FFNs: what is measured beside what was predicted."""
+    """Table of whole blocks, attentions and FFNs: measured damage beside predicted damage."""
     columns, optional = part_columns(sets.UNITS[report.protocol.metric]), _CERTIFIED
     rows = report.blocks
     shown = filled(rows, columns)
@@ -89,11 +90,11 @@ _PARTS = (("block", "block"), ("attention", "attention"), ("FFN", "ffn"))
 _CERTIFIED = [
     Column(("certified", name, "x stream"), f"certified_{field}_relative", numbers.plain) for name, field in _PARTS[1:]
 ]
-FAR_OFF = 2.0  # a factor
+FAR_OFF = 2.0  # factor from which a prediction is called far off
 
 
 def _far_off(report: PruneReport) -> list[RenderableType]:
-    """The part whose prediction is furthest from its ablation, if it is far."""
+    """A warning about the part whose prediction is farthest from its ablation, if that is far."""
     worst, where = FAR_OFF, ""
     for row in report.blocks:
         for name, field in _PARTS:
@@ -112,7 +113,7 @@ def _far_off(report: PruneReport) -> list[RenderableType]:
 
 
 def _certified(report: PruneReport, shown: list[Column]) -> list[RenderableType]:
-    """What the certified columns say, and where: named once, for the first block that has the place."""
+    """A note on what the certified columns mean, and on where bounds hold, named for the first block that has them."""
     paths = {column.path for column in shown}
     printed = [(name, f"{field}_place") for name, field in _PARTS if f"certified_{field}_relative" in paths]
     if not printed:
@@ -141,7 +142,7 @@ def _heads_and_neurons(report: PruneReport, page: Page) -> list[RenderableType]:
 
 
 def _ones(shown: Sequence[Column]) -> str:
-    """Of which kinds the columns are: one head or one neuron."""
+    """The kinds of terms in the columns, in words: one head or one neuron."""
     kinds = [kind for kind in ("head", "neuron") if any(column.path.startswith(f"{kind}s.") for column in shown)]
     return " or ".join(f"one {kind}" for kind in kinds)
 
@@ -166,7 +167,7 @@ def _shared_heads(report: PruneReport) -> list[RenderableType]:
 
 
 def _precision(report: PruneReport) -> str:
-    """How wide the intervals are that the probes leave."""
+    """A note on the width of the predictions' intervals, and on idle neurons."""
     spreads = [
         (t.linearised_high - t.linearised_low) / 2 / abs(t.linearised)
         for t in report.terms
@@ -187,7 +188,7 @@ def _precision(report: PruneReport) -> str:
 
 
 def _idle(report: PruneReport) -> str:
-    """What makes a neuron idle: what it did where all were ablated, else what it is predicted to do."""
+    """A sentence on what makes a neuron idle: its measured damage if all were ablated, otherwise its predicted one."""
     neurons, budget = [t for t in report.terms if t.kind == "neuron"], report.plans[0].budget
     less = f"less than 1 % of the budget, {numbers.plain(budget)}"
     ablated = [t for t in neurons if t.measured is not None]
@@ -220,7 +221,7 @@ def _predictions(report: PruneReport, page: Page) -> list[RenderableType]:
 
 
 def _unranked(rows: list[Prediction]) -> list[RenderableType]:
-    """Of kinds that cannot be ranked, in place of a row of dashes: why, and how far the prediction was off."""
+    """A note on kinds that cannot be ranked, instead of a row of dashes: why, and how far off the prediction was."""
     found = []
     for row in rows:
         known = None if row.worst_ratio is None else numbers.plain(row.worst_ratio)
@@ -231,7 +232,7 @@ def _unranked(rows: list[Prediction]) -> list[RenderableType]:
 
 
 def _valid(report: PruneReport, rows: list[Prediction]) -> list[RenderableType]:
-    """Up to where the linear prediction can be gone by, of each kind."""
+    """A note on the predicted damage up to which the linear prediction is valid, for each kind."""
     found = [f"{row.granularity} {numbers.plain(row.valid_to)}" for row in rows if row.valid_to is not None]
     if not found:
         return []
@@ -240,7 +241,7 @@ def _valid(report: PruneReport, rows: list[Prediction]) -> list[RenderableType]:
 
 
 def _absent(rows: list[Prediction]) -> list[str]:
-    """Why a kind has no figures: each reason once, with all that it explains."""
+    """Why kinds have no figures, each reason once with all figures that it explains."""
     found: list[str] = []
     for row in rows:
         by_reason = by_key((why, name.replace("_", " ")) for name, why in row.reasons.items())
@@ -249,7 +250,7 @@ def _absent(rows: list[Prediction]) -> list[str]:
 
 
 def _means(report: PruneReport, rows: list[Prediction], page: Page) -> list[RenderableType]:
-    """The mean over all terms of a kind, estimated from those that were ablated."""
+    """Table of the mean damage over all terms of a kind, estimated from those that were ablated."""
     title = (
         f"Mean damage of really removing one term, over all of its kind, {report.protocol.unit}: estimate from the "
         f"ablated ones with the prediction as control variate, {exactly(report.protocol.confidence)} % interval"

@@ -1,4 +1,4 @@
-"""Sets that other criteria choose, on held-out prompts, as text: beside duat's own and random ones."""
+"""Sets that other criteria choose, on held-out prompts, as text, compared with duat's own and random ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from duat_cli.text import exactly
 
 
 def rivals(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
-    """A table for each plan: beside its set, and where there is room beside the smaller one. unit: for headers."""
+    """Tables for each plan: beside its set and, if there is room, beside the smaller one. unit: for headers."""
     found = list[RenderableType]()
     for plan in report.plans:
         beside = list(by_key((one.beside, one) for one in plan.criteria).items())
@@ -35,14 +35,15 @@ def rivals(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
 
 
 def chosen_by(one: CriterionSet) -> str:
-    """A criterion, and how it was used where that is a choice."""
+    """Name of a criterion, and how it was used if there is a choice."""
     if one.sets > 1:
         return f"{one.criterion}, {one.sets} sets"
     return f"{one.criterion}, by layer" if one.allocation == "same share of layers" else one.criterion
 
 
 def said(rows: Sequence[CriterionSet], confidence: float) -> list[str]:
-    """What the names say, how far random sets are apart, and which criteria did better than duat. rows: of one size."""
+    """A legend: what the names mean, the spread of random sets, and criteria that did better than duat. rows: of one
+    size."""
     found = []
     if any(one.allocation == "same share of layers" for one in rows):
         found.append("by layer: the same share of every layer goes; else all terms are in one order.")

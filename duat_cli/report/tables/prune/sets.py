@@ -1,4 +1,4 @@
-"""The sets of `duat prune-bound` as text: what they are, what they save, and what is guaranteed of them."""
+"""The sets of `duat prune-bound` as text: their terms, what they save, and what is guaranteed about them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import HeldOut, Plan
 from duat_cli.text import exactly
 
-UNITS = {"hidden": "rel.", "kl": "nats", "nll": "nats"}  # short, for headers
+UNITS = {"hidden": "rel.", "kl": "nats", "nll": "nats"}  # short forms for headers
 PICTURE_WIDTH = 40
 NAMED_TERMS = 12  # a longer set is not printed
 
 
 def sets(report: PruneReport, page: Page) -> list[RenderableType]:
-    """The largest sets within the budget, on held-out prompts, guaranteed, and as a picture."""
+    """Tables of the largest sets within the budget, on held-out prompts and with guarantees; and a picture."""
     return [*_plans(report, page), *_pictures(report, page)]
 
 
@@ -55,7 +55,7 @@ def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
 
 
 def _unsized(plans: list[Plan]) -> list[RenderableType]:
-    """Why what a set saves is not counted."""
+    """Notes on why what a set saves is not counted."""
     zeroed = dict.fromkeys(p.saves.reasons["parameters_zeroed"] for p in plans if p.saves and p.saves.reasons)
     gone = dict.fromkeys(p.reasons["saves"] for p in plans if p.removed and p.saves is None)
     return [
@@ -65,7 +65,7 @@ def _unsized(plans: list[Plan]) -> list[RenderableType]:
 
 
 def _held(plans: list[Plan]) -> list[RenderableType]:
-    """What the terms of a set hold, where sets are of several kinds or of a wanted size."""
+    """Notes on the parameters that sets hold, for sets of several kinds or of a given size."""
     return [
         note(
             f"{plan.granularity}: the {plan.removed} terms hold {numbers.plain(plan.parameters / 1e6)} M parameters, "
@@ -78,7 +78,7 @@ def _held(plans: list[Plan]) -> list[RenderableType]:
 
 
 def _stored(plans: list[Plan]) -> list[RenderableType]:
-    """Why what is saved and what is zeroed may be less than what the terms hold."""
+    """A note on why saved and zeroed parameters may be fewer than the terms hold, if so."""
     sizes = [(plan, plan.saves, plan.saves.parameters_zeroed) for plan in plans if plan.saves]
     if not any(zeroed and saves.parameters_removed + zeroed < plan.parameters for plan, saves, zeroed in sizes):
         return []
@@ -90,7 +90,7 @@ def _stored(plans: list[Plan]) -> list[RenderableType]:
 
 
 def _rounds(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
-    """What each sketch brought over a single one."""
+    """Table of the sets after each round, compared with a single round."""
     rows = [(plan.granularity, one) for plan in report.plans for one in plan.rounds]
     title = f"Sketched again after each round, beside one round, {report.protocol.unit}"
     return titled_named(title, rows, round_columns(unit), page)
@@ -106,7 +106,7 @@ def round_columns(unit: str) -> list[Column]:
 
 
 def _held_out(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
-    """What sets do to prompts that did not choose them: the guaranteed one, the next, and the chosen one."""
+    """Table of sets on prompts that did not choose them: the guaranteed one, the next, and the chosen one."""
     rows = []
     for plan in report.plans:
         removed = plan.guarantee.removed if plan.guarantee else 0
@@ -121,7 +121,7 @@ def _held_out(report: PruneReport, page: Page, unit: str) -> list[RenderableType
 
 
 def _pooled(report: PruneReport, page: Page) -> list[RenderableType]:
-    """How far sets turn what an embedder gives."""
+    """Table of how far sets turn the output of an embedder."""
     if not report.pooled:
         return []
     shown = filled(report.pooled, POOLED_COLUMNS)
@@ -171,7 +171,7 @@ def millions(value: float | None) -> str:
 
 
 def guarantees(plan: Plan) -> list[str]:
-    """All that is guaranteed of a plan's sets: of single prompts, of the mean, and of a set of a wanted size."""
+    """All guarantees for a plan's sets: for single prompts, for the mean, and for a set of a given size."""
     return [_guarantee(plan), *_mean_guarantee(plan), *_limit(plan)]
 
 
@@ -196,7 +196,7 @@ def _mean_guarantee(plan: Plan) -> list[str]:
 
 
 def _limit(plan: Plan) -> list[str]:
-    """Of a set of a wanted size: what few prompts exceed."""
+    """The damage that few prompts exceed, for a set of a given size."""
     last = plan.held_out[-1] if plan.held_out else None
     if plan.remove is None or plan.guarantee is None or last is None or last.limit is None:
         return []
@@ -235,7 +235,7 @@ def _of_size(plan: Plan, removed: int) -> HeldOut | None:
 
 
 def _pictures(report: PruneReport, page: Page) -> list[RenderableType]:
-    """Damage against the share removed, of the kind with the most to remove."""
+    """A picture of damage against the share removed, for the plan with most terms."""
     plans = [plan for plan in report.plans if len(plan.curve) > 2]
     if not plans:
         return []
