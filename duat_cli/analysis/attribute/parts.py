@@ -218,7 +218,7 @@ def _neurons(found: Held, unit: UnitCall, gradient: Tensor) -> Tensor | None:
 
 
 def _of_call(held: list[Held], unit: UnitCall, call: int, kind: str) -> Held | None:
-    """What the unit's site of that kind held in the unit's call of that number; None without such a site."""
+    """Value held by the unit's site of a kind in the unit's call of that number; None without such a site."""
     inside = set(unit.module.modules())
     mine = [h for h in held if h.site.kind == kind and (h.site.unit is unit.module or h.site.module in inside)]
     return mine[call] if call < len(mine) else None

@@ -43,9 +43,9 @@ class AttributeOptions:
     top: int = 10
     """How many neurons, experts and heads' flows are kept."""
     steps: int = 0
-    """How many greedy tokens behind each prompt are attributed."""
+    """How many greedy tokens after each prompt are attributed."""
     continuation: str | None = None
-    """Given text behind each prompt, whose tokens are attributed by their log-probability."""
+    """Given text after each prompt, whose tokens are attributed by their log-probability."""
     each: tuple[Field | None, Field | None] = (None, None)
     """Fields that hold each prompt's own target, and what is subtracted from it."""
     measure: int = 0
@@ -187,7 +187,7 @@ def attribute(
 
 
 def held(form: EndingForm) -> list[str]:
-    """What is held between the last block and the logits, in words."""
+    """Descriptions of what is held between the last block and the logits."""
     found = [f"{kind}: its scale" for kind in form.held_kinds]
     if form.held:
         found.append("activations of the head: the ratio of what they give to what they get")

@@ -44,7 +44,7 @@ def measured_block(
     beside: further fields of the result.
     """
     tokens, width = len(numbers.seen), like.shape[-1]
-    widths = width, operator.factors.width  # what V reads of a token may be a mixer's own values
+    widths = width, operator.factors.width  # they differ where V reads a mixer's own values
     return PromptBlock(
         prompt=0,  # the report numbers the prompts
         operator=_operator_stats(numbers, widths, like.element_size(), operator.products, error, options.spectrum),
@@ -146,7 +146,7 @@ def null_stats(numbers: NullNumbers, tokens: int) -> NullStats:
 
 
 def nulls(uniform: NullStats | str, reinitialised: NullStats | str) -> Nulls:
-    """Both nulls of a block. uniform, reinitialised: the null, or the reason why there is none."""
+    """The two nulls of a block. uniform, reinitialised: the null, or the reason why there is none."""
     both = {"uniform": uniform, "reinitialised": reinitialised}
     why = {name: null for name, null in both.items() if isinstance(null, str)}
     return Nulls.explained("", why, **{name: None if name in why else null for name, null in both.items()})

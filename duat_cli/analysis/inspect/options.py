@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InspectOptions:
-    """Options of `duat inspect` that change its numbers."""
+    """Options of `duat inspect`: what it computes beyond the default."""
 
     layers: frozenset[int] | None = None
     threshold: float = 0.01

@@ -29,7 +29,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class _Kept:
-    """What is kept of a block to compute its null; H is not needed."""
+    """The part of a block that its null needs, which is without H."""
 
     key: Key
     geometry: Geometry

@@ -194,7 +194,7 @@ class _Runs:
         self._geometries: dict[str, Geometry] = {}
 
     def numbers(self, tokens: int) -> list[BlockNull]:
-        """By block, on that many random tokens."""
+        """The statistics by block, on so many random tokens."""
         prompt = _random_prompt(self._model.config, tokens, self._like)
         given = placed(prompt.given, self._model.device, self._model.dtype)
         decomposition, found = Decomposition(), []
@@ -234,7 +234,7 @@ class _RunsInParts:
             raise UnsupportedModelError(f"it has {ran} blocks, the trained model {blocks}")
 
     def numbers(self, tokens: int) -> list[BlockNull]:
-        """By block, on that many random tokens."""
+        """The statistics by block, on so many random tokens."""
         if tokens not in self._found:
             self._run([tokens])
         return self._found[tokens]

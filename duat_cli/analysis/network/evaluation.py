@@ -25,7 +25,7 @@ from duat_cli.models.arrays import relative_error
 
 @dataclass(frozen=True)
 class Own:
-    """What the model itself computed in one layer."""
+    """Values that the model itself computed in one layer."""
 
     output: Tensor  # x_j, (N, M)
     unit: Tensor | None = None  # output of its FFN unit, (N, width)

@@ -1,1 +1,1 @@
-"""What a run will need, from the headers of the files and config.json alone: no library is loaded."""
+"""Plans a run's memory and time from the headers of the files and config.json alone; no library is loaded."""

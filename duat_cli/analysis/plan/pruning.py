@@ -72,7 +72,7 @@ PREDICTED_BYTES = 16  # as RESPONSE_BYTES, while damage is predicted: stacked, s
 
 
 def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
-    """The moments: those of every prompt, certified bounds, the report, and repair."""
+    """The moments of `prune-bound`: those of each prompt, of certified bounds, of the report, and of repair."""
     options, streamed = task.pruned, weights == "streamed"
     written = [probed(shape, task.probe)] if task.probe and not streamed else []  # once more for bounds; not given back
     moments = [
@@ -172,7 +172,7 @@ def _every(shape: Shape, task: Task, weights: Residence) -> Moment:
 
 
 def _kept(shape: Shape, task: Task, weights: Residence) -> Moment:
-    """What libraries keep: code that they load, and freed memory that they do not give back."""
+    """Memory that libraries keep: code that they load, and freed memory that they do not give back."""
     return [term("batched gradients of torch, loaded", BATCHED), term(REUSED, _freed(shape, task, weights))]
 
 

@@ -31,7 +31,7 @@ _NAMED = 3  # how many terms of a peak a message names
 
 @dataclass(frozen=True)
 class Plan:
-    """Both ways to run a command, and the limit of the process."""
+    """The ways to run a command, and the limit of the process."""
 
     files: CheckpointFiles
     shape: Shape
@@ -48,7 +48,7 @@ class Plan:
 
     @property
     def reason(self) -> str | None:
-        """What is too large, for a plan in which no way fits; None for others."""
+        """Text on what is too large, for a plan in which no way fits; None for others."""
         if self.chosen is not None:
             return None
         least = min(self.ways, key=lambda way: way.peak_memory_bytes)

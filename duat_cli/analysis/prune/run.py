@@ -1,4 +1,4 @@
-"""`duat prune-bound`: what can go, how far the output moves, and with what guarantee."""
+"""`duat prune-bound`: the terms that can be removed, how far that moves the output, and with what guarantee."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ STREAMED = (
 
 @dataclass(frozen=True)
 class PruneOutcome:
-    """The report, and what export needs."""
+    """The report, and everything that export needs."""
 
     report: PruneReport
     session: Session

@@ -121,7 +121,7 @@ class SetsRecord(Aside):
     """The final results: report and orders."""
 
     choice: dict[str, JsonValue]
-    """What only the sets and their cosines depend on: options, hashes of token ids and the rule of pooling."""
+    """Inputs that only the sets and their cosines depend on: options, hashes of token ids and the rule of pooling."""
     report: PruneReport
     orders: dict[str, list[int]]
     """Places of terms in the order in which they are removed, by the plan's granularity."""

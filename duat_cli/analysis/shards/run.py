@@ -32,7 +32,7 @@ from duat_cli.loading.prompt_set import PromptSet, digest_of
 from duat_cli.loading.prompts import Prompt
 from duat_cli.results.base import Environment
 
-GRACE = 60.0  # seconds between the first and the last start of the processes of one launch
+GRACE = 60.0  # most seconds between the first and the last start of the processes of one launch
 Together: TypeAlias = "Callable[[array[int]], array[int]]"
 """Tokens of prompts, by position -> the first prompt of each one's batch."""
 

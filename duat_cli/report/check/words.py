@@ -82,7 +82,7 @@ def number(value: float | None, *others: float | None) -> str:
 
 
 def without_findings(outcome: Outcome) -> str:
-    """What a rule that passed measured, or why it was skipped; for a drift rule, the value closest to its bound."""
+    """The value of a rule that passed, or why it was skipped; for a drift rule, the value closest to its bound."""
     named = outcome.rule.startswith("drift.") or outcome.rule == "bounds"  # many fields: the message says which
     return (named and outcome.message) or measured(outcome) or outcome.message
 
@@ -122,7 +122,7 @@ def heading(cause: Cause) -> str:
 
 
 def summary(cause: Cause, found: list[Outcome]) -> str:
-    """What was found, with its value if it is a single finding; and how much follows from it."""
+    """The finding of a cause, with its value if it is a single one; and how much follows from it."""
     text = f"{cause.message} {limit(found[0])}" if len(found) == 1 else cause.message
     return f"{text}; {cause.folded}" if cause.folded else text
 

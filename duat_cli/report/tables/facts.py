@@ -50,7 +50,7 @@ def files(model: CheckedModel) -> str:
 
 
 def ran(prompts: Prompts, environment: Environment) -> str:
-    """What ran, as in: 12 prompts, 214 tokens (5 to 31 each); float32 on cpu; transformers 5.23.0."""
+    """Prompts and arithmetic, as in: 12 prompts, 214 tokens (5 to 31 each); float32 on cpu; transformers 5.23.0."""
     arithmetic = f"{environment.dtype} on {environment.device}; transformers {environment.transformers}"
     return f"{tokens(prompts)}; {arithmetic}"
 

@@ -15,7 +15,7 @@ _PATTERN = "prompt-*.safetensors"
 
 
 def saved_of(what: str | Iterable[str] | None, folder: str | os.PathLike[str] | None) -> Saved | None:
-    """What is to be saved and where; None for nothing. Raises InputError where that cannot be done."""
+    """The kinds to save and the folder; None for nothing. Raises InputError where that cannot be done."""
     if what is None or folder is None:
         if what is not folder:
             raise InputError("--save and --save-to go together: what to write, and the folder for it")

@@ -1,1 +1,1 @@
-"""Which terms go together, what is shown of such a set, and writing a checkpoint without it."""
+"""Sets of terms: how they are chosen and tested, and how a checkpoint without one is written."""

@@ -56,7 +56,7 @@ Like: TypeAlias = Mapping[str, Tensor] | None
 
 @dataclass(frozen=True)
 class Applied:
-    """What was written."""
+    """The checkpoint that was written."""
 
     removed_blocks: tuple[int, ...]
     removed_neurons: int

@@ -39,7 +39,7 @@ class Sketch:
         return sum(self.starts) / len(self.starts) if self.starts else 0.0
 
     def damages(self, units: Sequence[Sequence[int]]) -> Tensor:
-        """What the removal of each unit adds to the damage of a set, mean over the prompts, (units,) float64.
+        """Damage that the removal of each unit adds to that of a set, mean over the prompts, (units,) float64.
 
         For a damage that is a length, this is its square: terms that move the output at right angles add in squares, so
         that a term with twice the parameters may do √2 times the damage.
@@ -65,7 +65,7 @@ class Sketch:
         return self.metric.adding(mean) if self.starts is None else mean
 
     def alike(self, places: Sequence[int], *, whole: bool = False) -> Alike:
-        """What each of these terms does together with those that are gone. whole: whether they are parts, of which
+        """Effect of each of these terms together with those that are gone. whole: whether they are parts, of which
         there are so few that the least is not least by chance; cancellation then counts."""
         index, first = torch.tensor(places, dtype=torch.long), len(self.responses[0]) - self.probes
         return Alike([one[first:, index] for one in self.responses], signed=whole)

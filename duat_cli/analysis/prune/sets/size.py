@@ -27,7 +27,7 @@ def set_size(
     parameters: Mapping[nn.Module, BlockParameters],
     terms: Sequence[TermId],
 ) -> SetSize:
-    """What is saved, by shapes alone, by the way to write the set that removes most and that a config can state.
+    """Size of what is saved, by shapes alone, for the way to write the set that removes most and a config can state.
 
     Raises UnsupportedModelError where weights of blocks are computed from other parameters, as no such file holds them.
     """

@@ -166,7 +166,7 @@ class _Here(FrozenBlock):
         return any(inner_norms(self.run, unit.module) for unit in self.run.units)
 
     def arrived(self, branch: Branch, replay: Replay) -> Tensor:
-        """What arrives of the branch where it meets the stream, (1, N, M), without the bias of the branch's norm."""
+        """The branch as it arrives where it meets the stream, (1, N, M), without the bias of the branch's norm."""
         if branch.site not in self._gone:
             self._gone[branch.site] = self.without(branch.site, 0)
         return branch.met(replay) - branch.met(self._gone[branch.site])
@@ -179,7 +179,7 @@ class _Here(FrozenBlock):
         return self._scales[norm]
 
     def lost(self, branch: Branch, without: Replay, *, whole: bool) -> Tensor:
-        """What is lost where the branch meets the stream, (1, N, M). whole: whether the whole branch is gone."""
+        """Loss where the branch meets the stream, (1, N, M). whole: whether the whole branch is gone."""
         if branch.norm is None or whole:
             return branch.met(self.intact) - branch.met(without)
         scale = self.scale(branch)
@@ -189,7 +189,7 @@ class _Here(FrozenBlock):
 
 
 class _Lost:
-    """What is lost without each neuron of one layer, where its branch meets the stream."""
+    """Losses without each neuron of one layer, where its branch meets the stream."""
 
     def __init__(self, here: _Here, neurons: Neurons) -> None:
         self._here, self._run, self._neurons = here, here.run, neurons

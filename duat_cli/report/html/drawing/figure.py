@@ -24,7 +24,7 @@ class Figure:
     key: str
     """Name among the figures of its sheet; figures of several sheets with the same key are side by side."""
     title: str
-    """What the picture shows."""
+    """Title: what the picture shows."""
     says: str
     """How to read it, one or two sentences."""
     tables: Sequence[Table]
@@ -35,7 +35,7 @@ class Figure:
     """Paths of the fields shown, such as 'blocks[].terms.linear'; their definitions are linked."""
     legend: Sequence[Sample] = ()
     notes: Sequence[str] = ()
-    """What the picture leaves out, and why."""
+    """Notes on what the picture leaves out, and why."""
     opened: bool = False
     """Whether tables are open at first, although there is a picture."""
     half: bool = False

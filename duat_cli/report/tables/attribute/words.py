@@ -100,7 +100,7 @@ def computed(one: Attribution) -> list[float]:
 
 
 def added(one: Attribution) -> list[float]:
-    """What each token adds: its own part plus the UAT terms computed at it."""
+    """Sum of each token's own part and the UAT terms computed at it."""
     return [token.value + here for token, here in zip(one.parts.tokens, computed(one), strict=True)]
 
 
