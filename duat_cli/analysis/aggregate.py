@@ -18,7 +18,7 @@ _KEPT = 64  # most floats of a sum that are kept as they came
 
 
 def mean_over(results: Sequence[R]) -> R:
-    """One result over the prompts. Each field is merged as its metadata says; null for any prompt gives null, with its
+    """One result over the prompts. Fields are merged as their metadata says; a null for any prompt stays, with
     reason."""
     mean: Mean[R] = Mean()
     for result in results:

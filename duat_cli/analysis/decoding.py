@@ -173,8 +173,7 @@ def _starts(config: Any) -> list[int]:
 
 def _of_text(model: Any, tokenizer: Any, text: str) -> tuple[Tensor, str]:
     """Token ids of a text as the decoder reads it in training, shifted right behind the start token, (1, N); and a
-    description. The last token of the text is only predicted, not read; most tokenizers end a text with a special
-    one."""
+    description. The text's last token, in most tokenizers a special one, is only predicted, not read."""
     with calling_tokenizer("--decoder-prompt: the tokenizer fails", InputError):
         labels = torch.tensor([tokenizer(text_target=text)["input_ids"]], dtype=torch.long)
     shift, ids = getattr(model, "prepare_decoder_input_ids_from_labels", None), None

@@ -138,7 +138,7 @@ class Decomposition:
 
     def __init__(self, *, one_by_one: bool = False, own: bool = False, by_source: bool = False) -> None:
         """one_by_one: carry every UAT term by itself; own: measure each block's own term in its output; by_source:
-        carry the linear piece of every token of x_0 by itself, and again under uniform attention: 2 N times the
+        carry the linear piece of every token of x_0 by itself, and again under uniform attention, 2 N times the
         work."""
         self._one_by_one, self._own, self._by_source = one_by_one, own, by_source
         self.carried: Carried | None = None
@@ -388,7 +388,7 @@ def _linear_images(run: BlockRun, items: Tensor) -> Tensor:
 
 
 def _uniform(run: BlockRun, call: AttentionCall) -> StoredRows:
-    """H with every row 1 / n over the n tokens that the mask leaves visible; without a mask, those some head
+    """H with every row 1 / n over the n tokens that the mask leaves visible, or without a mask, that some head
     reaches."""
     seen = positions(run, call)
     if seen is None or call.rows.tokens != seen.shape[-1]:

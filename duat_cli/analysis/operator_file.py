@@ -59,8 +59,8 @@ class OperatorFile:
         self._written: set[int] = set()
 
     def open(self, session: Session, prompts: Sequence[Prompt], blocks: Sequence[int]) -> None:
-        """Creates the file with room for its header, and writes the ids. Raises InputError where the disk has no
-        room."""
+        """Creates the file with room for its header, and writes the ids. Raises InputError where the disk is too
+        full."""
         self._dtype = torch.promote_types(session.loaded.model.dtype, torch.float32)
         self._require_room(session, prompts, blocks)
         self._metadata = _facts(session) | self._tokens(prompts)

@@ -70,8 +70,7 @@ class _Sweep:
 class Session:
     """A loaded model with its proved structure; sweeps run prompts through it.
 
-    The first prompt, or every prompt with `every_plain`, also runs without instruments, and the two passes are
-    compared.
+    The first prompt (every prompt with `every_plain`) also runs without instruments, and the two passes are compared.
     """
 
     def __init__(
@@ -117,8 +116,7 @@ class Session:
 
     @property
     def structure(self) -> ModelStructure:
-        """The structure that discovery proved; during a sweep over weights read block by block, what is proved so
-        far."""
+        """The structure that discovery proved; during a sweep over weights read block by block, as far as proved."""
         if self._structure is None and self._discovering is None:
             self.sweep_all([], lambda _number: _ignore)
         if self._discovering is not None:
@@ -170,8 +168,7 @@ class Session:
 
     def discover_beside(self, guest_of: Callable[[Discovered], G]) -> G:
         """Shows a guest what discovery finds, and returns it. Where weights are read block by block, the guest runs
-        beside discovery, with a new guest for every attempt, of which the last is returned; otherwise after
-        discovery."""
+        beside discovery, with a new guest for every attempt, of which the last is returned; otherwise it runs after."""
         if self.weights is None:
             return shown(guest_of(self.structure), self.structure, self.loaded.like)
         return needed(self._sweep_paged({}, lambda _number: _ignore, lambda _number, _output: None, guest_of))
@@ -285,8 +282,7 @@ class Session:
         return _Sweep(seen, PlainPass(blocks, forward) if checks else None)
 
     def count_heads(self, run: BlockRun) -> None:
-        """Counts the heads of a block. The largest count is the model's; blocks with softmax attention go before
-        mixers."""
+        """Counts the heads of a block. The largest count is the model's; softmax attention goes before mixers."""
         if run.attention:
             found = run.parts.mixer is None, run.attention[0].rows.heads, run.attention[0].value.shape[1]
             self.heads_differ |= self._most[0] and found[0] and found != self._most

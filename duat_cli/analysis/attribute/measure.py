@@ -3,8 +3,7 @@
 A frozen part is what something contributes to this output; a measured change is what the output loses without it, once
 attention and norms have reacted. A head or neuron is set to zero at every token; a neuron inside an expert at those
 tokens that the expert gets. A token is removed in two ways, which answer two questions: attention to it is cut (its own
-stream stays), or its embedding is replaced by the mean over the vocabulary (its position stays, and may be attended
-to).
+stream stays), or its embedding is replaced by the mean over the vocabulary (its position may still be attended to).
 """
 
 from __future__ import annotations

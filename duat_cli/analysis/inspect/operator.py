@@ -38,8 +38,8 @@ def measure_each(operators: PromptOperators, geometry: Geometry, *, threshold: f
 
 
 class _Sums:
-    """Sums over rows of H, from which the statistics follow. With several prompts, every tensor has a first axis for
-    them."""
+    """Sums over rows of H, from which the statistics follow. With several prompts, they are every tensor's first
+    axis."""
 
     def __init__(self, geometry: Geometry, source_scale: Tensor, values: Tensor, *, matrix: bool = False) -> None:
         """source_scale: s, (heads, N); values: (heads, N, d); matrix: whether C is asked for."""

@@ -81,8 +81,7 @@ def sweep_together(
 
 
 def sweep_batch(session: Session, prompts: Sequence[Prompt], options: InspectOptions) -> list[PromptSweep] | None:
-    """The sweeps of one batch; None where it fails, so that its prompts have to run one by one, which shows the
-    error."""
+    """The sweeps of one batch; None where it fails. Its prompts then run one by one, which shows the error."""
     sweep = _Sweep(session, prompts, options)
     try:
         session.sweep_batch([prompt.input_ids for prompt in prompts], sweep.take)

@@ -152,8 +152,7 @@ def _case(session: Session, run: BlockRun, step: Step, error: float) -> tuple[At
 
 
 def dense_matrices(case: Case) -> Dense | None:
-    """W'_HV, W'_O and W'_HVO entry by entry; W'_HVO is not computed from the other two. None where they are too
-    large."""
+    """W'_HV, W'_O and W'_HVO entry by entry, W'_HVO not from the other two; None where they are too large."""
     if case.side > DENSE_SIDE:
         return None
     return Dense(

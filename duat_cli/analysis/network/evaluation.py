@@ -87,8 +87,7 @@ class Evaluation:
         return StepErrors(_far(x, own.output), unit, pre)
 
     def finish(self) -> float:
-        """Computes every W'_{k,3} of all layers together; the relative error of Eq. 33, evaluated from the matrices
-        alone."""
+        """Computes every W'_{k,3} of all layers together; the relative error of Eq. 33 from the matrices alone."""
         assert self._W1 is not None
         total = self._W1 @ self._x0 + self._b3
         behind: Tensor | None = None  # product of the original W'_{L,1} … W'_{k+1,1}; None: the identity

@@ -91,7 +91,7 @@ class PruneOptions:
     """Whether prompts are left uncut; so with `--out`, which keeps the results of each prompt by itself."""
 
     def groups(self, kinds: Sequence[Kind]) -> list[tuple[Kind, ...]]:
-        """The groups of kinds of which sets are made: each kind by itself, or all together. kinds: those that the model
+        """The groups of kinds of which sets are made: each kind by itself, or all together. kinds: that the model
         has."""
         return [tuple(kinds)] if self.joint else [(kind,) for kind in kinds]
 
@@ -164,8 +164,7 @@ def besides(sizes: Sequence[int]) -> list[int]:
 
 
 def rivals(counts: Mapping[Kind, int], options: PruneOptions) -> int:
-    """Most sets that are run for --criteria: of other criteria, random ones and duat's own. counts: terms of each
-    kind."""
+    """Most sets that --criteria runs: of other criteria, random ones and duat's own. counts: terms of each kind."""
     if not options.criteria:
         return 0
     found = 0
@@ -177,8 +176,7 @@ def rivals(counts: Mapping[Kind, int], options: PruneOptions) -> int:
 
 
 def longest(tokens: Sequence[int], spent: Spent) -> int | None:
-    """The length in tokens to which prompts are cut where sets are chosen; None: none is cut. tokens: of each
-    prompt."""
+    """Length in tokens to which prompts are cut to choose sets; None: none is cut. tokens: of each prompt."""
     if spent.tokens is None or sum(tokens) <= spent.tokens or max(tokens) <= spent.shortest:
         return None
     low, high = spent.shortest, max(tokens)

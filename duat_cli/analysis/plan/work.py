@@ -177,8 +177,8 @@ def weight_reads(shape: Shape, task: Task, weights: Residence) -> float:
 
 def _more_sweeps(shape: Shape, task: Task) -> int:
     """Reads beyond the first three: for ablations that do not fit beside the readings, for sets of whole parts, which
-    follow from what was measured there, and for the trial. Eq. 16 goes beside one of these, if likely sets are
-    chosen."""
+    follow from what was measured there, and for the trial. If likely sets are chosen, Eq. 16 needs no read of its
+    own."""
     together, apart = ablation_bytes(shape, task)
     _, late = orders(terms_of(shape, task.pruned), task.pruned)
     return max(0, -(-together // task.waiting) - 1) + bool(late) + -(-apart // task.waiting)

@@ -47,15 +47,13 @@ NOT_CARRIED = "carried for the terms that are ablated for real; a larger --measu
 
 
 def terms_of(work: Work, damage: Interval, measured: Mapping[TermId, float]) -> list[PruneTerm]:
-    """One entry per term, in the order of `work.terms`. damage: predicted, for every term; measured: for ablated
-    ones."""
+    """One entry per term, in the order of `work.terms`. damage: predicted, of all terms; measured: of ablated ones."""
     structure, readings, bounds = work.structure, work.readings, _bounds_of(work)
     names = {module: name for name, module in structure.stack.named_modules()}
 
     @functools.cache
     def met(block: nn.Module, site: Site | None) -> str | None:
-        """Name of the place where terms meet the stream; None where it is not known. site: None for the block
-        itself."""
+        """Name of the place where terms meet the stream; None if it is not known. site: None for the block itself."""
         if site is None:
             return f"output of {names[block]}"
         branch = work.branches[block].at(site)
@@ -228,8 +226,7 @@ def _neurons(neurons: list[PruneTerm], budget: float) -> NeuronSummary | None:
 
 
 def predictions_of(work: Work, damage: Tensor, measured: Mapping[TermId, float]) -> list[Prediction]:
-    """How the prediction of each kind, and each criterion, compares with the ablations. damage: predicted, for every
-    term."""
+    """How the prediction of each kind, and each criterion, compares with ablations. damage: predicted, of all terms."""
     scores = work.scores()
     return [_prediction(work, kind, sample, damage, measured, scores) for kind, sample in work.sample.items()]
 

@@ -176,8 +176,7 @@ def _known_null(folder: Folder, tokens: int) -> NullRecord:
 def _fill_nulls(
     folder: Folder, session: Session, options: InspectOptions, counts: set[int], ranks: Ranks, progress: Progress
 ) -> None:
-    """Computes the nulls that are missing. Every rank goes in another order, so that two seldom compute the same
-    one."""
+    """Computes the missing nulls. Every rank goes in another order, so that two seldom compute the same one."""
     source = NullSource(
         session.loaded,
         len(session.structure.calls),

@@ -18,8 +18,7 @@ from duat_cli.results.base import Environment
 
 
 class Stored(BaseModel):
-    """Base class of everything written. Infinity, as the largest activation of a model that overflows, is
-    "Infinity"."""
+    """Base class of everything written. Infinity (an activation that overflows) is the text "Infinity"."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 

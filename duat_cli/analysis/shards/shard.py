@@ -75,8 +75,7 @@ def _taken(path: Path, descriptor: int) -> bool:
 
 
 def _locked(path: Path, descriptor: int, alone: bool) -> bool:
-    """Tries to take the lock, and returns whether it did. The lock ends with the descriptor, and so with the
-    process."""
+    """Tries to take the lock; whether it did. The lock ends with the descriptor, and so with the process."""
     try:
         import fcntl
 

@@ -15,8 +15,7 @@ _TITLE = "title=duat check"
 
 
 def render_github(report: CheckReport) -> str:
-    """The report as annotations. The verdict comes last, as a notice, so that a run without findings has output,
-    too."""
+    """The report as annotations. The verdict is the last, a notice, so that a run without findings has output, too."""
     found = [
         (_annotation(cause, report), f"{heading(cause)}: {told(cause, own(report, cause))}") for cause in report.causes
     ]

@@ -26,8 +26,7 @@ Row = tuple[str, str]
 
 
 def model_card(report: Result) -> str:
-    """Markdown with a heading of the second level for a report of `check` or `inspect`. Raises InputError for
-    others."""
+    """Markdown with a second-level heading for a report of `check` or `inspect`. Raises InputError for others."""
     if isinstance(report, CheckReport):
         return _checked(report)
     if isinstance(report, InspectReport):

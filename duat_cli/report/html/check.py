@@ -110,8 +110,7 @@ def _drift(report: CheckReport) -> Figure | None:
 
 
 def _bounds(report: CheckReport) -> Figure | None:
-    """A plot with a point for each outcome that has a number and a bound above zero; right of the line it is
-    outside."""
+    """A plot with a point for each outcome with a number and a bound above zero; right of the line it is outside."""
     found = [(i, ratio) for i, one in enumerate(report.outcomes) if (ratio := share(one)) is not None]
     rules = list(dict.fromkeys(report.outcomes[i].rule for i, _ in found))[:_RULES][::-1]
     if not rules:

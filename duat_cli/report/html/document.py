@@ -63,8 +63,7 @@ class _Group:
 def document(given: Sequence[Given], known: Known) -> str:
     """The page of some reports. known: explanations of their fields.
 
-    If the JSON of all reports takes more than 5 MB, they are embedded without their largest lists; the page names
-    these.
+    If the JSON of all reports takes more than 5 MB, their largest lists are not embedded; the page names these.
     """
     made = sheets([report for _, report in given])
     data, left_out = _embedded(given)

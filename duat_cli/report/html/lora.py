@@ -187,8 +187,7 @@ def _eq18(report: LoraReport) -> Figure | None:
 
 
 def _changes(modules: Sequence[ModuleChange], place: str, whose: str) -> list[Figure | None]:
-    """Figures on the changes. place: path of the modules in the report; whose: words for the adapter, '' for the only
-    one."""
+    """Figures on the changes. place: path of the modules in the report; whose: words for the adapter; '' if alone."""
     return [figure(modules, place, whose) for figure in (_norms, _spectra, _intruders)]
 
 

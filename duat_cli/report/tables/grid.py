@@ -197,8 +197,7 @@ def missing(
 
 
 def together(absent: Iterable[tuple[tuple[str, str], int]], between: str) -> list[tuple[str, str, list[int]]]:
-    """((name, reason), row number) merged into (names, reason, row numbers), for names with the same reason and
-    rows."""
+    """(names, reason, row numbers) from ((name, reason), row number), merging names with the same reason and rows."""
     names = by_key(((reason, tuple(at)), name) for (name, reason), at in by_key(absent).items())
     return [(between.join(those), reason, list(at)) for (reason, at), those in names.items()]
 

@@ -73,8 +73,7 @@ def saving(folder: Path, kinds: frozenset[str], decode: Callable[[int], str]) ->
 
 
 class StateFiles:
-    """The files, which a run fills one block under one prompt at a time; H goes in pieces of rows, as the run has
-    it."""
+    """The files, which a run fills one block under one prompt at a time; H is written in pieces of rows."""
 
     def __init__(self, folder: Path, kinds: frozenset[str], decode: Callable[[int], str]) -> None:
         """decode: gives the text of a token id."""

@@ -92,8 +92,8 @@ class _Sets:
         return self._nested.curve.index(self._nested.chosen), repaired
 
     def _largest(self) -> tuple[int, Repaired] | None:
-        """Place of the largest set of the curve within the budget, with its repair. The first one tried is the largest
-        of all."""
+        """Place of the largest set of the curve within the budget, with its repair. The largest of all is tried
+        first."""
         low, high, best = 0, len(self._nested.curve) - 1, None
         middle = high
         while low <= high:

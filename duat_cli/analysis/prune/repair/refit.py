@@ -51,8 +51,7 @@ class Calls:
     first: Tensor
     arguments: Sequence[tuple[Sequence[Any], dict[str, Any]]]
     after: Sequence[Tensor] = ()
-    """Hidden states behind every block of the dense model; empty: not kept, the dense model runs again for every
-    set."""
+    """Hidden states behind every block of the dense model; empty: not kept, so it runs again for every set."""
     own: Own = field(default_factory=dict)
     """Outputs of the layers of `outputs`, where `after` is kept."""
 

@@ -72,8 +72,7 @@ class Nested:
         return [self.curve[k].removed for k in order[:most]]
 
     def measured(self, effects: Sequence[Sequence[Effect]], budget: float) -> Nested:
-        """A copy with the measurements of each set and with one chosen. effects: for every prompt, those of all
-        sets."""
+        """A copy with each set's measurements and with one chosen. effects: for every prompt, those of all sets."""
         curve, chosen, within = list[Point](), None, True
         for point, under in zip(self.curve, zip(*effects, strict=True), strict=True):
             damage = statistics.fmean(one.damage for one in under)

@@ -257,8 +257,7 @@ class Ablator:
     def effects(
         self, recorded: Recorded, given: Given, gone: Sequence[Removals], done: Callable[[], None] = lambda: None
     ) -> list[Effect]:
-        """Effect of removing each of these, under one prompt, where all weights are in memory. done: called after
-        each."""
+        """Effect of each removal under one prompt, where all weights are in memory. done: is called after each."""
         found = self.ablations(recorded, given, gone, done)
         one_by_one(found.passes)
         return found.effects if self.settled([found]) else self.effects(recorded, given, gone, done)

@@ -59,8 +59,7 @@ class Metric(Protocol):
         return [self.measured(reference, output[None], given) for output in outputs]
 
     def probes(self, reference: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
-        """Random directions, (count, *reference.shape). noise: draws a tensor of a given shape; it may be
-        overwritten."""
+        """Random directions, (count, *reference.shape). noise: draws a tensor of a shape, which may be overwritten."""
 
     def first_order(self, reference: Tensor, given: Given) -> Tensor | None:
         """Gradient of the damage at the reference, (*reference.shape); None where it is zero, as the damage is then of
@@ -86,8 +85,8 @@ class Metric(Protocol):
 
     def of_moved(self, responses: Tensor, start: float) -> Tensor:
         """Predicted damage for one prompt where a damage `start` is done already. responses: (1 + probes, …), to the
-        slope and to probes, both taken at the output as it then is. The probes' covariance is the Hessian of KL and of
-        the loss."""
+        slope and to probes, both at the output as it then is. The probes' covariance is the Hessian of KL and of
+        nll."""
         return start - responses[0].double() + responses[1:].double().square().mean(dim=0)
 
 

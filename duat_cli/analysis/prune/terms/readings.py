@@ -216,8 +216,8 @@ class _Lost:
         return (least + mixed + own).sum(dim=0).clamp_min(0).sqrt()
 
     def _ratio(self, branch: Branch, here: slice) -> Tensor:
-        """Factor by which the scale of the branch's norm changes at each token without each of these neurons, (N,
-        I)."""
+        """Factor, (N, I), by which the scale of the branch's norm changes at each token without each of these
+        neurons."""
         scale = self._here.scale(branch)
         x = scale.centered(branch.in_front_of_norm(self._here.intact)[0])
         rows, activations = scale.centered(self._weight[here]), self._activations[:, here].double()

@@ -23,8 +23,7 @@ _COLOURED = 400  # most tokens of the latter together
 
 
 def attribute_sheet(report: AttributeReport, beside: Sequence[AttributeReport]) -> Sheet:
-    """The sheet: the first predictions as pictures, all in a table. beside: not used, as logits have no common
-    scale."""
+    """The sheet: the first predictions as pictures, all in a table. beside: unused, as logits have no common scale."""
     drawn = _leading(report.attribution[:_SHOWN], _DRAWN, least=1)
     texts = _leading(report.attribution[drawn : drawn + _SHOWN], _COLOURED)
     figures: list[Figure | None] = [continued(one, number) for number, one in enumerate(report.continuations[:_SHOWN])]

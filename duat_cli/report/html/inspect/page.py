@@ -88,8 +88,7 @@ def _tiles(report: InspectReport) -> list[Tile]:
 
 
 def _coupling(report: InspectReport) -> Figure | None:
-    """An element in which the page's script draws the maps of the embedded report; None where the report has no
-    maps."""
+    """An element in which the page's script draws the maps of the embedded report; None where there are no maps."""
     if not report.maps:
         return None
     return Figure(
@@ -165,8 +164,7 @@ def _without(blocks: Sequence[Block]) -> list[str]:
 
 
 def _certificate(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | None:
-    """A plot of errors by block with the tolerance; errors of exactly zero have no place on the axis and are only in
-    the table."""
+    """A plot of errors by block with the tolerance; errors of exactly zero have no place on the axis."""
     if not report.blocks:
         return None
     errors = [block.certificate_error for block in report.blocks]

@@ -135,8 +135,7 @@ def _other(plan: Plan, report: PruneReport) -> str:
 
 
 def _next(best: Plan, report: PruneReport) -> list[str]:
-    """A sentence on the options that write a checkpoint, for a kind of which something leaves the file if there is
-    one."""
+    """A sentence on the options that write a checkpoint, if possible for a kind of which something leaves the file."""
     plan = next((p for p in (best, *report.plans) if p.removed and (_can_leave(p) or _saves(p))), best)
     if report.protocol.ablate == "mean" and not set(plan.granularity.split(",")) <= UNIFORM:
         return []  # no bias can hold means of other kinds

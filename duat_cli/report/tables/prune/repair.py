@@ -16,8 +16,7 @@ from duat_cli.text import plural
 
 
 def repair(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
-    """Table and notes for every plan: what was refitted, and its sets on held-out prompts and on those that chose
-    them."""
+    """Table and notes for every plan: what was refitted, and its sets on held-out prompts and in-sample."""
     plans = [(plan, plan.repair) for plan in report.plans if plan.repair is not None]
     rows = [(f"{plan.granularity}, {title}", one) for plan, found in plans for title, one in _sets(plan, found)]
     if not rows:

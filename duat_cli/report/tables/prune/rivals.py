@@ -42,8 +42,7 @@ def chosen_by(one: CriterionSet) -> str:
 
 
 def said(rows: Sequence[CriterionSet], confidence: float) -> list[str]:
-    """A legend: what the names mean, the spread of random sets, and criteria that did better than duat. rows: of one
-    size."""
+    """A legend: the names, the spread of random sets, and criteria that did better than duat. rows: of one size."""
     found = []
     if any(one.allocation == "same share of layers" for one in rows):
         found.append("by layer: the same share of every layer goes; else all terms are in one order.")
