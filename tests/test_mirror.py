@@ -83,7 +83,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         analysis/shards/inspect cli/commands/merge""",
     "the whole report: analysis/prune/test_run.py": "analysis/prune/report analysis/prune/sets/plan",
     "the file read back: analysis/test_operator_file.py": "analysis/tensor_file",
-    "faults planted in the instruments: analysis/test_session.py": "models/arrays models/instrument/plain",
+    "faults planted in the instruments: analysis/test_session.py": "models/arrays",
     "adding up, and each part taken out of the frozen network: analysis/attribute/test_run.py": """
         analysis/attribute/leading analysis/attribute/parts analysis/attribute/report
         analysis/attribute/work""",

@@ -85,13 +85,13 @@ def apart(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ..
 
 def handed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Path, Tensor]:
     """The floating-point tensors in the mappings among the arguments, by the path to each."""
-    return {path: tensor for key, one in mappings_in(args, kwargs).items() for path, tensor in _tensors_in(one, (key,))}
+    return {path: tensor for key, one in mappings_in(args, kwargs).items() for path, tensor in tensors_in(one, (key,))}
 
 
 def beside_handed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The floating-point tensors in all arguments that are no mappings."""
     others = [value for value in (*args, *kwargs.values()) if not isinstance(value, MutableMapping)]
-    return [tensor for _, tensor in _tensors_in(others)]
+    return [tensor for _, tensor in tensors_in(others)]
 
 
 def with_handed(args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[Path, Tensor], Tensor]) -> Arguments:
@@ -125,14 +125,14 @@ def mappings_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Key, Mut
     return {key: value for key, value in by_slot(args, kwargs) if isinstance(value, MutableMapping)}
 
 
-def _tensors_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+def tensors_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     """Every floating-point tensor in nested lists, tuples and mappings; indices and masks have no gradient."""
     if isinstance(value, Tensor):
         if value.is_floating_point():
             yield path, value
     elif isinstance(value, Mapping | list | tuple):
         for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _tensors_in(inner, (*path, key))
+            yield from tensors_in(inner, (*path, key))
 
 
 def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import NotFiniteError, UnsupportedModelError
 from duat_cli.models.arrays import relative_error
-from duat_cli.models.instrument.calls import hidden_of
+from duat_cli.models.instrument.calls import hidden_of, tensors_in
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.rig import BlockRun, Rig
 
@@ -83,6 +83,8 @@ def deviation(instrumented: Outputs, plain: Outputs) -> float:
 
 
 def _first_tensor(output: Any) -> Tensor:
-    """The output itself, or the first floating-point tensor of a tuple or a mapping."""
-    values = [output] if isinstance(output, Tensor) else output.values() if isinstance(output, Mapping) else output
-    return next(v for v in values if isinstance(v, Tensor) and v.is_floating_point())
+    """The output itself, or the first floating-point tensor in nested tuples and mappings."""
+    found = next((tensor for _, tensor in tensors_in(output)), None)
+    if found is None:
+        raise UnsupportedModelError(f"the model's output, {type(output).__name__}, holds no floating-point tensor")
+    return found
