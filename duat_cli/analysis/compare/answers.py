@@ -30,7 +30,7 @@ class Asked:
             return None
         if target is None or against is None:
             missing = "--target" if target is None else "--against"
-            raise InputError(f"{missing}: not given; --patch follows the logit of one token or class less that of another")
+            raise InputError(f"{missing}: not given; --patch follows the logit of one token or class less another")
         if not patched:
             raise InputError("--target: the token whose logit --patch follows; give --patch, or leave it out")
         return list(zip(target, against, strict=True))

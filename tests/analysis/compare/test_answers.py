@@ -59,7 +59,7 @@ def test_a_line_that_names_no_two_tokens(target: str, against: str, said: str, t
 @pytest.mark.parametrize(
     ("asked", "patched", "said"),
     [
-        ({"target": "t50"}, True, "--against: not given; --patch follows the logit of one token or class less that of another"),
+        ({"target": "t50"}, True, "--against: not given; --patch follows the logit of one token or class less another"),
         (
             {"against_field": "wrong"},
             True,
