@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from duat_cli import __version__
 from duat_cli.analysis.plan.task import PruneOptions, Task
-from duat_cli.api.settings import one_prompt, or_papers
+from duat_cli.api.settings import one_prompt, one_question, or_papers
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.kinds import Patched, Planned
 from duat_cli.loading.checkpoint.source import has_tokenizer
@@ -60,6 +60,7 @@ class PlanRequest:
     task: Task = field(init=False)
 
     def __post_init__(self) -> None:
+        one_question(None, None, self.position, self.steps, None)
         self.task = self._task()
         own = self.texts.own or self.default_prompts
         if self.tokens is not None and (own or self.holdout is not None or self.calibration is not None):

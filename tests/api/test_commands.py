@@ -291,6 +291,11 @@ def test_a_peft_model_is_its_merged_model(demo: Any, tokenizer: Any, tmp_path: P
         (["lora-diff", "--max-tokens", "3"], lambda: duat.lora_diff(max_tokens=3), duat.InputError),
         (["check", DEMO, "--policy", "nope"], lambda: duat.check(DEMO, policy="nope"), duat.InputError),
         (["plan", "--tokens", "3", "--prompt", "x"], lambda: duat.plan(tokens=[3], prompts="x"), duat.InputError),
+        (
+            ["plan", "--for", "attribute", "--tokens", "3", "--steps", "2", "--position", "all"],
+            lambda: duat.plan(command="attribute", tokens=[3], steps=2, position="all"),
+            duat.InputError,
+        ),
         (["verify", "--prompt", " "], lambda: duat.verify(prompts=[" "]), duat.InputError),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -213,7 +213,7 @@ def _at_a_block(shape: Shape, task: Task, n: int) -> Moment:
         term("one prompt behind one block", RECORDED * scores + streams),
         term("statistics of W'", max(gram, products + pieces)),
     ]
-    if task.command == "compare" and task.probe and not task.patch:  # of texts some tokens alone have a partner
+    if task.command == "compare" and not task.patch:
         after[1] = max(term(after[1].what, gram), beside_another(shape, n), key=lambda one: one.bytes)
     return max(through, after, key=size_of)
 

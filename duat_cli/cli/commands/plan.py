@@ -106,14 +106,12 @@ def plan(
     """
     from duat_cli.analysis.clock import Clock
     from duat_cli.api.planning import PlanRequest, plan_report
-    from duat_cli.api.settings import one_question
 
     for of, names in OPTIONS_OF.items():
         for name in names:
             value = getattr(asked, name)
             if of != command and value not in (getattr(Asked, name).default, "", []):  # "", []: as if not given
                 raise InputError(f"--{name.replace('_', '-')}: is of --for {of}, not of {command}")
-    one_question(None, None, asked.position, asked.steps, None)
     require_repair(asked.calibration, asked.repair)
     wanted = loading.request(model)
     pruning = Pruning(**{name: getattr(asked, name) for name in OPTIONS_OF["prune-bound"]})

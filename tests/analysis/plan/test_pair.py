@@ -114,13 +114,13 @@ def test_a_check_of_weights_alone_takes_no_torch(shape: Shape) -> None:
     assert size_of(peak(shape, Task("check", runs=False), "streamed")) < 64 * MIB
 
 
-def test_two_pictures_are_compared_in_float64_piece_by_piece(shape: Shape) -> None:
+def test_two_prompts_are_compared_in_float64_piece_by_piece(shape: Shape) -> None:
     assert pair.ELEMENTS == input_change.ELEMENTS
-    task = Task("compare", (500, 500), probe=500)
+    task = Task("compare", (500, 500))
     terms = {term.what: term.bytes for term in peak(shape, task, "resident")}
     scores = shape.heads * 500**2
     assert (
         terms["two prompts in one block"] == 12 * 8 * min(1 << 20, scores) + 3 * 4 * scores + 8 * 4 * 500 * shape.width
     )
-    texts = {term.what for term in peak(shape, replace(task, probe=0), "resident")}
-    assert "two prompts in one block" not in texts
+    patched = {term.what for term in peak(shape, replace(task, patch=True), "resident")}
+    assert "two prompts in one block" not in patched  # what is patched in stands in memory instead
