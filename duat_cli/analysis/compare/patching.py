@@ -52,7 +52,7 @@ MISSING = {
     "together": "it has neither attention weights, nor norms, nor an FFN",
 }
 SAME = "the difference in logits is the same behind a and behind b, but for rounding"
-NO_THIRD = "each pair needs another whose second prompt is a third text of as many tokens, to be put there instead"
+NO_THIRD = "each pair needs another whose second prompt is a third one of as many tokens, to be put there instead"
 ALL = slice(None)
 UNSOUND = "with it the model's output is not finite"
 UNMOVED = "the predictions are alike, or infinitely far from each other"

@@ -25,7 +25,7 @@ class PatchEffect(WithReasons):
         Finite | None,
         Meaning("share", "measured", formula="the same with b of the next pair that is neither text", signed=True),
     ] = Field(
-        description="the same with the part of a third text: what any other would move; null where a pair has none"
+        description="the same with the part of a third prompt: what any other would move; null where a pair has none"
     )
     kl: Annotated[
         Finite | None,
