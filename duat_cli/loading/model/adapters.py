@@ -1,7 +1,7 @@
-"""The base of a PEFT model in memory with what its adapters do now, each layer as it is.
+"""The base of a PEFT model in memory, changed as its adapters change it now, layer by layer.
 
-A layer may be disabled or merged already while others are not, and the weight that it changes may be another layer's as
-well (tied embeddings), which the running model leaves as it is.
+One layer may be disabled or merged already while others are not. The weight that an adapter changes may be another
+layer's as well (tied embeddings); the running model leaves that other layer as it is.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.quiet import foreign_errors
 from duat_cli.text import clean, listed, plural
 
-Copies = dict[int, tuple[nn.Parameter, nn.Parameter]]  # id of a copy -> the copy, and the weight that it is one of
+Copies = dict[int, tuple[nn.Parameter, nn.Parameter]]  # id of a copy -> the copy, and the weight it was copied from
 
 _NONE = "no adapter is active: these are the numbers of the base"
 
 
 def rest(shell: nn.Module) -> None:
-    """Takes what is merged out of the layers that are disabled, as PEFT does when they run next; no weight that the
-    caller may hold is written to, and what was one weight stays one."""
+    """Unmerges the adapters of layers that are disabled, as PEFT does when they run next. No weight that the caller may
+    hold is written to, and tied weights stay tied."""
     parts: list[Any] = [part for part in shell.modules() if _is_tuner(part) and _is_off(part)]
     for part in parts:
         if part.merged:
@@ -37,10 +37,11 @@ def rest(shell: nn.Module) -> None:
 
 
 def merged(shell: Any) -> tuple[PreTrainedModel, list[str]]:
-    """shell: a copy of a PEFT model at rest, which is used up. Its weights may be the caller's; none is written to.
+    """The base with the active adapters merged, and notes for the user.
 
-    UnsupportedModelError where PEFT cannot merge it, where vectors in front of the tokens are no weights, and where a
-    hook of the caller's has no place without the adapter.
+    shell: a copy of a PEFT model at rest, which is used up. Its weights may be the caller's; none is written to.
+    UnsupportedModelError where PEFT cannot merge the adapter, where an adapter puts vectors in front of the tokens
+    (these are no weights), and where a hook of the caller's has no place without the adapter.
     """
     if shell.active_peft_config.is_prompt_learning:
         kind = clean(str(shell.active_peft_config.peft_type.value))
@@ -58,7 +59,7 @@ def merged(shell: Any) -> tuple[PreTrainedModel, list[str]]:
         used = {adapter for layer in layers.values() if not _is_off(layer) for adapter in _in_use(layer)}
         for part in [m for layer in layers.values() for m in layer.modules() if _is_tuner(m) or _is_saved(m)]:
             if _is_off(part) or (_is_tuner(part) and part.merged):
-                part.set_adapter([])  # what it wraps is what runs
+                part.set_adapter([])  # the wrapped layer alone runs
         copies: Copies = {}
         for name, layer in layers.items():
             acts = any(part.active_adapters for part in layer.modules() if _is_tuner(part))
@@ -69,9 +70,9 @@ def merged(shell: Any) -> tuple[PreTrainedModel, list[str]]:
         model = shell.merge_and_unload(progressbar=False) if copies else shell.unload()
         for name, layer in layers.items():
             add_hooks(layer, model.get_submodule(name))
-        add_hooks(shell, model)  # it hands on what it is called with, and what comes back
+        add_hooks(shell, model)  # the shell passes its inputs and outputs on unchanged
     apart = _tied_again(model, copies)
-    if copies and tied is not None:  # PEFT unsets it for what is tied again by now
+    if copies and tied is not None:  # PEFT unsets it, also for weights that are tied again here
         model.config.tie_word_embeddings = False if apart else tied
     if off and len(off) == len(layers):
         notes = [f"the adapter {active} is disabled: these are the numbers of its base"]
@@ -89,12 +90,12 @@ def merged(shell: Any) -> tuple[PreTrainedModel, list[str]]:
 
 
 def _is_tuner(module: Any) -> bool:
-    """Whether it stands around a layer and changes what that computes."""
+    """Whether the module wraps a layer and changes what the layer computes."""
     return children_of(module).get("base_layer") is not None and hasattr(module, "merged_adapters")
 
 
 def _is_saved(module: Any) -> bool:
-    """Whether it stands around a layer that adapters have a whole copy of, or some tokens."""
+    """Whether the module wraps a layer that adapters store a whole copy of, or some tokens of."""
     return "original_module" in children_of(module) and hasattr(module, "unload_and_optionally_merge_module")
 
 
@@ -103,12 +104,12 @@ def _is_off(module: Any) -> bool:
 
 
 def _in_use(layer: Any) -> list[str]:
-    """What is merged is what runs, whatever is active."""
+    """Names of the adapters that a layer runs with: the merged ones if there are any, otherwise the active ones."""
     return (layer.merged_adapters if _is_tuner(layer) else []) or layer.active_adapters
 
 
 def _wrapped(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """What PEFT put around layers, with its name; nothing that stands inside of another."""
+    """PEFT's wrappers of layers, each with its name; without wrappers inside of other wrappers."""
     for leaf, child in module.named_children():
         if _is_tuner(child) or _is_saved(child):
             yield prefix + leaf, child
@@ -123,14 +124,16 @@ def _outermost(layer: nn.Module) -> list[Any]:
 
 
 def _copied(part: Any) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    """The layer gets weights of its own, which merging changes there alone: each of them, and what it was."""
+    """Gives the layer weights of its own, so that merging changes them there alone. Returns each new weight with the
+    old one."""
     old = list(part.base_layer.parameters())
     part.base_layer = copy.deepcopy(part.base_layer)
     return list(zip(part.base_layer.parameters(), old, strict=True))
 
 
 def _tied_again(model: nn.Module, copies: Copies) -> list[str]:
-    """Weights that were one and have the same values still are one again; the names of those that have not."""
+    """Ties the weights again that were tied before and still have equal values; returns the names of those that now
+    differ."""
     places: dict[int, dict[str, nn.Parameter]] = {}
     for name, value in model.named_parameters(remove_duplicate=False):
         old = copies[id(value)][1] if id(value) in copies else value
@@ -150,7 +153,8 @@ def _tied_again(model: nn.Module, copies: Copies) -> list[str]:
 
 
 def _refuse_hooks_inside(name: str, layer: nn.Module, acts: bool) -> None:
-    """acts: an adapter changes what the layer computes; else its own parts do not run, but for what it wraps."""
+    """Refuses a caller's hook inside a wrapped layer. acts: whether an adapter changes what the layer computes; if not,
+    only the wrapped layer runs, and hooks on it are fine."""
     for part, module in layer.named_modules():
         if part and is_hooked(module) and (acts or _is_tuner(module)):
             raise UnsupportedModelError(

@@ -1,5 +1,5 @@
-"""Which field of config.json keeps a class from being built, or contradicts the shapes of the weights: tried out, so
-that what is named is why, or would fit."""
+"""The field of config.json that keeps a class from being built, or that contradicts the shapes of the weights. Each
+candidate is tried out, so the field that is named is the reason, or its new value would fit."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from typing import Any
 from duat_cli.loading.checkpoint.preflight import config_fields
 from duat_cli.text import clean, shown
 
-_MOST = 24  # trials; each builds the config or the modules once more
-_KEPT = ("model_type", "architectures", "num_hidden_layers", "n_layer", "auto_map")  # what is built, and how much of it
+_MOST = 24  # trials; each builds the config or the modules again
+_KEPT = ("model_type", "architectures", "num_hidden_layers", "n_layer", "auto_map")  # what is built, and its depth
 
 
 def blamed(config: dict[str, Any], error: str, builds: Callable[[dict[str, Any]], bool], kind: type = object) -> str:
-    """ "; hidden_act 'swoosh' is why: without it the error is gone"; empty where no single field is, or it is named.
+    """The end of an error message, such as "; hidden_act 'swoosh' is why: without it this error is gone". Empty where
+    no single field is the reason, or where the error names the field already.
 
-    config: as written. error: what was said. builds: whether a config does without that error. Fields whose value the
-    error has come first; a yes or no is turned round, as the default may be the same. kind: of the values to try.
+    config: as written. error: the text of the error. builds: whether a config can be built without that error. Fields
+    whose value appears in the error are tried first. A boolean is inverted, not left out, because it may equal its
+    default. kind: type of the values to try.
     """
     stated = [found for found in _paths(config, ()) if isinstance(found[1], kind)]
     paths = sorted(stated, key=lambda found: (_text(found[1]) not in error, len(found[0])))
@@ -48,7 +50,7 @@ def _without(config: dict[str, Any], path: tuple[str, ...], value: object) -> di
 
 
 def _copied(config: dict[str, Any], path: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A copy, and what of it holds the last part of the path."""
+    """A copy of the config, and the dict in it that holds the last part of the path."""
     changed = copy.deepcopy(config)
     inner = changed
     for part in path[:-1]:
@@ -61,8 +63,8 @@ def _text(value: object) -> str:
 
 
 Shape = tuple[int, ...]
-_NO_SIZES = ("_id", "_ids", "layer", "layers")  # a number of blocks is in no shape, and takes long to try
-_LARGEST = 64  # times the side or the value; a larger number would build a model that nobody has
+_NO_SIZES = ("_id", "_ids", "layer", "layers")  # the number of blocks appears in no shape, and takes long to try
+_LARGEST = 64  # times the side or the value, whichever is larger; a larger number would build a model that nobody has
 
 
 def fitting_fields(
@@ -71,11 +73,11 @@ def fitting_fields(
     shapes: Mapping[str, tuple[Shape, Shape]],
     fits: Callable[[dict[str, Any]], bool],
 ) -> list[tuple[str, int, int]]:
-    """(field, its value, the one that would fit) of every single field that explains all wrong shapes.
+    """(field, its value, the value that would fit) for every single field that explains all wrong shapes.
 
-    config: as written; defaults: with what it does not state. shapes: tensor -> (stored, wanted by the config).
-    fits: whether a config goes with the files. A field's candidates are what its value would be if a side were
-    proportional to it or to its inverse, or if it were added in a side.
+    config: as written; defaults: the config with the fields it does not state. shapes: tensor -> (stored, wanted by the
+    config). fits: whether a config matches the files. A field's candidates are the values it would have if a side were
+    proportional to it or to its inverse, or if it were a summand of a side.
     """
     found: dict[str, tuple[str, int, int]] = {}
     fields = [*config_fields(defaults), *config_fields(config)]
@@ -89,7 +91,7 @@ def fitting_fields(
 
 
 def _candidates(numbers: dict[str, int], shapes: Mapping[str, tuple[Shape, Shape]]) -> Iterator[tuple[str, int, int]]:
-    """Those first that explain the most tensors; a field that explains few of them cannot explain all."""
+    """Candidates, those first that explain the most tensors; a field that explains few tensors cannot explain all."""
     sides = [
         (stored, wanted)
         for pair in shapes.values()

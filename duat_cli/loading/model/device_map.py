@@ -1,9 +1,9 @@
 """`--device-map`: which device keeps which weights of a model whose blocks compute one after the other.
 
-One device computes; the others keep weights for it, so that a block comes from their memory and not from its file, and
+One device computes. The others keep weights for it, so that a block is read from their memory instead of its file, and
 no number depends on the map. accelerate infers the map. Its `dispatch_model` is not used: it computes every block where
-its weights are, so that the parts of a sum lie on several devices, and its hooks show `meta` weights to whoever looks
-at them between two passes.
+its weights are, so the parts of a sum would lie on several devices, and between two passes its hooks put `meta` tensors
+in the place of weights.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from duat_cli.text import clean, listed, one_line, shown
 
 INFERRED = ("auto", "balanced", "sequential")
 DISK = "disk"
-"""Weights that no device keeps: they are read whenever their block is to compute."""
+"""The place of weights that no device keeps; they are read each time their block is to compute."""
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class DeviceMap:
-    """What --device-map asks for."""
+    """The request of --device-map."""
 
     given: str
     places: Mapping[str, str] | None
-    """Of a file: module or parameter -> device; None where it is to be inferred."""
+    """Module or parameter -> device, as the file says; None where the map is to be inferred."""
 
     @classmethod
     def of(cls, given: str) -> DeviceMap:
-        """InputError for a name that is none, a file that is no map, and a device that is not there."""
+        """The map that the option names. InputError for an unknown name, a file that is no map, and a device that is
+        not there."""
         if given in INFERRED:
             return cls(given, None)
         path = Path(given)
@@ -60,15 +61,15 @@ class DeviceMap:
         return cls(given, {name: _device(given, name, value) for name, value in content.items()})
 
     def homes(self, model: Any, room: Mapping[str, float], dtype: torch.dtype) -> Callable[[str], str]:
-        """Parameter of the model -> the device that keeps it, or DISK.
+        """A function from a parameter's name to the device that keeps it, or DISK.
 
-        model: without memory. room: bytes, by device. dtype: that most weights are stored in.
+        model: on `meta`. room: free bytes of each device. dtype: the one that most weights are stored in.
         """
         places = self._inferred(model, room, dtype) if self.places is None else self._checked(model, self.places)
         return lambda name: places[_nearest(name, places) or ""]
 
     def require_room(self, kept: Mapping[str, int], room: Mapping[str, float]) -> None:
-        """InputError where a device has less room than it is to keep. kept: bytes, by device."""
+        """InputError where a device has less room than it is to keep. kept: bytes to keep, by device."""
         for device, size in kept.items():
             left = room.get(device, 0)
             if size > left:
@@ -87,7 +88,7 @@ class DeviceMap:
         return {name: f"cuda:{device}" if isinstance(device, int) else str(device) for name, device in found.items()}
 
     def _checked(self, model: Any, places: Mapping[str, str]) -> dict[str, str]:
-        """Every name is one of the model's, and every parameter has a place."""
+        """The map, after checks: every name is one of the model's, and every parameter has a place."""
         parameters = [name for name, _ in model.named_parameters()]
         known = {name for name, _ in model.named_modules()} | set(parameters)
         odd = [name for name in places if name not in known]
@@ -109,18 +110,18 @@ class DeviceMap:
 
 @dataclass(frozen=True)
 class Placed:
-    """A map, and what there is to place on."""
+    """A map, and the room on each device."""
 
     devices: DeviceMap
     room: Mapping[str, float]
-    """Bytes, by device."""
+    """Free bytes, by device."""
 
     def homes(
         self, model: Any, pages: Sequence[Page], targets: Mapping[str, tuple[str, bool]], files: CheckpointFiles
     ) -> dict[str, str]:
-        """Tensor of the files -> the device that keeps it; without those that none does.
+        """Tensor of the files -> the device that keeps it. Tensors that no device keeps are left out.
 
-        pages: all but the frame, which is where the model computes in any case. targets: as of `layout`.
+        pages: all but the frame, which is always where the model computes. targets: as `layout` takes them.
         """
         home = self.devices.homes(model, self.room, most_stored(files) or model.dtype)
         tensors = [name for page in pages for name in page.tensors]
@@ -133,20 +134,20 @@ class Placed:
 
 
 def _nearest(name: str, places: Mapping[str, str]) -> str | None:
-    """The longest name of the map that this one is, or lies in."""
+    """The longest name of the map that equals this name or is a module around it."""
     parts = name.split(".")
     around = (".".join(parts[:k]) for k in range(len(parts), -1, -1))
     return next((one for one in around if one in places), None)
 
 
 def _key(device: str) -> int | str:
-    """accelerate's name of a device."""
+    """accelerate's name of the device."""
     kind, _, number = device.partition(":")
     return int(number or 0) if kind == "cuda" else device
 
 
 def _device(given: str, name: str, value: object) -> str:
-    """One that can keep weights, by its full name."""
+    """The full name of a device, which must be able to keep weights."""
     where = f"--device-map {clean(given)}: {shown(name)}: device {shown(value)}"
     if value == DISK:
         return DISK
@@ -156,6 +157,6 @@ def _device(given: str, name: str, value: object) -> str:
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = one_line(str(error).partition("\n")[0], 120)
         raise InputError(f"{where}: not usable here ({reason}); use cpu or {DISK}") from error
-    if device.type == "cpu":  # which torch numbers as well
+    if device.type == "cpu":  # torch may number the CPU as well
         return "cpu"
     return "cuda:0" if str(device) == "cuda" else str(device)

@@ -1,7 +1,7 @@
 """A model that is in memory already, made ready to run without touching it.
 
-What runs is a copy of its modules over the same weights: parameters share their memory with the model's own, and
-everything else (config, hooks, modes, buffers) is copied. The model itself is left as it was.
+The model that runs is a copy of its modules over the same weights: parameters share their memory with the original's,
+and everything else (config, hooks, modes, buffers) is copied. The original is left as it was.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _NAMES = {dtype: name for name, dtype in STORED.items()}
 
 
 def given(model: Any) -> LoadedModel:
-    """A transformers model, or a PEFT model of one, as `load` gives a checkpoint's.
+    """A transformers model, or a PEFT model of one, in the form in which `load` returns a checkpoint's.
 
-    Of a PEFT model the active adapters are merged, as PEFT merges them, into copies of the weights that they change
-    while it runs: a layer whose adapters are disabled is its base's, and a tied weight is changed where the adapter is.
-    InputError or UnsupportedModelError, one line, says what cannot be taken.
+    The active adapters of a PEFT model are merged, as PEFT does, into copies of the weights that they change. A layer
+    whose adapters are disabled stays as in the base, and a tied weight is changed only where the adapter is. InputError
+    or UnsupportedModelError, one line, says why a model cannot be taken.
     """
     model = uncompiled(model)
     wrapped = hasattr(model, "peft_config") and hasattr(model, "get_base_model")
@@ -85,7 +85,8 @@ def given(model: Any) -> LoadedModel:
 
 
 def _device(model: PreTrainedModel) -> torch.device:
-    """Where all of it is; refuses what is spread, quantised, computed before every pass or not there."""
+    """The one device of all weights. Refuses models whose weights are on several devices, quantised, computed before
+    every pass, or not in memory."""
     name = type(model).__name__
     devices = sorted({str(p.device) for p in model.parameters()})
     if "meta" in devices:
@@ -114,13 +115,14 @@ def _device(model: PreTrainedModel) -> torch.device:
 
 
 def _memo(model: nn.Module) -> dict[int, Any]:
-    """What stands in the copy for each parameter and buffer: the same memory for a parameter."""
+    """The memo of `copy.deepcopy`: by its id, what replaces each parameter and buffer in the copy. A parameter keeps
+    its memory."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         value = parameter.detach()
-        value = value.clone() if value.is_inference() else value  # of one made in inference mode no gradient can be had
+        value = value.clone() if value.is_inference() else value  # a tensor made in inference mode has no gradients
         memo[id(parameter)] = nn.Parameter(value, requires_grad=False)
-    for module in model.modules():  # LoRA's layers keep what tied factors were made of, which cannot be copied
+    for module in model.modules():  # LoRA's layers keep the sources of tied factors, which cannot be copied
         kept = getattr(module, "kwargs", None)
         made = kept.get("tied_adapter") if isinstance(kept, dict) else None
         memo |= {id(factor): factor.detach() for factor in (made or {}).values()}
@@ -130,7 +132,7 @@ def _memo(model: nn.Module) -> dict[int, Any]:
 
 
 def _described(model: nn.Module, name: str) -> CheckpointFiles:
-    """As headers would say it: the weights' dtypes and shapes."""
+    """The weights' dtypes and shapes, in the form of a checkpoint's headers."""
     tensors = {
         n: TensorEntry(tuple(p.shape), _NAMES[p.dtype], "", p.numel() * p.element_size(), 0)
         for n, p in model.named_parameters()
@@ -139,14 +141,15 @@ def _described(model: nn.Module, name: str) -> CheckpointFiles:
 
 
 def streamed(model: nn.Module, entries: dict[str, TensorEntry]) -> Iterator[Streamed]:
-    """Every parameter that is not empty. entries: what headers would say of them."""
+    """Every parameter that is not empty, in pieces. entries: their shapes and dtypes, as headers would have them."""
     for name, parameter in model.named_parameters():
         if parameter.numel():
             yield Streamed(name, entries[name], _pieces(parameter.detach()))
 
 
 def _pieces(value: Tensor) -> Iterator[Piece]:
-    """All dimensions but the last are rows, a vector is a column; float64 stays what it is."""
+    """The values in pieces: all dimensions but the last are rows, a vector is one column. float64 stays float64, all
+    else becomes float32."""
     matrix = value.reshape(-1, value.shape[-1] if value.ndim > 1 else 1)
     columns = matrix.shape[1]
     long = columns > LONGEST_ROW

@@ -1,4 +1,4 @@
-"""Which GPU a process takes."""
+"""The GPU that a process uses."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ NO_FLOAT64 = "has no float64, which sums and certificates take"
 
 
 def use_gpu(number: int) -> None:
-    """What 'cuda' means from now on. More processes than GPUs share them."""
+    """Makes 'cuda' mean this GPU from now on. If there are more processes than GPUs, they share them."""
     cuda = _torch().cuda
     if cuda.is_available():
         cuda.set_device(number % cuda.device_count())
 
 
 def full_precision() -> None:
-    """Convolutions of float32 compute in float32 from now on: cuDNN's keep ten bits of a number otherwise (TF32), less
-    than a certificate asks for."""
+    """Makes float32 convolutions compute in float32 from now on. By default cuDNN keeps ten bits of a mantissa (TF32),
+    too few for a certificate."""
     _torch().backends.cudnn.allow_tf32 = False
 
 
 def give_back_gpu_memory(device: str) -> None:
-    """What torch keeps to use it again; pieces of another size would stand beside it. Nothing on a CPU."""
+    """Returns to the driver the memory that torch keeps for reuse, because tensors of another size would need memory
+    beside it. Does nothing on a CPU."""
     if device.startswith("cuda"):
         _torch().cuda.empty_cache()
 
 
 def peak_gpu_memory(device: str) -> int | None:
-    """The most bytes that this process has had of a GPU, beside the driver's own; None of another device."""
+    """The most bytes that this process has reserved on a GPU, without the driver's own; None for another device."""
     return int(_torch().cuda.max_memory_reserved(device)) if device.startswith("cuda") else None
 
 
 def sees_accelerator() -> bool:
-    """Whether torch has a device beside the CPU. Gradients start a thread for it even where they are the CPU's, and
-    torch computes none in a process that is forked behind them."""
+    """Whether torch has a device beside the CPU. If so, gradients start a thread for it even on the CPU, and a process
+    that is forked after that cannot compute gradients."""
     return bool(_torch().accelerator.is_available())
 
 
@@ -49,7 +50,7 @@ def lacks_float64(device: Any) -> bool:
 
 
 def _torch() -> Any:
-    """Imported when it is asked for."""
+    """torch, imported on first use."""
     with uncollected():
         import torch
 

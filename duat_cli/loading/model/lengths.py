@@ -1,4 +1,4 @@
-"""How many tokens prompts have, asked before the model is loaded: by the tokenizer's own file, or by transformers."""
+"""Number of tokens of prompts, found before the model is loaded: with tokenizer.json alone, or through transformers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def token_counter(
     path: Path, most: int | None, *, trust_remote_code: bool = False, template: Path | None = None
 ) -> Callable[[Sequence[PromptText]], list[int]]:
-    """What gives the tokens of each text under the tokenizer of a checkpoint folder, special ones included, at most
-    `most`.
+    """A function that counts the tokens of each text with the tokenizer of a checkpoint folder: special ones included,
+    at most `most`.
 
-    The tokenizer is read once, with the first text: tokenizer.json without transformers, where it is there and no
+    The tokenizer is read once, with the first text. tokenizer.json is read without transformers if it is there and no
     conversation has to be written out. template: the folder whose chat template stands in for one that is missing.
     CheckpointError where there is no tokenizer.
     """
@@ -44,7 +44,8 @@ def token_counter(
 
 
 def _by_file(path: Path) -> Callable[[PromptText], int] | None:
-    """None where there is no such file, or none that can be read: transformers then says what is wrong with it."""
+    """A counter that reads tokenizer.json; None where the file is missing or cannot be read, so that transformers then
+    says what is wrong with it."""
     if not path.is_file():
         return None
     try:

@@ -1,7 +1,7 @@
 """A checkpoint as a model in memory, or one line that says why not.
 
-transformers only builds the module tree and puts the tensors in. The tree is built without memory, every name and shape
-is compared with the headers, then the weights are read, and some of them are compared with the file.
+transformers only builds the module tree and puts the tensors in. The tree is built without memory, and every name and
+shape is compared with the headers. Then the weights are read, and some of them are compared with the file.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class LoadedModel:
     revision: str | None
     files: CheckpointFiles
     dtype: str
-    """Of the weights in memory, such as 'float32'."""
+    """Dtype of the weights in memory, such as 'float32'."""
     device: str
     warnings: tuple[str, ...]
-    """Of the files and of the load, one clean line each."""
+    """Warnings about the files and the load, one clean line each."""
     nonfinite_weights: dict[str, int]
     """Parameter -> how many of its values are NaN or infinite; empty for a sound checkpoint."""
     unexpected: tuple[str, ...] = ()
@@ -61,17 +61,17 @@ class LoadedModel:
     spare: tuple[str, ...] = ()
     """Missing tensors that do not matter, taken as zero."""
     paged: PagedWeights | None = None
-    """Where one block's weights are in memory at a time."""
+    """The pager and its findings, where one block's weights are in memory at a time; otherwise None."""
     memory: int | None = None
-    """Bytes that the process may take; None is what the system leaves."""
+    """Bytes that the process may take; None for what the system leaves."""
     planned_memory: int | None = None
     """Bytes that the process was planned to take at most."""
     processes: int = 1
-    """How many were planned to share the prompts."""
+    """Number of processes that were planned to share the prompts."""
     waiting: int | None = None
-    """Bytes of passes that were planned to wait for the next block at the same time, where they may be many."""
+    """Bytes of the passes that were planned to wait for the next block at the same time, where there may be many."""
     like: Mapping[str, Tensor] | None = None
-    """Where the model reads no token ids: inputs of the shapes that it reads, for its discovery."""
+    """Inputs of the shapes that the model reads, for its discovery, where it reads no token ids."""
     stack: StackName | None = None
     """The stack that --stack named, of which `model` is the part."""
     chain: str | None = None
@@ -81,25 +81,28 @@ class LoadedModel:
     whole: PreTrainedModel | None = None
     """The model that `model` is a part of, by --stack."""
     pair: PreTrainedModel | None = None
-    """Of a decoder the encoder-decoder that it belongs to, whose head reads what it gives."""
+    """The encoder-decoder that `model`, a decoder, belongs to; its head reads the decoder's output."""
 
     @property
     def reads_tokens(self) -> bool:
-        """Positions of a picture or a sound, which some models read in their place, say nothing."""
+        """Whether the model reads token ids. Positions of a picture or a sound, which some models read instead, have no
+        text."""
         return self.like is None or "input_ids" in self.like
 
     @property
     def named(self) -> PreTrainedModel:
-        """The model whose modules are called as in the files: `model`, or what it is a part of by --stack."""
+        """The model whose modules have the names used in the files: `model`, or with --stack the model it is a part
+        of."""
         return self.model if self.whole is None else self.whole
 
     def bring(self, module: nn.Module) -> None:
-        """Have the weights of this module in memory, where they are read block by block."""
+        """Brings the weights of this module into memory, if weights are read block by block."""
         if self.paged is not None:
             self.paged.pager.bring(module)
 
     def value_notes(self) -> list[str]:
-        """What `warnings` could not say yet of weights that are read block by block: all of them are read now."""
+        """Notes on values that `warnings` lacks, if weights are read block by block. All weights that are left are read
+        now."""
         if self.paged is None:
             return []
         self.paged.pager.complete()
@@ -116,7 +119,7 @@ class Edit(Protocol):
         """Whether that parameter of the model is changed."""
 
     def put(self, model: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: str) -> None:
-        """In place of `load_part`."""
+        """Called in place of `load_part`."""
 
 
 @dataclass(frozen=True)
@@ -129,10 +132,11 @@ class PagedWeights:
     """Parameter or saved buffer -> its part of the fingerprint."""
     matrices: int
     kept: int = 0
-    """Bytes that stay in the memory of the device that computes once they are read."""
+    """Bytes of weights that, once read, stay in the memory of the device that computes."""
 
     def fingerprint(self, model: Any) -> str:
-        """Of all weights of the model, or of a part of it: what no pass has asked for is read now."""
+        """The fingerprint of all weights of the model, or of a part of it. Weights that no pass has asked for are read
+        now."""
         self.pager.complete()
         return combined(self.pager.within(model, self.digests))
 
@@ -169,9 +173,11 @@ def load_files(
     edit: Edit | None = None,
     placed: Placed | None = None,
 ) -> LoadedModel:
-    """The model of files that are found and checked. paged: with one block's weights in memory at a time, and those
-    that `placed` keeps. edit: what changes these weights as they are read; what is said of weights is said of the
-    files' own."""
+    """The model of files that are found and checked.
+
+    paged: whether only one block's weights, and those that `placed` keeps, are in memory at a time. edit: a change of
+    the weights as they are read; notes on weights are about the files' own.
+    """
     asked_dtype, asked_device = parse_dtype(dtype), parse_device(device)
     check_model_type(files, trust_remote_code)
     if asked_device.type == "cpu" and not paged:
@@ -194,7 +200,7 @@ def load_files(
         pages = _paged(model, cls, config, files, fit, scan, str(asked_device), edit, placed, copies)
         changed, found = [], []
     else:
-        give_back_gpu_memory(str(asked_device))  # of what was cast there
+        give_back_gpu_memory(str(asked_device))  # memory of tensors that were cast there
         _clear(model, fit.spare)
         changed = compare_with_files(model, files)
         for name, parameter in model.named_parameters():
@@ -216,8 +222,7 @@ def load_files(
 
 
 def fit_of(files: CheckpointFiles, dtype: str, trust_remote_code: bool) -> Fit:
-    """How config.json and the headers go together; CheckpointError where they contradict each other. No value is
-    read."""
+    """The fit of config.json and the headers. CheckpointError where they contradict each other. No value is read."""
     check_model_type(files, trust_remote_code)
     with hushed():
         config = _read_config(files, trust_remote_code)
@@ -243,7 +248,7 @@ def class_of(files: CheckpointFiles, trust_remote_code: bool) -> type[PreTrained
 
 
 def parse_dtype(name: str) -> torch.dtype | None:
-    """A torch dtype; None for 'auto', which is the stored one."""
+    """A torch dtype; None for 'auto', the dtype as stored."""
     if name == "auto":
         return None
     if name not in DTYPES:
@@ -252,8 +257,8 @@ def parse_dtype(name: str) -> torch.dtype | None:
 
 
 def parse_device(name: str) -> torch.device:
-    """A device that can be used here; 'auto' is cuda if there is one, else cpu. Of a GPU with its number: what 'cuda'
-    alone means is a matter of the thread, and transformers loads in several."""
+    """A device that can be used here; 'auto' is cuda if there is one, else cpu. A GPU comes with its number, because
+    'cuda' alone means another GPU in another thread, and transformers loads in several threads."""
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
     except RuntimeError as error:
@@ -307,7 +312,8 @@ def _fill(
 
 
 def settle(model: PreTrainedModel, device: torch.device) -> None:
-    """Ready to run: no gradients, no dropout, experts in a way that this dtype knows, a GPU's convolutions in full."""
+    """Makes the model ready to run: no gradients, no dropout, experts computed in a way that supports this dtype, and
+    float32 convolutions on a GPU in full precision."""
     if device.type == "cuda":
         full_precision()
     if not _grouped_kernel_knows(model.dtype, device) and hasattr(model, "set_experts_implementation"):
@@ -317,12 +323,13 @@ def settle(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def _grouped_kernel_knows(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the kernel that transformers takes for routed experts (`grouped_mm`) computes in this dtype; asked by a
-    call, because torch lists neither dtypes nor devices. A torch without the kernel leaves transformers to a loop."""
+    """Whether the kernel that transformers uses for routed experts (`grouped_mm`) computes in this dtype. A call finds
+    out, because torch lists neither dtypes nor devices. True if torch lacks the kernel: then transformers uses a
+    loop."""
     kernel = getattr(torch.nn.functional, "grouped_mm", None)
     if kernel is None:
         return True
-    one = torch.zeros(16, 16, dtype=dtype, device=device)  # rows and columns in multiples of 16 bytes, as it demands
+    one = torch.zeros(16, 16, dtype=dtype, device=device)  # it demands multiples of 16 bytes for rows and columns
     try:
         kernel(one, one[None], offs=torch.tensor([16], dtype=torch.int32, device=device))
     except (RuntimeError, NotImplementedError):
@@ -342,14 +349,14 @@ def _paged(
     placed: Placed | None,
     copies: Collection[str],
 ) -> PagedWeights:
-    """The weights of a model on `meta`, read as they are needed. copies: tensors of the files that are not read, for
-    they are the same as others that theirs are tied to."""
+    """The weights of a model on `meta`, read as they are needed. copies: tensors of the files that are not read,
+    because they equal others that their parameters are tied to."""
     digests: dict[str, bytes] = {}
     matrices = sum(p.ndim > 1 for p in model.parameters())
     covered = {name for name, _ in saved(model)}
 
     def see(name: str, value: Tensor) -> list[Look]:
-        if edit is not None or name not in covered:  # of a tied one its first name counts
+        if edit is not None or name not in covered:  # a tied weight counts under its first name
             return []
         found: list[Look] = [Digest(name, value, digests)]
         return [*found, Sight(name, value, scan)] if isinstance(value, torch.nn.Parameter) else found
@@ -359,7 +366,7 @@ def _paged(
         steps = initialise(model, cls, config, device)
         targets = targets_of(model, stored)
         targets = {n: (to, new or to in steps or files.tensors[n].made is not None) for n, (to, new) in targets.items()}
-        if edit is not None:  # what is changed is no longer stored as it is used
+        if edit is not None:  # a changed weight is not stored in the form in which it is used
             targets = {name: (target, new or edit.changes(target)) for name, (target, new) in targets.items()}
         pages = layout(model, targets)
     put = load_part if edit is None else edit.put
@@ -374,7 +381,7 @@ def _paged(
 
 
 def _clear(model: PreTrainedModel, names: tuple[str, ...]) -> None:
-    """Zero instead of transformers' random values, so that two runs have the same fingerprint."""
+    """Sets parameters to zero in place of transformers' random values, so that two runs have the same fingerprint."""
     with torch.no_grad():
         for name in names:
             model.get_parameter(name).zero_()

@@ -1,5 +1,5 @@
-"""How much memory there is and was taken; whether a model's weights fit, asked before they are read: the system would
-kill the process."""
+"""Memory that is left and memory that was used; and whether a model's weights fit, checked before they are read,
+because otherwise the system would kill the process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GIB = 1 << 30
 
 
 def weight_bytes(files: CheckpointFiles, dtype: str) -> int:
-    """Of all weights as `dtype` ('auto': as stored)."""
+    """Bytes of all weights as `dtype` ('auto': as stored)."""
     elements = sum(t.elements for t in files.tensors.values())
     if dtype == "auto":
         return elements * SIZES[auto_dtype(files)] if files.quantised else files.total_bytes
@@ -27,7 +27,7 @@ def weight_bytes(files: CheckpointFiles, dtype: str) -> int:
 
 
 def require_memory(files: CheckpointFiles, dtype: str) -> None:
-    """CheckpointError where the weights alone, as `dtype` ('auto': as stored), are more than is left."""
+    """CheckpointError where the weights alone, as `dtype` ('auto': as stored), take more memory than is left."""
     needed, left = weight_bytes(files, dtype), available_memory()
     if needed <= left:
         return
@@ -42,28 +42,28 @@ def require_memory(files: CheckpointFiles, dtype: str) -> None:
 
 
 def memory_limit() -> int:
-    """Bytes that this process may have in all."""
+    """Bytes that this process may use in total."""
     return int(available_memory()) + resident_memory()
 
 
 def own_memory() -> int:
-    """Bytes of a forked process that it does not share with the one that it comes from, at most so far, about; 0 where
-    the system does not say."""
+    """The most bytes so far, about, that a forked process does not share with its parent; 0 where the system does not
+    say."""
     status = _fields(Path("/proc/self/status"))
     freed = status.get("VmHWM", 0) - status.get("VmRSS", 0)
     return 1024 * (_fields(Path("/proc/self/smaps_rollup")).get("Private_Dirty", 0) + freed)
 
 
 def available_memory() -> float:
-    """Bytes that this process can still have: what the system, `ulimit -v` and the container leave, the least."""
+    """Bytes that this process can still get: the least of what the system, `ulimit -v` and the container leave."""
     return min(psutil.virtual_memory().available + psutil.swap_memory().free, _of_limit(), _of_container())
 
 
 def peak_memory() -> int:
     """Peak resident memory of this process, bytes.
 
-    ru_maxrss, where there is nothing better, counts the process that started this one, too: Linux carries the parent's
-    peak through fork and exec.
+    ru_maxrss, used where nothing better is known, includes the process that started this one: Linux carries the
+    parent's peak through fork and exec.
     """
     peak = _fields(Path("/proc/self/status")).get("VmHWM")
     if peak is not None:
@@ -73,11 +73,11 @@ def peak_memory() -> int:
     import resource
 
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024  # the one in bytes, the others in KiB
+    return used if sys.platform == "darwin" else used * 1024  # macOS counts in bytes, other systems in KiB
 
 
 def _of_limit() -> float:
-    """What is left of `ulimit -v`; mapped files count."""
+    """Bytes left of `ulimit -v`; mapped files count as used."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -88,7 +88,7 @@ def _of_limit() -> float:
 
 
 def _of_container() -> float:
-    """What is left of a control group's limit, files that can be dropped set aside."""
+    """Bytes left of the control group's limit; cached files that can be dropped count as free."""
     with contextlib.suppress(OSError, ValueError):
         root = Path("/sys/fs/cgroup")
         limit = (root / "memory.max").read_text().strip()
@@ -100,7 +100,7 @@ def _of_container() -> float:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """'Name: 12 kB' or 'name 12' lines."""
+    """The numbers in lines such as 'Name: 12 kB' or 'name 12', by name."""
     found = {}
     with contextlib.suppress(OSError, UnicodeDecodeError):
         for line in path.read_text().splitlines():

@@ -1,4 +1,5 @@
-"""The class that a checkpoint is of, and a rehearsal without memory: does every tensor have its place?"""
+"""The class that a checkpoint is loaded as, and a rehearsal of the load without memory: does every tensor have its
+place?"""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def check_model_type(files: CheckpointFiles, trust_remote_code: bool) -> None:
 
 
 def _not_run(cls: type[PreTrainedModel], files: CheckpointFiles) -> list[str]:
-    """A note where the checkpoint has code of its own for a type that transformers knows as well."""
+    """A note where the checkpoint has code of its own for a type that transformers also knows."""
     if not files.config.get("auto_map"):
         return []
     return [
@@ -55,8 +56,11 @@ def _not_run(cls: type[PreTrainedModel], files: CheckpointFiles) -> list[str]:
 def model_class(
     config: PreTrainedConfig, files: CheckpointFiles, trust_remote_code: bool
 ) -> tuple[type[PreTrainedModel], list[str]]:
-    """The class that config.json names. Where it names none that is known, with a note, the one for next tokens if the
-    files hold all of it and nothing else, as their authors and `AutoModelForCausalLM` have it; else the base model."""
+    """The class that config.json names, and notes.
+
+    If it names no known class, there is a note, and the class is the one for next tokens if the files hold all of its
+    tensors and no others, as `AutoModelForCausalLM` would choose; else the base model.
+    """
     names: list[str] = files.config.get("architectures") or []
     if trust_remote_code and files.config.get("auto_map"):
         remote = _remote_class(files, names)
@@ -76,7 +80,8 @@ def model_class(
 
 
 def _named_class(name: str, config: PreTrainedConfig) -> type[PreTrainedModel] | None:
-    """transformers' class of this name, if it is one for this config; text parts stand in their file only."""
+    """transformers' class of this name, if it is one for this config. Text parts of larger models are found in their
+    modeling file only."""
     found: Any = getattr(transformers, name, None) or getattr(modeling_file(config), name, None)
     if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
         return None
@@ -91,10 +96,10 @@ def _class_for_next_tokens(config: PreTrainedConfig, files: CheckpointFiles) -> 
         return None
     cls = models[type(config)]
     if not any(name.startswith(f"{cls.base_model_prefix}.") for name in files.tensors):
-        return None  # a base model's own tensors have no prefix, and with a tied head would be all of the other's
+        return None  # a base model's own tensors have no prefix, and with a tied head they would be all of this class's
     try:
         _, info = _rehearsed(cls, config, files, torch.float32)
-    except Exception:  # what is wrong with the files is said of the base model
+    except Exception:  # the base model's error says what is wrong with the files
         return None
     return None if any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")) else cls
 
@@ -124,7 +129,7 @@ def _remote_class(files: CheckpointFiles, names: list[str]) -> type[PreTrainedMo
 
 @dataclass(frozen=True)
 class Fit:
-    """How the tensors of the files and of a class go together, where they do."""
+    """The fit of a checkpoint's tensors to a class, where they go together."""
 
     unexpected: tuple[str, ...]
     """Tensors of the files that the class does not use."""
@@ -144,7 +149,7 @@ class Fit:
         return notes
 
     def _lost_biases(self, files: CheckpointFiles) -> list[str]:
-        """Biases of layers that the class has without one; some formats store zeros there."""
+        """Biases in the files, not zero, of layers to which the class gives no bias; some formats store zeros there."""
         used = files.tensors.keys() - set(self.unexpected)
         lost = [name for name in self.unexpected if name.endswith(".bias") and name in files.tensors]
         lost = [name for name in lost if f"{name.removesuffix('bias')}weight" in used]
@@ -155,13 +160,14 @@ class Fit:
 def check_fit(cls: type[PreTrainedModel], config: PreTrainedConfig, files: CheckpointFiles, dtype: torch.dtype) -> Fit:
     """Rehearses the load without memory.
 
-    transformers does the renaming and fusing between file and modules, so only it can tell what fits. Tied
-    weights and buffers that are computed are no part of what it calls missing. A missing tensor is an error,
-    but for the pooler, which encoders are often saved without and which stands behind the last block.
+    Only transformers can tell what fits, because it renames and fuses tensors between file and modules. Tied weights
+    and buffers that are computed are not among the tensors it calls missing. A missing tensor is an error, except the
+    pooler, which encoders are often saved without and which stands behind the last block.
     """
 
     def told(content: dict[str, Any]) -> Any:
-        """Of another config; None where transformers refuses it, for each refusal has an error of its own."""
+        """The report of transformers on the tensors under another config; None where it refuses the config, with
+        whatever error."""
         try:
             return _rehearsed(cls, as_weights_are(type(config).from_dict(content)), files, dtype)[1]
         except Exception:
@@ -203,8 +209,9 @@ def _rehearsed(
 def filled(
     cls: type[PreTrainedModel], config: PreTrainedConfig, tensors: dict[str, Any], dtype: torch.dtype, **more: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """The modules with these tensors, and what transformers says of them. It looks for no file of its own: no index,
-    adapter, pickle or hub id in a config can lead it elsewhere. more: arguments of its `from_pretrained`."""
+    """The modules with these tensors, and what transformers says of them. transformers looks for no file of its own, so
+    no index, adapter, pickle or hub id in a config can make it read another. more: arguments of its
+    `from_pretrained`."""
     model, info = cls.from_pretrained(
         None, config=config, state_dict=tensors, dtype=dtype, attn_implementation="eager", local_files_only=True,
         output_loading_info=True, **more,
@@ -218,7 +225,7 @@ def _contradictions(
     mismatched: set[tuple[str, Any, Any]],
     fits: Callable[[dict[str, Any]], bool],
 ) -> str:
-    """The fields of config.json that alone explain the wrong shapes, and what they would have to be."""
+    """The fields of config.json that each alone explain the wrong shapes, and the values they would have to have."""
     shapes = {name: (tuple(stored), tuple(wanted)) for name, stored, wanted in mismatched}
     found = fitting_fields(files.config, config.to_dict(), shapes, fits)
     told = " or ".join(f"{clean(path)} {value}, which would have to be {other}" for path, value, other in found[:3])
@@ -247,7 +254,7 @@ def _refuse_missing(
     where = clean(str(files.path / files.shards[0] if len(files.shards) == 1 else files.path))
     layers = files.config.get("num_hidden_layers")
     told = f" with num_hidden_layers {layers}" if isinstance(layers, int) else ""
-    # Where more is missing than is there, no single yes or no is why, and each trial would build all of it.
+    # If more tensors are missing than present, no single boolean is the reason, and each trial would build all modules.
     why = blamed(files.config, "", complete, kind=bool) if len(missing) <= len(files.tensors) else ""
     raise CheckpointError(
         f"{where}: {plural(len(missing), 'tensor')} of {cls.__name__}{told} missing: {listed(missing)}; "

@@ -1,4 +1,4 @@
-"""What a user should know of the values of a checkpoint, as warnings."""
+"""Warnings about the values of a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from duat_cli.text import listed, plural
 
 
 def weight_notes(nonfinite: dict[str, int], zero: list[str], matrices: int) -> list[str]:
-    """What a user should know of the values: tensor -> non-finite values, zero matrices, and how many there are."""
+    """Warnings about non-finite values and zero matrices. nonfinite: tensor -> its number of non-finite values; zero:
+    matrices that are all zero; matrices: how many matrices there are."""
     notes = []
     if nonfinite:
         total = sum(nonfinite.values())

@@ -1,7 +1,7 @@
 """A `forward` that a caller put on a module, in place of its class's.
 
-Functions are not copied with a module: one that holds the module, or a method of it, goes on running the original, in
-its mode and with none of what is watched on the copy.
+Copying a module does not copy such a function. If it holds the module, or is a method of it, it goes on running the
+original: in the original's mode, and unseen by the instruments on the copy.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _LIBRARIES = ("torch", "accelerate", "transformers", "peft")
 
 
 def settle_forwards(copied: nn.Module, copies: Mapping[int, Any]) -> None:
-    """Leaves of each module's own `forward` what runs the copy: of the class's own method in a wrapper of
-    `torch.compile` or accelerate, the class's method. UnsupportedModelError, one line, of one that runs other modules.
+    """Makes each module's own `forward` run the copy. A wrapper of `torch.compile` or accelerate around the class's own
+    method is removed. UnsupportedModelError, one line, for a function that runs modules outside of the copy.
 
-    copies: what stands in the copy for each object, by the object's id, as `copy.deepcopy` leaves it in its memo.
+    copies: by the id of each original object, what stands for it in the copy, as `copy.deepcopy` leaves it in its memo.
     """
     inside = set(copied.modules())
     for name, module in copied.named_modules():
@@ -51,7 +51,7 @@ def settle_forwards(copied: nn.Module, copies: Mapping[int, Any]) -> None:
 
 
 def _modules(value: Any) -> Iterator[nn.Module]:
-    """The modules that a function can call: those that it, and what it calls, hold or name."""
+    """The modules that a function can call: those that it, or anything it calls, holds or names."""
     seen: set[int] = set()
     left = [value]
     while left:
@@ -66,7 +66,7 @@ def _modules(value: Any) -> Iterator[nn.Module]:
 
 
 def _held(value: Any) -> Iterable[Any]:
-    """What an object holds that a call of it, or of a part of it, can reach."""
+    """The contents of an object that a call of it, or of a part of it, can reach."""
     match value:
         case str() | bytes() | int() | float() | complex() | Tensor() | type() | types.ModuleType():
             return ()
@@ -89,12 +89,13 @@ def _held(value: Any) -> Iterable[Any]:
 
 def _cells(function: types.FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # one that nothing was put into yet
+        with contextlib.suppress(ValueError):  # an empty cell
             yield cell.cell_contents
 
 
 def _globals(function: types.FunctionType) -> Iterator[Any]:
-    """What a function takes from its module; a library's keeps no caller's model there."""
+    """Global values that a function uses; none for a library's function, since a library keeps no caller's model
+    there."""
     known = function.__globals__
     if str(known.get("__name__")).partition(".")[0] in _LIBRARIES:
         return

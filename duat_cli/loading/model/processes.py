@@ -1,8 +1,8 @@
 """Work on many prompts in several processes that share one model.
 
-The layers of a small model are too small for threads to share: they wait for each other longer than they compute, and
-many times as long where other programs run beside them. Forked processes of one thread each have the weights without a
-copy, and take one prompt after the other.
+The layers of a small model are too small for threads to share: threads wait for each other longer than they compute,
+and many times as long where other programs run beside them. Forked processes of one thread each share the weights
+without a copy, and take one prompt after the other.
 """
 
 from __future__ import annotations
@@ -29,43 +29,44 @@ from duat_cli.loading.model.memory import own_memory
 
 T = TypeVar("T")
 R = TypeVar("R")
-Progress = Callable[[int, int, str], None]  # as everywhere: (done, total, what is being done)
+Progress = Callable[[int, int, str], None]  # (done, total, what is being done)
 
-PAUSE = 0.2  # seconds between two words of a process about how far it is
+PAUSE = 0.2  # seconds between two progress messages of a process
 
 
 class Each(Protocol):
-    """As `map`."""
+    """A function that is called like `map`, with one iterable."""
 
     def __call__(self, work: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]: ...
 
 
 def in_turn(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """In this process, each item once the result of the one before is taken."""
+    """The results computed in this process, each item once the previous result is taken."""
     return map(work, items)
 
 
 class _Said(NamedTuple):
-    """What a process sends: how far it is, what it found, or what went wrong."""
+    """A message of a process: its progress, a result, or an exception."""
 
     kind: str
     value: Any
     memory: int = 0
-    """Bytes that are its own, at most so far."""
+    """Peak bytes so far that are the process's own."""
 
 
 class Processes:
-    """Shares work among processes, each forked as the work begins; a progress itself, wherever it is called."""
+    """Shares work among processes, each forked as the work begins. It is a progress function itself, in any of the
+    processes."""
 
     def __init__(self, count: int, progress: Progress, model: nn.Module) -> None:
-        """model: its modules are not copied where results name them."""
+        """model: results refer to its modules, which are not copied with them."""
         self.count, self._progress = count, progress
         self._modules = list(model.modules()) if count > 1 else []
         self._places = {id(module): place for place, module in enumerate(self._modules)}
         self._pipe: Connection | None = None  # in a forked process
         self._spoke = 0.0
         self.memory = 0
-        """Bytes of all processes that shared work, this one among them, at most; 0 where none did."""
+        """Peak bytes of all processes that shared work, this one included; 0 where none did."""
 
     def __call__(self, done: int, total: int, what: str) -> None:
         if self._pipe is None:
@@ -75,15 +76,17 @@ class Processes:
             self._send(self._pipe, _Said("progress", (done, total, what)))
 
     def each(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """work(item) of each item, in their order. What `work` changes elsewhere is lost, where it ran in a process of
-        its own; an item is asked for when a process is free.
+        """work(item) for each item, in order. Other changes that `work` makes are lost where it runs in a forked
+        process. An item is asked for when a process is free.
 
-        DuatError where a process is ended from outside; what `work` raises is raised here, of the first such item.
+        DuatError where a process is ended from outside. An exception of `work` is raised here, that of the first such
+        item.
         """
         return in_turn(work, items) if self.count == 1 else self._shared(work, items)
 
     def first_here(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """As `each`, but the first item in this process: what it finds of the model is there when others are forked."""
+        """Like `each`, but the first item is worked on in this process, so that what it finds out about the model is
+        there when others are forked."""
         left = iter(items)
         yield from map(work, itertools.islice(left, 1))
         yield from self.each(work, left)
@@ -99,7 +102,7 @@ class Processes:
                 pipe.close()
 
     def _forked(self, work: Callable[[T], R], children: dict[Connection, BaseProcess]) -> Connection:
-        """The pipe to one more process, which is among the children then."""
+        """The pipe to one more process, which is added to the children."""
         ours, theirs = multiprocessing.Pipe()
         child: BaseProcess = multiprocessing.get_context("fork").Process(
             target=self._serve, args=(theirs, [*children, ours], work), daemon=True
@@ -112,12 +115,12 @@ class Processes:
     def _gathered(
         self, work: Callable[[T], R], items: Iterator[tuple[int, T]], children: dict[Connection, BaseProcess]
     ) -> Iterator[R]:
-        """What the children make of the items, in order. There are as many of them as items at most."""
+        """The children's results, in the order of the items. There are at most as many children as items."""
         idle, busy = list[Connection](), dict[Connection, int]()
         found: dict[int, _Said] = {}
         memory = dict[Connection, int]()
         first, failed = 0, False  # the first item that has not been given out yet
-        far = 0  # of the process that is farthest
+        far = 0  # progress of the process that is farthest
         while True:
             while not failed and (idle or len(children) < self.count) and (item := next(items, None)) is not None:
                 free = idle.pop() if idle else self._forked(work, children)
@@ -146,13 +149,13 @@ class Processes:
                 first += 1
 
     def _serve(self, pipe: Connection, others: list[Connection], work: Callable[[T], R]) -> None:
-        """A forked process: until the one that it comes from hangs up."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other ends it
+        """The loop of a forked process, until its parent hangs up."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for other in others:
             other.close()
         torch.set_num_threads(1)  # threads do not outlive a fork
-        gc.freeze()  # what is looked at for garbage is copied
+        gc.freeze()  # pages that the collector looks at would be copied
         self._pipe, self.count = pipe, 1
         with contextlib.suppress(EOFError, OSError):
             while True:
@@ -181,7 +184,7 @@ class Processes:
 
 
 class _Pickler(pickle.Pickler):
-    """Names the model's modules by their places: they are the same on both sides of a fork."""
+    """Refers to the model's modules by their places, which are the same on both sides of a fork."""
 
     def __init__(self, into: io.BytesIO, places: dict[int, int]) -> None:
         super().__init__(into, protocol=pickle.HIGHEST_PROTOCOL)
@@ -208,7 +211,7 @@ def _tried(work: Callable[[T], R], item: T) -> tuple[str, R | Exception]:
 
 
 def _portable(fault: Exception) -> Exception:
-    """The same, or what is left of it that another process can read."""
+    """The exception itself, or if it cannot be pickled a RuntimeError with its text."""
     try:
         pickle.loads(pickle.dumps(fault))
     except Exception:

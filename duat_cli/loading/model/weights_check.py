@@ -1,4 +1,4 @@
-"""What was loaded: are the weights those of the file, and are they numbers?"""
+"""Checks of loaded weights: whether they are those of the file, and whether they are finite."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from duat_cli.text import clean, shown
 
 _COMPARED_TENSORS = 8
 _COMPARED_ELEMENTS = 1 << 16
-_RANDOM = 0.5  # share of differing values from which a tensor was not loaded at all
+_RANDOM = 0.5  # share of differing values above which a tensor was not loaded at all
 
 
 def compare_with_files(model: PreTrainedModel, files: CheckpointFiles) -> list[str]:
-    """Compares some tensors, spread over the model, with the file; notes on those that differ in places.
+    """Compares some tensors, spread over the model, with the file; returns notes on those that differ in places.
 
-    A release of transformers (5.12) has reported a clean load of random weights, which is an error here.
-    Some classes set the padding row of an embedding to zero, which is a note. Tensors that are fused or
-    renamed at load have no equal in the file and are left out.
+    A release of transformers (5.12) has reported a clean load of random weights, which is an error here. Some classes
+    set the padding row of an embedding to zero, which is a note. Tensors that are fused or renamed at load have no
+    equal in the file and are left out.
     """
     notes = []
     pairs = _pairs(model, files)
@@ -51,7 +51,7 @@ def compare_with_files(model: PreTrainedModel, files: CheckpointFiles) -> list[s
 
 
 def _pairs(model: PreTrainedModel, files: CheckpointFiles) -> dict[str, tuple[TensorEntry, Tensor]]:
-    """File tensors that stand in the model under the same name, with or without the base model's prefix."""
+    """File tensors that the model has under the same name, with or without the base model's prefix."""
     state = model.state_dict()
     prefix = f"{model.base_model_prefix}."
     pairs = {}
@@ -64,7 +64,7 @@ def _pairs(model: PreTrainedModel, files: CheckpointFiles) -> dict[str, tuple[Te
 
 
 def refuse_integers(model: PreTrainedModel, files: CheckpointFiles) -> None:
-    """Integers in the place of weights are quantised, even where config.json does not say so."""
+    """Refuses integers in the place of weights: they are quantised, even where config.json does not say so."""
     for name, (entry, loaded) in _pairs(model, files).items():
         if loaded.is_floating_point() and not STORED[entry.dtype].is_floating_point:
             raise CheckpointError(
@@ -74,8 +74,8 @@ def refuse_integers(model: PreTrainedModel, files: CheckpointFiles) -> None:
 
 
 def refuse_turned(model: PreTrainedModel, files: CheckpointFiles) -> None:
-    """Formats that store a row for each output do so of layers as well that keep their weight as (in, out), as GPT-2's
-    do; of a square one no shape tells."""
+    """Refuses weights that a format may have stored transposed. Formats that store a row for each output also do so for
+    layers that keep their weight as (in, out), such as GPT-2's; the shape of a square weight does not show it."""
     for name, (target, _) in targets_of(model, rows_are_outputs(files.tensors)).items():
         module, _, own = target.rpartition(".")
         layer = model.get_submodule(module)
@@ -84,10 +84,10 @@ def refuse_turned(model: PreTrainedModel, files: CheckpointFiles) -> None:
 
 
 def _reads_rows(layer: nn.Module, own: str) -> bool:
-    """Whether inputs stand on the first axis of a layer's parameter: with one more row it reads one more input. No
+    """Whether the first axis of a layer's parameter is its inputs: with one more row it then reads one more input. No
     value is needed."""
     weight = getattr(layer, own)
-    if weight.ndim != 2 or isinstance(layer, nn.Embedding):  # which looks rows up, whatever it is given
+    if weight.ndim != 2 or isinstance(layer, nn.Embedding):  # an embedding looks rows up, whatever it is given
         return False
     rows, columns = weight.shape
     longer = torch.empty(rows + 1, columns, dtype=weight.dtype, device="meta")
@@ -99,7 +99,7 @@ def _reads_rows(layer: nn.Module, own: str) -> bool:
 
 
 def _changed(reader: Reader, name: str, loaded: Tensor) -> float:
-    """Share of the values that are not the stored ones after the cast; of a long tensor its first rows."""
+    """Share of the values that differ from the stored ones after the cast; for a long tensor, of its first rows."""
     if not loaded.shape:
         return _unequal(reader.tensor(name), loaded)
     rows = min(len(loaded), max(1, _COMPARED_ELEMENTS * len(loaded) // loaded.numel()))
@@ -117,10 +117,10 @@ def _unequal(stored: Tensor, loaded: Tensor) -> float:
 
 
 class Sight:
-    """One parameter, looked at in pieces."""
+    """The finite and zero check of one parameter, whose values come in pieces."""
 
     def __init__(self, name: str, like: Tensor, scan: Scan) -> None:
-        """like: a tensor of its shape and dtype; scan: what it goes into."""
+        """like: a tensor of its shape and dtype; scan: what the findings are added to."""
         self._name, self._scan, self._nonfinite = name, scan, 0
         self._number = bool(like.numel()) and like.is_floating_point()
         self._zero = self._number and like.ndim > 1
@@ -142,7 +142,7 @@ class Sight:
 
 @dataclass
 class Scan:
-    """What was found in the values of the parameters seen so far."""
+    """Findings in the values of the parameters seen so far."""
 
     nonfinite: dict[str, int] = field(default_factory=dict)
     """Parameter -> how many of its values are NaN or infinite."""
