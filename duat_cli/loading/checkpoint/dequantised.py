@@ -1,7 +1,7 @@
 """Quantised weights among the tensors of a checkpoint: found by config.json and headers, computed as they are read.
 
-Each is a tensor of the name, shape and values that the model has; what comes from files knows nothing else of it.
-numpy alone, and that not before a checkpoint is quantised.
+Each becomes a tensor with the name, shape and values that the model has, and other code sees nothing else of it. Only
+numpy is needed, and only once a checkpoint is quantised.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUANTISATION = ("quantization_config", "compression_config")
 _METHODS = ("fp8", "fbgemm_fp8", "mxfp8", "mxfp4", "compressed-tensors", "gptq", "awq", "bitsandbytes")
 _MLX = "which is not read: mlx_lm.convert --dequantize writes the checkpoint in full precision"
 _PIECE = 1 << 17  # values that are computed at a time
-_SMALL = 1 << 16  # bytes of a tensor that says how others are stored
+_SMALL = 1 << 16  # most bytes of a tensor that describes how others are stored
 
 
 def check_method(where: Path, field: str, value: object) -> None:
@@ -42,7 +42,7 @@ def check_method(where: Path, field: str, value: object) -> None:
 
 
 def method_of(value: object) -> object:
-    """quant_method, or what older versions of bitsandbytes wrote in its place."""
+    """quant_method, or its equivalent from older versions of bitsandbytes."""
     if not isinstance(value, dict):
         return value
     if "quant_method" not in value and (value.get("load_in_8bit") or value.get("load_in_4bit")):
@@ -53,10 +53,10 @@ def method_of(value: object) -> object:
 def dequantised(
     path: Path, stated: Sequence[tuple[str, Any]], merged: Merged
 ) -> tuple[dict[str, TensorEntry], str | None]:
-    """(tensors with weights in the place of what they are quantised to, how they are quantised, in words). stated: the
-    fields of config.json that say so.
+    """(tensors, with each weight in the place of what it is quantised to; the quantisation in words). stated: the
+    fields of config.json that state a quantisation.
 
-    CheckpointError names what does not go together.
+    CheckpointError names what does not fit together.
     """
     if not stated:
         _refuse_unstated(path, merged.tensors)
@@ -96,7 +96,7 @@ def dequantised(
 
 
 def pieces(path: Path, seals: Mapping[str, Seal], name: str, entry: TensorEntry) -> Iterator[tuple[int, Floats]]:
-    """(the first row, (rows, columns)) of a quantised weight, in turn."""
+    """(number of the first row, values (rows, columns)) for each piece of a quantised weight, in order."""
     import numpy as np
 
     from duat_cli.loading.quantised.formula import UnfitError
@@ -108,9 +108,9 @@ def pieces(path: Path, seals: Mapping[str, Seal], name: str, entry: TensorEntry)
     height = max(formula.step, _PIECE // columns // formula.step * formula.step)
     for start in range(0, count, height):
         try:
-            with np.errstate(all="ignore"):  # scales that are no numbers are told elsewhere
+            with np.errstate(all="ignore"):  # scales that are not finite are reported elsewhere
                 values = formula.rows(arrays, start, min(start + height, count))
-        except UnfitError as fault:  # what headers do not say
+        except UnfitError as fault:  # a fault that headers do not show
             fail(path / entry.shard, str(fault))
         yield start, values
 
@@ -118,7 +118,7 @@ def pieces(path: Path, seals: Mapping[str, Seal], name: str, entry: TensorEntry)
 def stored_parts(
     path: Path, seals: Mapping[str, Seal], made: Made, roles: tuple[str, ...] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Role -> the stored tensor, bit for bit. roles: those that are read, all by default."""
+    """Role -> the stored tensor, bit for bit. roles: the ones to read, all by default."""
     import numpy as np
 
     from duat_cli.loading.quantised.numbers import RAW
@@ -138,7 +138,8 @@ def _refuse(where: Path, field: str, what: str) -> NoReturn:
 
 
 def _refuse_unstated(path: Path, tensors: Mapping[str, TensorEntry]) -> None:
-    """What formats store in the place of a weight, where config.json does not say so: its tensors would be missing."""
+    """Refuses tensors that formats store in the place of a weight, if config.json states no quantisation: the weight
+    itself would be missing."""
     for name, entry in tensors.items():
         module, _, leaf = name.rpartition(".")
         if leaf == "qweight":

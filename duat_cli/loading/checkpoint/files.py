@@ -1,4 +1,5 @@
-"""Files of a checkpoint read as untrusted input: what is no regular file, no JSON or no content is said so."""
+"""Files of a checkpoint, read as untrusted input: errors say what is no regular file, no JSON, or a pointer without
+content."""
 
 from __future__ import annotations
 
@@ -15,19 +16,19 @@ from duat_cli.errors import CheckpointError
 from duat_cli.text import clean, shown
 
 _MAX_JSON_BYTES = 256 << 20  # tokenizers are the largest, with tens of MB
-_LONGEST_NAME = 256  # of a file; a longer one is like none, and comparing is quadratic
+_LONGEST_NAME = 256  # characters of a file's name; a longer one is like none, and comparing takes quadratic time
 _LFS = re.compile(rb"\s*(?:\xef\xbb\xbf)?version https?://(?:git-lfs\.github\.com|hawser\.github\.com|git-media\.io)/")
-# names by content, as the hub's cache, git-annex and other stores of large files have them
+# names made from the content, as the hub's cache, git-annex and other stores of large files have them
 _BY_CONTENT = re.compile(r"[0-9a-f]{30,128}|(?:SHA|MD5)[0-9A-Z]*-.*")
 
 
 def fail(where: Path, text: str) -> NoReturn:
-    """Refuses the checkpoint: which file, and what is wrong with it."""
+    """Raises CheckpointError, which names the file and what is wrong with it."""
     raise CheckpointError(f"{clean(str(where))}: {text}")
 
 
 def near_folder(path: Path) -> str:
-    """'; near it is ...', where a folder beside a path that does not exist has nearly its name; else empty."""
+    """'; near it is ...' if a folder beside a path that does not exist has a similar name; else empty."""
     try:
         beside = [entry.name for entry in os.scandir(path.parent) if entry.is_dir()]
     except (OSError, ValueError):
@@ -37,14 +38,14 @@ def near_folder(path: Path) -> str:
 
 
 def plain_mode(folder: bool = False) -> int:
-    """The permissions that a plain write gives; temporary files are their owner's alone."""
+    """The permissions that a plain write gives; only the owner may read temporary files."""
     mask = os.umask(0o077)
     os.umask(mask)
     return (0o777 if folder else 0o666) & ~mask
 
 
 def open_file(path: Path) -> BinaryIO:
-    """A regular file opened for reading; links are followed, as the hub cache is made of them."""
+    """A regular file, opened for reading; links are followed, because the hub's cache consists of them."""
     try:
         # a named pipe would make open() wait for ever
         if not stat.S_ISREG(path.stat().st_mode):
@@ -59,7 +60,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def read_into(path: Path, file: BinaryIO, offset: int, view: memoryview, tensor: str) -> None:
-    """Fill `view` with the bytes of an open file from `offset` on; CheckpointError where it ends before."""
+    """Fills `view` with the bytes of an open file from `offset` on; CheckpointError where the file ends before."""
     done = 0
     try:
         file.seek(offset)
@@ -73,7 +74,7 @@ def read_into(path: Path, file: BinaryIO, offset: int, view: memoryview, tensor:
 
 
 def refuse_foreign_link(folder: Path, name: str) -> None:
-    """A link out of the folder, other than into a store of large files such as the hub's cache."""
+    """Refuses a link out of the folder, except into a store of large files such as the hub's cache."""
     try:
         real, home = (folder / name).resolve(), folder.resolve()
     except (OSError, RuntimeError, ValueError):
@@ -84,7 +85,8 @@ def refuse_foreign_link(folder: Path, name: str) -> None:
 
 
 def read_json(path: Path, *, limit: int = _MAX_JSON_BYTES, unique: bool = False) -> dict[str, Any]:
-    """A JSON object of a file, or the reason why the file is none. unique: equal keys must have equal values."""
+    """The JSON object in a file; CheckpointError says why there is none. unique: whether a key that appears twice must
+    have equal values."""
     value = _parsed(path, limit, unique=unique)
     if not isinstance(value, dict):
         fail(path, f"expected a JSON object, got {type(value).__name__}")
@@ -92,7 +94,7 @@ def read_json(path: Path, *, limit: int = _MAX_JSON_BYTES, unique: bool = False)
 
 
 def read_list(path: Path) -> list[dict[str, Any]]:
-    """A JSON list of objects of a file, or the reason why the file is none."""
+    """The JSON list of objects in a file; CheckpointError says why there is none."""
     value = _parsed(path, _MAX_JSON_BYTES, unique=False)
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
         fail(path, f"expected a JSON list of objects, got {type(value).__name__}")
@@ -118,7 +120,8 @@ def _parsed(path: Path, limit: int, *, unique: bool) -> Any:
 
 
 def _agreeing(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Python keeps the last of two equal keys, other readers the first: nobody can tell which is meant."""
+    """A dict of the pairs; ValueError for equal keys with different values. Python keeps the last of them, other
+    readers the first, so nobody can tell which is meant."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found and found[key] != value:
@@ -128,7 +131,7 @@ def _agreeing(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_pointer(path: Path, start: bytes) -> None:
-    """What git leaves in the place of a large file that was not fetched."""
+    """Refuses the pointer that git leaves in the place of a large file that was not fetched."""
     if _LFS.match(start):
         size = re.search(rb"\nsize (\d{1,20})", start)
         missing = f"{size[1].decode()} bytes" if size else "content"
@@ -136,5 +139,5 @@ def refuse_pointer(path: Path, start: bytes) -> None:
 
 
 def kind(value: object) -> str:
-    """What stands in the place of something else."""
+    """The kind of a value that is not the expected one, for messages."""
     return "none" if value is None else f"{'an empty ' if not value else ''}{type(value).__name__}"

@@ -31,7 +31,7 @@ _BITS = {
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """What a safetensors header says of one tensor."""
+    """One tensor, as a safetensors header describes it."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -40,10 +40,10 @@ class TensorEntry:
     """File that holds it, relative to the folder."""
     bytes: int
     offset: int
-    """Of its first byte, from the file's start."""
+    """Offset of its first byte from the file's start."""
     made: Made | None = None
-    """Of a quantised weight, what it is computed from: shape and dtype are those of the result, shard and offset those
-    of the first stored tensor, and bytes those of all."""
+    """The stored tensors of a quantised weight, else None. The weight's shape and dtype are those of the result, its
+    shard and offset those of the first stored tensor, and its bytes those of all stored tensors."""
 
     @property
     def elements(self) -> int:
@@ -51,7 +51,7 @@ class TensorEntry:
 
     @property
     def read_bytes(self) -> int:
-        """In memory, as it is read: a quantised weight as its values."""
+        """Bytes in memory as it is read: a quantised weight counts with its computed values."""
         return self.bytes if self.made is None else self.elements * _BITS[self.dtype] // 8
 
 
@@ -65,7 +65,7 @@ class Made:
 
 
 def read_header(path: Path, shard: str) -> tuple[dict[str, TensorEntry], Seal]:
-    """The tensors of one safetensors file, from its first bytes, and what the file was then; every offset is checked.
+    """The tensors of one safetensors file, and its seal. Only the header is read, and every offset is checked.
 
     Format: 8 bytes header length (little endian), a JSON header, then the data without gaps.
     """
@@ -104,7 +104,7 @@ def _header_length(path: Path, start: bytes, size: int) -> int:
 
 
 def _looks_like(start: bytes) -> str:
-    """What else the file may be, by its first bytes."""
+    """The format that the file seems to have, by its first bytes."""
     if start.startswith((b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
         return ", as a pickle of torch.save does, which duat never opens: convert it to safetensors"
     return ", as a GGUF file does" if start.startswith(b"GGUF") else ""
@@ -125,13 +125,13 @@ def _parse_header(path: Path, raw: bytes) -> dict[str, Any]:
 
 
 def _check_metadata(path: Path, value: object) -> None:
-    """Texts by name, as the format has it; readers refuse anything else."""
+    """Checks that the metadata are texts by name, as the format demands; readers refuse anything else."""
     if not (isinstance(value, dict) and all(isinstance(text, str) for text in value.values())):
         fail(path, f"header: __metadata__: expected texts by name, got {shown(value)}")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Python keeps the last of two equal keys, other readers the first."""
+    """A dict of the pairs; ValueError for equal keys. Python keeps the last of them, other readers the first."""
     found = dict(pairs)
     if len(found) != len(pairs):
         twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
@@ -140,7 +140,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _entry(path: Path, name: str, value: object, shard: str, start: int) -> tuple[TensorEntry, int, int]:
-    """One tensor and its byte range, both ends checked against its shape and dtype; start: of the data."""
+    """One tensor, and the low and high end of its byte range, checked against its shape and dtype. start: offset of the
+    data."""
     place = f"header: tensor {shown(name)}"
     if not isinstance(value, dict):
         fail(path, f"{place}: expected an object, got {kind(value)}")
@@ -164,7 +165,7 @@ def _are_sizes(value: object) -> TypeGuard[list[int]]:
 
 
 def _check_layout(path: Path, ranges: list[tuple[int, int, str]], start: int, size: int) -> None:
-    """The tensors lie side by side, from the header's end to the file's end."""
+    """Checks that the tensors lie side by side, from the header's end to the file's end."""
     end = 0
     for low, high, name in ranges:
         if low != end:

@@ -1,4 +1,5 @@
-"""Which weight files a folder has, and all their tensors; where an index disagrees, the headers decide."""
+"""The weight files of a folder, and all their tensors. Where an index disagrees with the headers, the headers
+decide."""
 
 from __future__ import annotations
 
@@ -15,20 +16,20 @@ from duat_cli.text import listed, plural, shown
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER_CONFIG = "adapter_config.json"
-_MAX_INDEX_BYTES = 64 << 20  # those of the largest public checkpoints have below 10 MB
+_MAX_INDEX_BYTES = 64 << 20  # the largest public ones have below 10 MB
 CHUNK = 1 << 20  # bytes of a tensor that are compared at a time
 _OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".onnx")
 
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """The files that hold the weights, and what an index says of them."""
+    """The files that hold the weights, and the content of their index."""
 
     shards: tuple[str, ...]
     weight_map: dict[str, str] | None = None
-    """The index's tensor -> file; None where there is one file and no index."""
+    """Tensor -> file, as the index says; None for one file without an index."""
     total_size: object = None
-    """What the index states, bytes; None where it states nothing."""
+    """Total size that the index states, in bytes; None if it states none."""
     warnings: tuple[str, ...] = ()
 
 
@@ -57,7 +58,7 @@ def _refuse_other_formats(path: Path) -> None:
 
 
 def refuse_gguf(folder: Path, names: Sequence[str]) -> None:
-    """CheckpointError where one of the folder's files is of that format, by its name."""
+    """CheckpointError if one of the folder's files is GGUF, by its name."""
     found = next((name for name in names if name.endswith(".gguf")), None)
     if found is not None:
         fail(folder / found, "GGUF is not read: AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME) of "
@@ -93,15 +94,16 @@ class Merged:
 
     tensors: dict[str, TensorEntry]
     seals: dict[str, Seal]
-    """By shard."""
+    """Seal of each shard."""
     warnings: list[str]
-    """Where the index disagrees with the headers, which decide."""
+    """Disagreements of the index with the headers, which decide."""
     misplaced: tuple[str, ...]
-    """Tensors that the index seeks in another shard than the one that holds them, or in none."""
+    """Tensors that the index places in another shard than the one that holds them, or in none."""
 
 
 def merge(path: Path, weights: WeightFiles) -> Merged:
-    """Reads every header; no value but those of tensors that several shards hold, which must be equal."""
+    """All tensors, from the header of every shard. No values are read, except of tensors that several shards hold:
+    these must be equal."""
     holders: dict[str, list[TensorEntry]] = {}
     seals: dict[str, Seal] = {}
     for shard in weights.shards:
@@ -124,7 +126,7 @@ def merge(path: Path, weights: WeightFiles) -> Merged:
 
 
 def _chosen(entries: list[TensorEntry], mapped: str | None) -> TensorEntry:
-    """Where a name is in several shards, the one that the index names."""
+    """The tensor in the shard that the index names, if several hold it."""
     return next((e for e in entries if e.shard == mapped), entries[0])
 
 
@@ -146,7 +148,8 @@ def _index_warnings(
 
 
 def require_equal(folder: Path, name: str, entries: list[TensorEntry]) -> None:
-    """Refuses a tensor that several files hold, and that differs in shape, dtype or any byte: names two of them.
+    """Refuses a tensor that several files hold and that differs in shape, dtype or any byte; the error names two of
+    them.
 
     transformers takes the last file that it reads, an index may name another, and nothing says which is meant.
     """
@@ -161,7 +164,7 @@ def _equal_bytes(folder: Path, one: TensorEntry, other: TensorEntry) -> bool:
 
 
 def _chunks(folder: Path, entry: TensorEntry) -> Iterator[bytes]:
-    """The tensor's bytes in pieces of one length; a file that ends early gives shorter ones."""
+    """The tensor's bytes in pieces of equal length; a file that ends early gives shorter ones."""
     with open_file(folder / entry.shard) as file:
         file.seek(entry.offset)
         for done in range(0, entry.bytes, CHUNK):

@@ -1,4 +1,4 @@
-"""Which way round layers keep their weights, where a shape does not tell."""
+"""Orientation of stored weights, (in, out) or (out, in), where a shape does not show it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from duat_cli.text import shown
 
 
 def inputs_first(tensors: Mapping[str, TensorEntry]) -> dict[str | None, set[bool]]:
-    """Stack of blocks -> whether its weights are stored as (in, out): what each layer says whose bias tells which side
-    is out."""
+    """Stack of blocks -> whether its weights are stored as (in, out). Each layer that has a bias and is not square
+    shows it: the bias has the size of the out side."""
     found: dict[str | None, set[bool]] = {}
     for name, entry in tensors.items():
         bias = tensors.get(name.removesuffix("weight") + "bias") if name.endswith(".weight") else None
@@ -23,19 +23,20 @@ def inputs_first(tensors: Mapping[str, TensorEntry]) -> dict[str | None, set[boo
 
 
 def stack_of(name: str) -> str | None:
-    """The part of a name in front of its first number: blocks are compared with each other, whatever the prefix is."""
+    """The last part of a name in front of its first number, so that blocks are compared with each other under any
+    prefix."""
     parts = name.split(".")
     at = next((k for k, part in enumerate(parts) if part.isdigit()), None)
     return None if not at else parts[at - 1]
 
 
 def rows_are_outputs(tensors: Mapping[str, TensorEntry]) -> list[str]:
-    """Quantised weights that are stored as (out, in), whichever way round their layers keep them."""
+    """Quantised weights that are stored as (out, in), in whichever orientation their layers keep them."""
     return [name for name, entry in tensors.items() if entry.made is not None and entry.made.formula.outs_first]
 
 
 def refuse_turned(path: Path, tensors: Mapping[str, TensorEntry]) -> None:
-    """CheckpointError where the layers beside such a weight are stored as (in, out)."""
+    """CheckpointError for a quantised weight stored as (out, in) among layers that are stored as (in, out)."""
     rows = rows_are_outputs(tensors)
     beside = inputs_first({name: entry for name, entry in tensors.items() if entry.made is None}) if rows else {}
     for name in rows:
@@ -44,6 +45,6 @@ def refuse_turned(path: Path, tensors: Mapping[str, TensorEntry]) -> None:
 
 
 def turned(path: Path, name: str, entry: TensorEntry, keeper: str) -> NoReturn:
-    """keeper: who keeps its weights the other way round."""
+    """Refuses the tensor. keeper: whose weights have the other orientation."""
     fail(path / entry.shard, f"{shown(name)}: quantised as (out, in), but {keeper} as (in, out): such layers are not "
                              "supported; give the checkpoint in full precision")  # fmt: skip

@@ -1,6 +1,6 @@
-"""Which tensors of a checkpoint are in memory together when it is read in parts: told by names and sizes alone.
+"""The tensors of a checkpoint that are in memory together when it is read in parts, found by names and sizes alone.
 
-`loading/paged/layout.py` tells it of the model's modules, once they exist.
+`loading/paged/layout.py` does this with the model's modules, once they exist.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 
-FRAME_BYTES = 64 << 20  # of a layer outside of blocks: up to here it is part of the frame
-ROWS_BYTES = 16 << 20  # of a matrix that is looked through in pieces
+FRAME_BYTES = 64 << 20  # bytes; a layer outside of blocks of at most this size is part of the frame
+ROWS_BYTES = 16 << 20  # bytes of a piece in which a large matrix is looked through
 _NUMBERED = re.compile(r"(?:.*?\.)?\d+(?=\.)")
 
 
@@ -31,7 +31,7 @@ class Part:
 
     @property
     def read(self) -> int:
-        """Bytes in memory, as they are read: quantised weights as their values."""
+        """Bytes in memory as they are read: quantised weights count with their computed values."""
         return sum(tensor.read_bytes for tensor in self.tensors.values())
 
     @property
@@ -44,15 +44,15 @@ class Parts:
     """All tensors of a checkpoint."""
 
     frame: Part
-    """What stays."""
+    """The tensors that stay in memory."""
     layers: tuple[Part, ...]
     """Large layers outside of blocks: embeddings and heads."""
     blocks: tuple[Part, ...]
-    """By the first number in the tensors' names: model.layers.3."""
+    """Blocks, by the first number in the tensors' names: model.layers.3."""
 
 
 def parts_of(files: CheckpointFiles, element_bytes: int) -> Parts:
-    """The parts of a checkpoint. element_bytes: of a weight in memory."""
+    """The parts of a checkpoint. element_bytes: bytes of one weight in memory."""
     blocks: dict[str, dict[str, TensorEntry]] = {}
     layers: list[Part] = []
     frame: dict[str, TensorEntry] = {}

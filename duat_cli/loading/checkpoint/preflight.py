@@ -1,9 +1,8 @@
 """Strict pre-flight of a checkpoint folder: config.json and the safetensors headers, and nothing else.
 
-transformers is no validator: it fills missing tensors with random values, follows `../` in an index and
-builds a million layers before it notices. Here every file is read as untrusted input, and what is wrong is
-named by file and field. No library is loaded, and no weight read but tensors that stand in several files: a folder
-takes about a millisecond.
+transformers is no validator: it fills missing tensors with random values, follows `../` in an index and builds a
+million layers before it notices. Here every file is read as untrusted input, and errors name the file and the field. No
+library is loaded. No weight is read, except tensors that are in several files. A folder takes about a millisecond.
 """
 
 from __future__ import annotations
@@ -52,30 +51,30 @@ class CheckpointFiles:
     shards: tuple[str, ...]
     """Weight files relative to the folder."""
     tensors: dict[str, TensorEntry]
-    """What a model is made of."""
+    """The tensors of the model; a quantised weight under its own name."""
     warnings: tuple[str, ...]
     total_bytes: int
-    """Of all tensors, without the headers."""
+    """Bytes of all tensors, without the headers."""
     seals: dict[str, Seal]
-    """Shard -> what it was when its header was read: a file that changes afterwards is refused."""
+    """Shard -> its seal when its header was read; a file that changes afterwards is refused."""
     stored: dict[str, TensorEntry] = dataclasses.field(default_factory=dict)
-    """What the files hold; `tensors` has the weights in the place of what they are quantised to."""
+    """The tensors in the files; in `tensors`, weights replace what they are quantised to."""
     quantised: str | None = None
-    """How weights are quantised, in words; None where they are stored as they are."""
+    """The quantisation in words; None where weights are stored as they are."""
     misplaced: tuple[str, ...] = ()
-    """Tensors that the index seeks in another shard than the one that holds them, or in none."""
+    """Tensors that the index places in another shard than the one that holds them, or in none."""
 
 
 def inspect_folder(path: Path) -> CheckpointFiles:
-    """The files of a checkpoint, checked; `CheckpointError` names the first fault, and the way out."""
+    """The files of a checkpoint, checked; CheckpointError names the first fault, and what to do."""
     try:
         return _inspect(path)
-    except OSError as error:  # of a folder that may not be searched, or a name that is too long
+    except OSError as error:  # a folder without permission, or a name that is too long
         fail(path, f"cannot be read: {error.strerror or error}")
 
 
 def single_file(path: Path) -> CheckpointFiles:
-    """A safetensors file by itself, its header checked."""
+    """A single safetensors file, its header checked."""
     tensors, seal = read_header(path, path.name)
     return CheckpointFiles(path.parent, {}, (path.name,), tensors, (), 0, {path.name: seal})
 
@@ -136,7 +135,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _refuse_adapter(path: Path) -> None:
-    """With peft installed, transformers loads an adapter that lies in the folder, and says nothing; some releases take
+    """Refuses an adapter in the folder. With peft installed, transformers loads it without notice; some releases take
     the base that the adapter names in the place of the weights beside it."""
     if not ((path / ADAPTER_CONFIG).exists() or (path / ADAPTER_CONFIG).is_symlink()):
         return
@@ -147,7 +146,7 @@ def _refuse_adapter(path: Path) -> None:
 
 
 def check_config(where: Path, config: dict[str, Any]) -> None:
-    """Fields that could steer the loader or exhaust memory, before transformers sees them."""
+    """Checks fields that could steer the loader or exhaust memory, before transformers sees them."""
     for field, value in config_fields(config):
         name = field.rpartition(".")[2]
         if isinstance(value, float) and math.isnan(value):
@@ -170,7 +169,7 @@ def _quantisation(config: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def config_fields(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of the config and of the configs inside it."""
+    """(dotted name, value) of each field of the config and of the configs inside it."""
     for key, value in config.items():
         yield prefix + key, value
         if isinstance(value, dict) and key.endswith("_config"):
@@ -207,9 +206,9 @@ def _check_architectures(where: Path, value: object) -> None:
 
 
 def _check_model_type(where: Path, config: dict[str, Any]) -> None:
-    """Only its form; whether transformers knows it is asked at the load (model_class.py)."""
+    """Checks the form of model_type only; whether transformers knows it is checked at the load (model_class.py)."""
     model_type = config.get("model_type")
-    if config.get("auto_map"):  # code that comes with the checkpoint may do without
+    if config.get("auto_map"):  # the checkpoint's own code may do without
         return
     if model_type is None:
         fail(where, "model_type: missing; expected such as 'llama'")
@@ -218,10 +217,10 @@ def _check_model_type(where: Path, config: dict[str, Any]) -> None:
 
 
 def _check_sizes(where: Path, config: dict[str, Any], tensors: dict[str, TensorEntry]) -> None:
-    """Numbers that the weight files cannot hold, before a module is built from them.
+    """Refuses numbers that the weight files cannot hold, before a module is built from them.
 
-    Exact disagreements are found at load, by shape; this only keeps a config of 10^6 layers or 10^9 columns
-    from being built. A layer has a number in its tensors' names, unless layers share weights (albert).
+    Exact disagreements are found at load, by shape. This check only keeps a config of 10^6 layers or 10^9 columns from
+    being built. A layer has a number in its tensors' names, unless layers share weights (albert).
     """
     elements = sum(t.elements for t in tensors.values())
     numbered = 1 + max((int(n) for name in tensors for n in re.findall(r"\.(\d{1,9})\.", name)), default=0)
@@ -241,7 +240,8 @@ def _check_sizes(where: Path, config: dict[str, Any], tensors: dict[str, TensorE
 
 
 def _refuse_small_floats(path: Path, tensors: dict[str, TensorEntry]) -> None:
-    """Eight-bit floats mean nothing without their scales, which only a quantiser knows how to apply."""
+    """Refuses floats of eight bits or fewer, which mean nothing without their scales; only a quantiser knows how to
+    apply those."""
     small = [n for n, t in tensors.items() if t.dtype.startswith(("F8_", "F6_", "F4")) and t.elements]
     if small:
         entry, many = tensors[min(small)], plural(len(small), "tensor")

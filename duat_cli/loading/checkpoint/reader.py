@@ -1,7 +1,7 @@
 """Tensors of the files by plain reads, in their stored dtype, in the order of the files.
 
-Quantised weights come as the numbers that their format's formula gives. Plain reads instead of a memory map: a mapped
-file that shrinks meanwhile kills the process with SIGBUS.
+Quantised weights come as the values that their format's formula gives. A memory map is not used, because a mapped file
+that shrinks meanwhile kills the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Reader:
     def __init__(
         self, files: CheckpointFiles, homes: Mapping[str, str] | None = None, *, threads: bool = False
     ) -> None:
-        """homes: tensor -> the device that keeps it, in its stored dtype, once it has been read. threads: whether some
-        read large tensors together; `with` ends them."""
+        """homes: tensor -> the device that keeps it, in its stored dtype, once it has been read. threads: whether
+        threads share the reading of large tensors; the end of `with` ends them."""
         self._files, self._homes = files, homes or {}
         self._held: dict[str, Tensor] = {}
         self.bytes_read = 0
@@ -43,7 +43,7 @@ class Reader:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="duat-piece") if threads else None
 
     def tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """These tensors, whole."""
+        """The whole tensors, by name."""
         read = self._from_files([name for name in names if name not in self._held])
         for name, tensor in read.items():
             if name in self._homes:
@@ -51,7 +51,7 @@ class Reader:
         return {name: self._held[name] if name in self._held else read[name] for name in names}
 
     def tensor(self, name: str) -> Tensor:
-        """This one, whole."""
+        """The whole tensor."""
         return self.tensors([name])[name]
 
     def _from_files(self, names: Sequence[str]) -> dict[str, Tensor]:
@@ -79,7 +79,7 @@ class Reader:
         return STORED[entry.dtype]
 
     def _compute(self, name: str, whole: Tensor) -> None:
-        """Fill a tensor with the values of a quantised weight."""
+        """Fills a tensor with the values of a quantised weight."""
         entry = self._files.tensors[name]
         flat = whole.reshape(-1, entry.shape[-1])
         for start, values in pieces(self._files.path, self._files.seals, name, entry):
@@ -87,21 +87,21 @@ class Reader:
         self._count(entry.bytes)
 
     def each(self) -> dict[str, Unread]:
-        """Every tensor that can be read, by name; none is read before it is indexed, from any thread."""
+        """Every tensor that can be read, by name. Each is read only when it is indexed, which any thread may do."""
         return {name: Unread(self, name) for name, entry in self._files.tensors.items() if entry.dtype in STORED}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """No thread is left, as a fork asks for, nor what it kept to read into. What is still read of a load that
-        failed is not waited for."""
+        """Ends all threads, since a fork must find none, and frees what they read into. Reads that a failed load still
+        has under way are not waited for."""
         if self._threads is not None:
             self._threads.shutdown(wait=kind is None, cancel_futures=True)
         give_back_free_pages()
 
     def rows(self, name: str, rows: Sequence[int]) -> Tensor:
-        """Some rows of a tensor that holds something, (rows, ...). A quantised weight is computed as a whole."""
+        """Some rows of a tensor that is not empty, (rows, ...). A quantised weight is computed as a whole."""
         entry = self._files.tensors[name]
         if name in self._homes or entry.made is not None:
             held = self.tensor(name)
@@ -123,7 +123,7 @@ class Reader:
         return path
 
     def _read(self, path: Path, unread: Sequence[_Piece]) -> None:
-        """Several at once: one read after the other waits for the file and for fresh memory in turn."""
+        """Reads several pieces at once; reads in turn would each wait for the file and then for fresh memory."""
         if len(unread) == 1 or self._threads is None:
             self._count(_read_pieces(path, unread))
             return
@@ -132,14 +132,14 @@ class Reader:
             self._count(done.result())
 
     def _count(self, size: int) -> None:
-        """Rows are read by one thread while another reads a page ahead."""
+        """Adds to the bytes read, under a lock: one thread reads rows while another reads a page ahead."""
         with self._counting:
             self.bytes_read += size
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A tensor that is read as a whole where it is indexed."""
+    """A tensor that is read as a whole when it is indexed."""
 
     reader: Reader
     name: str
@@ -154,24 +154,24 @@ class _Piece:
 
     offset: int
     view: memoryview
-    name: str  # of the tensor
+    name: str  # the tensor's name
 
 
 def _pieces(found: Tensor, offset: int, name: str) -> list[_Piece]:
-    """Of a tensor that begins there in its file; none of an empty one."""
+    """The pieces of a tensor that begins at `offset` in its file; none for an empty tensor."""
     view = found.reshape(-1).view(torch.uint8).numpy().data
     return [_Piece(offset + start, view[start : start + PIECE], name) for start in range(0, len(view), PIECE)]
 
 
 def _runs(rows: Sequence[int]) -> Iterator[tuple[slice, int]]:
-    """Rows that follow each other: where they stand in the list, and the first of them."""
+    """Runs of consecutive rows: the places of each run in the list, and its first row."""
     starts = [k for k in range(len(rows)) if not k or rows[k] != rows[k - 1] + 1]
     for start, stop in zip(starts, [*starts[1:], len(rows)], strict=True):
         yield slice(start, stop), rows[start]
 
 
 def _read_pieces(path: Path, unread: Sequence[_Piece]) -> int:
-    """How many bytes they were."""
+    """Reads the pieces; returns their number of bytes."""
     with open_file(path) as file:
         for piece in unread:
             read_into(path, file, piece.offset, piece.view, shown(piece.name))

@@ -1,4 +1,4 @@
-"""Whether a weight file is still the one whose header was checked: by size, modification time and header."""
+"""The check that a weight file is still the one whose header was checked: by size, modification time and header."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from duat_cli.text import shown
 
 @dataclass(frozen=True)
 class Seal:
-    """What a file was when it was checked."""
+    """State of a file when it was checked."""
 
     size: int
-    """Bytes."""
+    """Size of the file, bytes."""
     modified: int
-    """Nanoseconds since 1970."""
+    """Time of its last change, nanoseconds since 1970."""
     header_bytes: int
-    """Of the header with the length in front of it."""
+    """Bytes of the header, with the length in front of it."""
     header: str
     """sha256 of these bytes."""
 
@@ -33,7 +33,8 @@ def seal_of(file: BinaryIO, header_bytes: int) -> Seal:
 
 
 def require_unchanged(path: Path, seal: Seal, tensor: str | None, *, header: bool = False) -> None:
-    """Refuses a file that is no longer the sealed one. tensor: what is read from it; header: read that again, too."""
+    """Refuses a file that is no longer the sealed one. tensor: what is read from it; header: whether to read the header
+    again."""
     what = _change(path, seal, header)
     if what is not None:
         lost = "" if tensor is None else f"; tensor {shown(tensor)} is not read from it"

@@ -1,4 +1,4 @@
-"""Where config.json says how large a model is, by the names that architectures have for it."""
+"""Names of the fields in which config.json states the sizes of a model, over all architectures."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ WIDTH = ("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embed_dim")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "attention_heads")
 HEAD_WIDTH = ("head_dim", "d_kv", "kv_channels", "attention_head_dim")
 DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-_TEXT = ("text_config", "decoder", "llm_config")  # where a config of several models keeps that of its text model
+_TEXT = ("text_config", "decoder", "llm_config")  # where a config of several models has the text model's
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of a config of several models, that of its text model; else the config. A decoder without a width is none where
-    the config states one: FSMT keeps a vocabulary there."""
+    """The config of the text model, in a config of several models; else the config itself. A decoder's config that
+    states no hidden size is passed over where the outer config states one: FSMT keeps a vocabulary there."""
     found = next((found for name in _TEXT if isinstance(found := config.get(name), dict)), config)
     return config if found is config.get("decoder") and _has_width(config) and not _has_width(found) else found
 

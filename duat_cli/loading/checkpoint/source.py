@@ -1,6 +1,6 @@
-"""Where a checkpoint is: a local folder, the bundled demo, or the hub's cache, filled online where needed.
+"""The place of a checkpoint: a local folder, the bundled demo, or the hub's cache, filled online where needed.
 
-Neither torch nor transformers is imported here: a wrong name is answered at once.
+Neither torch nor transformers is imported here, so that a wrong name is answered at once.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _HUB_FILES = (
     *_BESIDE_TOKENIZER, ADAPTER_CONFIG, "generation_config.json", "*processor_config.json",
 )  # fmt: skip
 READ_FILES = (*_HUB_FILES, "*.safetensors", "*.py")
-"""Patterns of what may be read of a folder of a checkpoint or an adapter."""
+"""Patterns of the files that may be read from a folder of a checkpoint or an adapter."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a checkpoint is."""
+    """The place of a checkpoint."""
 
     path: Path
     """A local folder; for a hub checkpoint its folder in the cache."""
     name: str
-    """As the user wrote it; 'demo' for the bundled model."""
+    """The name as the user wrote it; 'demo' for the bundled model."""
     revision: str | None
     """Commit of a hub checkpoint; None for a local folder."""
 
@@ -54,7 +54,7 @@ def resolve(
     cache_dir: str | None = None,
     trust_remote_code: bool = False,
 ) -> Source:
-    """A local folder for what the user named; only a hub id is looked up in the cache, then online."""
+    """The local folder of what the user named; only a hub id is looked up in the cache, then online."""
     if source is None:
         if revision is not None:
             raise InputError(f"--revision {shown(revision)}: the bundled demo has none; give MODEL")
@@ -69,7 +69,7 @@ def resolve(
 
 
 def is_local(source: str) -> bool:
-    """Whether it can only be a path: it exists, or no hub id looks like it."""
+    """Whether the source can only be a path: it exists, or no hub id looks like it."""
     return os.path.lexists(source) or source.startswith((".", "/", "~")) or source.count("/") > 1
 
 
@@ -98,9 +98,9 @@ def checkpoint(
 
 
 def snapshot(repo: str, revision: str | None, token: str | None, cache_dir: str | None, patterns: list[str]) -> Path:
-    """The folder of a commit in the hub's cache, whose name is the commit, with the files of these patterns.
+    """The folder of a commit in the hub's cache, with the files of these patterns; the folder's name is the commit.
 
-    CheckpointError says why the hub or the cache does not have it; no token is in its text.
+    CheckpointError says why neither hub nor cache has it; its text holds no token.
     """
     import huggingface_hub
 
@@ -142,5 +142,5 @@ def has_tokenizer(path: Path) -> bool:
 
 
 def tokenizer_files(path: Path) -> list[Path]:
-    """What the tokenizer of a checkpoint folder is made from."""
+    """The files that the tokenizer of a checkpoint folder is made from."""
     return sorted({file for pattern in (*TOKENIZER_FILES, *_BESIDE_TOKENIZER) for file in path.glob(pattern)})

@@ -1,4 +1,4 @@
-"""Tensors as they are stored: safetensors' dtypes as torch's."""
+"""Dtypes of stored tensors: safetensors' as torch's."""
 
 from __future__ import annotations
 

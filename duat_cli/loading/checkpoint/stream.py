@@ -1,7 +1,7 @@
 """The values of a checkpoint in one pass over its files: each byte is read once, in the order of the file.
 
-Plain reads instead of a memory map: a mapped file that shrinks meanwhile kills the process with SIGBUS. numpy
-instead of torch: what only looks at weights should not wait seconds for an import.
+A memory map is not used, because a mapped file that shrinks meanwhile kills the process with SIGBUS. numpy is used
+instead of torch, because a command that only looks at weights should not wait seconds for an import.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from duat_cli.loading.checkpoint.seal import Seal, require_unchanged
 from duat_cli.loading.quantised.numbers import RAW, floats
 from duat_cli.text import shown
 
-PIECE = 1 << 17  # values: what stays in a core's cache while it is looked at
+PIECE = 1 << 17  # values; they fit a core's cache
 LONGEST_ROW = 1 << 20  # values; a longer row comes in pieces
 
 
@@ -30,7 +30,7 @@ class Piece:
     """Some rows of a tensor; all dimensions but the last are rows, a vector is a column."""
 
     row: int
-    """The first of them; a row beyond LONGEST_ROW comes as several pieces of the same row."""
+    """Number of the first row; a row longer than LONGEST_ROW comes as several pieces with the same number."""
     values: NDArray[np.floating]  # (rows, columns), float32, or float64 where the stored values need it
     """Valid until the next piece is asked for."""
     whole_rows: bool
@@ -38,7 +38,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Streamed:
-    """A tensor whose pieces can be read once; a quantised weight by its values."""
+    """A tensor whose pieces can be read once; for a quantised weight, pieces of its values."""
 
     name: str
     entry: TensorEntry
@@ -50,9 +50,9 @@ class Streamed:
 
 
 def stream(files: CheckpointFiles) -> Iterator[Streamed]:
-    """Every tensor that is not empty, in the order of the files, whose pieces are read as they are asked for.
+    """Every tensor that is not empty, in the order of the files. Its pieces are read as they are asked for.
 
-    CheckpointError where a file ends early, fails to read, or is no longer the one that was checked.
+    CheckpointError where a file ends early, cannot be read, or is no longer the one that was checked.
     """
     for shard in files.shards:
         path, seal = files.path / shard, files.seals[shard]
@@ -65,13 +65,13 @@ def stream(files: CheckpointFiles) -> Iterator[Streamed]:
 
 
 def _computed(files: CheckpointFiles, name: str) -> Iterator[Piece]:
-    """Of a quantised weight, from what it is stored as."""
+    """Pieces of a quantised weight, computed from its stored tensors."""
     for row, values in pieces(files.path, files.seals, name, files.tensors[name]):
         yield Piece(row, values, whole_rows=True)
 
 
 def _matrix(entry: TensorEntry) -> tuple[int, int]:
-    """(rows, columns); a complex number is two values."""
+    """(rows, columns) of a tensor as a matrix; a complex number is two values."""
     values = entry.elements * (2 if entry.dtype == "C64" else 1)
     columns = values // (entry.elements // entry.shape[-1]) if len(entry.shape) > 1 else 1
     return values // columns, columns
@@ -99,5 +99,5 @@ def _pieces(path: Path, seal: Seal, name: str, entry: TensorEntry) -> Iterator[P
 def _values(raw: NDArray[np.generic], dtype: str) -> NDArray[np.floating]:
     if dtype in ("F32", "F64", "C64"):
         return raw  # type: ignore[return-value]
-    # integers of more than 24 bits are no float32
+    # float32 cannot hold integers of more than 24 bits
     return raw.astype(np.float64) if dtype in ("U32", "I32", "U64", "I64") else floats(raw, dtype)
