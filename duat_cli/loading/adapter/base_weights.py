@@ -1,8 +1,8 @@
 """The base model's tensors by parameter name, one at a time, straight from the safetensors files.
 
 A tensor's name in a file is not always its parameter's name: a file may lack the head's prefix, and transformers
-renames and fuses some at load (experts). What no file name answers to is looked up in the loaded model, which is
-then loaded once, in the stored dtype.
+renames and fuses some tensors at load (experts). A parameter that no file name fits is looked up in the loaded model,
+which is then loaded once, in the stored dtype.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ VOCABULARY = (*EMBEDDINGS, *HEADS)
 
 @dataclass(frozen=True)
 class Place:
-    """Where one base parameter is."""
+    """The place of one base parameter."""
 
     parameter: str
-    """Its name in the base model, as far as the files and the adapter tell."""
+    """Its name in the base model, as far as the files and the adapter show it."""
     tensor: str
-    """Its name where it is read from."""
+    """Its name in the files, or in the loaded model."""
     shape: tuple[int, ...]
     loaded: bool
     """Whether it is read from the loaded model."""
 
 
 class BaseWeights:
-    """Looks parameters up and reads them; to be used inside `with`."""
+    """Looks parameters up and reads them; use it inside `with`."""
 
     def __init__(self, source: Source, files: CheckpointFiles) -> None:
         self.source, self.files = source, files
-        self._reader = Reader(files)  # without threads: processes may be forked meanwhile
+        self._reader = Reader(files)  # without threads, because processes may be forked meanwhile
         self._state: dict[str, Tensor] | None = None
         self._tails = by_key((name.partition(".")[2], name) for name in files.tensors)
 
@@ -58,7 +58,7 @@ class BaseWeights:
     def find(self, parameter: str, *, load: bool = True) -> Place | None:
         """The place of a parameter; None where the base has none of that name.
 
-        load: whether to load the model where the file names alone do not answer.
+        load: whether to build the model where the file names alone do not answer.
         """
         tensor = self._in_files(parameter)
         if tensor is not None:
@@ -74,8 +74,8 @@ class BaseWeights:
         return Place(parameter, name, shapes[name], True)
 
     def read(self, place: Place) -> Tensor:
-        """The tensor as it is stored, in memory of its own or of the loaded model: not to be written to. A quantised
-        weight in float32, as no rounding to a stored dtype stands behind it."""
+        """The tensor as it is stored, in memory of its own or of the loaded model: do not write to it. A quantised
+        weight comes in float32, because its computed values are not rounded to a stored dtype."""
         if place.loaded:
             return self._loaded()[place.tensor]
         entry = self.files.tensors[place.tensor]
@@ -93,12 +93,12 @@ class BaseWeights:
         longer = self._tails.get(parameter, [])
         if len(longer) == 1:  # the adapter's keys lack a prefix
             return longer[0]
-        return next((n for n in _tail(parameter) if n in held), None)  # the file's do
+        return next((n for n in _tail(parameter) if n in held), None)  # the file's lack it
 
     def _loaded(self) -> dict[str, Tensor]:
         """Every parameter of the model by its module's name, tied ones under each of their names."""
         if self._state is None:
-            from duat_cli.loading.model.load import load_files  # transformers, only where it is needed
+            from duat_cli.loading.model.load import load_files  # imports transformers, so only on demand
 
             model = load_files(self.source, self.files, dtype=self.dtype()).model
             self._state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
@@ -106,7 +106,7 @@ class BaseWeights:
 
     @functools.cached_property
     def _model(self) -> Any:
-        """The model without memory: enough to know what it has."""
+        """The model without memory, which suffices for its names, shapes and classes."""
         from duat_cli.loading.model.load import skeleton
 
         return skeleton(self.files)
@@ -116,23 +116,24 @@ class BaseWeights:
         return {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
 
     def dtype(self) -> str:
-        """Of most stored bytes; of quantised weights that of their values."""
+        """The dtype of most stored bytes; quantised weights count with the dtype of their values."""
         return most_bytes_in(self.files) or "float32"
 
     def is_vocabulary(self, place: Place) -> bool:
-        """Whether a parameter has a row a token, whose number a resized vocabulary changes."""
+        """Whether a parameter has one row per token, so that a resized vocabulary changes their number."""
         sizes = {v for k, v in config_fields(self.files.config) if k.rpartition(".")[2] == "vocab_size"}
         return bool(place.shape) and (place.shape[0] in sizes or _module_of(place.parameter) in VOCABULARY)
 
     def has_row_a_class(self, place: Place) -> bool:
-        """Whether a parameter may be of a head that gives a score to every label, of which transformers has 2 where
+        """Whether a parameter may belong to a head with a score for every label; transformers has 2 labels where
         config.json states none."""
         labels = self.files.config.get("id2label")
         return place.shape[:1] == (len(labels) if isinstance(labels, dict) else 2,)
 
     @property
     def ties_head(self) -> bool:
-        """Whether the head is the embedding: as config.json says; where it is silent, if the files have no head."""
+        """Whether the head is the embedding, as config.json says; if it says nothing, whether the files have no
+        head."""
         stated = self.files.config.get("tie_word_embeddings")
         return stated if isinstance(stated, bool) else not any(_module_of(name) in HEADS for name in self.files.tensors)
 
@@ -141,7 +142,7 @@ class BaseWeights:
         return [n for n in self.files.tensors if n.endswith(".weight") and _module_of(n) in modules]
 
     def holds_inputs_first(self, module: str) -> bool:
-        """Whether a module of experts says of itself that it stores (experts, in, out)."""
+        """Whether a module of experts declares that it stores (experts, in, out)."""
         modules = dict(self._model.named_modules())
         found = next((modules[n] for n in (module, *_tail(module)) if n in modules), None)
         return experts_hold_inputs_first(found)
@@ -151,8 +152,8 @@ class BaseWeights:
         return list(self._shapes)
 
     def is_transposed(self, parameter: str) -> bool | None:
-        """Whether a square weight is stored as (in, out), by its neighbours: layers whose bias tells which side is
-        out. None where no neighbour tells."""
+        """Whether a square weight is stored as (in, out), as its neighbours are: layers whose bias shows which side is
+        out. None where no neighbour shows it, or they disagree."""
         found = self._inputs_first.get(stack_of(parameter), set())
         return next(iter(found)) if len(found) == 1 else None
 
@@ -162,7 +163,7 @@ class BaseWeights:
 
 
 def _module_of(parameter: str) -> str:
-    """The last part of its module's name."""
+    """The last part of the name of the parameter's module."""
     return parameter.rpartition(".")[0].rpartition(".")[2]
 
 

@@ -36,7 +36,7 @@ _NO_VALUES = {
     "F6_E2M3": "six bits a number",
     "F6_E3M2": "six bits a number",
 }
-"""safetensors' dtypes that torch makes no real numbers of."""
+"""safetensors' dtypes that torch cannot read as real numbers."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class AdapterFiles:
 
     path: Path
     name: str
-    """As the user wrote it."""
+    """The adapter's name as the user wrote it."""
     config: dict[str, Any]
     weights: CheckpointFiles
 
@@ -64,7 +64,7 @@ class AdapterFiles:
 
 
 def digest_of(adapter: AdapterFiles) -> str:
-    """sha256 of both files."""
+    """sha256 over config and weight file."""
     whole = hashlib.sha256()
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         with (adapter.path / name).open("rb") as file:
@@ -77,7 +77,7 @@ def is_adapter(path: Path) -> bool:
 
 
 def open_adapter(path: Path, name: str) -> AdapterFiles:
-    """The adapter of a folder; CheckpointError names file, field and way out. No weight is read."""
+    """The adapter in a folder; CheckpointError names the file, the field and what to do. No weight is read."""
     if not path.is_dir():
         fail(path, "no such folder" if not path.exists() else "is a file; expected an adapter folder")
     refuse_foreign_link(path, ADAPTER_CONFIG)
@@ -122,7 +122,7 @@ def number(adapter: AdapterFiles, field: str, default: float, low: float | None 
 
 
 def patterns(adapter: AdapterFiles, field: str) -> dict[str, Any]:
-    """rank_pattern or alpha_pattern: a name or regular expression to a number."""
+    """The field rank_pattern or alpha_pattern: a name or regular expression -> a number."""
     value = adapter.config.get(field) or {}
     if not isinstance(value, dict):
         _wrong(adapter, field, "an object", value)
@@ -130,7 +130,7 @@ def patterns(adapter: AdapterFiles, field: str) -> dict[str, Any]:
 
 
 def names(adapter: AdapterFiles, field: str) -> list[str]:
-    """A field that is a list of names; a single text, or none, is taken as such."""
+    """A field that is a list of names. A single text becomes a list of one, an absent field an empty list."""
     value = adapter.config.get(field) or []
     if isinstance(value, str):
         return [value]

@@ -1,8 +1,8 @@
-"""What the keys of an adapter's tensors mean: which base module each belongs to, and as what.
+"""The meaning of the keys of an adapter's tensors: the base module that each belongs to, and its role there.
 
 Keys come in dialects. PEFT writes `base_model.model.<module>.lora_A.weight`; older files keep the adapter's name
-(`.lora_A.default.weight`), some tools leave the prefix away. What is not a tuner's own tensor is a value that
-replaces the base's: `modules_to_save`, biases, and copies of the embedding.
+(`.lora_A.default.weight`), and some tools omit the prefix. A tensor that is no tuner's own is a value that replaces the
+base's: `modules_to_save`, biases, and copies of the embedding.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ class Target:
     """One module that a tuner wraps, and the tensors it has there."""
 
     module: str
-    """In the base model, without PEFT's prefix and infixes."""
+    """Its name in the base model, without PEFT's prefix and infixes."""
     depth: int
-    """How many wrappers stand around it: nested ones change several parameters of one module."""
+    """Number of wrappers around this one; nested wrappers change several parameters of one module."""
     parts: dict[str, str] = field(default_factory=dict)
     """'lora_A' -> key of the tensor; 'lora_B.bias' for the bias of a part."""
 
 
 @dataclass(frozen=True)
 class Keys:
-    """All tensors of an adapter by what they are."""
+    """All tensors of an adapter, by their meaning."""
 
     targets: list[Target]
     saved: dict[str, str]
     """Base parameter -> key of the tensor that replaces it."""
     dialects: tuple[str, ...]
-    """How the keys differ from what PEFT writes."""
+    """Ways in which the keys differ from PEFT's, in words."""
 
 
 def read_keys(adapter: AdapterFiles) -> Keys:
-    """Sorts the keys; CheckpointError for two keys that mean the same tensor and hold other values."""
+    """Sorts the keys; CheckpointError for two keys that mean the same tensor and hold different values."""
     targets: dict[tuple[str, int], Target] = {}
     saved: dict[str, str] = {}
     dialects: dict[str, None] = {}
@@ -87,11 +87,12 @@ def _put(adapter: AdapterFiles, into: dict[str, str], name: str, key: str) -> No
 
 
 def _equal(adapter: AdapterFiles, one: str, other: str) -> bool:
-    """Whether two of its tensors hold the same values: PEFT writes modules to save twice once resized."""
+    """Whether two tensors of the adapter hold the same values: PEFT writes modules to save twice once they are
+    resized."""
     first, second = adapter.tensors[one], adapter.tensors[other]
     if (first.shape, first.dtype) != (second.shape, second.dtype):
         return False
-    import torch  # only here: the keys are read before torch is
+    import torch  # imported here, because keys are read before torch is loaded
 
     from duat_cli.loading.checkpoint.reader import Reader
 
@@ -100,7 +101,7 @@ def _equal(adapter: AdapterFiles, one: str, other: str) -> bool:
 
 
 def matching(patterns: list[str], name: str) -> str | None:
-    """PEFT's rule for rank_pattern and alpha_pattern: the first whose `(.*\\.)?(key)$` matches."""
+    """The first pattern for which `(.*\\.)?(key)$` matches the name: PEFT's rule for rank_pattern and alpha_pattern."""
     for pattern in patterns:
         try:
             if re.match(rf"(.*\.)?({pattern})$", name):

@@ -1,8 +1,8 @@
-"""LoRA, DoRA and AdaLoRA on linear layers, embeddings and parameters, such as stacks of experts: rank, scale and layout
-by PEFT's rules (0.21).
+"""LoRA, DoRA and AdaLoRA on linear layers, embeddings and parameters such as stacks of experts. Rank, scale and layout
+follow PEFT's rules (0.21).
 
-scaling = alpha / r, or alpha / sqrt(r) with rsLoRA; rank_pattern and alpha_pattern by first match; the layout of a
-weight by the base's shape, whatever `fan_in_fan_out` says.
+scaling = alpha / r, or alpha / sqrt(r) with rsLoRA. rank_pattern and alpha_pattern count by first match. The layout of
+a weight follows from the base's shape, whatever `fan_in_fan_out` says.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def lora(one: Wrapped) -> Iterator[ParameterPlan]:
 
 
 def embedding(one: Wrapped) -> ParameterPlan:
-    """A (r, vocabulary), B (width, r): the stored (vocabulary, width) table changes by scaling Aᵀ Bᵀ."""
+    """LoRA of an embedding, from A (r, vocabulary) and B (width, r): the stored (vocabulary, width) table changes by
+    scaling Aᵀ Bᵀ."""
     rank, vocabulary, width = one.pair("lora_embedding_A", "lora_embedding_B")
     place = one.find("weight")
     if place is not None and place.shape != (vocabulary, width):
@@ -53,10 +54,10 @@ def embedding(one: Wrapped) -> ParameterPlan:
 
 
 def parameter_leaves(one: Wrapped, siblings: list[Target]) -> list[str]:
-    """Parameters of the target's module that target_parameters ask for; empty where it is a module like any other.
+    """Parameters of the target's module that target_parameters asks for; empty where the target is an ordinary module.
 
-    The keys name the module, not the parameter. PEFT takes every parameter whose name ends in one of them; without a
-    base a name without its module tells nothing.
+    The keys name the module, not the parameter. PEFT takes every parameter whose name ends in an entry of the field.
+    Without a base, an entry without a module counts for a module that is wrapped more than once.
     """
     found, module = set(), one.target.module
     for name in names(one.adapter, "target_parameters"):
@@ -71,7 +72,7 @@ def parameter_leaves(one: Wrapped, siblings: list[Target]) -> list[str]:
 
 
 def experts(one: Wrapped, siblings: list[Target], leaves: list[str]) -> ParameterPlan:
-    """LoRA on a parameter (E, ., .): A (E r, in) by experts, B (out, r E) by ranks."""
+    """LoRA on a parameter (E, ., .): A (E r, in) is ordered by experts, B (out, r E) by ranks."""
     adapter, target, base = one.adapter, one.target, one.base
     both, into, out = one.pair("lora_A", "lora_B")
     if base is None:
@@ -85,7 +86,7 @@ def experts(one: Wrapped, siblings: list[Target], leaves: list[str]) -> Paramete
         if len(shape) == 3 and both % shape[0] == 0:
             layouts = {False: (out, into), True: (into, out)} if len(place.shape) == 3 else {False: (out, into)}
             fitting += [(leaf, place, turned) for turned, sides in layouts.items() if shape[1:] == sides]
-    if len({leaf for leaf, _, _ in fitting}) > 1:  # of one shape: PEFT wraps the module's first parameter first
+    if len({leaf for leaf, _, _ in fitting}) > 1:  # several of one shape: PEFT wraps the module's first parameter first
         declared = (name.rpartition(".") for name in base.parameters())  # in the order of the class
         order = [leaf for module, _, leaf in declared if module == target.module and leaf in leaves]
         depth = sorted({t.depth for t in siblings}, reverse=True)
@@ -108,7 +109,8 @@ def experts(one: Wrapped, siblings: list[Target], leaves: list[str]) -> Paramete
 
 
 def _layout(one: Wrapped, place: Place | None, into: int, out: int) -> bool:
-    """Whether the base stores the weight as (in, out): by its shape, where that tells."""
+    """Whether the base stores the weight as (in, out): by its shape, or for a square weight by its neighbours or the
+    config."""
     if place is None or place.shape == (out, into) == (into, out):
         return one.square_inputs_first(place)
     if place.shape not in ((out, into), (into, out)):
@@ -129,7 +131,7 @@ def _scaling(adapter: AdapterFiles, name: str, rank: int) -> float:
 
 
 def _adalora_scale(one: Wrapped, rank: int) -> float:
-    """lora_alpha / (ranknum + 1e-5); ranknum stays at init_r when ranks are pruned, as PEFT has it."""
+    """AdaLoRA's scaling, lora_alpha / (ranknum + 1e-5). In PEFT, ranknum stays at init_r when ranks are pruned."""
     if "lora_E" not in one.target.parts:
         raise one.fault("factor-missing", " has lora_A and no lora_E")
     if one.shape("lora_E") != (rank, 1):

@@ -1,8 +1,8 @@
-"""Which block of the base a block of a tuned checkpoint was, where the two have another number of blocks.
+"""The block of the base that each block of a tuned checkpoint was, where the two have different numbers of blocks.
 
-Removing blocks renumbers those behind them, and repeating blocks does too, so that names say nothing. Weights do: those
-of a block that was kept, and tuned since, still point where the base's do, and those of two blocks of one model are at
-right angles to each other.
+Removing or repeating blocks renumbers those behind them, so names do not show it. Weights do: those of a block that was
+kept, and tuned since, still point in the base's direction, and those of two different blocks of one model are nearly
+orthogonal.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.checkpoint.parts import Part, parts_of
 
 SAMPLE = 1 << 14  # elements of a matrix that are compared, in whole rows
-ALIKE = 0.5  # cosine from which on a block is said to be one of the base's
+ALIKE = 0.5  # cosine from which on a block counts as one of the base's
 
 Samples = Mapping[str, Tensor]
-"""By the name within the block: the first rows of a matrix, as a unit vector."""
+"""Name within the block -> the first rows of a matrix, as a unit vector."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Of one block of the tuned checkpoint."""
+    """The origin of one block of the tuned checkpoint."""
 
     block: Part
     base: Part | None
-    """The base's block that it was; None: it is like none of them."""
+    """The base's block that it was; None if it is like none of them."""
     cosine: float
-    """To the base's block that it is most like, mean over their matrices."""
+    """Cosine to the most similar block of the base, mean over their matrices."""
 
 
 @dataclass(frozen=True)
 class Renumbered:
-    """A stack of which the tuned checkpoint has another number of blocks."""
+    """A stack of blocks whose number in the tuned checkpoint differs from the base's."""
 
     stack: str
     """Its name in the tuned checkpoint: model.layers."""
@@ -48,13 +48,14 @@ class Renumbered:
 
     @property
     def gone(self) -> list[Part]:
-        """The base's blocks that none of the tuned checkpoint was."""
+        """The base's blocks that are the origin of no tuned block."""
         kept = {one.base.name for one in self.blocks if one.base is not None}
         return [block for block in self.base if block.name not in kept]
 
 
 def renumbered_stacks(base: BaseWeights, tuned: BaseWeights) -> list[Renumbered]:
-    """Both to be open."""
+    """The stacks whose number of blocks differs, with the origins of their blocks. Both `base` and `tuned` must be
+    open."""
     before, after = _stacks(base), _stacks(tuned)
     found = []
     for stack, blocks in after.items():
@@ -71,7 +72,7 @@ def _stacks(weights: BaseWeights) -> dict[str, list[Part]]:
 
 
 def _headless(stack: str) -> str:
-    """The name without the prefix that it has in a model with a head; empty where it has none."""
+    """The stack's name without the prefix that a model with a head adds; empty where it has none."""
     return stack.partition(".")[2]
 
 
@@ -82,7 +83,7 @@ def _origins(base: BaseWeights, before: Sequence[Part], tuned: BaseWeights, afte
         cosines = torch.tensor([_cosine(own, other) for other in old])
         most = float(cosines.max())
         alike = (cosines >= most - 1e-6).nonzero()[:, 0].tolist()
-        place = next((k for k in alike if k > last), alike[0])  # of the base's blocks that repeat each other, the next
+        place = next((k for k in alike if k > last), alike[0])  # if blocks of the base are equal, the next
         if most >= ALIKE:
             last = place
         found.append(Origin(block, before[place] if most >= ALIKE else None, most))

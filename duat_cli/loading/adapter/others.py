@@ -1,4 +1,4 @@
-"""IA3, LoHa, LoKr, trainable tokens, and values that replace the base's whole."""
+"""IA3, LoHa, LoKr, trainable tokens, and values that replace the base's as a whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from duat_cli.text import listed, shown
 
 
 def ia3(one: Wrapped) -> Iterator[ParameterPlan]:
-    """A factor for every output, or, of a feed-forward layer, for every input."""
+    """IA3: a factor for every output; in a feed-forward layer, for every input."""
     place = one.find("weight")
     shape = one.shape("ia3_l")
     if len(shape) != 2 or 1 not in shape:
@@ -21,7 +21,7 @@ def ia3(one: Wrapped) -> Iterator[ParameterPlan]:
     inputs_first = False
     if place is not None:
         length = max(shape)
-        sides = place.shape  # of (out, in) the inputs are side 1
+        sides = place.shape  # in (out, in) the inputs are side 1
         fits = [turned for turned in (False, True) if sides[int(by_input != turned)] == length]
         if not fits:
             raise one.fault("shape-mismatch", f": shape mismatch, ia3_l {list(shape)}, the base's weight is "
@@ -35,7 +35,7 @@ def ia3(one: Wrapped) -> Iterator[ParameterPlan]:
 
 
 def lycoris(one: Wrapped) -> ParameterPlan:
-    """scaling = alpha / r with the config's rank, since LoKr may store a factor whole."""
+    """LoHa or LoKr. scaling = alpha / r with the config's rank, because LoKr may store a factor as one matrix."""
     adapter, target = one.adapter, one.target
     if any(part.endswith(("_t1", "_t2")) for part in target.parts):
         raise one.fault("convolution", ": a convolution, which is not supported")
@@ -55,7 +55,7 @@ _LYCORIS = {"loha": ("hada_w1", "hada_w2"), "lokr": ("lokr_w1", "lokr_w2")}
 
 
 def _product(one: Wrapped, part: str) -> tuple[int, ...]:
-    """The shape of a factor that is stored whole, or as a product of two."""
+    """The shape of a factor that is stored as one matrix, or as a product of two."""
     parts = one.target.parts
     if part in parts:
         whole = one.shape(part)
@@ -72,7 +72,7 @@ def _product(one: Wrapped, part: str) -> tuple[int, ...]:
 
 
 def tokens(one: Wrapped) -> ParameterPlan:
-    """Rows that replace the embedding's rows of the named tokens."""
+    """Trainable tokens: rows that replace the embedding's rows of the named tokens."""
     config, name = one.adapter.config, one.target.module
     place = one.find("weight")
     rows = one.shape("trainable_tokens_delta")
@@ -92,14 +92,14 @@ def tokens(one: Wrapped) -> ParameterPlan:
 
 
 def saved(adapter: AdapterFiles, parameter: str, key: str, base: BaseWeights | None) -> ParameterPlan | AdapterFault:
-    """A value that replaces the base's, whole."""
+    """The plan for a value that replaces the base's as a whole, or the fault."""
     module, _, leaf = parameter.rpartition(".")
     kind: Kind = "bias" if leaf == "bias" else "saved"
     place = None if base is None else base.find(replicated(adapter, parameter))
     shape = adapter.tensors[key].shape
     resized = place is not None and base is not None and base.is_vocabulary(place) and place.shape[1:] == shape[1:]
     if place is not None and base is not None and base.has_row_a_class(place) and place.shape[1:] == shape[1:]:
-        place = place if place.shape == shape else None  # a head of other classes stands in the place of the base's
+        place = place if place.shape == shape else None  # a head for other classes replaces the base's
     elif place is not None and place.shape != shape and not resized:
         return fault(adapter, "shape-mismatch", f"{shown(parameter)}: shape mismatch, the adapter has {list(shape)}, "
                       f"the base has {list(place.shape)}")  # fmt: skip

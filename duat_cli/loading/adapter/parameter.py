@@ -1,4 +1,4 @@
-"""One parameter that an adapter changes, and what every method of reading it shares."""
+"""One parameter that an adapter changes, and what the readers of all methods share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Kind = Literal[
 
 
 class AdapterFault(CheckpointError):  # noqa: N818 - a finding as well
-    """What keeps a part of an adapter from having a meaning; `rule` is its id in the linter."""
+    """A fault by which a part of an adapter has no meaning; `rule` is its id in the linter."""
 
     def __init__(self, rule: str, where: str, text: str) -> None:
         super().__init__(f"{where}: {text}")
@@ -33,7 +33,7 @@ class ParameterPlan:
     """One parameter that the adapter changes, and how."""
 
     module: str
-    """The base's module; of a parameter that is no weight or bias, the module that holds it."""
+    """The base's module, which holds the parameter."""
     parameter: str
     kind: Kind
     parts: dict[str, str]
@@ -41,22 +41,23 @@ class ParameterPlan:
     rank: int | None = None
     scaling: float | None = None
     inputs_first: bool = False
-    """Whether the base stores it as (in, out)."""
+    """Whether the base stores the weight as (in, out)."""
     experts: int = 1
     place: Place | None = None
-    """Its base tensor; None where the base was not looked at or has none."""
+    """The parameter's place in the base; None where the base was not looked at or lacks it."""
     mutated: str | None = None
     """The initialisation that subtracted the first B A from the base (PiSSA and its kin)."""
     tokens: tuple[int, ...] = ()
 
     @property
     def recomputed(self) -> bool:
-        """Whether that B A follows from the base's values, so that it is taken out again."""
+        """Whether that first B A follows from the base's values; it is then taken out again."""
         return self.mutated in ("pissa", "olora")
 
     @property
     def other_base(self) -> str | None:
-        """The initialisation, where it does not: the change is of a base that is not in the files."""
+        """The initialisation, where its first B A does not follow from the base's values: the change is then relative
+        to a base that is not in the files."""
         return None if self.recomputed else self.mutated
 
     @property
@@ -76,10 +77,10 @@ class Wrapped:
     adapter: AdapterFiles
     target: Target
     base: BaseWeights | None
-    """None where the adapter is looked at alone."""
+    """The base; None where the adapter is read alone."""
 
     def fault(self, rule: str, text: str) -> AdapterFault:
-        """text: behind the module's name."""
+        """A fault of this module. text: the message behind the module's name."""
         return fault(self.adapter, rule, f"{shown(self.target.module)}{text}")
 
     def shape(self, part: str) -> tuple[int, ...]:
@@ -106,7 +107,7 @@ class Wrapped:
             raise self.fault("shape-mismatch", f": {part} {list(shape)}, expected {length} values")
 
     def require_rows(self, place: Place, rows: int, width: int) -> None:
-        """Refuses a table of a resized vocabulary, (rows, width), whose base rows alone are at hand."""
+        """Refuses a table (rows, width) of a resized vocabulary, since only the base's rows are at hand."""
         stored = place.shape
         if self.target.module.rpartition(".")[2] in VOCABULARY and stored[1:] == (width,) and stored[0] != rows:
             raise self.fault("shape-mismatch", f": the vocabulary was resized, from the base's {stored[0]} rows to "
@@ -114,7 +115,7 @@ class Wrapped:
                              "checkpoint")  # fmt: skip
 
     def find(self, leaf: str, *, needed: bool = True) -> Place | None:
-        """The base's tensor of that name in the module."""
+        """The place of the base's tensor of that name in the module."""
         if self.base is None:
             return None
         place = self.base.find(f"{replicated(self.adapter, self.target.module)}.{leaf}", load=needed)
@@ -124,21 +125,22 @@ class Wrapped:
         return place
 
     def plan(self, kind: Kind, place: Place | None, **known: Any) -> ParameterPlan:
-        """Of the module's weight, which is at `place`, by all parts; known: the plan's other fields. The module goes by
-        the base's own name where that is the longer one; a replicated layer keeps its own."""
+        """The plan of the module's weight, which is at `place`, with all parts of the target. known: the plan's other
+        fields. The module has the base's own name if that is longer; a replicated layer keeps its own."""
         module = self.target.module
         if place is not None and place.parameter.endswith(f".{module}.weight"):
             module = place.parameter.rpartition(".")[0]
         return ParameterPlan(module, f"{module}.weight", kind, self.target.parts, place=place, **known)
 
     def square_inputs_first(self, place: Place | None) -> bool:
-        """Whether a weight whose shape does not tell is stored as (in, out): by its neighbours, then by config."""
+        """Whether a weight whose shape does not show it is stored as (in, out): as its neighbours are, else as the
+        config says."""
         known = None if place is None or self.base is None else self.base.is_transposed(place.tensor)
         return self.adapter.config.get("fan_in_fan_out") is True if known is None else known
 
 
 def stated(adapter: AdapterFiles, pattern: str, field: str, name: str) -> float:
-    """A rank or alpha as the first pattern that matches has it, else as the config; PEFT's default is 8 for all."""
+    """A rank or alpha: from the first pattern that matches, else from the config. PEFT's default is 8 for both."""
     listed_for = patterns(adapter, pattern)
     key = matching(list(listed_for), name)
     value = number(adapter, field, 8) if key is None else listed_for[key]
@@ -150,7 +152,7 @@ def stated(adapter: AdapterFiles, pattern: str, field: str, name: str) -> float:
 
 
 def replicated(adapter: AdapterFiles, name: str) -> str:
-    """The base's name of a module of a model whose layers `layer_replication` repeats."""
+    """The base's name of a module, in a model whose layers `layer_replication` repeats."""
     ranges = adapter.config.get("layer_replication")
     if not ranges:
         return name

@@ -1,4 +1,5 @@
-"""How each tensor of an adapter changes a base parameter, from headers alone: which method reads which tensors."""
+"""How each tensor of an adapter changes a base parameter, from headers alone. This module chooses the reader of each
+tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from duat_cli.text import listed
 
 
 def plans(adapter: AdapterFiles, keys: Keys, base: BaseWeights | None) -> Iterator[ParameterPlan | AdapterFault]:
-    """A plan, or what is wrong, for every parameter the adapter touches; base: None looks at the adapter alone."""
+    """A plan, or a fault, for every parameter the adapter touches. base: None to read the adapter alone."""
     by_module = by_key((target.module, target) for target in keys.targets)
     for target in keys.targets:
         try:

@@ -1,6 +1,6 @@
-"""Where an adapter or a tuned checkpoint is: a local folder, the bundled adapter, or a hub id.
+"""The place of an adapter or a tuned checkpoint: a local folder, the bundled adapter, or a hub id.
 
-A hub id may name its branch, tag or commit behind an @, as in org/name@v2: --revision is the base's.
+A hub id may name its branch, tag or commit behind an @, as in org/name@v2, because --revision is the base's.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from duat_cli.text import clean, expanded, shown
 
 
 def find_adapter(name: str, *, token: str | None = None, cache_dir: str | None = None) -> Source:
-    """The folder of an adapter. Of the hub only its config and its safetensors are fetched, never pickle.
+    """The folder of an adapter. Only its config and its safetensors are fetched from the hub, never pickle.
 
-    A local folder is not looked into. CheckpointError, one line, says why it cannot be had.
+    A local folder is not opened. CheckpointError, one line, says why it cannot be had.
     """
     return _local(name) or _of_hub(name, token, cache_dir, or_checkpoint=False)
 
 
 def find_tuned(name: str | None, *, token: str | None = None, cache_dir: str | None = None) -> Source:
-    """The folder of an adapter, or of a checkpoint where the hub's repository is no adapter; None: the bundled one."""
+    """The folder of an adapter, or of a checkpoint if the hub's repository is no adapter. None: the bundled adapter."""
     if name is None:
         return Source(demo_adapter_path(), "demo adapter", None)
     return _local(name) or _of_hub(name, token, cache_dir, or_checkpoint=True)
 
 
 def _local(name: str) -> Source | None:
-    """What can only be a path; a revision behind the @ may have slashes."""
+    """The place of a name that can only be a path, else None. A revision behind the @ may contain slashes."""
     if not name.strip() or "\0" in name:
         raise InputError(f"{shown(name)}: expected an adapter or a tuned checkpoint, a folder or a hub id")
     path = expanded(name)
@@ -42,7 +42,8 @@ def _local(name: str) -> Source | None:
 
 
 def _of_hub(name: str, token: str | None, cache_dir: str | None, *, or_checkpoint: bool) -> Source:
-    """The adapter's config is fetched first, if there is one: what else to fetch depends on that."""
+    """The place of an adapter or checkpoint on the hub. The adapter's config is fetched first, if there is one, because
+    it decides what else to fetch."""
     repo, _, revision = name.partition("@")
     path = snapshot(repo, revision or None, token, cache_dir, [ADAPTER_CONFIG])
     commit = path.name

@@ -1,4 +1,5 @@
-"""Which modules an adapter's config targets, by PEFT's rule (0.21), and which of them it has no tensors of."""
+"""The modules that an adapter's config targets, by PEFT's rule (0.21), and those of them that the adapter has no
+tensors of."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _By = Callable[[str, str], "re.Match[str] | None"]
 
 
 def targeted(config: dict[str, Any], module: str) -> bool:
-    """Whether PEFT wraps a layer of that name; of 'all-linear', any layer. CheckpointError where a pattern is none."""
+    """Whether PEFT wraps a layer of that name; with 'all-linear', any layer. CheckpointError for an invalid pattern."""
     target, saved = config.get("target_modules"), _texts(config.get("modules_to_save"))
     if excluded(config, module) or any(_match(rf"(^|.*\.){s}($|\..*)", module) for s in saved):
         return False
@@ -27,13 +28,13 @@ def targeted(config: dict[str, Any], module: str) -> bool:
 
 
 def excluded(config: dict[str, Any], module: str) -> bool:
-    """Whether exclude_modules takes a layer of that name out of the targets. CheckpointError: a pattern is none."""
+    """Whether exclude_modules excludes a layer of that name. CheckpointError for an invalid pattern."""
     return _named(config.get("exclude_modules"), module)
 
 
 def lost_modules(adapter: AdapterFiles, keys: Keys, base: BaseWeights) -> list[str]:
-    """Modules of the base that are targeted and have no tensors in the adapter, where other layers' modules of the same
-    name have: a list of targets may well name modules of other parts, which PEFT could not wrap."""
+    """Modules of the base that are targeted and have no tensors in the adapter, although the module of the same name in
+    another layer has. Without that condition, a list of targets may name modules elsewhere that PEFT could not wrap."""
     if adapter.config.get("layer_replication"):
         return []
     have: dict[str, str] = {}  # the base's name -> the adapter's
@@ -52,21 +53,21 @@ def lost_modules(adapter: AdapterFiles, keys: Keys, base: BaseWeights) -> list[s
 
 
 def unsaved_modules(wanted: Iterable[str], keys: Keys, base: BaseWeights) -> list[str]:
-    """Modules of the base that modules_to_save names, by the last letters of their names as PEFT does, and that have no
-    tensor in the adapter."""
+    """Modules of the base that modules_to_save names, and that have no tensor in the adapter. As in PEFT, a name counts
+    if the module's name ends in it."""
     ends, have = tuple(wanted), {path for parameter in keys.saved for path in _above(parameter)}
     named = (next((path for path in _above(tensor) if path.endswith(ends)), None) for tensor in base.files.tensors)
     return [one for one in dict.fromkeys(named) if one is not None and not any(_alike(one, other) for other in have)]
 
 
 def _above(parameter: str) -> Iterator[str]:
-    """Names of the modules that hold it, the outermost first."""
+    """Names of the modules that contain a parameter, the outermost first."""
     parts = parameter.split(".")
     return (".".join(parts[:count]) for count in range(1, len(parts)))
 
 
 def _alike(one: str, other: str) -> bool:
-    """Whether two names mean one module, of which either may lack a prefix."""
+    """Whether two names mean one module; either may lack a prefix."""
     return f".{one}".endswith(f".{other}") or f".{other}".endswith(f".{one}")
 
 
@@ -75,12 +76,13 @@ def _numberless(module: str) -> str:
 
 
 def _renamed(module: str, sibling: str, key: str) -> str:
-    """As the adapter names it: with the prefix that its name of the sibling has, or lacks."""
+    """The adapter's name of a base module, with or without a prefix as its name `key` of the module `sibling` shows."""
     return module[len(sibling) - len(key) :] if sibling.endswith(key) else key.removesuffix(sibling) + module
 
 
 def _in_layers(config: dict[str, Any], module: str) -> bool:
-    """By layers_to_transform: the number behind the first part of its name that layers_pattern names."""
+    """Whether layers_to_transform has the module's layer: the number behind the first part of its name that
+    layers_pattern names."""
     stated = config.get("layers_to_transform")
     wanted = [stated] if isinstance(stated, int) else stated
     if not wanted:
@@ -92,7 +94,7 @@ def _in_layers(config: dict[str, Any], module: str) -> bool:
 
 
 def _named(stated: object, module: str) -> bool:
-    """By a regular expression of the whole name, or by a list of last parts."""
+    """Whether `stated` names the module: a regular expression for the whole name, or a list of last parts."""
     if isinstance(stated, str):
         return bool(stated) and _match(stated, module, re.fullmatch) is not None
     return any(module == name or module.endswith(f".{name}") for name in _texts(stated))
