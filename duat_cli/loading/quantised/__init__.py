@@ -1,1 +1,1 @@
-"""Weights that are stored in few bits, and the formulas by which their formats give the numbers back."""
+"""Weights that are stored in few bits, and the formulas by which their formats define the values."""

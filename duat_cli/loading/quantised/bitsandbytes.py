@@ -22,14 +22,15 @@ from duat_cli.loading.quantised.scaled import scaled
 from duat_cli.text import shown
 
 Read = Callable[[str], bytes]
-_STORAGE = ("U8", "I8", "BF16", "F16", "F32")  # what bytes may be held as
+_STORAGE = ("U8", "I8", "BF16", "F16", "F32")  # dtypes that the bytes may be stored as
 _STATE = ".quant_state.bitsandbytes__"
 _PER_127 = 7.874015718698502e-3  # 1 / 127 as the library has it
 
 
 @dataclass(frozen=True, kw_only=True)
 class FourBit(Formula):
-    """Roles: values, table, scales; doubly quantised also inner_table, inner_scales."""
+    """Four-bit codes with scales by blocks. Roles: values, table, scales; doubly quantised also inner_table,
+    inner_scales."""
 
     block: int
     inner_block: int = 0
@@ -84,7 +85,7 @@ def _looks_packed(tensor: Tensor) -> bool:
 
 
 def _require_rows(tensors: Mapping[str, Tensor], name: str, read: Read) -> None:
-    """The order of the values in memory: by rows, or as a GPU of 2020 wanted it."""
+    """Refuses weights whose values are not stored by rows, but in the order that a GPU of 2020 wanted."""
     if name in tensors and any(read(name)):
         raise UnfitError(name, "values are not stored by rows, which is not supported: save the model again")
 

@@ -1,4 +1,4 @@
-"""compressed-tensors: eight-bit numbers with their scales, or whole numbers of few bits packed in words of 32.
+"""compressed-tensors: eight-bit numbers with their scales, or integers of few bits packed in words of 32 bits.
 
 Source: the library's `dequantize` and `unpack_from_int32`.
 """
@@ -27,17 +27,17 @@ from duat_cli.loading.quantised.scaled import scaled
 from duat_cli.text import shown
 
 Read = Callable[[str], bytes]
-"""The bytes of a small tensor."""
+"""A function that returns the bytes of a small tensor."""
 Scheme = Mapping[str, Any]
-"""How a group of modules has its weights quantised."""
+"""The config's scheme for the weights of a group of modules."""
 
 _PLAIN = ("naive-quantized", "int-quantized", "float-quantized")
 _PACKED = "pack-quantized"
 _NOTHING = "dense"  # the format of weights that are stored as they are
-_COMPRESSED = ("weight_packed", "weight_scale")  # what stands for a weight that is not, or beside it
+_COMPRESSED = ("weight_packed", "weight_scale")  # tensors in the place of a quantised weight, or beside it
 _VALUES = ("I8", "F8_E4M3", "F8_E5M2")
-_REORDERED = ("group", "dynamic", True)  # actorder of which each input has its group stored
-# of activations and caches, which are not quantised here
+_REORDERED = ("group", "dynamic", True)  # values of actorder for which the group of each input is stored
+# scales of activations and caches, which are not quantised here
 _BESIDE = frozenset({
     "input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point",
     "k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point", "q_zero_point",
@@ -69,7 +69,7 @@ def compressed(config: Mapping[str, Any], tensors: Mapping[str, Tensor], read: R
 
 
 def _words(scheme: Scheme) -> str:
-    """int4, groups of 128."""
+    """The scheme in words, such as "int4, groups of 128"."""
     each = scheme.get("strategy") or "tensor"
     over = f"groups of {scheme.get('group_size')}" if each == "group" else f"a scale for each {each}"
     if each == "block":
@@ -78,7 +78,7 @@ def _words(scheme: Scheme) -> str:
 
 
 def _schemes(groups: Sequence[Mapping[str, Any]], module: str) -> list[Scheme]:
-    """Those that the module may be of: by its name, else by a class, else all of them."""
+    """The schemes that may hold for the module: those of its name, else those of a class, else all."""
     named, others = list[Scheme](), list[Scheme]()
     for group in groups:
         targets = [str(target) for target in group.get("targets") or ()]
@@ -94,7 +94,7 @@ def _names(target: str, module: str) -> bool:
 
 
 def _blocks(schemes: Sequence[Scheme]) -> list[tuple[int, int]]:
-    """Rows and columns of a scale, of schemes that have such."""
+    """Rows and columns that share a scale, for each scheme that has groups or blocks."""
     found = []
     for scheme in schemes:
         size = scheme.get("block_structure")
@@ -107,7 +107,7 @@ def _blocks(schemes: Sequence[Scheme]) -> list[tuple[int, int]]:
 
 
 def _zero_points(tensors: Mapping[str, Tensor], name: str, zero: str, schemes: Sequence[Scheme]) -> bool:
-    """Whether the weight has them; UnfitError where the config says otherwise."""
+    """Whether the weight has zero points; UnfitError where the config says otherwise."""
     symmetric = {scheme.get("symmetric", True) is not False for scheme in schemes}
     if symmetric == {True} and zero in tensors:
         raise UnfitError(zero, f"zero points of {shown(name)}, which is symmetric by the config")
@@ -175,7 +175,7 @@ def _packed(tensors: Mapping[str, Tensor], name: str, read: Read, schemes: Seque
 
 
 def _shape(tensors: Mapping[str, Tensor], name: str, shape: str, read: Read) -> tuple[int, int]:
-    """(out, in) as a tensor of its own states it."""
+    """(out, in) of a packed weight, from the tensor that states it."""
     found = require(tensors, name, shape, dtypes=WHOLE)
     size = {"I64": 8, "I32": 4}.get(found.dtype)
     if size is None or found.shape != (2,):

@@ -1,4 +1,4 @@
-"""Which weights of a checkpoint are quantised, as its config says."""
+"""The quantised weights of a checkpoint, as its config says."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from duat_cli.text import shown
 def find(
     method: object, config: Mapping[str, Any], tensors: Mapping[str, Tensor], read: Callable[[str], bytes]
 ) -> Found:
-    """The quantised weights. read: the bytes of a small tensor.
+    """The quantised weights. read: a function that returns the bytes of a small tensor.
 
-    UnknownFormatError for a method or a variant that is not read, UnfitError where the tensors do not go together.
+    UnknownFormatError for a method or a variant that is not read, UnfitError where the tensors do not fit together.
     """
     if method in ("fp8", "fbgemm_fp8", "mxfp8"):
         return fp8(config, tensors)

@@ -1,5 +1,5 @@
-"""What a formula needs: the tensors that a weight is stored as, and how rows of it are computed from them; and what a
-format finds of such weights in a checkpoint."""
+"""The formula of a quantised weight: its stored tensors, and how rows of the weight are computed from them; and the
+result of searching a checkpoint for such weights."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from duat_cli.loading.quantised.numbers import Floats, scales_of
 from duat_cli.text import shown
 
 Arrays = Mapping[str, NDArray[Any]]
-"""Role -> the stored tensor, bit for bit: `numbers.RAW` says in which numpy dtype."""
+"""Role -> the stored tensor, bit for bit, in the numpy dtype of `numbers.RAW`."""
 
 
 class Tensor(Protocol):
-    """What a header says of a stored tensor."""
+    """A stored tensor, as a header describes it."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -33,7 +33,7 @@ WHOLE = ("I32", "I64")
 
 
 class UnfitError(Exception):
-    """A stored tensor from which its format's formula gives no weight."""
+    """A stored tensor from which its format's formula cannot compute a weight."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(f"{shown(name)}: {text}")
@@ -41,35 +41,35 @@ class UnfitError(Exception):
 
 
 class UnknownFormatError(Exception):
-    """A way to quantise that is not read."""
+    """A quantisation format that is not read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Formula(ABC):
-    """How a weight comes out of stored tensors. Values are computed in float32."""
+    """How a weight is computed from stored tensors, in float32."""
 
     shape: tuple[int, ...]
-    """Of the weight."""
+    """Shape of the weight."""
     parts: Mapping[str, str]
-    """Role -> name of the stored tensor; the first one is the weight's own."""
+    """Role -> name of the stored tensor; the first holds the weight's values."""
     dtypes: Mapping[str, str]
-    """Role -> its dtype, by safetensors' name."""
+    """Role -> dtype of the stored tensor, by safetensors' name."""
     scales: tuple[str, ...] = ("scales",)
     """Roles of the numbers that values are multiplied by."""
     largest: float
-    """Magnitude of the largest value that is multiplied by a scale."""
+    """Largest magnitude of a value before it is multiplied by a scale."""
     outs_first: bool = False
-    """Whether the format stores a row for each output even of a layer that keeps its weight the other way round."""
+    """Whether the format stores a row for each output even if the layer keeps its weight as (in, out)."""
     zero_blocks: bool = False
     """Whether the format gives a block of zeros the scale zero."""
     step: int = 1
-    """Rows are computed in multiples of it, but for the last ones."""
+    """Rows are computed in multiples of this number, except the last ones."""
     exact_in: ClassVar[str] = "F32"
     """The dtype that holds every value without another rounding."""
 
     @property
     def rows_and_columns(self) -> tuple[int, int]:
-        """All dimensions but the last are rows."""
+        """(rows, columns) of the weight as a matrix: all dimensions but the last are rows."""
         columns = self.shape[-1]
         return int(np.prod(self.shape[:-1])), columns
 
@@ -89,9 +89,9 @@ class Found:
     format: str
     """How they are stored, in words."""
     weights: Mapping[str, Formula]
-    """By the name that the weight has in full precision."""
+    """Name of the weight in full precision -> its formula."""
     beside: frozenset[str] = frozenset()
-    """Tensors that no weight needs: what activations or caches would be quantised with."""
+    """Tensors that no weight needs, such as scales to quantise activations or caches."""
 
 
 def require(

@@ -12,7 +12,7 @@ from duat_cli.loading.quantised.formula import Formula, Found, Tensor, leaf_of, 
 from duat_cli.loading.quantised.scaled import scaled
 
 _VALUES = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
-# of activations, which are not quantised here
+# names of activations' scales; activations are not quantised here
 _BESIDE = ("activation_scale", "input_scale", "qscale_act", "input_scale_ub")
 
 
@@ -36,7 +36,7 @@ def _weights(tensors: Mapping[str, Tensor], blocks: list[tuple[int, int]]) -> It
             if scale is None:
                 raise missing(tensors, name, names[0])
             yield name, scaled(tensors, name, scale, blocks=blocks)
-        elif tensor.dtype == "I8" and scale is not None:  # two numbers of four bits a byte: experts of DeepSeek-V4
+        elif tensor.dtype == "I8" and scale is not None:  # four-bit numbers in pairs: experts of DeepSeek-V4
             yield name, scaled(tensors, name, scale, blocks=[(1, 32)], pairs=True)
 
 
@@ -44,7 +44,7 @@ _SCALE = ("scale_inv", "scale", "qscale_weight")
 
 
 def _scales(name: str) -> list[str]:
-    """By which names the scales of a weight are known; what is called an inverse is multiplied by as well."""
+    """Names that the scales of a weight may have. A scale that is called an inverse is multiplied by as well."""
     module = name.removesuffix(".weight")
     own = [f"{name}_scale_inv", f"{name}_scale"]
     return own if module == name else [*own, f"{module}.scale", f"{module}.qscale_weight"]

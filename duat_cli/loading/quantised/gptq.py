@@ -15,7 +15,7 @@ from duat_cli.loading.quantised.numbers import words_of
 from duat_cli.text import shown
 
 _BITS = (2, 3, 4, 8)
-_ADDED = {"gptq": 1, "gptq_v2": 0}  # to stored zero points
+_ADDED = {"gptq": 1, "gptq_v2": 0}  # number added to stored zero points
 
 
 def gptq(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Found:
@@ -59,8 +59,8 @@ def gptq(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Found:
 
 
 def _of_module(config: Mapping[str, Any], module: str) -> Mapping[str, Any]:
-    """The config with what GPTQModel's `dynamic` states for modules whose names begin with a pattern: the first one
-    that fits counts."""
+    """The config of a module: `dynamic` of GPTQModel may change it for modules whose names begin with a pattern. The
+    first pattern that fits counts."""
     dynamic = config.get("dynamic")
     for pattern, own in dynamic.items() if isinstance(dynamic, Mapping) else ():
         try:
@@ -97,7 +97,7 @@ def awq(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Found:
 
     weights = _every(tensors, weight)
     acts = [n for n in tensors if n.endswith(".scales") and f"{n.removesuffix('scales')}qweight" not in tensors]
-    if acts:  # AutoAWQ divides the output of an activation function by them, which no class of transformers does
+    if acts:  # AutoAWQ divides an activation function's output by them, which no class of transformers does
         raise UnfitError(min(acts), "scales of an activation function, which are not supported")
     return Found(f"awq (4 bits{_group_words(config)})", weights)
 
@@ -124,8 +124,8 @@ def _groups(tensors: Mapping[str, Tensor], name: str, scale: str, outs: int) -> 
 def _require_stated(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str, inputs: int, *, in_order: bool = True
 ) -> None:
-    """UnfitError where the scales are not of as many groups as the config says; where it says nothing, of equal ones.
-    in_order: inputs lie in them as they are numbered, so that none is shorter."""
+    """UnfitError where the number of groups of scales is not what the config says; if it says nothing, groups must be
+    equal. in_order: whether inputs are grouped in the order of their numbers, so that no group may be shorter."""
     scale, size = f"{name.removesuffix('qweight')}scales", config.get("group_size")
     groups = tensors[scale].shape[0]
     if not isinstance(size, int) or isinstance(size, bool) or size == 0:

@@ -1,8 +1,8 @@
-"""Whole numbers of few bits in words of 32, with a scale and a zero point a group of inputs.
+"""Integers of few bits in words of 32 bits, with a scale and a zero point for each group of inputs.
 
     W[o, i] = (Q[o, i] - Z[o, g(i)]) S[o, g(i)]
 
-GPTQ, AWQ and compressed-tensors' pack-quantized differ in how the numbers lie in the words.
+GPTQ, AWQ and compressed-tensors' pack-quantized differ in how the integers are placed in the words.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from duat_cli.loading.quantised.formula import Arrays, Formula, UnfitError
 from duat_cli.loading.quantised.numbers import Floats, floats, unpack
 
 Codes = NDArray[np.uint8]
-_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # AWQ: which of eight neighbours stands where in a word
+_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # AWQ: the number, of eight neighbours, at each place of a word
 _TO_PLACE = np.argsort(_ORDER)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grouped(Formula):
-    """Roles: values, scales, zeros where they are stored, groups where they are not in order."""
+    """Integers with groups of inputs. Roles: values, scales; zeros where they are stored; groups where inputs are not
+    in order."""
 
     bits: int
 
@@ -37,7 +38,7 @@ class Grouped(Formula):
             return values
         groups = arrays["groups"]
         count, last = scales.shape[1], groups.max()
-        if groups.min() < 0 or last >= count or (last == 0 and count > 1):  # of all 0 readers make different weights
+        if groups.min() < 0 or last >= count or (last == 0 and count > 1):  # all 0: readers compute different weights
             raise UnfitError(self.parts["groups"], f"groups {groups.min()} to {last} of {count} that have scales")
         values -= zeros[:, groups] if zeros.shape[1] > 1 else zeros
         values *= scales[:, groups]
@@ -45,33 +46,33 @@ class Grouped(Formula):
 
     @abstractmethod
     def _values(self, arrays: Arrays, start: int, stop: int) -> Floats:
-        """(rows, columns), contiguous"""
+        """Values (rows, columns), contiguous."""
 
     @abstractmethod
     def _zeros(self, arrays: Arrays, start: int, stop: int) -> Floats:
-        """(rows, groups), or (rows or 1, 1)"""
+        """Zero points (rows, groups), or (rows or 1, 1)."""
 
     def _scales(self, arrays: Arrays, start: int, stop: int) -> Floats:
-        """(rows, groups); stored (groups, out) but in `Packed`"""
+        """Scales (rows, groups); stored as (groups, out), except in `Packed`."""
         return floats(arrays["scales"][:, start:stop], self.dtypes["scales"]).T
 
 
 def _turned(codes: Codes) -> Floats:
-    """The other way round, row by row."""
+    """The transposed codes as float32, contiguous."""
     return np.ascontiguousarray(codes.T).astype(np.float32)
 
 
 def _words(bits: int, start: int, stop: int) -> slice:
-    """Where numbers from a multiple of 32 on lie."""
+    """The words that hold the numbers from `start` on, a multiple of 32, up to `stop`."""
     return slice(start * bits // 32, -(-stop * bits // 32))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gptq(Grouped):
-    """values (inputs, out) with inputs packed, zeros (groups, out) with outs packed, scales (groups, out)."""
+    """GPTQ: values (inputs, out) with inputs packed, zeros (groups, out) with outs packed, scales (groups, out)."""
 
     added: int
-    """To the zero points; 1 in GPTQ's first format, which stores them less one."""
+    """Number added to stored zero points: 1 in GPTQ's first format, which stores them less one."""
 
     def _values(self, arrays: Arrays, start: int, stop: int) -> Floats:
         return _turned(unpack(arrays["values"][:, start:stop], self.bits, self.shape[-1]))
@@ -84,7 +85,7 @@ class Gptq(Grouped):
 
 @dataclass(frozen=True, kw_only=True)
 class Awq(Grouped):
-    """values (inputs, out) and zeros (groups, out) with outs packed, eight a word; scales (groups, out)."""
+    """AWQ: values (inputs, out) and zeros (groups, out) with outs packed, eight a word; scales (groups, out)."""
 
     def _values(self, arrays: Arrays, start: int, stop: int) -> Floats:
         return self._codes(arrays["values"], start, stop)
@@ -99,8 +100,8 @@ class Awq(Grouped):
 
 @dataclass(frozen=True, kw_only=True)
 class Packed(Grouped):
-    """values (out, inputs) with inputs packed, zeros (out, groups) with outs packed, scales (out, groups); numbers are
-    stored plus half their range."""
+    """pack-quantized: values (out, inputs) with inputs packed, zeros (out, groups) with outs packed, scales (out,
+    groups). Numbers are stored plus half their range."""
 
     def _values(self, arrays: Arrays, start: int, stop: int) -> Floats:
         values = _turned(unpack(arrays["values"][start:stop].T, self.bits, self.shape[-1]))

@@ -1,7 +1,7 @@
 """MXFP4 of gpt-oss: 32 numbers of four bits share a power of two (OCP Microscaling Formats 1.0).
 
-Stored are (experts, out, groups, 16) bytes and (experts, out, groups) exponents; the model holds (experts, in, out), as
-transformers' `convert_moe_packed_tensors` turns them.
+Stored are (experts, out, groups, 16) bytes and (experts, out, groups) exponents. The model holds (experts, in, out), as
+transformers' `convert_moe_packed_tensors` returns them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from duat_cli.loading.quantised.formula import Arrays, Formula, Found, Tensor, UnfitError, require
 from duat_cli.loading.quantised.numbers import LARGEST, Floats, fp4, power_of_two
 
-_BYTES = 16  # of a block of 32
+_BYTES = 16  # bytes of a block of 32 numbers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mxfp4(Formula):
-    """Roles: blocks and scales. A step is one expert."""
+    """Four-bit numbers in blocks. Roles: blocks and scales. A step is one expert."""
 
     exact_in: ClassVar[str] = "BF16"
 

@@ -1,4 +1,4 @@
-"""Stored bits as float32: small floats by their tables, whole numbers of a few bits out of words of 32."""
+"""Stored bits as float32: small floats by tables, integers of a few bits unpacked from words of 32 bits."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
-# the numpy dtype in which the bits of each of safetensors' dtypes are held; little-endian, as the format has it;
-# bfloat16 is the upper half of a float32, a complex number two of them
+# the numpy dtype that holds the bits of each of safetensors' dtypes; little-endian, as in the format; bfloat16 is the
+# upper half of a float32, a complex number two float32
 RAW = {
     "BOOL": "u1", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
     "I64": "<i8", "F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "C64": "<f4", "F8_E8M0": "u1",
@@ -27,7 +27,7 @@ LARGEST = {"F8_E4M3": 448.0, "F8_E5M2": 57344.0, "F8_E4M3FNUZ": 240.0, "F8_E5M2F
 
 
 def floats(raw: NDArray[Any], dtype: str) -> Floats:
-    """Stored numbers as float32; of float64 and of whole numbers beyond 24 bits the nearest ones."""
+    """Stored numbers as float32; float64 and integers beyond 24 bits are rounded to the nearest."""
     if dtype in _FP8:
         return _fp8(dtype)[raw]
     if dtype == "F8_E8M0":
@@ -38,24 +38,24 @@ def floats(raw: NDArray[Any], dtype: str) -> Floats:
 
 
 def scales_of(raw: NDArray[Any], dtype: str) -> Floats:
-    """Stored scales; bytes are powers of two, for which safetensors had no name at first."""
+    """Stored scales as float32. Bytes (U8) are powers of two (E8M0), for which safetensors had no name at first."""
     return power_of_two(raw) if dtype == "U8" else floats(raw, dtype)
 
 
 def power_of_two(exponents: NDArray[np.uint8]) -> Floats:
-    """E8M0: 2^(e - 127), and NaN for 255; OCP Microscaling Formats 1.0, section 5.4.1."""
+    """Values of E8M0 codes: 2^(e - 127), and NaN for 255; OCP Microscaling Formats 1.0, section 5.4.1."""
     found = np.ldexp(np.float32(1), np.minimum(exponents, 254).astype(np.int32) - 127)
     return np.where(exponents == 255, np.float32("nan"), found)
 
 
 def fp4(packed: NDArray[np.uint8]) -> Floats:
-    """(…, n) bytes of two numbers -> (…, 2 n): the lower half of a byte first."""
+    """Four-bit floats: (…, n) bytes of two numbers -> (…, 2 n), the lower half of a byte first."""
     return by_pairs(_FP4_PAIRS, packed)
 
 
 def unpack(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
-    """(words, n) of 32 bits -> (count, n) whole numbers, each `bits` wide (at most 8), the lowest bits first; a number
-    may lie across two words."""
+    """Unpacks (words, n) of 32 bits to (count, n) integers, each `bits` wide (at most 8), the lowest bits first. An
+    integer may lie across two words."""
     held = words.view(np.uint32)
     at = np.arange(count) * bits
     word, shift = at // 32, (at % 32).astype(np.uint32)[:, None]
@@ -67,13 +67,13 @@ def unpack(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
 
 
 def words_of(count: int, bits: int) -> int:
-    """How many words of 32 bits so many numbers take."""
+    """Number of 32-bit words that hold `count` numbers."""
     return -(-count * bits // 32)
 
 
 @functools.cache
 def _fp8(dtype: str) -> Floats:
-    """The number of each of the 256 codes."""
+    """The value of each of the 256 codes."""
     mantissa, bias = _FP8[dtype]
     codes = np.arange(256)
     exponent, fraction = codes >> mantissa & (1 << 7 - mantissa) - 1, codes & (1 << mantissa) - 1
@@ -91,14 +91,14 @@ def _fp8(dtype: str) -> Floats:
 
 
 def pairs_of(table: Floats, *, lower_first: bool) -> NDArray[np.uint64]:
-    """(256,) the two numbers of each byte, bit for bit, of a table of sixteen."""
+    """The two numbers of each byte, (256,), as one bit pattern, from a table of sixteen numbers."""
     lower, upper = table[np.arange(256) & 15], table[np.arange(256) >> 4]
     halves = (lower, upper) if lower_first else (upper, lower)
     return np.stack(halves, axis=1).astype(np.float32).view(np.uint64)[:, 0]
 
 
 def by_pairs(pairs: NDArray[np.uint64], packed: NDArray[Any]) -> Floats:
-    """(…, n) bytes -> (…, 2 n) numbers."""
+    """Looks up (…, n) bytes in such a table: (…, 2 n) numbers."""
     return pairs[packed.view(np.uint8)].view(np.float32)
 
 

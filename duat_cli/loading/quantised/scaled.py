@@ -1,7 +1,7 @@
 """Numbers of eight bits (or four) with scales over a grid: FP8 of DeepSeek-V3 and Qwen, int8 and FP8 of
 compressed-tensors, int8 of bitsandbytes.
 
-    W[i, j] = (Q[i, j] - Z[i / m, j / n]) S[i / m, j / n]        blocks of m x n; whole rows, whole tensors as well
+    W[i, j] = (Q[i, j] - Z[i / m, j / n]) S[i / m, j / n]        blocks of m x n, which may be whole rows or tensors
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from duat_cli.loading.quantised.numbers import LARGEST, Floats, floats, fp4, sca
 
 @dataclass(frozen=True, kw_only=True)
 class Scaled(Formula):
-    """Roles: values, scales, and zeros where a zero point is stored."""
+    """Numbers with scales over a grid. Roles: values, scales, and zeros where zero points are stored."""
 
     block: tuple[int, int]
     """Rows and columns that share a scale."""
     grid: tuple[int, int]
-    """How many blocks a matrix has, by rows and columns."""
+    """Number of blocks of a matrix, down its rows and across its columns."""
     height: int
-    """Rows of a matrix; of one scale for all, all rows."""
+    """Rows of a matrix; all rows of the tensor if it has one scale."""
     pairs: bool = False
     """Whether a byte holds two numbers of four bits."""
     times: float | None = None
-    """What values and scales are multiplied by, last."""
+    """A factor that the product of values and scales is multiplied by; None for no factor."""
 
     def rows(self, arrays: Arrays, start: int, stop: int) -> Floats:
         held = arrays["values"]
@@ -49,7 +49,8 @@ class Scaled(Formula):
         return values
 
     def _spread(self, grid: Floats, line: NDArray[np.intp]) -> Floats:
-        """One for each block of a row; for each column where the last block is cut."""
+        """The entries of the grid for some rows: one for each block of a row, or one for each column where the last
+        block is cut."""
         chosen = grid.reshape(-1, self.grid[1])[line]
         if self.grid[1] * self.block[1] != self.shape[-1]:
             chosen = np.repeat(chosen, self.block[1], axis=1)[:, : self.shape[-1]]
@@ -67,8 +68,8 @@ def scaled(
     times: float | None = None,
 ) -> Scaled:
     """The formula of a stored weight; UnfitError where its scales are missing or of another shape. blocks: sizes that
-    the config names, of which the first that fits is meant; without one scales are of rows, columns or all. zero: its
-    zero points, if it has any."""
+    the config names; the first that fits counts, and if none does, there is a scale for each row or column, or one for
+    all. zero: name of its zero points, if it has any."""
     stored = tensors[name]
     shape = (*stored.shape[:-1], stored.shape[-1] * (2 if pairs else 1))
     found = require(tensors, name, scale, dtypes=(*FLOATS, "F8_E8M0", "F8_E4M3", "U8"))
@@ -101,8 +102,8 @@ class _Layout(NamedTuple):
 
 
 def _layout(shape: tuple[int, ...], grid: tuple[int, ...], blocks: Sequence[tuple[int, int]]) -> _Layout | None:
-    """None where no grid of blocks is of that shape: other sizes would be guessed. In front of matrices, experts have
-    one grid each."""
+    """The layout of scales of the shape `grid`; None if no grid of known blocks has that shape, because sizes would be
+    guessed. Each expert in front of the matrices has a grid of its own."""
     if math.prod(grid) == 1:
         every = math.prod(shape[:-1])
         return _Layout((every, shape[-1]), (1, 1), every)
