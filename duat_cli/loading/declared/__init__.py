@@ -1,1 +1,1 @@
-"""What a checkpoint says of itself beside its weights: config, generation config, tokenizer, chat template."""
+"""Statements of a checkpoint beside its weights: config, generation config, tokenizer, chat template."""

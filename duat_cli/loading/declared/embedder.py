@@ -1,4 +1,4 @@
-"""What sentence-transformers' files state of how a text becomes one vector: its modules, their configs and weights."""
+"""How a text becomes one vector, as sentence-transformers' files state it: modules, their configs and weights."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _PICKLE = "pytorch_model.bin"  # hashed and never opened
 
 @dataclass(frozen=True)
 class Embedder:
-    """Fields by file, and what the weights behind the model are."""
+    """Fields of the files, and facts about the weights behind the model."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     """'1_Pooling/config.json.pooling_mode_cls_token' -> value; '3_Dense.weights' -> a digest of the values."""
     nonfinite: dict[str, int] = field(default_factory=dict)
-    """Weight file -> NaN and infinite values, where it has some."""
+    """Weight file -> number of NaN and infinite values, for files that have some."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,12 @@ class Module:
 
     type: str
     path: str
-    """Relative to the folder; '.' is the folder itself."""
+    """Path relative to the folder; '.' is the folder itself."""
 
 
 def modules(folder: Path) -> list[Module] | None:
-    """In the order in which they run; None where there is no modules.json. CheckpointError names a fault."""
+    """The modules in the order in which they run; None where there is no modules.json. CheckpointError names a
+    fault."""
     path = folder / MODULES
     if not (path.exists() or path.is_symlink()):
         return None
@@ -64,7 +65,7 @@ def _module(where: Path, number: int, entry: dict[str, Any]) -> Module:
 
 
 def embedder(folder: Path) -> Embedder:
-    """All that the files state; nothing where there are none. CheckpointError names a fault."""
+    """All that the files state; empty where there are none. CheckpointError names a fault."""
     found, nonfinite = dict[str, Any](), dict[str, int]()
     stated = modules(folder)
     if stated is not None:
@@ -84,7 +85,7 @@ def embedder(folder: Path) -> Embedder:
 
 
 def _configs(folder: Path, stated: list[Module] | None) -> Iterator[Path]:
-    """Without modules.json those of the usual names."""
+    """Config files of the modules behind the model; without modules.json, files of the usual names."""
     if stated is None:
         yield from folder.glob("[0-9]*_*/config.json")
         return
@@ -95,12 +96,13 @@ def _configs(folder: Path, stated: list[Module] | None) -> Iterator[Path]:
 
 
 def _beside(stated: list[Module] | None) -> list[str]:
-    """Paths of the modules behind the model, whose files lie beside it."""
+    """Paths of the modules behind the model. Their folders lie in the model's."""
     return sorted({one.path for one in stated or ()} - {"."})
 
 
 def _weights(folder: Path, file: str) -> tuple[str, int]:
-    """(digest, NaN and infinite values). The digest is of the values, whatever dtype they are stored in."""
+    """(digest, number of NaN and infinite values). The digest covers the values, in whatever dtype they are stored; for
+    a pickle, the bytes of the file."""
     if file == _PICKLE:
         with open_file(folder / file) as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()[:16], 0  # type: ignore[arg-type]

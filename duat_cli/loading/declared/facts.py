@@ -1,4 +1,4 @@
-"""All that a checkpoint says of itself, as rules look at it and as a baseline holds it."""
+"""All that a checkpoint states about itself, in the form in which rules read it and baselines store it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from duat_cli.loading.declared.tokenizer import TokenizerFacts
 
 CONFIG, FILE, GENERATION, TOKENIZER, EMBEDDER = "config", "file", "generation", "tokenizer", "embedder"
 PROCESSOR = "processor"
-"""First parts of the keys that a baseline has: resolved config, config.json where it differs, and so on."""
+"""First parts of a baseline's keys: resolved config, config.json where it differs, and so on."""
 RESOLVED_BY = "resolved_by"
 
 
 @dataclass(frozen=True)
 class Declared:
-    """What is known of it; None where it was not looked at."""
+    """Known facts about the checkpoint; None for a fact that was not looked up."""
 
     stated: dict[str, Any]
     """Fields of config.json as written."""
@@ -31,18 +31,18 @@ class Declared:
     generation_fault: str | None = None
     """Why transformers refuses generation_config.json; None where it does not, or was not asked."""
     sampling_fault: str | None = None
-    """Why it refuses to generate by it, likewise."""
+    """Why transformers refuses to generate with it; None where it does not, or was not asked."""
     tokenizer: TokenizerFacts | None = None
     rows: int | None = None
     """Rows of the input embedding; needs the load."""
     texts: str | None = None
-    """Hash of the prompts' texts that were asked for."""
+    """Hash of the prompts' texts."""
     tokens: str | None = None
-    """Hash of the token ids that they became."""
+    """Hash of the prompts' token ids."""
     embedder: Embedder = field(default_factory=Embedder)
-    """Of sentence-transformers' files."""
+    """Facts from sentence-transformers' files."""
     processor: dict[str, Any] = field(default_factory=dict)
-    """Fields of what makes pictures and sounds into tensors, by file."""
+    """Fields of the processors of pictures and sounds, by file."""
 
     def entries(self) -> dict[str, Any]:
         """Key -> value, for a baseline."""
@@ -66,5 +66,5 @@ class Declared:
 
 
 def below(entries: Mapping[str, Any], first: str) -> dict[str, Any]:
-    """The entries whose keys begin with 'first.', without it."""
+    """The entries whose keys begin with 'first.'; the returned keys lack it."""
     return {key.removeprefix(f"{first}."): value for key, value in entries.items() if key.startswith(f"{first}.")}

@@ -1,4 +1,4 @@
-"""The fields of config.json and generation_config.json, by dotted path, without those that cannot change a result."""
+"""The fields of config.json and generation_config.json, by dotted path, except those that cannot change a result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IGNORED: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 
 
 def why_ignored(path: str) -> str | None:
-    """Why a field cannot change a result; None where it can. All parts of its path are asked."""
+    """Why a field cannot change a result; None where it can. Every part of its path is tested."""
     parts = path.split(".")
     return next((why for why, names in IGNORED if any(names.fullmatch(part) for part in parts)), None)
 
@@ -52,29 +52,31 @@ def _walk(content: dict[Any, Any], above: str) -> Iterator[tuple[str, Any]]:
 
 
 def _finite(value: Any) -> Any:
-    """What JSON has no number for, such as a limit of infinity, as a text."""
+    """The value, with numbers that JSON lacks, such as infinity, as texts."""
     if isinstance(value, list):
         return [_finite(inner) for inner in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def resolved(config: Any) -> dict[str, Any]:
-    """Of a config as transformers has it, its class's defaults included."""
+    """The fields of a config in transformers, its class's defaults included."""
     return flat(json.loads(json.dumps(config.to_dict(), default=str)))
 
 
 def generation(folder: Path) -> dict[str, Any]:
-    """The fields that generation_config.json states; {} where there is no such file. CheckpointError names a fault."""
+    """The fields that generation_config.json states and that can change a result; {} where there is no such file.
+    CheckpointError names a fault."""
     return flat(generation_file(folder))
 
 
 def generation_file(folder: Path) -> dict[str, Any]:
-    """The same as it stands there."""
+    """The whole content of generation_config.json; {} where there is no such file."""
     return _stated(folder / GENERATION)
 
 
 def processor(folder: Path) -> dict[str, Any]:
-    """'preprocessor_config.json.image_mean' -> value, of all that says how pictures and sounds become tensors."""
+    """'preprocessor_config.json.image_mean' -> value, for all fields that decide how pictures and sounds become
+    tensors."""
     stated = {name: flat(_stated(folder / name)) for name in (*PROCESSORS, _VIDEO)}
     return {f"{name}.{path}": value for name, fields in stated.items() for path, value in fields.items()}
 

@@ -1,4 +1,4 @@
-"""What config.json declares of single layers: `per_layer_config` (transformers from 5.14 on)."""
+"""Overrides of single layers in config.json: `per_layer_config` (transformers from 5.14 on)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ SKIP = "skip"
 
 @dataclass(frozen=True)
 class Override:
-    """One field of one layer that is declared to differ from the config's own."""
+    """One field of one layer, which is declared to differ from the config's own."""
 
     layer: int
     field: str
-    """`skip` names parts of the layer that are not to run."""
+    """Name of the field; `skip` lists parts of the layer that are not to run."""
     value: Any
     ignored: bool | None = None
-    """Whether the model is the same without it; None where that could not be tried, `why` says so."""
+    """Whether the model is the same without the override; None where that could not be tried, for the reason in
+    `why`."""
     why: str = ""
 
 
 def overrides(config: dict[str, Any]) -> list[Override]:
-    """What the config declares, without what repeats the config's own value and skips of nothing."""
+    """The overrides that the config declares, except those that repeat the config's own value or skip nothing."""
     text = text_config(config)
     declared = text.get(PER_LAYER)
     if not isinstance(declared, Mapping):

@@ -1,4 +1,4 @@
-"""How an embedder makes one vector of a text: as 1_Pooling/config.json of sentence-transformers states it."""
+"""How an embedder makes one vector from a text, as 1_Pooling/config.json of sentence-transformers states it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _weighted(hidden: Tensor) -> Tensor:
     return weights @ hidden / weights.sum()
 
 
-_MODES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {  # of hidden states (N, M) to (M,)
+_MODES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {  # functions of hidden states, (N, M) to (M,)
     "cls_token": ("first token", lambda hidden: hidden[0]),
     "max_tokens": ("largest over tokens", lambda hidden: hidden.amax(dim=0)),
     "mean_tokens": ("mean over tokens", lambda hidden: hidden.mean(dim=0)),
@@ -35,14 +35,14 @@ _SHORT = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens", "weigh
 
 @dataclass(frozen=True)
 class Pooling:
-    """The modes whose vectors stand one behind the other."""
+    """The pooling modes, whose vectors are concatenated."""
 
     modes: tuple[str, ...]
     stated: bool
 
     @property
     def name(self) -> str:
-        """In words."""
+        """The modes in words."""
         return ", ".join(_MODES[mode][0] for mode in self.modes) if self.stated else NOT_STATED
 
     def of(self, hidden: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class Pooling:
 
 
 def pooling_of(folder: Path) -> Pooling | str:
-    """That of a checkpoint's folder, by default the mean over tokens; or why it is not known what it does.
+    """The pooling of a checkpoint's folder, by default the mean over tokens; or the reason why it is unknown.
 
     CheckpointError names a fault of the file.
     """

@@ -1,6 +1,6 @@
-"""What a tokenizer is, apart from the bytes of its files: what it makes of texts, and which ids it can give.
+"""Facts about a tokenizer, apart from the bytes of its files: how it encodes texts, and which ids it can return.
 
-Asked of the tokenizer that transformers made of the files, which is the one that runs.
+They are asked of the tokenizer that transformers made from the files, because that one runs.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from duat_cli.loading.texts import conversation
 from duat_cli.text import clean
 
 RANGES = 512
-"""Ranges of ids that a vocabulary is hashed in, to say where two of them differ."""
-DIGITS = 4  # of a range's hash; the hash of the whole decides whether two vocabularies are equal
+"""Ranges of ids whose tokens are hashed separately, to show where two vocabularies differ."""
+DIGITS = 4  # digits of a range's hash; the hash of the whole vocabulary decides whether two are equal
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _SETTINGS = ("padding_side", "model_max_length", "clean_up_tokenization_spaces", "split_special_tokens")
-CALLS = ("truncation", "padding")  # parts of tokenizer.json for a reader that calls with no options
+CALLS = ("truncation", "padding")  # parts of tokenizer.json that hold for a caller that passes no options
 CODE = "auto_map"
 LATER = (CODE, "truncation_side", "model_input_names")  # fields that older baselines know nothing of
 _OTHER_MODALITIES = ("image", "audio", "video", "vision", "boi", "eoi", "boa", "eoa")
-_FILES = ("*.model", "vocab.txt", "vocab.json", "merges.txt", "spiece*", "*.tiktoken")  # of one without tokenizer.json
+_FILES = ("*.model", "vocab.txt", "vocab.json", "merges.txt", "spiece*", "*.tiktoken")  # without tokenizer.json
 
 
 @dataclass(frozen=True)
 class TokenizerFacts:
-    """A tokenizer, as the rules and a baseline need it."""
+    """The facts about a tokenizer that rules and baselines need."""
 
     vocabulary: dict[int, str]
     """Id -> token, added ones included."""
     parts: dict[str, str]
-    """Part, such as 'merges' -> hash of its content; 'none' for a part that there is not."""
+    """Part, such as 'merges' -> hash of its content; 'none' for a part that is missing."""
     fields: dict[str, str | int | bool]
     """Special tokens by role, and settings."""
     roles: dict[str, int]
@@ -49,17 +49,17 @@ class TokenizerFacts:
     special: frozenset[int]
     """Ids of special tokens."""
     placeholders: frozenset[int]
-    """Of these, ids that stand for images, sound and video, which no text becomes."""
+    """Those of the special ids that stand for images, sound and video; no text is encoded to them."""
     template: str
     """The chat template; empty for none."""
     template_fault: str | None
-    """Why that cannot be compiled; None where it can, or there is none."""
+    """Why the chat template cannot be compiled; None where it can, or there is none."""
     template_fails: str | None
-    """Why that, compiled, does not write out one message of a user; None where it does."""
+    """Why the compiled chat template cannot write one message of a user; None where it can, or there is none."""
     starts_with_bos: bool
-    """Whether it puts its bos token in front of a text."""
+    """Whether the tokenizer puts its bos token in front of a text."""
     lost: tuple[str, ...]
-    """Texts that do not come back from their tokens, of a tokenizer that can write every byte."""
+    """Texts that decoding their tokens does not give back; empty for a tokenizer that cannot write every byte."""
 
     @property
     def size(self) -> int:
@@ -67,7 +67,8 @@ class TokenizerFacts:
         return max(self.vocabulary, default=-1) + 1
 
     def ranges(self, size: int) -> str:
-        """Hashes of the tokens of consecutive ids, `range_length(size)` ids each, together."""
+        """Hashes of ranges of consecutive ids with their tokens, joined to one text; `range_length(size)` ids a
+        range."""
         step = range_length(size)
         found = by_key((pair[0] // step, pair) for pair in sorted(self.vocabulary.items()))
         return "".join(_hash(found.get(number, []))[:DIGITS] for number in range(-(-size // step)))
@@ -79,7 +80,8 @@ def range_length(size: int) -> int:
 
 
 def tokenizer_facts(tokenizer: Any, folder: Path, texts: Sequence[str]) -> TokenizerFacts:
-    """Of a tokenizer of transformers; texts: what its round trip is tried on. CheckpointError where it fails."""
+    """The facts about a tokenizer of transformers. texts: those that its round trip is tried on. CheckpointError where
+    the tokenizer fails."""
     with calling_tokenizer(f"{clean(str(folder))}: the tokenizer fails"):
         return _facts(tokenizer, folder, texts)
 
@@ -114,12 +116,12 @@ def _facts(tokenizer: Any, folder: Path, texts: Sequence[str]) -> TokenizerFacts
 
 
 def tokens_hash(prompts: Iterable[Sequence[int]]) -> str:
-    """Of the token ids of all prompts, in order."""
+    """Hash of the token ids of all prompts, in order."""
     return _hash([list(map(int, ids)) for ids in prompts])
 
 
 def texts_hash(texts: Iterable[str], max_tokens: int | None) -> str:
-    """Of the texts that were asked for, and of how many tokens of each."""
+    """Hash of the texts of all prompts, and of the most tokens that each may have."""
     return _hash([max_tokens, *(hashlib.sha256(text.encode()).hexdigest() for text in texts)])
 
 
@@ -133,9 +135,9 @@ def _fields(tokenizer: Any, roles: Iterable[str]) -> dict[str, str | int | bool]
 
 
 def _stated(tokenizer: Any, folder: Path) -> dict[str, str]:
-    """LATER: the classes of the checkpoint's own code that tokenizer_config.json names, which run where a caller trusts
-    it; which end of a text a caller's truncation keeps, which the tokenizer as it runs here does not say; and what a
-    batch holds."""
+    """The fields of LATER: classes of the checkpoint's own code that tokenizer_config.json names, which run where a
+    caller trusts them; the end of a text that a caller's truncation cuts, which the tokenizer as loaded here does not
+    show; and the names of a batch's tensors."""
     held = _stored(folder / "tokenizer_config.json")
     code, side = held.get(CODE), held.get("truncation_side") or type(tokenizer).truncation_side
     names = (json.dumps(code, sort_keys=True) if code else "none", str(side), ", ".join(tokenizer.model_input_names))
@@ -150,8 +152,8 @@ def _stored(path: Path) -> dict[str, Any]:
 
 
 def _parts(content: dict[str, Any] | None, folder: Path) -> dict[str, str]:
-    """Of tokenizer.json as the library writes it. Truncation and padding, which transformers sets anew at each call and
-    other readers obey, are those of the file."""
+    """Hashes of the parts of tokenizer.json as the library writes it. Truncation and padding come from the file itself,
+    because transformers sets them anew at each call and other readers obey the file."""
     if content is None:
         files = (path for pattern in _FILES for path in folder.glob(pattern))
         return {"files": _hash(sorted((p.name, hashlib.sha256(p.read_bytes()).hexdigest()) for p in files))}
@@ -167,14 +169,14 @@ def _parts(content: dict[str, Any] | None, folder: Path) -> dict[str, str]:
 
 
 def _canonical(template: object) -> str:
-    """Several templates by name are one text."""
+    """The template as one text, also for several templates by name."""
     if template is None:
         return ""
     return template if isinstance(template, str) else json.dumps(template, sort_keys=True)
 
 
 def _template_fault(template: object) -> str | None:
-    """Of the first template, of several by name, that has one."""
+    """The fault of the first template that has one."""
     texts = template.values() if isinstance(template, dict) else [template]
     faults = (template_fault(text) for text in texts if isinstance(text, str) and text)
     return next((fault for fault in faults if fault), None)
@@ -198,7 +200,8 @@ def _hash(value: object) -> str:
 
 
 def _placeholders(tokenizer: Any, numbers: Mapping[str, int]) -> Iterator[int]:
-    """Ids of tokens that the tokenizer names after another modality, such as image_token. numbers: of all tokens."""
+    """Ids of tokens that the tokenizer names after another modality, such as image_token. numbers: token -> id, for all
+    tokens."""
     for role, token in named_tokens(tokenizer).items():
         if role.startswith(_OTHER_MODALITIES) and token in numbers:
             yield int(numbers[token])
@@ -208,7 +211,8 @@ def _placeholders(tokenizer: Any, numbers: Mapping[str, int]) -> Iterator[int]:
 
 
 def _writes_every_byte(content: dict[str, Any], tokens: Container[str]) -> bool:
-    """Byte-level, or with a token for each byte, and with all 256 of them."""
+    """Whether the tokenizer can write every byte: it is byte-level, or falls back to a token per byte, and has all 256
+    tokens."""
     kinds = set(_kinds([content.get("decoder"), content.get("pre_tokenizer")]))
     if "ByteLevel" in kinds:
         return all(char in tokens for char in byte_alphabet())
@@ -227,7 +231,8 @@ def _kinds(part: object) -> Iterator[str]:
 
 
 def _comes_back(tokenizer: Any, text: str) -> bool:
-    """Up to what the normaliser changes, which is meant, and spaces in front, which some put there."""
+    """Whether decoding the tokens gives back the text, except for what the normaliser changes and spaces in front,
+    which some tokenizers add."""
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     back = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False).lstrip(" ")
     if back == text.lstrip(" "):
