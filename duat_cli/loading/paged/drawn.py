@@ -1,8 +1,8 @@
-"""The weights of a model that transformers initialises, drawn page by page: the very values of the whole model.
+"""The weights of a model that transformers initialises, drawn page by page with exactly the values of the whole model.
 
-While the model is built without memory, every draw is made once on a tensor that is dropped at once, and written down
-with the state of the generator in front of it. A page is filled by doing what was written down for its parameters
-again. (The idea is torchdistx' deferred initialisation, which keeps no states and so draws other values.)
+While the model is built without memory, every draw is made once on a temporary tensor, and recorded with the state of
+the generator in front of it. A page is filled by repeating the steps recorded for its parameters. (The idea is
+torchdistx' deferred initialisation, which keeps no states and so draws other values.)
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from duat_cli.text import listed
 
 
 class Drawn:
-    """Draws parameters of a model on `meta` as transformers' initialisation would have."""
+    """Draws the parameters of a model on `meta` as transformers' initialisation would."""
 
-    bytes_read = 0  # of files
+    bytes_read = 0  # no file is read
 
     def __init__(self, model: nn.Module, recorded: Recorder) -> None:
         held = {name: (p, p.untyped_storage()) for name, p in model.named_parameters()}
@@ -40,7 +40,7 @@ class Drawn:
         self._made = {name: Made(p, recorded.steps[own]) for name, (p, own) in held.items()}
 
     def tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """These parameters, whole, on the CPU."""
+        """The whole parameters, on the CPU."""
         return {name: self._made[name].again() for name in names}
 
     def rows(self, name: str, rows: Sequence[int]) -> Tensor:
@@ -49,9 +49,10 @@ class Drawn:
 
 
 def untrained_model(cls: type[PreTrainedModel], config: Any, dtype: torch.dtype, device: str) -> tuple[Any, Pager]:
-    """A model with transformers' own initialisation, of which one page at a time is in memory, and its pager.
+    """A model with transformers' own initialisation, with one page in memory at a time, and its pager.
 
-    The generators' states decide what is drawn. UnsupportedModelError names a parameter that cannot be drawn alone.
+    The states of the generators decide what is drawn. UnsupportedModelError names a parameter that cannot be drawn
+    alone.
     """
     recorded = Recorder()
     with init_empty_weights(include_buffers=False), recorded.recording():
@@ -63,14 +64,15 @@ def untrained_model(cls: type[PreTrainedModel], config: Any, dtype: torch.dtype,
             setattr(module, name, buffer.to(device))
     drawn = Drawn(model, recorded)
     pages = layout(model, {name: (name, True) for name, _ in model.named_parameters()})
-    # what is drawn is as large as what is used, unlike stored half precision: two blocks would be more than is planned
+    # drawn values take as much memory as weights in use, unlike weights stored in half precision: reading ahead would
+    # put two blocks in memory, more than is planned
     return model, Pager(
         model, pages, drawn, dtype=dtype, device=device, see=lambda name, value: (), load=_put, ahead=False
     )
 
 
 def _put(model: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: str) -> None:
-    """The parameters where they belong."""
+    """Puts the parameters in their places in the model."""
     for name, tensor in tensors.items():
         module, _, leaf = name.rpartition(".")
         parameters_of(model.get_submodule(module))[leaf] = nn.Parameter(tensor.to(device), requires_grad=False)

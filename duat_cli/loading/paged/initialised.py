@@ -1,4 +1,4 @@
-"""What transformers' initialisation leaves in a model whose weights are read: buffers that no file holds, and values
+"""Effects of transformers' initialisation on a model whose weights are read: buffers that no file holds, and values
 that it sets in spite of those read, such as the padding row of an embedding."""
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from duat_cli.text import listed
 def initialise(
     model: PreTrainedModel, cls: type[PreTrainedModel], config: PreTrainedConfig, device: Any
 ) -> Mapping[str, Sequence[Step]]:
-    """Give a model on `meta` the buffers that no checkpoint holds, such as rotary frequencies; and say what is done to
-    those of its parameters and saved buffers that are changed once they are read, by every name of theirs.
+    """Gives a model on `meta` the buffers that no checkpoint holds, such as rotary frequencies. Returns the steps that
+    change parameters and saved buffers after they are read, under each of their names.
 
-    Both come from a second model, built with parameters on `meta` alone: accelerate's `init_empty_weights`. Its hooks
-    for offloaded weights are not used: they open the file anew for every tensor and hand out `meta` weights to others.
-    CheckpointError names what is set to values that cannot be told without the others.
+    Both come from a second model, whose parameters alone are on `meta`: accelerate's `init_empty_weights`. accelerate's
+    hooks for offloaded weights are not used, because they open the file anew for every tensor and show `meta` weights
+    to others. CheckpointError names tensors whose new values depend on draws or on other tensors.
     """
     recorded = Recorder()
     with torch.device(device):

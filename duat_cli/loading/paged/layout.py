@@ -1,4 +1,4 @@
-"""Which tensors of the files belong to which page.
+"""The pages of a model, and the tensors of the files that belong to each.
 
 A page is a module whose weights go into memory and out of it together: a block, or a large layer outside of blocks.
 Everything else is the frame, which stays.
@@ -19,15 +19,15 @@ from duat_cli.loading.checkpoint.parts import FRAME_BYTES
 class Page:
     """The weights of one module."""
 
-    name: str  # of the module; "" is the frame
-    doors: tuple[nn.Module, ...]  # modules that cannot run without it: its own, and those that share its weights
-    tensors: tuple[str, ...]  # in the files
+    name: str  # name of the module; "" is the frame
+    doors: tuple[nn.Module, ...]  # modules that need the page to run: its own, and those that share its weights
+    tensors: tuple[str, ...]  # names in the files
     block: bool  # an element of a module list
-    by_rows: bool  # one matrix, stored as it is used: some of its rows can be read without the others
+    by_rows: bool  # one matrix, stored in the form in which it is used, so that single rows can be read
 
 
 def layout(model: nn.Module, targets: Mapping[str, tuple[str, bool]], *, kept: int = FRAME_BYTES) -> list[Page]:
-    """The pages of a model, the frame first, the others in the order of the model's modules.
+    """The pages of a model: the frame first, then the others in the order of the model's modules.
 
     targets: tensor of the files -> (parameter or buffer of the model, whether its values are changed). kept: bytes, see
     `FRAME_BYTES`. A tensor that several blocks share belongs to the frame.
@@ -41,12 +41,12 @@ def layout(model: nn.Module, targets: Mapping[str, tuple[str, bool]], *, kept: i
     pages = blocks | set(layers)
 
     def home_of(name: str) -> str:
-        """The page of a parameter by this name, or by the first name of a module that stands in several places."""
+        """The page of a parameter by this name, or by the first name of its module, which may be in several places."""
         path, _, own = name.rpartition(".")
         return _home(name, pages) or _home(f"{first_path[paths[path]]}.{own}", pages)
 
     at = {tensor: {home_of(name) for name in same.get(target, [target])} for tensor, (target, _) in targets.items()}
-    together = {name: name for name in layers}  # layer -> the first of those that it shares weights with
+    together = {name: name for name in layers}  # layer -> the first layer that it shares weights with
     for homes in at.values():
         if len(homes) > 1 and homes <= set(layers):
             firsts = {together[name] for name in homes}
@@ -70,7 +70,8 @@ def layout(model: nn.Module, targets: Mapping[str, tuple[str, bool]], *, kept: i
 
 
 def block_names(model: nn.Module) -> list[str]:
-    """The elements of the outermost module lists, or of lists in these: what every architecture keeps blocks in."""
+    """Names of the blocks: the elements of the outermost module lists, or of lists in these. Every architecture keeps
+    its blocks there."""
     return list(_blocks(model, "", inside=False))
 
 
@@ -83,7 +84,7 @@ def _blocks(module: nn.Module, name: str, *, inside: bool) -> Iterator[str]:
 
 
 def large_layers(model: nn.Module, kept: int) -> Iterator[str]:
-    """Embeddings and heads: plain layers outside of blocks."""
+    """Names of large embeddings and heads: plain layers outside of blocks with more than `kept` bytes."""
     blocks = dict.fromkeys(block_names(model))
     for name, module in model.named_modules():
         plain = isinstance(module, nn.Embedding) or type(module) is nn.Linear
@@ -92,13 +93,13 @@ def large_layers(model: nn.Module, kept: int) -> Iterator[str]:
 
 
 def _home(name: str, pages: Collection[str]) -> str:
-    """The page that a dotted name lies in, itself included; "" is the frame."""
+    """The page that a dotted name equals or lies in; "" is the frame."""
     parts = name.split(".")
     return next((inner for k in range(len(parts)) if (inner := ".".join(parts[: k + 1])) in pages), "")
 
 
 def tied(model: nn.Module) -> list[list[str]]:
-    """The names of every parameter or buffer that stands in several places."""
+    """All names of each parameter or buffer that is in several places."""
     names: dict[int, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         for name, value in own_tensors(module):

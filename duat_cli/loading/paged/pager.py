@@ -1,4 +1,4 @@
-"""The weights of a model of which one page at a time is in memory."""
+"""The weights of a model, of which one page at a time is in memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from duat_cli.text import listed
 
 Place = tuple[nn.Module, str]  # a module and the name of its parameter or buffer
 See = Callable[[str, Tensor], Sequence["Look"]]  # parameter or buffer, a tensor of its shape and dtype
-Load = Callable[[Any, Mapping[str, Tensor], torch.dtype, str], None]  # puts tensors where they belong in a model
+Load = Callable[[Any, Mapping[str, Tensor], torch.dtype, str], None]  # puts tensors in their places in a model
 
 
 class Look(Protocol):
-    """Something that is found out of the values of a parameter or buffer, shown in pieces."""
+    """An examination of the values of a parameter or buffer, which come in pieces."""
 
     def add(self, piece: Tensor) -> None: ...
 
@@ -32,7 +32,7 @@ class Look(Protocol):
 
 
 class Source(Protocol):
-    """Where tensors come from."""
+    """The source that tensors are read from."""
 
     bytes_read: int
 
@@ -42,10 +42,10 @@ class Source(Protocol):
 
 
 class Pager:
-    """Reads pages as they are asked for, and the following one meanwhile.
+    """Reads pages as they are asked for, and the next page meanwhile.
 
-    A module in front of which its page is missing asks `at_door` for it, which holds it, unless somebody who knows
-    better what is needed next takes that place. see: shown every tensor once, when it is first read.
+    A door whose page is missing calls `at_door`. By default that holds the page; a scheduler that knows better which
+    page is needed next replaces it. see: called with every tensor once, when it is first read.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class Pager:
         load: Load = load_part,
         ahead: bool = True,
     ) -> None:
-        """zero: parameters of which the files hold nothing. steps: what is done to parameters and buffers that were
-        read. load: what puts a page's tensors into the model. ahead: whether the next block is read meanwhile."""
+        """zero: parameters that the files lack. steps: changes of parameters and buffers after they are read. load:
+        puts a page's tensors into the model. ahead: whether the next block is read meanwhile."""
         self._model, self._reader, self._dtype, self._device, self._see = model, reader, dtype, device, see
         self._load, self._steps, self._reads_ahead = load, steps, ahead
         self.at_door: Callable[[Page], None] = self.hold
@@ -78,8 +78,8 @@ class Pager:
         at = {name: place for place, name in self._names.items()}
         self._ties = [[at[name] for name in group if name in at] for group in tied(model)]
         self._unread = {name for (m, n), name in self._names.items() if getattr(m, n).is_meta}
-        self._filled: list[tuple[Place, Tensor]] = []  # what stood where the page stands now
-        self._meta: dict[Place, Tensor] = {}  # what stood where a stand-in stands
+        self._filled: list[tuple[Place, Tensor]] = []  # tensors that the page's replaced
+        self._meta: dict[Place, Tensor] = {}  # tensors that stand-ins replaced
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="duat-read")
         self._ahead: tuple[Page, Future[dict[str, Tensor]]] | None = None
         for name in zero:
@@ -100,7 +100,7 @@ class Pager:
         return self._reader.bytes_read
 
     def hold(self, page: Page) -> None:
-        """Have this page in memory, and none else but the frame."""
+        """Brings this page into memory, and drops every other except the frame."""
         if self.held is page:
             return
         before = self.held
@@ -117,29 +117,29 @@ class Pager:
         self.held = page
 
     def bring(self, module: nn.Module) -> None:
-        """Ask for the page that a module lies in, as its door does when it is about to run."""
+        """Asks for the page that a module lies in, as its door does when it is about to run."""
         page = next((p for p in self._order if any(module in set(door.modules()) for door in p.doors)), None)
         if page is not None and self.held is not page:
             self.at_door(page)
 
     def depth(self, page: Page) -> int:
-        """How many blocks stand in front of that page."""
+        """Number of blocks in front of that page."""
         return sum(other.block and place < self._order[page] for other, place in self._order.items())
 
     def release(self) -> None:
-        """Have the frame in memory alone."""
+        """Drops every page except the frame."""
         for place, value in self._filled:
             _set(place, value)
         self._filled, self.held = [], None
         self.freed(self._device)
 
     def rows(self, page: Page, rows: Sequence[int]) -> Tensor:
-        """Some rows of a matrix, (rows, width)."""
+        """Some rows of a page's matrix, (rows, width)."""
         return self._reader.rows(page.tensors[0], rows).to(self._device, self._dtype)
 
     def complete(self) -> None:
-        """Read what no pass has asked for, so that every tensor has been seen; nothing ahead of it, since what follows
-        has been read, as a rule."""
+        """Reads what no pass has asked for, so that every tensor has been seen. Nothing is read ahead, because the next
+        page usually has been read."""
         for page in self._order:
             unread = {place for door in page.doors for place in _places(door) if self._names[place] in self._unread}
             if unread and page.by_rows:
@@ -156,8 +156,8 @@ class Pager:
             yield self.rows(page, range(start, min(start + step, height)))
 
     def within(self, part: nn.Module, found: Mapping[str, bytes]) -> dict[str, bytes]:
-        """What is found of parameters and buffers, of those in a part of the model alone and by their names in it. Of
-        a tied one the first name in the part counts."""
+        """The findings for the parameters and buffers of a part of the model, under their names in it. A tied tensor
+        counts under its first name in the part."""
         outside = next(path for path, module in self._model.named_modules() if module is part)
         prefix = f"{outside}." if outside else ""
         every = dict(found)
@@ -169,19 +169,19 @@ class Pager:
         return {name.removeprefix(prefix): value for name, value in every.items() if name.startswith(prefix)}
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stops reading."""
         self._thread.shutdown(cancel_futures=True)
 
     def _fetched(self, page: Page) -> dict[str, Tensor]:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            found = ahead[1].result()  # waited for in any case: two readers at once would be slower
+            found = ahead[1].result()  # waited for even if unused
             if ahead[0] is page:
                 return found
         return self._reader.tensors(page.tensors)
 
     def _put(self, page: Page) -> list[tuple[Place, Tensor]]:
-        """Fill the places of a page; returns what stood in them."""
+        """Fills the places of a page; returns the tensors that were there."""
         stood = [(place, _get(place)) for module in page.doors or (self._model,) for place in _places(module)]
         for place, _ in stood:
             if place in self._meta:
@@ -206,7 +206,7 @@ class Pager:
         return [(place, value) for place, value in stood if place in filled]
 
     def _show(self, places: set[Place], pieces: Iterable[Tensor]) -> None:
-        """The values of a parameter or buffer, which may stand in several places."""
+        """Shows the values of a parameter or buffer, which may be in several places."""
         names = {self._names[place]: _get(place) for place in places}
         self._unread -= names.keys()
         looks = [look for name, value in names.items() for look in self._see(name, value)]
@@ -217,8 +217,8 @@ class Pager:
             look.done()
 
     def _stand_in(self, page: Page) -> None:
-        """In place of an embedding that is not there, something of its shape, dtype and device that is no number:
-        some models ask the weights where they are."""
+        """Puts a NaN tensor of the same shape, dtype and device in the place of an embedding that is not in memory,
+        because some models ask an embedding's weights for their device."""
         made: dict[int, nn.Parameter] = {}  # one for a tied tensor
         for place in {place for door in page.doors for place in _places(door)}:
             meta = _get(place)
@@ -237,7 +237,7 @@ class Pager:
             )
 
     def _spread(self) -> None:
-        """What one place of a tied group holds stands in all of them."""
+        """Copies the tensor in one place of a tied group to all of its places."""
         for group in self._ties:
             real = next((v for v in (_get(place) for place in group) if not v.is_meta), None)
             if real is not None:
@@ -264,11 +264,11 @@ def _places(module: nn.Module) -> Iterator[Place]:
 
 # -- doors -------------------------------------------------------------------------------------------------------------
 
-# They are part of the model, not instruments: they stay, and change nothing of what it computes.
+# Doors are part of the model, not instruments: they stay, and change nothing that it computes.
 
 
 def guard(weights: Pager, page: Page, door: nn.Module) -> None:
-    """Ask for the page whenever the module is about to run without it; an embedding asks for rows alone."""
+    """Makes the module ask for its page whenever it is about to run without it; an embedding asks for rows only."""
     if page.by_rows and isinstance(door, nn.Embedding):
         _guard_rows(weights, page, door)
         return
@@ -281,7 +281,7 @@ def guard(weights: Pager, page: Page, door: nn.Module) -> None:
 
 
 def _guard_rows(weights: Pager, page: Page, door: nn.Embedding) -> None:
-    """Give the embedding the rows that it looks up, for the time of its call."""
+    """Gives the embedding the rows that it looks up, for the time of its call."""
     under_way: list[_Rows] = []
 
     def begin(module: nn.Module, args: Any) -> None:
@@ -298,8 +298,8 @@ def _guard_rows(weights: Pager, page: Page, door: nn.Embedding) -> None:
 
 
 class _Rows(TorchFunctionMode):
-    """While active, what is looked up in a table that is not there is read, row by row. The embedding's own code may
-    stand around that: scales, offsets of positions."""
+    """While active, reads the rows that are looked up in a table that is not in memory. The embedding's own code still
+    runs around the lookup: scales, offsets of positions."""
 
     def __init__(self, weights: Pager, page: Page, table: Tensor) -> None:
         super().__init__()
@@ -311,6 +311,6 @@ class _Rows(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         rows, numbers = torch.unique(given["input"], return_inverse=True)
         if rows.numel() and not 0 <= int(rows[0]) <= int(rows[-1]) < len(self._table):
-            raise IndexError("index out of range in self")  # as torch has it; behind the table lies another tensor
-        # without the number of the padding among all rows, which matters to gradients alone
+            raise IndexError("index out of range in self")  # torch's own error; behind the table lies another tensor
+        # padding_idx, which matters to gradients only, is dropped
         return func(numbers, self._weights.rows(self._page, rows.tolist()))

@@ -1,4 +1,4 @@
-"""What is done to tensors that are not in memory, written down and done again to those that are."""
+"""Records the changes of tensors that are not in memory, and repeats them on tensors that are."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor
 from duat_cli.compat.torch import operations_through
 from duat_cli.compat.transformers import initialisers_through
 
-_OVERWRITES = frozenset({"normal_", "uniform_", "zero_", "fill_", "copy_"})  # nothing of what was there is left
-_SMALL = 1 << 20  # values of a parameter that are kept as its constructor made them
+_OVERWRITES = frozenset({"normal_", "uniform_", "zero_", "fill_", "copy_"})  # they leave nothing of the old values
+_SMALL = 1 << 20  # most values of a parameter that are kept as its constructor made them
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Step:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
-    state: Tensor | None  # of the generator in front of a draw
+    state: Tensor | None  # state of the generator in front of a draw
 
     def again(self, whole: Tensor) -> None:
         if not whole.is_contiguous():  # as the tensor on `meta` was
@@ -47,7 +47,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Made:
-    """A tensor on `meta`, and the steps that make it."""
+    """A tensor on `meta`, and the steps that compute its values."""
 
     like: Tensor
     steps: Sequence[Step]
@@ -60,20 +60,20 @@ class Made:
 
 @torch.no_grad()
 def again(steps: Iterable[Step], tensor: Tensor) -> None:
-    """Change a tensor in these steps."""
+    """Repeats these steps on a tensor."""
     for step in steps:
         step.again(tensor)
 
 
 class Recorder:
-    """Writes down what changes tensors on `meta`, by their storage."""
+    """Records the steps that change tensors on `meta`, by their storage."""
 
     def __init__(self) -> None:
         self.steps: dict[Any, list[Step]] = {}
-        self.lost: set[Any] = set()  # storages that were given values which no step makes
+        self.lost: set[Any] = set()  # storages with values that no step makes
 
     def _operate(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """One of torch's operations."""
+        """Runs one of torch's operations, and records it if it changes a tensor on `meta`."""
         name = function.overloadpacket.__name__
         if name.endswith("_") and isinstance(args[0], Tensor) and args[0].is_meta:
             draws = torch.Tag.nondeterministic_seeded in function.tags
@@ -81,7 +81,7 @@ class Recorder:
         found = function(*args, **kwargs)
         if name == "_to_copy" and found.is_meta and found.numel() <= _SMALL:
             self._write(found, torch.ops.aten.copy_.default, (args[0],), {}, draws=False, whole=True)
-        elif name == "scalar_tensor" and found.is_meta:  # as a number is set at a place
+        elif name == "scalar_tensor" and found.is_meta:  # a number that is set at a place
             self._write(found, torch.ops.aten.fill_.Scalar, args[:1], {}, draws=False, whole=True)
         elif name == "constant_pad_nd" and found.is_meta and found.shape == args[0].shape:  # as tied biases are padded
             self.steps[found.untyped_storage()] = [*self.steps.get(args[0].untyped_storage(), [])]
@@ -89,12 +89,13 @@ class Recorder:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """While active, `steps` is written."""
+        """A context in which `steps` is recorded."""
         with initialisers_through(self._initialise), operations_through(self._operate):
             yield
 
     def _initialise(self, function: Callable[..., Tensor], tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """One of torch's functions: as a whole, because on `meta` some draw nothing, or not as often."""
+        """Records one of torch's initialisation functions as a whole, because on `meta` some draw nothing, or less
+        often."""
         if not tensor.is_meta:
             return function(tensor, *args, **kwargs)
         draws = "generator" in inspect.signature(function).parameters
@@ -111,7 +112,7 @@ class Recorder:
         draws: bool,
         whole: bool,
     ) -> None:
-        """whole: whether nothing is left of what the tensor held."""
+        """Records one step. whole: whether nothing is left of the tensor's old values."""
         storage, state = target.untyped_storage(), None
         if draws:
             state = torch.get_rng_state()
@@ -129,7 +130,7 @@ class Recorder:
         steps.append(Step(function, kept, kwargs, *view, state))
 
     def _kept(self, value: Tensor) -> Tensor | Made:
-        """What a step has to keep of a tensor that it reads; KeyError where no step made it."""
+        """The values that a step must keep of a tensor that it reads; KeyError where no step made them."""
         if not value.is_meta:
             return value.clone()
         storage = value.untyped_storage()

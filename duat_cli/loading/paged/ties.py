@@ -1,4 +1,4 @@
-"""Parameters that a class ties and the files hold twice, of a model whose weights are read in parts."""
+"""Parameters that a class ties and the files hold twice, for a model whose weights are read in parts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from duat_cli.loading.checkpoint.stored import STORED
 
 
 def tie_equal(model: PreTrainedModel, files: CheckpointFiles) -> set[str]:
-    """Tie those whose stored values are equal, as transformers does where it loads the whole model: on `meta` it
-    compares nothing and leaves them apart. Returns the tensors of the files that are then copies of others.
+    """Ties the parameters whose stored values are equal, as transformers does when it loads the whole model; on `meta`
+    it compares nothing and leaves them apart. Returns the tensors of the files that are then copies of others.
 
-    Quantised weights, and those that are changed as they are read, stay apart.
+    Quantised weights, and weights that are changed as they are read, stay apart.
     """
     held = dict(model.named_parameters(remove_duplicate=False))
     apart = [(a, b) for a, b in tied_keys(model).items() if a in held and b in held and held[a] is not held[b]]
@@ -38,7 +38,7 @@ def tie_equal(model: PreTrainedModel, files: CheckpointFiles) -> set[str]:
 
 
 def _equal(files: CheckpointFiles, one: str, other: str, dtype: torch.dtype) -> bool:
-    """Whether they are the same numbers in this dtype; some rows are read at a time."""
+    """Whether two tensors have equal values in this dtype; some rows are read at a time."""
     shape, reader = files.tensors[one].shape, Reader(files)
     if shape != files.tensors[other].shape or 0 in shape:
         return False
