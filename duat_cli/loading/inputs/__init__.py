@@ -1,1 +1,1 @@
-"""What models of images and sound read: files of the user, or a drawn picture and a computed tone."""
+"""Inputs of models of images and sound: files of the user, or a drawn picture and a computed tone."""

@@ -1,4 +1,4 @@
-"""A picture that is drawn and a tone that is computed: what models of images and sound read where nothing is given."""
+"""A drawn picture and a computed tone: the inputs of models of images and sound where the user gives none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIDE = 224  # pixels, where the config does not say
 
 def drawn_picture(config: Any) -> Tensor:
     """A disc, a square and stripes on a gradient, (1, channels, height, width); channels have mean 0 and spread 1."""
-    config = getattr(config, "vision_config", config)  # of a classifier that is made of a part of a model (CLIP)
+    config = getattr(config, "vision_config", config)  # a classifier made from a part of a model (CLIP)
     side = getattr(config, "image_size", None) or SIDE
     height, width = (side, side) if isinstance(side, int) else tuple(side)[:2]
     channels = getattr(config, "num_channels", None) or 3
@@ -38,15 +38,15 @@ def drawn_picture(config: Any) -> Tensor:
 
 
 def drawn_video(config: Any, frames: int) -> Tensor:
-    """The same picture, which moves to the right, (1, frames, channels, height, width)."""
+    """The drawn picture moving to the right, (1, frames, channels, height, width)."""
     picture = drawn_picture(config)
     step = max(1, picture.shape[-1] // (2 * frames))  # half of its width in all
     return torch.stack([picture.roll(step * frame, dims=-1) for frame in range(frames)], dim=1)
 
 
 def drawn_patches(name: str, home: Home, trust_remote_code: bool) -> dict[str, Tensor]:
-    """The same as the checkpoint's image processor cuts it into patches; InputError where there is none. name: what
-    the forward pass calls them."""
+    """The drawn picture, cut into patches by the checkpoint's image processor; InputError where there is none. name:
+    the forward pass's argument for them."""
     if not has_processor(home):
         raise InputError(
             f"it reads patches of a picture as `{name}`, and no {PROCESSORS[0]} says how they are cut; give --inputs"
@@ -66,7 +66,7 @@ def tone() -> Any:
 
 
 def default_inputs(name: str, config: Any, home: Home, trust_remote_code: bool) -> dict[str, Tensor]:
-    """By what the forward pass calls what it reads; InputError where that cannot be made up."""
+    """Inputs for the forward pass's argument of this name; InputError where they cannot be made up."""
     if name == "pixel_values":
         return {name: drawn_picture(config)}
     if has_processor(home):

@@ -1,4 +1,4 @@
-"""Pictures, sounds and prepared tensors as what a forward pass takes. Errors are one line and name the file."""
+"""Pictures, sounds and prepared tensors as arguments of a forward pass. Errors are one line and name the file."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from duat_cli.loading.inputs.request import label
 from duat_cli.loading.quiet import foreign_errors, hushed
 from duat_cli.text import clean, expanded, plural
 
-PARTS = {AutoImageProcessor: "image_processor", AutoFeatureExtractor: "feature_extractor"}  # of a whole processor
-MAX_BYTES = 1 << 30  # of one file
+PARTS = {AutoImageProcessor: "image_processor", AutoFeatureExtractor: "feature_extractor"}  # attributes of a processor
+MAX_BYTES = 1 << 30  # most bytes of one file
 _DEEP = ("I", "F")
-_UNSTATED = 0x7FFF0000  # bytes of sound from which a header's size is that of a stream whose end was not known
+_UNSTATED = 0x7FFF0000  # header sizes from this on, in bytes, are those of streams whose end was not known
 Home = Any
-"""What says how input is made: the checkpoint's folder, a Path, or its processor, beside a model in memory."""
+"""Source of the processor: the checkpoint's folder, a Path; or, beside a model in memory, the processor itself."""
 
 
 def read_image(given: Any, home: Home, trust_remote_code: bool, number: int = 1) -> dict[str, Tensor]:
-    """A picture, of a file or of PIL, through the checkpoint's image processor. number: of those that are given."""
+    """A picture, from a file or of PIL, through the checkpoint's image processor. number: its number among those
+    given."""
     where = label("--image", given, number)
     return pixels_of(open_picture(given, where), where, home, trust_remote_code)
 
 
 def pixels_of(picture: Any, where: str, home: Home, trust_remote_code: bool) -> dict[str, Tensor]:
-    """A picture of Pillow, or its values (height, width, 3) between 0 and 255, through the image processor."""
+    """A picture of Pillow, or values (height, width, 3) between 0 and 255, through the image processor."""
     processor = load_processor(AutoImageProcessor, "--image", home, trust_remote_code)
     return _processed(where, lambda: processor(images=picture, return_tensors="pt"))
 
 
 def in_tiles(made: Mapping[str, Tensor]) -> str:
-    """What is said of a picture of which a processor made tiles or frames, where a model takes none so; else
-    nothing."""
+    """A hint for a picture that a processor split into tiles or frames, where a model takes none so; else empty."""
     counts = [value.shape[1] for value in made.values() if value.ndim == 5 and len(value) == 1]
     many = plural(counts[0], "tile or frame", "tiles or frames") if counts else ""
     return f", as {many} of a picture: give what it reads with --inputs" if counts else ""
 
 
 def open_picture(given: Any, where: str) -> Any:
-    """A file of --image as Pillow's picture, or such a picture; RGB. where: what an error calls it."""
+    """A file of --image as Pillow's picture, or such a picture itself; RGB. where: its name in errors."""
     if not isinstance(given, str):
         return _upright(given, where)
     path = _regular("--image", given)
@@ -68,10 +68,10 @@ def open_picture(given: Any, where: str) -> Any:
 
 
 def _upright(picture: Any, where: str) -> Any:
-    """As it is meant to be seen, by its EXIF orientation, as transformers' `load_image` turns it; RGB."""
+    """The picture turned upright by its EXIF orientation, as in transformers' `load_image`; RGB."""
     from PIL import ImageOps
 
-    if picture.mode in _DEEP or picture.mode.startswith("I;"):  # which Pillow would clip to white, not scale
+    if picture.mode in _DEEP or picture.mode.startswith("I;"):  # Pillow would clip these to white, not scale them
         raise InputError(f"{where}: more than 8 bits a value (Pillow's mode {picture.mode}); save it with 8")
     return ImageOps.exif_transpose(picture).convert("RGB")
 
@@ -95,7 +95,7 @@ def sound_of(samples: Any, rate: int, home: Home, trust_remote_code: bool) -> di
 
 
 def read_wav(name: str) -> tuple[int, Any]:
-    """Samples a second, and the samples of a PCM .wav file between -1 and 1, float32 (time,); channels are averaged."""
+    """Samples a second, and the samples of a PCM .wav file between -1 and 1, float32 (time,). Channels are averaged."""
     path = _regular("--audio", name)
     try:
         with wave.open(str(path), "rb") as file:
@@ -118,7 +118,7 @@ def read_wav(name: str) -> tuple[int, Any]:
 
 
 def read_tensors(given: str | Mapping[str, Any], number: int = 1) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file, or of a mapping, by the names of the forward pass's arguments."""
+    """The tensors of a .safetensors file, or of a mapping, by the forward pass's argument names."""
     where = label("--inputs", given, number)
     if not isinstance(given, str):
         with foreign_errors(f"{where}: it holds what is no tensor", InputError):
@@ -140,7 +140,7 @@ def _regular(option: str, name: str) -> Path:
 
 
 def has_processor(home: Home) -> bool:
-    """Whether there is something that says how input is made."""
+    """Whether there is a processor, or its config in the checkpoint's folder."""
     return any((home / file).is_file() for file in PROCESSORS) if isinstance(home, Path) else home is not None
 
 
@@ -170,7 +170,7 @@ def _processed(where: str, process: Any) -> dict[str, Tensor]:
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
-    """A hash of tensors: of their names, dtypes, shapes and values."""
+    """A hash of tensors: their names, dtypes, shapes and values."""
     hashed = hashlib.sha256()
     for key in sorted(tensors):
         value = tensors[key].contiguous()

@@ -1,4 +1,4 @@
-"""Which files a model of images or sound is to read, and which of its stacks is meant."""
+"""The request for inputs: the files that a model of images or sound is to read, and the stack that is meant."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from duat_cli.text import clean
 
 StackName = Literal["vision", "audio", "text", "encoder", "decoder"]
 EVERY: Literal["all"] = "all"
-"""What --stack names them all by."""
+"""The value of --stack that names all stacks."""
 
 READS: dict[StackName, tuple[str, ...]] = {
     "vision": ("pixel_values", "grid_thw"),
     "audio": ("input_features", "input_values"),
     "text": ("input_ids",),
 }
-"""Stack -> the names that its forward pass may have for what it reads."""
+"""Stack -> names that its forward pass may have for its input."""
 
 
 _OPTIONS: dict[StackName, str] = {"vision": "--image", "audio": "--audio", "text": "--prompt"}
 
 
 def by_part(parts: Sequence[StackName]) -> str:
-    """What a model reads that takes no pictures or sound within its text, and by which options. parts: of its own."""
+    """The inputs, and their options, of a model that takes no pictures or sound within its text. parts: the model's
+    own."""
     ways = {part: f"{_OPTIONS[part]} beside --stack {part}" for part in parts}
     if "text" in parts and len(parts) > 1:
         return f"each kind of input by a part of its own; give {', '.join(ways.values())}, or all beside --stack all"
@@ -33,15 +34,15 @@ def by_part(parts: Sequence[StackName]) -> str:
 
 
 def label(option: str, given: Any, number: int) -> str:
-    """What an input is called: by its file, or by its place where it is no file."""
+    """The name of an input in messages: its file, or its place if it is no file."""
     return f"{option} {clean(given) if isinstance(given, str) else f'{number} ({type(given).__name__})'}"
 
 
 @dataclass(frozen=True)
 class InputFiles:
-    """The files of --image, --audio and --inputs, the stack of --stack, and what its decoder reads.
+    """The files of --image, --audio and --inputs, the stack of --stack, and the prompt of its decoder.
 
-    From Python an image may be a PIL picture as well, and prepared tensors a mapping from name to tensor.
+    From Python, an image may also be a PIL picture, and prepared tensors a mapping from name to tensor.
     """
 
     images: tuple[Any, ...] = ()
@@ -54,29 +55,29 @@ class InputFiles:
     """Whether two inputs are made up where no file is given."""
 
     def asked(self) -> InputFiles:
-        """The same, as a user asks for it; InputError where it contradicts itself."""
+        """The request itself, checked as a user's; InputError where it contradicts itself."""
         if self.decoder_prompt is not None and self.stack not in ("decoder", EVERY):
             raise InputError("--decoder-prompt: only a decoder reads it; give --stack decoder")
         return self
 
     @property
     def names_blocks(self) -> bool:
-        """Whether it names a stack of an encoder-decoder, or one of several chains of blocks."""
+        """Whether --stack names a stack of an encoder-decoder, or one of several chains of blocks."""
         return self.stack in ("encoder", "decoder") or self.chain is not None
 
     @property
     def without_blocks(self) -> InputFiles:
-        """What the model is opened with: the same, but for a stack that is chosen once it is there."""
+        """The request with which the model is opened: without a stack that is chosen only once the model is there."""
         return replace(self, stack=None) if self.names_blocks else self
 
     @property
     def part(self) -> StackName | None:
-        """The kind of input by which one stack is named."""
+        """The stack that --stack names, if it is one of `StackName`."""
         return next((name for name in get_args(StackName) if name == self.stack), None)
 
     @property
     def chain(self) -> str | None:
-        """What may name one of several chains of blocks."""
+        """The value of --stack that may name one of several chains of blocks."""
         return None if self.stack in (None, EVERY, *get_args(StackName)) else self.stack
 
     @property

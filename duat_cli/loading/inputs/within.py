@@ -1,4 +1,4 @@
-"""Pictures within a text, by the checkpoint's own processor: one set of tensors a text. Errors are one line."""
+"""Pictures within a text, by the checkpoint's own processor: one set of tensors for each text. Errors are one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from duat_cli.loading.quiet import foreign_errors, hushed
 from duat_cli.loading.texts import PromptText, asked
 from duat_cli.text import clean, plural
 
-DEFAULT = "the default question"  # where it stands, for messages
+DEFAULT = "the default question"  # its place, for messages
 QUESTION = "What is in the picture?"
 
 
@@ -28,7 +28,7 @@ class Within:
 
     text: PromptText
     tensors: Mapping[str, Tensor]
-    """By the names of the forward pass's arguments."""
+    """Tensors by the forward pass's argument names."""
 
 
 def placeholder_of(config: Any) -> int | None:
@@ -40,8 +40,8 @@ def placeholder_of(config: Any) -> int | None:
 def with_pictures(
     texts: Sequence[PromptText], images: Sequence[Any], home: Home, placeholder: int, trust_remote_code: bool
 ) -> list[Within]:
-    """Every text with all the pictures, in their order. Without texts a question of duat's own, asked as the
-    checkpoint's template says."""
+    """Every text with all the pictures, in their order. Without texts, a default question is asked in the form of the
+    checkpoint's template."""
     pictures = [open_picture(one, label("--image", one, number)) for number, one in enumerate(images, 1)]
     processor = load_processor(AutoProcessor, "--image", home, trust_remote_code)
     if not callable(getattr(processor, "image_processor", None)) or getattr(processor, "tokenizer", None) is None:
@@ -58,7 +58,7 @@ def _one(text: PromptText, pictures: Sequence[Any], processor: Any, placeholder:
     where = f"{text.where}: the checkpoint's processor cannot put {count} into it, one in the place of each {mark}"
     said = written(processor, text, len(pictures))
     begins = getattr(processor.tokenizer, "bos_token", None)
-    # as transformers decides it: some templates write what begins a text, to others the tokenizer adds it
+    # as in transformers: some templates write the bos token; for others the tokenizer adds it
     bare = {"add_special_tokens": False} if text.conversation and begins and said.startswith(begins) else {}
     with hushed(), foreign_errors(where, InputError):
         made = processor(images=list(pictures), text=said, return_tensors="pt", **bare)
@@ -69,21 +69,21 @@ def _one(text: PromptText, pictures: Sequence[Any], processor: Any, placeholder:
 
 
 def _question(processor: Any, count: int) -> PromptText:
-    """What is asked of pictures where the user asks nothing."""
+    """The question for pictures where the user asks nothing."""
     if getattr(processor, "chat_template", None):
         return asked(PromptText(QUESTION, DEFAULT, 1))
     return PromptText(f"{_mark(processor) * count}\n{QUESTION}", DEFAULT, 1)
 
 
 def _mark(processor: Any) -> str:
-    """What stands for a picture in a text."""
+    """The mark that stands for a picture in a text."""
     names = ("boi_token", "image_token", "fake_image_token")
     found = (getattr(processor, name, None) for name in names)
     return next((str(mark) for mark in found if mark), "<image>")
 
 
 def refuse_within(command: str, prompts: Sequence[Prompt]) -> None:
-    """InputError of a command that reads no pictures within a text."""
+    """InputError from a command that reads no pictures within a text."""
     if any("input_ids" in (prompt.prepared or {}) for prompt in prompts):
         raise InputError(
             f"{command} reads a text alone, or with --stack vision pictures alone, and no pictures within a text; "
