@@ -1,1 +1,2 @@
-"""From a folder or a hub id to a model in memory: files checked before anything is read, one line for every fault."""
+"""The way from a folder or a hub id to a model in memory. Files are checked before they are read; every fault is one
+line."""

@@ -1,4 +1,4 @@
-"""Conversations as the text that a model reads, by the chat template of its checkpoint."""
+"""Conversations as the text that a model reads, written by the chat template of its checkpoint."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _PLACE = "\ue000"  # a character that no language uses, in the place of what was
 
 
 def written(by: Any, text: PromptText, pictures: int = 0) -> str:
-    """A conversation as the checkpoint's template writes it out, special tokens included; a text as it is.
+    """A conversation as the checkpoint's template writes it, special tokens included; a plain text unchanged.
 
-    by: a tokenizer, or a processor. Behind a message that is not the model's own stands what opens its answer. A
-    template that asks for the date is told a fixed one, so that two runs read the same. pictures: how many stand in
+    by: a tokenizer, or a processor. If the last message is not the model's own, the opening of its answer follows. A
+    template that asks for the date gets a fixed one, so that two runs read the same. pictures: number of pictures in
     front of the user's first message, unless messages name their own. Some templates take contents as texts, some as
-    lists of parts: the form is taken in which what the user says is written.
+    lists of parts: the form is used in which the user's message appears in the result.
     """
     return as_written(by, text, pictures).text
 
 
 @dataclass(frozen=True)
 class Written:
-    """A conversation as it was written out; a text."""
+    """A conversation as it was written out, or a plain text."""
 
     text: str
     _form: list[Message]
-    """The messages, in the form in which the user is heard; none of a text."""
+    """The messages, in the form in which the user's text appears in the result; empty for a plain text."""
     _render: Callable[[Sequence[Message]], str]
 
     def answered(self) -> list[tuple[int, int]] | None:
-        """Where in the text stands what the model itself says, in characters, from and to: contents of assistant
-        messages, without what the template puts around them. None where the template does not let it be seen."""
+        """Spans of the model's own messages in the text, (first character, one behind the last): contents of assistant
+        messages, without what the template puts around them. None where the template does not show them."""
         form, found, spans = self._form, self.text, []
         for place, message in enumerate(form):
             if message["role"] != ANSWER or not message.get("content"):
@@ -48,7 +48,7 @@ class Written:
                 shown = self._render([*form[:place], {**message, "content": own}, *form[place + 1 :]])
             except CheckpointError:
                 return None
-            if shown == found:  # the template leaves it out, as some do with what was said before
+            if shown == found:  # the template leaves it out, as some do with earlier answers
                 continue
             if shown.count(_PLACE) != 1:
                 return None
@@ -60,12 +60,12 @@ class Written:
 
 
 def _common(a: str, b: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Length of the common prefix of two texts."""
     return next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def as_written(by: Any, text: PromptText, pictures: int = 0) -> Written:
-    """As of `written`, with where the model's own messages stand."""
+    """The text of `written`, with what is needed to find the model's own messages in it."""
     if not text.conversation:
         return Written(text.text, [], lambda _: text.text)
     if not getattr(by, "chat_template", None):
@@ -96,7 +96,8 @@ def as_written(by: Any, text: PromptText, pictures: int = 0) -> Written:
 
 
 def _forms(messages: list[Message], pictures: int) -> list[list[Message]]:
-    """Contents as they are, and as lists of parts; pictures in front of what the user says first."""
+    """The messages in two forms: contents as they are, and as lists of parts. Pictures come in front of the user's
+    first text."""
     parts = [{**message, "content": _parts(message)} for message in messages]
     named = any(isinstance(part, dict) and part.get("type") == "image" for one in parts for part in one["content"])
     if not pictures or named:
@@ -112,8 +113,8 @@ def _parts(message: Message) -> list[Any]:
 
 
 def _hears(render: Callable[[Sequence[Message]], str], form: list[Message], found: str) -> bool:
-    """Whether what the user says last is in the text that was written; a template that cleans contents writes another
-    text of another content."""
+    """Whether the user's last message is in the written text. A template that alters contents counts too, if another
+    content gives another text."""
     place = max((k for k, message in enumerate(form) if message["role"] == USER), default=None)
     if place is None:
         return True

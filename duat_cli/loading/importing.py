@@ -13,12 +13,12 @@ LAST = "duat_cli.loading.model.load"  # imports torch and transformers
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Around the import of torch and transformers, whose modules live as long as the process.
+    """A context for the import of torch and transformers, whose modules live as long as the process.
 
-    No garbage is collected meanwhile, and no later collection looks at what was imported; the last one, at the end of
-    the process, is the longest.
+    No garbage is collected meanwhile, and no later collection looks at what was imported; the last collection, at the
+    end of the process, would take longest.
     """
-    if LAST in sys.modules:  # nothing is left to import, and what is frozen is never collected
+    if LAST in sys.modules:  # nothing is left to import, and frozen objects are never collected
         yield
         return
     enabled = gc.isenabled()
@@ -33,7 +33,7 @@ def uncollected() -> Iterator[None]:
 
 
 def _collect_at_the_end() -> None:
-    """Triton 3.9 and newer prints on standard error which of its objects outlive the process, and what is frozen does.
-    Without triton (builds of torch for the CPU) nothing asks, and the process ends sooner."""
+    """Unfreezes objects for triton: 3.9 and newer prints on standard error which of its objects outlive the process,
+    and frozen ones do. Without triton (builds of torch for the CPU) nothing asks, and the process ends sooner."""
     if "triton" in sys.modules:
         gc.unfreeze()

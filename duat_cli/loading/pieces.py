@@ -1,4 +1,4 @@
-"""What one token of a vocabulary says, where decoding it alone loses half a character or the space in front."""
+"""The text of one token of a vocabulary, where decoding it alone loses half a character or the space in front."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-SPACE = "▁"  # of sentencepiece, in front of a word
+SPACE = "▁"  # sentencepiece's mark for a space in front of a word
 _WHOLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # bytes that byte-level BPE writes as they are
 _BYTES = {chr(byte): byte for byte in _WHOLE} | {
     chr(256 + place): byte for place, byte in enumerate(sorted(set(range(256)) - set(_WHOLE)))
@@ -18,10 +18,10 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 def piece_text(tokenizer: Any, token: int) -> str:
-    """As it is decoded, with the space of sentencepiece in front. Bytes that are no whole character are '\\xe6', and
-    those that sentencepiece has beside its pieces '<0xE6>', but for line breaks and other controls."""
+    """The text of a token as it is decoded, with sentencepiece's space in front. Bytes that are no whole character are
+    written '\\xe6', and sentencepiece's byte tokens '<0xE6>', except line breaks and other controls."""
     text = str(tokenizer.decode([token]))
-    named = getattr(tokenizer, "convert_ids_to_tokens", None)  # a caller's own tokenizer may have no names
+    named = getattr(tokenizer, "convert_ids_to_tokens", None)  # a caller's own tokenizer may lack it
     piece = None if named is None else named(token)
     if not isinstance(piece, str):
         return text
@@ -33,15 +33,16 @@ def piece_text(tokenizer: Any, token: int) -> str:
 
 
 def _bytes_of(piece: str) -> str:
-    """Of a piece of byte-level BPE what its bytes say; another one as it stands."""
+    """The text of the bytes of a byte-level BPE piece; any other piece unchanged."""
     found = [_BYTES.get(character) for character in piece]
     known = [byte for byte in found if byte is not None]
     return bytes(known).decode("utf-8", "backslashreplace") if len(known) == len(found) else piece
 
 
 def pieces_that_say(tokenizer: Any, vocabulary: Mapping[str, int], text: str) -> list[int]:
-    """Tokens that say this: in the vocabulary with a space of sentencepiece, as one of its bytes, or in the characters
-    of byte-level BPE; or that are written so, with a mark of the vocabulary's own. vocabulary: of the tokenizer."""
+    """Tokens whose text is this one: written in the vocabulary as it is, with sentencepiece's space, as one of its byte
+    tokens, or in the characters of byte-level BPE. If the text has one of the vocabulary's marks, also tokens that are
+    written exactly so. vocabulary: the tokenizer's."""
     written = "".join(_CHARACTERS[byte] for byte in text.encode("utf-8", "surrogatepass"))
     byte = f"<0x{ord(text):02X}>" if len(text) == 1 else text
     asked = dict.fromkeys((text, text.replace(" ", SPACE), byte, written))

@@ -1,4 +1,5 @@
-"""A set of prompts of any size: read anew in each pass, made tokens one by one, known by the hashes of its texts."""
+"""A set of prompts of any size: read anew in each pass, encoded in small batches, and identified by the hashes of its
+texts."""
 
 from __future__ import annotations
 
@@ -11,16 +12,16 @@ from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.texts import PromptText
 
-AT_ONCE, CHARACTERS = 64, 1 << 16  # texts that become tokens together: calling a tokenizer has a price of its own
+AT_ONCE, CHARACTERS = 64, 1 << 16  # most texts and characters encoded together; a tokenizer's call has a fixed cost
 
 
 def key_of(sha256: str) -> int:
-    """The leading 64 bits of a text's hash: what decides who runs it."""
+    """The leading 64 bits of a text's hash, which decide the process that runs it."""
     return int(sha256[:16], 16)
 
 
 def keys_of(texts: Iterable[PromptText]) -> array[int]:
-    """The key of every text, in order, 8 bytes each; a text that cannot be read is met here."""
+    """The key of every text, in order, 8 bytes each. Raises the error of a text that cannot be read."""
     return array("Q", (key_of(text.sha256) for text in texts))
 
 
@@ -31,7 +32,7 @@ def digest_of(keys: array[int]) -> str:
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Texts, their keys, and how some become token ids."""
+    """Texts, their keys, and a function that encodes some as token ids."""
 
     texts: Iterable[PromptText]
     keys: array[int]
@@ -40,7 +41,7 @@ class PromptSet:
     """The chat template, where it is not among the files of the checkpoint's tokenizer."""
 
     def prompts(self, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Prompt]]:
-        """Those at the wanted positions, in order; InputError where the texts are no longer those of the keys."""
+        """The prompts at the wanted positions, in order; InputError where the texts no longer match the keys."""
         position, size = -1, 0
         waiting: list[tuple[int, PromptText]] = []
         for position, text in enumerate(self.texts):

@@ -1,7 +1,7 @@
-"""Prompts: where they come from, and as token ids that the model can take.
+"""Prompts: their sources, and their token ids.
 
-No prompt is ever padded, since padding moves the numbers (0.07 of a logit in bfloat16): those that run together have as
-many tokens.
+No prompt is ever padded, since padding changes the numbers (0.07 of a logit in bfloat16). Prompts that run together
+have equal numbers of tokens.
 """
 
 from __future__ import annotations
@@ -54,45 +54,46 @@ class Prompt:
 
     text: str
     sha256: str
-    """Of the UTF-8 text; of a conversation that of its messages."""
+    """Hash of the UTF-8 text; for a conversation, of its messages."""
     input_ids: Tensor  # (1, N), int64
     line: int
     spans: Spans | None = None
-    """Of each token the characters of the text that it stands for, from and to (0 and 0 for a special token); None
-    where the tokenizer does not say."""
+    """For each token, the span of the text that it stands for, from and to (0 and 0 for a special token); None where
+    the tokenizer does not return spans."""
     prepared: Mapping[str, Tensor] | None = None
-    """What a model that reads no token ids is run on; `input_ids` then counts its positions, from 0."""
+    """The input of a model that reads no token ids; `input_ids` then counts its positions, from 0."""
     source_ids: Tensor | None = None
-    """Of a decoder's prompt the token ids that the encoder reads, (1, K); None where it reads none."""
+    """For a decoder's prompt, the token ids that the encoder reads, (1, K); None where it reads none."""
 
     pictures: tuple[int, ...] = ()
     """Positions that hold a piece of a picture in place of a word."""
     messages: str | None = None
-    """Of a conversation the JSON that `text` was written from; None of a text."""
+    """The JSON of the conversation that `text` was written from; None for a plain text."""
     answered: tuple[int, ...] | None = ()
-    """Positions of the tokens of what the model itself says in a conversation; None where they are not known."""
+    """Positions of the tokens of the model's own messages in a conversation; None where they are unknown."""
 
     @property
     def given(self) -> Tensor | Mapping[str, Tensor]:
-        """What the model is run on."""
+        """The input that the model is run on."""
         return self.input_ids if self.prepared is None else self.prepared
 
     @property
     def read(self) -> tuple[int, ...] | str:
-        """The same for all prompts on which a model gives the same: its tokens, or a hash of what is prepared."""
+        """A key that is equal for prompts on which a model gives equal results: the tokens, or a hash of the prepared
+        input."""
         return tuple(self.input_ids.flatten().tolist()) if self.prepared is None else self.sha256
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a model can read."""
+    """Limits of the prompts that a model can read."""
 
     vocab_size: int
     """Rows of the input embedding."""
     max_positions: int | None
     """Longest prompt, tokens; None where positions are not limited."""
     why: str = ""
-    """What limits them, where that is not how many there are."""
+    """The reason of that limit, where it is not the number of positions."""
 
 
 # --- reading ----------------------------------------------------------------------------------------
@@ -106,12 +107,12 @@ def read_prompts(
     *,
     chat: bool = False,
 ) -> list[PromptText]:
-    """The texts of --prompt and of --prompts, in this order; without either the bundled set.
+    """The texts of --prompt and of --prompts, in this order; without either, the bundled set.
 
     A file whose name ends in .jsonl holds JSON lines, in .parquet a table; every other file holds one text a line,
     whatever the line begins with. With .gz behind it, lines are compressed. '-' is standard input: one text for
-    --prompt, one text a line for --prompts. InputError names file and line. option: what named the file; chat: each
-    text is what a user says in a conversation.
+    --prompt, one text a line for --prompts. InputError names file and line. option: the option that named the file;
+    chat: whether each text is a user's message in a conversation.
     """
     texts = _options(prompt, prompts_file, stdin)
     if prompts_file is not None:
@@ -122,7 +123,8 @@ def read_prompts(
 def open_prompts(
     prompt: Sequence[str | PromptText], prompts_file: str | None, stdin: IO[Any] | None, *, chat: bool = False
 ) -> Iterable[PromptText]:
-    """The same texts, from a regular file of any size: each pass reads it anew, and an error comes where it is met."""
+    """The texts of `read_prompts`, from a regular file of any size: each pass reads it anew, and a faulty line raises
+    its error only when it is read."""
     if prompts_file is None or not expanded(prompts_file).is_file():
         return read_prompts(prompt, prompts_file, stdin, chat=chat)
     return _Stream(_options(prompt, prompts_file, stdin), prompts_file, chat)
@@ -142,13 +144,13 @@ def default_prompts() -> list[PromptText]:
 
 
 def holdout_prompts(*, chat: bool = False) -> list[PromptText]:
-    """A second bundled set of the same mixture, for what must not be tested on the first."""
+    """A second bundled set of the same mixture, for tests that must not use the first."""
     return all_asked(_bundled(HOLDOUT_SET), chat)
 
 
 def set_apart(texts: Sequence[T], share: float) -> tuple[list[T], list[T]]:
-    """The texts, or what stands for each, in two: the second, a random `share` of them, is held out. The same in every
-    run."""
+    """The texts, or items that stand for them, in two parts: the second, a random `share` of them, is held out. Every
+    run splits alike."""
     count = min(max(round(share * len(texts)), 1), len(texts) - 1)
     if count < 1:
         raise InputError(f"--holdout {share:g}: nothing is left to hold out of {len(texts)} prompt; give more prompts")
@@ -158,7 +160,7 @@ def set_apart(texts: Sequence[T], share: float) -> tuple[list[T], list[T]]:
 
 
 def share_of(holdout: str | None) -> float | None:
-    """A number is a share; anything else names a file."""
+    """The share that --holdout states; None where it is no number and so names a file."""
     try:
         share = float(holdout or "")
     except ValueError:
@@ -195,7 +197,7 @@ class _Stream:
 
 
 def _held(file: str, stdin: IO[Any] | None, option: str) -> Iterator[PromptText]:
-    """The texts of a file, of a size that a list of them may have."""
+    """The texts of a file, whose total size must fit a list in memory."""
     size = 0
     for text in texts_of(file, stdin, option):
         size += len(text.text.encode())
@@ -217,10 +219,10 @@ def encode(
     why: str = "",
 ) -> list[Prompt]:
     """Each prompt as token ids (1, N), unbatched, special tokens included; InputError names the prompt. A conversation
-    becomes the text that its template writes, which states the special tokens itself.
+    becomes the text that its template writes, which contains the special tokens itself.
 
-    max_tokens cuts, as the user asked for it; max_positions refuses, since a model past its positions
-    extrapolates without a word. why: as of `Limits`.
+    max_tokens cuts, as the user asked for it; max_positions refuses, because a model past its positions extrapolates
+    silently. why: as in `Limits`.
     """
     with silenced():
         return [_encode(tokenizer, p, max_tokens, Limits(vocab_size, max_positions, why)) for p in prompts]
@@ -252,7 +254,7 @@ def _encode(tokenizer: Any, prompt: PromptText, max_tokens: int | None, room: Li
 
 
 def _places(found: Sequence[tuple[int, int]] | None, spans: Spans | None) -> tuple[int, ...] | None:
-    """The tokens that stand for any of these characters; None where that is not known."""
+    """Positions of the tokens that stand for any of these characters; None where that is unknown."""
     if found is None or (found and spans is None):
         return None
     inside = (any(start < b and a < end for a, b in found) for start, end in spans or ())
@@ -260,7 +262,7 @@ def _places(found: Sequence[tuple[int, int]] | None, spans: Spans | None) -> tup
 
 
 def _token_ids(tokenizer: Any, prompt: PromptText, max_tokens: int | None) -> tuple[list[int], Spans | None]:
-    """prompt: a conversation as it was written out."""
+    """The prompt's token ids and spans. prompt: a conversation comes as it was written out."""
     if prompt.ids is not None:
         return list(prompt.ids[:max_tokens]), None
     if tokenizer is None:
@@ -276,8 +278,8 @@ def _token_ids(tokenizer: Any, prompt: PromptText, max_tokens: int | None) -> tu
 
 
 def said(tokenizer: Any, tokens: list[int], front: str = "") -> str:
-    """What tokens that follow each other say, '#5' without a tokenizer; one alone as `piece_text` has it. front: of the
-    error."""
+    """The text of consecutive tokens, '#5' without a tokenizer; for a single token, its `piece_text`. front: the
+    beginning of the error."""
     if tokenizer is None:
         return numbered(tokens)
     with calling_tokenizer(f"{front}the tokenizer fails", InputError):
@@ -293,7 +295,7 @@ def limits(model: PreTrainedModel) -> Limits:
         # MusicGen has one for each of its codebooks
         tables: Iterable[Any] = table if isinstance(table, nn.ModuleList) else [table]
         rows = min(one.weight.shape[0] for one in tables)
-    except (NotImplementedError, AttributeError):  # some text towers keep their table elsewhere
+    except (NotImplementedError, AttributeError):  # some text parts keep their table elsewhere
         rows = stated(model.config, "vocab_size") or sys.maxsize  # such as CANINE, which reads code points
     rope = stated(model.config, "rope_parameters")
     dynamic = isinstance(rope, Mapping) and rope.get("rope_type") == "dynamic"
@@ -301,11 +303,11 @@ def limits(model: PreTrainedModel) -> Limits:
 
 
 def _max_positions(model: PreTrainedModel) -> int | None:
-    """`max_position_embeddings`, less the rows that no token can have.
+    """The longest prompt in tokens: `max_position_embeddings`, less the rows that no token can have.
 
-    roberta and its kin count positions from padding_idx + 1, so 514 rows hold 512 tokens. Beside linearly scaled rotary
-    positions the number of before the scaling is stated. Dynamic ones take more than is stated too, but keep the
-    frequencies of the longest prompt so far: past it numbers would depend on what ran before.
+    roberta and its kin count positions from padding_idx + 1, so 514 rows hold 512 tokens. With linearly scaled rotary
+    positions, the config states the number before scaling. Dynamic ones take more than is stated too, but keep the
+    frequencies of the longest prompt so far: past the stated number, results would depend on what ran before.
     """
     from torch import nn
 

@@ -1,4 +1,4 @@
-"""Other libraries, kept quiet: what they log is collected, what they raise or panic about becomes our error."""
+"""Other libraries, kept quiet: their log is collected, and their exceptions and panics become duat's errors."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class _Collector(logging.Handler):
 
 @contextlib.contextmanager
 def hushed() -> Iterator[list[str]]:
-    """Collects what transformers and the hub log, as raw text, instead of letting it reach the terminal.
+    """Collects the log of transformers and the hub, as raw text, instead of letting it reach the terminal.
 
-    Their load report prints tensor names unescaped; code that comes with a checkpoint may print as well,
-    and standard output is for the result.
+    Their load report prints tensor names unescaped. Code that comes with a checkpoint may print as well, and standard
+    output is for the result.
     """
     from transformers import logging as transformers_logging  # heavy, and loaded when this is needed
 
@@ -58,23 +58,25 @@ def hushed() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def calling_tokenizer(what: str, kind: type[DuatError] = CheckpointError) -> Iterator[None]:
-    """Around code that may end in Rust: it neither talks nor panics on the terminal."""
+    """A context for code that may fail in Rust: it neither logs nor prints panics on the terminal, and its errors are
+    duat's."""
     with silenced(), foreign_errors(what, kind):
         yield
 
 
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
-    """The same around many calls that each say what fails."""
+    """A context as `calling_tokenizer`, around many calls that each name what fails."""
     with hushed(), _muted_panics():
         yield
 
 
 @contextlib.contextmanager
 def _muted_panics() -> Iterator[None]:
-    """Sends descriptor 2 nowhere: Rust prints its own lines about a panic there, before it can be caught.
+    """Sends descriptor 2 to the null device, because Rust prints its own lines about a panic there before it can be
+    caught.
 
-    What Python writes to sys.stderr meanwhile, such as the progress, goes out through a copy of the descriptor.
+    Python's writes to sys.stderr meanwhile, such as the progress, go out through a copy of the descriptor.
     """
     python = sys.stderr
     with contextlib.ExitStack() as undo:
@@ -94,7 +96,7 @@ def _muted_panics() -> Iterator[None]:
 
 
 def _descriptor(stream: TextIO | None) -> int | None:
-    """None for a stream that is no file, as under a test's capture."""
+    """The stream's file descriptor; None for a stream that is no file, as under a test's capture."""
     try:
         return stream.fileno() if stream is not None else None
     except (OSError, ValueError):
@@ -102,7 +104,7 @@ def _descriptor(stream: TextIO | None) -> int | None:
 
 
 def _writer(descriptor: int, like: TextIO) -> TextIO:
-    """A stream of its own to the same place; it closes itself when no thread uses it any more."""
+    """A new stream to the same place; it closes itself when no thread uses it any more."""
     own = os.dup(descriptor)
     stream = open(own, "w", 1, encoding=like.encoding, errors=like.errors, closefd=False)  # noqa: SIM115
     weakref.finalize(stream, os.close, own)
@@ -111,13 +113,13 @@ def _writer(descriptor: int, like: TextIO) -> TextIO:
 
 @contextlib.contextmanager
 def foreign_errors(what: str, kind: type[DuatError] = CheckpointError) -> Iterator[None]:
-    """Another library's exception as one line of ours, a panic of the Rust tokenizers among them."""
+    """A context in which another library's exception, or a panic of the Rust tokenizers, becomes one line of ours."""
     try:
         yield
     except DuatError:
         raise
     except BaseException as error:
-        # code of a checkpoint that leaves the process would pass for the command's own exit code
+        # a checkpoint's code that exits the process would pass for the command's own exit code
         if not isinstance(error, (Exception, SystemExit)) and not is_panic(error):
             raise
         raise kind(f"{what}: {described(error)}") from error
@@ -129,6 +131,6 @@ def described(error: BaseException) -> str:
 
 
 def foreign_notes(log: list[str]) -> list[str]:
-    """transformers' warnings but its load report, whose content duat states itself."""
+    """transformers' warnings, except its load report, whose content duat states itself."""
     lines = [one_line(f"transformers: {text}", 300) for text in log if not is_load_report(text)]
     return list(dict.fromkeys(lines))[:_LOG_LINES]

@@ -1,7 +1,7 @@
 """Texts one after the other: lines of a file, JSON lines, either compressed by gzip, or rows of a .parquet. In the
-place of a text may stand a conversation, its messages, or token ids.
+place of a text there may be a conversation (its messages) or token ids.
 
-A file is read piece by piece, so that its size costs no memory; every error names the line or the row.
+A file is read piece by piece, so its size costs no memory. Every error names the line or the row.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ JSON_LINES = ".jsonl"
 GZIP = ".gz"
 PARQUET = ".parquet"
 TEXT, MESSAGES, TOOLS, IDS = "text", "messages", "tools", "input_ids"
-_CONVERSATION = "conversation "  # in front of its JSON: the same line as a text is another prompt
-_AS_TEXT = "text "  # in front of '#5 #6' that a user wrote, for its hash
+_CONVERSATION = "conversation "  # put in front of its JSON, so that the same line as a text is another prompt
+_AS_TEXT = "text "  # put in front of a text such as '#5 #6', for its hash
 _NUMBERED = re.compile(r"#[0-9]+( #[0-9]+)*")
-FIELDS = (TEXT, MESSAGES, IDS)  # of a JSON line, the one that it has
-COLUMNS = (TEXT, "prompt", MESSAGES, IDS)  # of a .parquet, the first that it has
-MAX_BYTES = 64 << 20  # of a line, of standard input, and of texts that are held in memory
-_MAX_CHARACTERS = 4 << 20  # of one prompt; beyond, only making tokens of it takes long
-_ROWS = 256  # of a .parquet at a time
-BOM = b"\xef\xbb\xbf"  # that some editors put in front of UTF-8
+FIELDS = (TEXT, MESSAGES, IDS)  # one of them in each JSON line
+COLUMNS = (TEXT, "prompt", MESSAGES, IDS)  # the first that a .parquet has is read
+MAX_BYTES = 64 << 20  # of a line, of standard input, and of all texts held in memory
+_MAX_CHARACTERS = 4 << 20  # of one prompt; longer ones take long to encode
+_ROWS = 256  # rows of a .parquet at a time
+BOM = b"\xef\xbb\xbf"  # byte order mark of some editors
 
 
 @dataclass(frozen=True)
@@ -42,22 +42,23 @@ class PromptText:
 
     text: str
     where: str
-    """For messages: 'prompts.txt line 3', '--prompt 1'."""
+    """The source, for messages: 'prompts.txt line 3', '--prompt 1'."""
     line: int
-    """In its file, from 1, or row; the number of the option for --prompt."""
+    """Number of its line or row in the file, from 1; for --prompt, the number of the option."""
     ids: tuple[int, ...] | None = None
-    """The token ids that were given in its place; the text then names them."""
+    """Token ids that were given in place of a text; `text` then names them."""
     conversation: bool = False
-    """Whether the text is that of `conversation`, which the checkpoint's chat template is to write out."""
+    """Whether the text comes from `conversation`, and the checkpoint's chat template is to write it out."""
 
     @property
     def hashed(self) -> str:
-        """What the prompt is known by: its text, unless that is written as token ids are, which are another prompt."""
+        """The text whose hash identifies the prompt. A text that looks like token ids gets a prefix, because token ids
+        are another prompt."""
         return _AS_TEXT + self.text if self.ids is None and _NUMBERED.fullmatch(self.text) else self.text
 
     @property
     def sha256(self) -> str:
-        """Of that, as UTF-8."""
+        """Hash of `hashed`, as UTF-8."""
         return hashlib.sha256(self.hashed.encode()).hexdigest()
 
     @property
@@ -68,14 +69,14 @@ class PromptText:
 
 
 def numbered(tokens: Iterable[int]) -> str:
-    """Tokens by their ids, or positions by their numbers, where none has a text."""
+    """Tokens by their ids, or positions by their numbers, where they have no text."""
     return " ".join(f"#{token}" for token in tokens)
 
 
 def texts_of(name: str, stdin: IO[Any] | None, option: str = "--prompts") -> Iterator[PromptText]:
-    """The texts of a file, its name's ending says how it holds them; '-' is standard input, one text a line.
+    """The texts of a file, in the format that its name's ending states; '-' is standard input, one text a line.
 
-    option: what named the file, for messages.
+    option: the option that named the file, for messages.
     """
     shown = "standard input" if name == "-" else clean(name)
     kind = name.lower().removesuffix(GZIP)
@@ -91,7 +92,7 @@ def texts_of(name: str, stdin: IO[Any] | None, option: str = "--prompts") -> Ite
 
 
 def lines(file: gzip.GzipFile | IO[bytes], name: str, json_lines: bool) -> Iterator[PromptText]:
-    """One prompt a line, blank lines aside; with `json_lines` each line is an object with a "text", with the
+    """One prompt a line, without blank lines. With `json_lines`, each line is an object with a "text", with the
     "messages" of a conversation, or with "input_ids"."""
     for where, number, text in _filled(file, name):
         if not json_lines:
@@ -135,7 +136,7 @@ def _filled(file: gzip.GzipFile | IO[bytes], name: str) -> Iterator[tuple[str, i
 
 
 def _numbered(file: gzip.GzipFile | IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers, from 1; the mark that some editors put in front of UTF-8 is left out."""
+    """Lines with their numbers, from 1; a byte order mark at the beginning is left out."""
     number = 1
     while line := _line(file, f"{name} line {number}"):
         if len(line) > MAX_BYTES:
@@ -173,7 +174,7 @@ def _opened(name: str, shown: str, option: str = "--prompts") -> gzip.GzipFile |
 
 
 def _rows(name: str, shown: str, option: str) -> Iterator[PromptText]:
-    """What the first of `COLUMNS` holds that is there."""
+    """The prompts in a .parquet, from the first of `COLUMNS` that it has."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -201,7 +202,7 @@ def _rows(name: str, shown: str, option: str) -> Iterator[PromptText]:
 
 
 def read_stdin(stdin: IO[Any] | None) -> bytes:
-    """All of it."""
+    """The content of standard input."""
     try:
         if stdin is None:
             raise ValueError("it is closed")
@@ -215,7 +216,8 @@ def read_stdin(stdin: IO[Any] | None) -> bytes:
 
 
 def decode(raw: bytes, where: str, line: int) -> str:
-    """line: of the first byte, for a text of several lines; 0 where `where` names the line."""
+    """The bytes as UTF-8 text. line: number of the first line, for a text of several lines; 0 where `where` names the
+    line."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -225,7 +227,7 @@ def decode(raw: bytes, where: str, line: int) -> str:
 
 
 def _object(line: str, where: str, *names: str) -> dict[str, Any]:
-    """A JSON object. names: the fields that it should have, for messages."""
+    """The JSON object in a line; {} where it is another value. names: fields that it should have, for messages."""
     shown = ", ".join(f'"{name}": ...' for name in names)
     try:
         value = json.loads(line)
@@ -235,7 +237,7 @@ def _object(line: str, where: str, *names: str) -> dict[str, Any]:
 
 
 def _of_record(value: Mapping[str, Any], name: str, where: str, number: int) -> PromptText:
-    """What an object or a row has under one of `FIELDS` or `COLUMNS`."""
+    """The prompt that an object or a row has under one of `FIELDS` or `COLUMNS`."""
     held = value.get(name)
     if name == MESSAGES:
         return conversation(held, where, number, value.get(TOOLS))
@@ -261,14 +263,14 @@ def _either(value: dict[str, Any], name: str, where: str, number: int) -> Prompt
 
 
 def token_ids(given: Any, where: str, line: int) -> PromptText:
-    """Token ids as the model reads them, to which nothing is added. The text names them."""
+    """Token ids as the model reads them; no special tokens are added. `text` names them."""
     if not isinstance(given, Sequence) or not given or not all(type(one) is int for one in given):
         raise InputError(f'{where}: expected "{IDS}" to be a list of whole numbers, one at least')
     return replace(checked(numbered(given), where, line), ids=tuple(given))
 
 
 def asked(text: PromptText) -> PromptText:
-    """The text as what a user says in a conversation; a conversation as it is. InputError for token ids."""
+    """The text as a user's message in a conversation; a conversation unchanged. InputError for token ids."""
     if text.ids is not None:
         raise InputError(f"{text.where}: token ids; a chat template writes out texts, give the prompt as a text")
     if text.conversation:
@@ -277,13 +279,13 @@ def asked(text: PromptText) -> PromptText:
 
 
 def all_asked(texts: list[PromptText], chat: bool) -> list[PromptText]:
-    """The texts, as of `asked` with --chat."""
+    """The texts; with `chat`, each through `asked`."""
     return list(map(asked, texts)) if chat else texts
 
 
 def conversation(messages: Any, where: str, line: int, tools: Any = None) -> PromptText:
-    """Messages as transformers' `apply_chat_template` takes them. The text holds their JSON, by which a prompt is known
-    again whatever a template makes of it. tools: a list, or JSON of one."""
+    """A conversation of messages in the form of transformers' `apply_chat_template`. The text holds their JSON, which
+    identifies the prompt under any template. tools: a list, or JSON of one."""
     if not isinstance(messages, list) or not messages:
         raise InputError(f'{where}: expected "{MESSAGES}" to be a list of objects with a "role" and a "content"')
     for number, message in enumerate(messages, 1):
@@ -301,15 +303,15 @@ def conversation(messages: Any, where: str, line: int, tools: Any = None) -> Pro
 
 @dataclass(frozen=True)
 class Field:
-    """The strings that the objects of a file of JSON lines have under a name beside what runs."""
+    """The strings under one name in the objects of a JSON lines file, beside the prompts."""
 
     option: str
-    """What names it, for messages."""
+    """The option that names the field, for messages."""
     name: str
     by_line: Mapping[int, str]
 
     def of(self, line: int) -> tuple[str, str]:
-        """What errors call the string of a line, and the string."""
+        """Name of a line's string in errors, and the string."""
         return f"{self.option} {clean(self.name)}, line {line}:", self.by_line[line]
 
     def __str__(self) -> str:
@@ -318,7 +320,8 @@ class Field:
 
 
 def field_beside(option: str, text: str | None, field: str | None, name: str | None) -> Field | None:
-    """Of an option, such as --target, and of its --target-field, of which one at most may be given."""
+    """The field that an option's --...-field names, as --target-field for --target; None where it is not given. At most
+    one of the two options may be given."""
     if field is None:
         return None
     if text is not None:
@@ -327,8 +330,8 @@ def field_beside(option: str, text: str | None, field: str | None, name: str | N
 
 
 def field_of(name: str | None, field: str, option: str) -> Field:
-    """name: of the one file that the prompts stand in, if there is one. InputError where it holds no JSON lines, or a
-    line has no such string."""
+    """The field of that name in the file of prompts. name: the one file of prompts, if there is one. InputError where
+    it holds no JSON lines, or a line has no such string."""
     if name is None:
         raise InputError(f"{option}: is of a file of JSON lines; give --prompts FILE, and no --prompt")
     shown = clean(name)
@@ -347,7 +350,7 @@ def field_of(name: str | None, field: str, option: str) -> Field:
 
 
 def checked(text: str, where: str, line: int) -> PromptText:
-    """A text that can be run, of a size that makes sense."""
+    """A prompt of this text; InputError where it is empty, too long, or not UTF-8."""
     if len(text) > _MAX_CHARACTERS:
         raise InputError(f"{where}: too long, {len(text)} characters; expected at most {_MAX_CHARACTERS}")
     if not text.strip():

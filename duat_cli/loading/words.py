@@ -1,4 +1,4 @@
-"""Which token, or class, a text is, and what tokens say."""
+"""The token or class that a text names, and the texts of tokens."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from duat_cli.loading.quiet import calling_tokenizer
 from duat_cli.text import clean, shown, some
 
 Named = tuple[str, str]
-"""What errors call a text, and the text."""
+"""A text's name in errors, and the text."""
 _SHOWN = 6  # tokens in a message
 _LISTED = 8  # classes in a message
 
 
 class Words:
-    """A model's tokenizer, None without one."""
+    """Texts and tokens by a model's tokenizer, or by token ids alone if there is none."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -33,19 +33,19 @@ class Words:
 
     @functools.cached_property
     def special(self) -> frozenset[int]:
-        """Ids that stand in every prompt."""
+        """Ids of special tokens, which may be in every prompt."""
         return frozenset(getattr(self._tokenizer, "all_special_ids", ()))
 
     def says(self, tokens: list[int], front: str = "") -> str:
-        """What tokens that follow each other say, as it is. front: of the error."""
+        """The text of consecutive tokens, not escaped. front: the beginning of the error."""
         return said(self._tokenizer, tokens, front)
 
     def text(self, token: int) -> str:
-        """What a token says; it may be part of a character."""
+        """The text of a token, which may be part of a character; escaped for a terminal."""
         return clean(self.says([token]))
 
     def tokens(self, option: str, text: str) -> list[int]:
-        """Those of a text, without special ones."""
+        """The tokens of a text, without special ones."""
         if self._tokenizer is None:
             if not re.fullmatch(r"#\d{1,9}( #\d{1,9})*", text, re.ASCII):
                 raise InputError(
@@ -56,8 +56,9 @@ class Words:
             return self._read(text, special=False)
 
     def token(self, option: str, text: str, *, first: bool | None = None) -> int:
-        """The one token that a text is, or that is written so in the vocabulary, or whose id '#5' is; InputError if it
-        is none or several. first: whether the first of several is taken; None where a user cannot ask for that."""
+        """The one token that a text encodes to, or that is written so in the vocabulary, or whose id '#5' is.
+        InputError for none or several. first: whether to take the first of several; None where a user has no option for
+        that."""
         ids = self.tokens(option, text)
         if len(ids) == 1 and self._tokenizer is None:
             return ids[0]
@@ -70,7 +71,7 @@ class Words:
             return ids[0]
         if len(ids) != 1 and len(pieces) == 1:
             return pieces[0]
-        if pieces:  # such as a word of sentencepiece, which stands with a space in front of it as well
+        if pieces:  # such as a word of sentencepiece, which exists with a space in front as well
             raise InputError(
                 f"{asked}: may be {self._listed([*dict.fromkeys([*ids[:1], *pieces])])}; give one by its id"
             )
@@ -100,14 +101,17 @@ class Words:
         return several if len(ids) <= _SHOWN else f"{several}, ..."
 
     def behind(self, prompt: Prompt, where: str, text: str) -> tuple[list[int], list[int]]:
-        """A prompt's tokens, and those of a text behind it. Both are read together, since a text alone may begin with
-        other tokens than behind another one; what the tokenizer puts behind every text is left out. Of token ids, and
-        of a prompt that was cut within a word, the text is read alone. InputError where it joins the prompt's end."""
+        """A prompt's tokens, and those of a text behind it.
+
+        Both are encoded together, since a text may begin with other tokens alone than behind another text; tokens that
+        the tokenizer puts behind every text are left out. The text is encoded alone if the prompt is token ids or was
+        cut within a word. InputError where the text's first token joins the prompt's end.
+        """
         own: list[int] = prompt.input_ids[0].tolist()
         option = "--continuation"
         if self._tokenizer is None:
             return own, self.tokens(option, text)
-        whole = prompt.messages is None  # else the template has written the special tokens
+        whole = prompt.messages is None  # otherwise the template wrote the special tokens
         front = prompt.text
         with calling_tokenizer(f"{option}: the tokenizer fails", InputError):
             read = self._read(front, special=whole)
@@ -134,18 +138,18 @@ class Words:
 
 
 class Labels:
-    """What a classifier's classes are called, by their numbers; of a config that names none, nothing."""
+    """The names of a classifier's classes, by number; empty for a config that names none."""
 
     def __init__(self, config: Any) -> None:
         self._names = {int(k): str(v) for k, v in (getattr(config, "id2label", None) or {}).items()}
 
     def text(self, number: int) -> str:
-        """Of a class its name, or its number."""
+        """The name of a class, or its number if it has none."""
         return clean(self._names.get(number, str(number)))
 
     def token(self, option: str, text: str, count: int | None = None) -> int:
-        """The class that a text names, or whose number it is; InputError if it is none, or names several. count: of
-        all classes, where they are not those that have names."""
+        """The class that a text names, or whose number it is. InputError if there is none, or if several have that
+        name. count: number of all classes, where that is not the number of names."""
         count = len(self._names) if count is None else count
         found = [number for number, name in self._names.items() if name == text]
         if len(found) > 1:
