@@ -1,5 +1,5 @@
-"""Every private or unstable name of other libraries that duat relies on, one file a library.
+"""Every private or unstable name of other libraries that duat relies on, one file for each library.
 
-Each entry says what breaks without it. Nothing here imports its library before it is used, Typer aside: any module may
+Each entry says what breaks without it. Except for Typer, no library is imported here before it is used: any module may
 import from here without loading torch or transformers.
 """

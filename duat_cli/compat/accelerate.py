@@ -6,12 +6,12 @@ from typing import Any
 
 
 def without_mixed_precision(module: Any) -> None:
-    """Takes from a module what `Accelerator.prepare` puts around its forward for mixed precision. Without it, a copy of
-    a model that is being trained computes in another dtype than its weights have."""
+    """Removes from a module what `Accelerator.prepare` puts around its forward for mixed precision. Without it, a copy
+    of a model that is being trained computes in another dtype than its weights have."""
     own = vars(module)
     original = own.pop("_original_forward", None)
     if original is None:
         return
     del own["forward"]
-    if getattr(original, "__func__", None) is not type(module).forward:  # it had one of its own before
+    if getattr(original, "__func__", None) is not type(module).forward:  # the module had a forward of its own before
         own["forward"] = original

@@ -7,8 +7,8 @@ from typing import Any
 
 
 def generation_defaults() -> dict[str, Any]:
-    """Every field of generation, and what it takes for one that generation_config.json does not state. Without the
-    defaults, a file that states them differs from one that does not."""
+    """Every field of generation -> the value that transformers uses where generation_config.json does not state it.
+    Without the defaults, a file that states them differs from one that does not."""
     from transformers import GenerationConfig
 
     plain = GenerationConfig()
@@ -17,8 +17,8 @@ def generation_defaults() -> dict[str, Any]:
 
 
 def generation_fault(stated: Mapping[str, Any]) -> str | None:
-    """Why transformers refuses the fields of generation_config.json, and so the model that it stands beside; None where
-    it takes them. Without it, such a checkpoint passes, whose weights alone are read here."""
+    """Why transformers refuses the fields of generation_config.json, and so the model beside it; None where it accepts
+    them. Without it, such a checkpoint passes, because only its weights are read here."""
     from transformers import GenerationConfig
 
     try:
@@ -29,9 +29,9 @@ def generation_fault(stated: Mapping[str, Any]) -> str | None:
 
 
 def sampling_fault(stated: Mapping[str, Any]) -> str | None:
-    """The first of these fields that `generate` refuses, and why; None where it takes them all. Fields of sampling
-    count where the file turns it on. Which values are used at all is as `GenerationMixin._get_logits_processor` has it.
-    Without it, a checkpoint passes that loads and does not generate."""
+    """The first of these fields that `generate` refuses, and why; None where it accepts them all. Fields of sampling
+    count only if the file turns sampling on. `GenerationMixin._get_logits_processor` decides which values are used at
+    all. Without it, a checkpoint passes that loads but cannot generate."""
     from transformers.generation import logits_process as made
 
     processors: dict[str, tuple[Callable[[Any], Any], Callable[[Any], bool]]] = {

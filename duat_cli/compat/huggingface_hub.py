@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def cache_folder() -> str:
-    """Where hub files are kept without --cache-dir; said where a download fails."""
+    """The folder of hub files without --cache-dir, for the error of a failed download."""
     from huggingface_hub import constants
 
     return str(constants.HF_HUB_CACHE)

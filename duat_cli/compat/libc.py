@@ -1,4 +1,4 @@
-"""Memory of the process, and glibc's allocator, known to work with 2.36; with another C library nothing is changed."""
+"""Memory of the process, and glibc's allocator, known to work with 2.36. With another C library nothing is changed."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import gc
 
 import psutil
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # of malloc.h
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # constants of malloc.h
 _LARGE = 1 << 20
-"""Bytes from which a block is given back."""
+"""Bytes; blocks of at least this size are given back to the system."""
 LARGEST = 256 << 20
-"""Bytes of a block that is still kept: probes of a prompt's logits and gradients of many probes are smaller."""
+"""Bytes; smaller blocks are kept. Probes of a prompt's logits and gradients of many probes are smaller."""
 ENOUGH = 512 << 20
 """Bytes of free memory at the heap's end that are not given back."""
 AHEAD = 128 << 20
 """Bytes that the heap grows by at a time, and keeps where it gives back."""
 GROWN = 32 << 20
-"""Bytes by which a process may grow by what passes that wait leave between what they hold."""
+"""Bytes by which a process may grow through free memory between the blocks that waiting passes hold."""
 
 
 def _set(wanted: dict[int, int]) -> bool:
@@ -29,28 +29,28 @@ def _set(wanted: dict[int, int]) -> bool:
 
 
 def return_freed_memory() -> bool:
-    """Have large blocks of memory given back to the system once they are freed; whether the C library does so.
+    """Makes the C library give large blocks back to the system once they are freed; returns whether it does so.
 
-    By default glibc raises the size from which it does so, up to 32 MiB, with every block that is freed; weights that
+    By default glibc raises the size from which it does so, up to 32 MiB, with every block that is freed. Weights that
     come and go then leave holes: a streamed `inspect` of 1.1B parameters took 1.0 to 1.3 GiB, with this always 0.8.
     """
     return _set({_M_MMAP_THRESHOLD: _LARGE})
 
 
 def keep_freed_memory() -> bool:
-    """Have freed memory kept by the process and used again; whether the C library does so.
+    """Makes the C library keep freed memory and use it again; returns whether it does so.
 
-    glibc returns blocks above a threshold to the system as they are freed, and the next one of that size is handed out
-    page by page, each zeroed by the system. Where the same sizes come and go for every prompt and every ablation that
-    takes a third of the time of `prune-bound`.
+    glibc returns freed blocks above a threshold to the system, and gets the next one of that size page by page, each
+    zeroed by the system. Where the same sizes come and go for every prompt and every ablation, that takes a third of
+    the time of `prune-bound`.
     """
     return _set({_M_MMAP_THRESHOLD: LARGEST, _M_TRIM_THRESHOLD: ENOUGH, _M_TOP_PAD: AHEAD})
 
 
 def give_back_free_memory() -> None:
-    """Free what only stands in cycles, and have the C library give back the free pages of its heaps now.
+    """Frees objects that only cycles refer to, and makes the C library give back the free pages of its heaps now.
 
-    What discovery sees of a block is small tensors in such cycles: 1.3 MiB a block of a llama shape of 135M parameters.
+    Discovery leaves small tensors of each block in such cycles: 1.3 MiB a block of a llama shape of 135M parameters.
     """
     gc.collect()
     give_back_free_pages()
@@ -62,14 +62,14 @@ def resident_memory() -> int:
 
 
 class Holes:
-    """Free memory between what passes that wait still hold. Given back, it costs a fault a page once it is used again,
-    a tenth of the time where blocks are small: so only where the process has grown much."""
+    """Free memory between the blocks that waiting passes still hold. If it is given back, its next use costs a fault a
+    page, a tenth of the time where blocks are small; so it is given back only where the process has grown much."""
 
     def __init__(self) -> None:
         self._least = 0  # bytes resident, at the last giving back or since
 
     def close(self) -> None:
-        """Give back free pages, where the process has grown by more than `GROWN` since it last did."""
+        """Gives back free pages, if the process has grown by more than `GROWN` since it last did."""
         resident = resident_memory()
         if resident > self._least + GROWN:
             give_back_free_pages()
@@ -79,6 +79,6 @@ class Holes:
 
 
 def give_back_free_pages() -> None:
-    """Have the C library give back the free pages of its heaps now, of every thread."""
+    """Makes the C library give back the free pages of its heaps now, of every thread."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-# PEFT's allow-list for auto_mapping, whose names it writes itself. A library that is missing here is reported as
+# PEFT's allow-list for auto_mapping; PEFT writes these names itself. A library that is missing here is reported as
 # foreign code; one too many would hide some.
 OWN_LIBRARIES = ("transformers", "diffusers", "lerobot")
 
-# PEFT writes it into every LoRA config, and imports it where megatron_config is set. Another value is foreign code.
+# PEFT writes this into every LoRA config, and imports it where megatron_config is set. Another value is foreign code.
 MEGATRON = "megatron.core"
 
-# No fields of PEFT's format, and names of code elsewhere: `_custom_modules` is what PEFT keeps at run time.
+# Not fields of PEFT's format, but names of code elsewhere: `_custom_modules` is what PEFT keeps at run time.
 MODULE_FIELDS = ("auto_map", "custom_modules", "_custom_modules")

@@ -7,7 +7,7 @@ import re
 
 
 def system_error(fault: Exception) -> OSError | None:
-    """The system's error by which a file could not be written, which safetensors puts as a text into one of its own;
-    None of another fault."""
+    """The system's error because of which a file could not be written, which safetensors includes as text in its own
+    error; None for another error."""
     found = re.search(r"\(os error (\d+)\)", str(fault))
     return None if found is None else OSError(int(found[1]), os.strerror(int(found[1])))

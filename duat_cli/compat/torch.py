@@ -12,25 +12,26 @@ if TYPE_CHECKING:
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """The module's own parameters, to look at and to exchange; None is a bias that a layer has not. Without it, no
+    """The module's own parameters, to read and to replace; None stands for a bias that a layer lacks. Without it, no
     model can be cut or tuned."""
     return module._parameters
 
 
 def writes_to(tensor: Tensor) -> int:
-    """How often it was written to in place. Without it, what a module was given is taken for what it holds by now."""
+    """How often a tensor was written to in place. Without it, a module's input is taken to have had its present
+    values."""
     return tensor._version
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
-    """The module's own buffers, saved or not; as `parameters_of`."""
+    """The module's own buffers, saved or not; otherwise like `parameters_of`."""
     return module._buffers
 
 
 @contextmanager
 def standing_in(module: nn.Module, name: str, tensor: Tensor) -> Iterator[None]:
-    """A context in which one of the module's own parameters or buffers is another tensor. Nothing is written to the one
-    that it has, which a caller's model may hold as well. Without it, no part of a layer's weights can be left out."""
+    """A context in which another tensor replaces one of the module's own parameters or buffers. Nothing is written to
+    the original, which a caller's model may hold as well. Without it, no part of a layer's weights can be left out."""
     own: dict[str, Any] = next(held for held in (module._parameters, module._buffers, vars(module)) if name in held)
     kept = own[name]
     own[name] = tensor
@@ -46,14 +47,14 @@ def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
 
 
 def unsaved_buffers(module: nn.Module) -> set[str]:
-    """Names of the buffers that are no part of a checkpoint. Without it, a fingerprint would cover what modules compute
-    for themselves, such as rotary frequencies."""
+    """Names of the buffers that are not saved in a checkpoint. Without it, a fingerprint would cover what modules
+    compute for themselves, such as rotary frequencies."""
     return module._non_persistent_buffers_set
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether it has forward hooks of the caller's; libraries leave some of their own. Without it, a hook on what is
-    taken off a model would be dropped without a word."""
+    """Whether the module has forward hooks of the caller's; libraries leave some of their own. Without it, hooks on
+    modules that are removed from a model would be dropped silently."""
     return bool(_callers(module._forward_pre_hooks, module._forward_hooks))
 
 
@@ -64,8 +65,8 @@ def hooked_modules(model: nn.Module) -> list[str]:
 
 
 def without_backward_hooks(model: nn.Module) -> list[str]:
-    """Takes them off every module; names of those that had some of the caller's. Without it, a hook that scales or
-    clips gradients in training changes what removals are predicted to do."""
+    """Removes backward hooks from every module; returns the names of modules that had some of the caller's. Without it,
+    a hook that scales or clips gradients in training changes the predicted effects of removals."""
     found = []
     for name, module in model.named_modules():
         if _callers(module._backward_pre_hooks, module._backward_hooks):
@@ -76,7 +77,7 @@ def without_backward_hooks(model: nn.Module) -> list[str]:
 
 
 def add_hooks(source: nn.Module, target: nn.Module) -> None:
-    """Puts the caller's forward hooks of one module around another's. Without it, hooks on a layer that an adapter is
+    """Copies the caller's forward hooks of one module around another's. Without it, hooks on a layer that an adapter is
     merged into are lost."""
     found = _callers(source._forward_pre_hooks, source._forward_hooks)
     for kind in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", *_BEHIND):
@@ -97,23 +98,23 @@ _LIBRARIES = ("transformers", "accelerate", "peft", "torch", "duat_cli")
 
 
 def uncompiled(model: Any) -> Any:
-    """The module that `torch.compile` stands around; another one as it is. Without it, a compiled model is refused."""
+    """The module that `torch.compile` wraps; any other module unchanged. Without it, a compiled model is refused."""
     return getattr(model, "_orig_mod", model)
 
 
 def uncompile(model: nn.Module) -> None:
-    """Puts every module inside in the place of what `torch.compile` stands around it. Without it, a model with compiled
-    blocks fails while it is watched."""
+    """Replaces every wrapper of `torch.compile` inside the model by the module that it wraps. Without it, a model with
+    compiled blocks fails while it is watched."""
     for module in list(model.modules()):
         for name, child in module._modules.items():
             module._modules[name] = uncompiled(child)
 
 
 def unwrapped(function: Any) -> Any:
-    """What `torch.compile`, a context of torch's or accelerate's conversion to float32 stands around; another function
-    as it is. Without it, a model of which the forward is compiled is refused."""
+    """The function that `torch.compile`, a context of torch's, or accelerate's conversion to float32 wraps; any other
+    function unchanged. Without it, a model whose forward is compiled is refused."""
     while (inner := getattr(function, "__wrapped__", None)) is not None:
-        # `functools.wraps` copies `__module__` from what is wrapped, so it says nothing of who wraps
+        # `functools.wraps` copies `__module__` from the wrapped function, so it does not name the wrapper's library
         home = getattr(function, "__globals__", {}).get("__name__") or type(function).__module__
         if home.partition(".")[0] not in ("torch", "accelerate"):
             break
@@ -122,21 +123,22 @@ def unwrapped(function: Any) -> Any:
 
 
 def is_convolution(module: nn.Module) -> bool:
-    """Of any number of dimensions, transposed or not. Without it, tiny convolutions are drawn too wide."""
+    """Whether the module is a convolution, of any number of dimensions, transposed or not. Without it, weights of tiny
+    convolutions are drawn too large."""
     from torch import nn
 
     return isinstance(module, nn.modules.conv._ConvNd)
 
 
 def base_of(tensor: Tensor) -> Tensor:
-    """The tensor that this one is a view of; itself, where it is none. Without it, a mixer's layer that is a product
-    with a part of a parameter is not known as one, and its mixer is not proved (zamba)."""
+    """The tensor that this one is a view of; the tensor itself if it is no view. Without it, a mixer's layer that
+    multiplies by a part of a parameter is not recognised, and its mixer is not proved (zamba)."""
     return tensor if tensor._base is None else tensor._base
 
 
 def functions_unwatched() -> AbstractContextManager[Any]:
-    """A context in which no torch function mode is asked. Without it, a gate that is made of another gate would be
-    recorded twice."""
+    """A context in which no torch function mode is called. Without it, a gate that is computed from another gate would
+    be recorded twice."""
     import torch
 
     return torch._C.DisableTorchFunction()
@@ -144,8 +146,8 @@ def functions_unwatched() -> AbstractContextManager[Any]:
 
 @contextmanager
 def left(mode: Any) -> Iterator[None]:
-    """A context in which this function mode, if it is the innermost, is not asked. Without it, each look at a tensor
-    while discovery examines a block passes a mode that watches the model alone."""
+    """A context in which this function mode, if it is the innermost, is not called. Without it, each look at a tensor
+    while discovery examines a block passes through a mode that watches the model alone."""
     from torch.overrides import _pop_mode, _push_mode
 
     inner = _pop_mode()
@@ -161,7 +163,7 @@ def left(mode: Any) -> Iterator[None]:
 
 @contextmanager
 def operations_left(mode: Any) -> Iterator[None]:
-    """As `left`, of a mode of `operations_through`; None is none."""
+    """A context as `left`, for a mode of `operations_through`; None for no mode."""
     from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 
     innermost = mode is not None and _get_current_dispatch_mode() is mode
@@ -171,8 +173,8 @@ def operations_left(mode: Any) -> Iterator[None]:
 
 @contextmanager
 def uncheckpointed() -> Iterator[None]:
-    """A context in which `torch.utils.checkpoint` calls what it is given, and no more. Without it, a model's code that
-    calls it runs again when a gradient is pulled, when nothing is held any more."""
+    """A context in which `torch.utils.checkpoint` only calls the function that it is given. Without it, a model's code
+    that uses it runs again when gradients are computed, when no dynamic parameter is held fixed any more."""
     from torch.utils import checkpoint
 
     def around(*_: Any, **__: Any) -> Iterator[None]:
@@ -203,8 +205,8 @@ def operations_through(run: Callable[[Any, Any, Any], Any]) -> AbstractContextMa
 
 @functools.cache
 def _mode_of() -> Any:
-    """A class is in a cycle with itself: one made anew for each context would keep what `run` holds, such as all
-    weights of a block, until Python looks for cycles."""
+    """The class of such contexts, made once. A class is in a cycle with itself: one made anew for each context would
+    keep what `run` holds, such as all weights of a block, until Python looks for cycles."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Mode(TorchDispatchMode):
@@ -220,7 +222,7 @@ def _mode_of() -> Any:
 
 def written(operation: Any, args: Any, kwargs: Any) -> list[Any]:
     """The tensors that an operation writes to, as its schema declares them. Without it, a forward pass that changes its
-    own weights is not told from one that does not."""
+    own weights cannot be told from one that does not."""
     values = [args[at] if at < len(args) else kwargs.get(name) for at, name in _written_arguments(operation)]
     return [one for value in values if value is not None for one in (value if isinstance(value, list) else [value])]
 

@@ -1,8 +1,8 @@
 """transformers: known to work with 5.10.1 and 5.24.0.
 
-No name, but relied on as well: `from_pretrained(None, config=…, state_dict=…)` takes for tensors what gives them when
-it is indexed by `...`, and reads no file of its own; `output_loading_info` names what is missing, unexpected and
-mismatched. Without either, loading and its rehearsal fail with an error.
+Two behaviours without a name are relied on as well. `from_pretrained(None, config=…, state_dict=…)` accepts objects
+that return a tensor when they are indexed by `...`, and reads no file of its own. `output_loading_info` names missing,
+unexpected and mismatched tensors. Without either, loading and its rehearsal fail with an error.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def stated(config: Any, name: str) -> Any:
     """A field of the config's text part; None where it states none, or several that differ.
 
-    `get_text_config` raises where a config has two text parts, and a field that layers state apart where it is read
-    from the whole. Without it, models of such a config end in an unexpected error.
+    `get_text_config` raises where a config has two text parts, and reading a field raises where layers state it apart.
+    Without it, models with such a config end in an unexpected error.
     """
     if config is None:
         return None
@@ -42,19 +42,19 @@ def stated(config: Any, name: str) -> Any:
 
 # -- attention ---------------------------------------------------------------------------------------------------------
 
-# What is handed to every attention function, for those that read it. A tensor by another name is taken for the model's
-# own argument, so that a name missing here refuses the model.
+# Arguments that are passed to every attention function, for those that read them. A tensor of another name is taken for
+# the model's own argument, so a name missing here refuses the model.
 ATTENTION_ARGUMENTS = frozenset(
     {"position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "s_aux", "input_ids"}
 )
-EAGER = "eager_attention_forward"  # what eager attention functions are called, or end in
+EAGER = "eager_attention_forward"  # name of eager attention functions, or its end
 
 
 def register_attention(name: str, function: Callable[..., Any]) -> None:
-    """Make `name` an attention implementation, with the mask that eager attention gets.
+    """Makes `name` an attention implementation, with the mask that eager attention gets.
 
-    `name` must hold neither "sdpa" nor "flash", by which transformers chooses masks and kernels. Without a mask
-    function of the same name the mask is None: causality is lost without an error.
+    `name` must contain neither "sdpa" nor "flash", by which transformers chooses masks and kernels. Without a mask
+    function of the same name the mask is None, and causality is lost without an error.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -64,7 +64,7 @@ def register_attention(name: str, function: Callable[..., Any]) -> None:
 
 
 def attention_configs(model: Any) -> list[Any]:
-    """The configs of a model and of all that it holds, its own first: each names an attention implementation."""
+    """The configs of a model and of all its parts, its own first; each names an attention implementation."""
     found: dict[int, Any] = {}
     waiting = [module.config for module in model.modules() if hasattr(module, "set_attn_implementation")]
     while waiting:
@@ -76,20 +76,21 @@ def attention_configs(model: Any) -> list[Any]:
 
 
 def attention_implementation(config: Any) -> str | None:
-    """The name in force. Without it, whether a model accepted another name is unknown, and the old one is lost."""
+    """The name of the attention implementation in use. Without it, whether a model accepted another name is unknown,
+    and the old name is lost."""
     name: str | None = config._attn_implementation
     return name
 
 
 def set_attention_implementation(config: Any, name: str | None) -> None:
-    """Of this config alone, as `set_attn_implementation` does for each that a model holds, without its search and its
-    checks: one of `attention_configs`. Without it, every switch of a pass costs two walks over the model."""
+    """Sets the attention implementation of one of `attention_configs`. `set_attn_implementation` does so for each
+    config of a model, with a search and checks. Without it, every switch of a pass costs two walks over the model."""
     config._attn_implementation_internal = name
 
 
 def eager_attention(module: nn.Module) -> Callable[..., Any] | None:
-    """The one eager attention function that the module's own code names, or the one of the usual name beside its class,
-    or beside a class it inherits from: a file may hold several, of text and of pictures.
+    """The one eager attention function that the module's own code names; otherwise the one of the usual name beside its
+    class, or beside a class it inherits from. A file may contain several, for text and for pictures.
 
     Without it, models that use the attention interface are refused.
     """
@@ -107,7 +108,8 @@ def eager_attention(module: nn.Module) -> Callable[..., Any] | None:
 
 
 def experts_implementation(model: Any) -> str | None:
-    """How routed experts are computed, which rounds differently. Without it, a cache may answer for the other way."""
+    """The implementation of routed experts, which affects rounding. Without it, the cache may return results of another
+    one."""
     return getattr(model.config, "_experts_implementation", None)
 
 
@@ -121,8 +123,8 @@ def experts_hold_inputs_first(module: nn.Module | None) -> bool:
 
 
 def template_fault(template: str) -> str | None:
-    """Why a chat template cannot be compiled, as transformers compiles it, with the statements that it adds to Jinja;
-    None where it can. Without it, a template with a syntax error passes unless a baseline holds another."""
+    """Why a chat template cannot be compiled in transformers' way, with the statements that it adds to Jinja; None
+    where it can. Without it, a template with a syntax error passes unless a baseline has another template."""
     import jinja2
     from transformers.utils import chat_template_utils
 
@@ -138,7 +140,7 @@ def template_fault(template: str) -> str | None:
     return None
 
 
-TEMPLATE_DAY = (2024, 7, 26)  # which Llama 3's templates state where there is no clock
+TEMPLATE_DAY = (2024, 7, 26)  # the date in Llama 3's templates where there is no clock
 _CLOCK = threading.Lock()
 
 
@@ -150,8 +152,8 @@ class _StoppedClock(datetime.datetime):
 
 @contextlib.contextmanager
 def stopped_clock() -> Iterator[None]:
-    """Chat templates that ask for the date (`strftime_now`) are told `TEMPLATE_DAY`. Without it, a prompt of such a
-    template is another one every day, and so are its numbers."""
+    """A context in which chat templates that ask for the date (`strftime_now`) get `TEMPLATE_DAY`. Without it, a prompt
+    with such a template changes every day, and so do its numbers."""
     from transformers.utils import chat_template_utils
 
     with _CLOCK:
@@ -171,8 +173,8 @@ IMPLEMENTATION_FIELD = re.compile(r"_?(attn|experts)_implementation(_internal)?"
 
 
 def with_places(output: Any) -> Any:
-    """A plain dictionary, as code of its own may give, as transformers' own output: read by name and by place. Without
-    it, such a model ends in an unexpected error."""
+    """A plain dictionary, which a checkpoint's own code may return, as transformers' own output, which is read by name
+    and by place. Without it, such a model ends in an unexpected error."""
     from transformers.utils import ModelOutput
 
     return ModelOutput(output) if type(output) is dict else output
@@ -181,9 +183,9 @@ def with_places(output: Any) -> Any:
 def encoder_output(states: Tensor) -> Any:
     """An encoder's states, (1, K, width), as the `encoder_outputs` that an encoder-decoder takes in place of a pass.
 
-    The class is not exported at the top; some models read its field by name, so that a tuple fails there with an error,
-    those with experts ask for `router_logits` as well, of which they make a loss alone, and Moonshine for the
-    `attention_mask` of the states: None, as all of them are read.
+    The class is not exported at the top. A tuple does not suffice, because some models read its field by name and fail.
+    Models with experts also ask for `router_logits`, used for a loss alone, and Moonshine for the `attention_mask` of
+    the states; both are None, as all states are read.
     """
     from transformers.modeling_outputs import BaseModelOutput
 
@@ -193,8 +195,8 @@ def encoder_output(states: Tensor) -> Any:
 
 
 def as_weights_are(config: Any) -> Any:
-    """The same config without what would change a model's code at load, and with it the numbers: a fusion_config, and a
-    quantization_config, by which transformers would look for scales where duat hands over weights."""
+    """The config without fields that would change a model's code at load, and with it the numbers: fusion_config, and
+    quantization_config, by which transformers would look for scales where duat passes weights."""
     config.fusion_config = None
     for inner in (config, *(v for v in vars(config).values() if hasattr(v, "to_diff_dict"))):
         for field in ("quantization_config", "compression_config"):
@@ -203,32 +205,32 @@ def as_weights_are(config: Any) -> Any:
 
 
 def eager_model(cls: type[Any], config: Any, dtype: dtype) -> Any:
-    """A model with transformers' own initialisation. A class called with its config alone takes another attention and
-    dtype. Without it, there are neither tiny models nor untrained ones to compare with."""
+    """A model with transformers' own initialisation, in eager attention and this dtype; a class called with its config
+    alone chooses others. Without it, there are neither tiny models nor untrained ones to compare with."""
     return cls._from_config(config, attn_implementation="eager", dtype=dtype)
 
 
 @contextlib.contextmanager
 def initialisers_through(run: Callable[..., Any]) -> Iterator[None]:
-    """While active, `run(function, tensor, ...)` is called in place of each of torch.nn.init's functions that a model
-    is initialised with. Without it, no untrained model can be drawn block by block."""
+    """A context in which `run(function, tensor, ...)` is called in place of each function of torch.nn.init that
+    initialises a model. Without it, no untrained model can be drawn block by block."""
     from transformers import initialization
 
     functions = initialization.TORCH_INIT_FUNCTIONS
     own = dict(functions)
     functions.update({name: functools.partial(run, function) for name, function in own.items()})
     try:
-        with initialization.guard_torch_init_functions():  # torch's own modules ask the same table
+        with initialization.guard_torch_init_functions():  # torch's own modules use the same table
             yield
     finally:
         functions.update(own)
 
 
 def initialise_read(model: Any) -> None:
-    """What transformers does to a model once its weights are read: it initialises all of it, and most of what does that
-    asks whether a tensor is marked as read. Without it, what does not ask (the padding row of ChineseCLIP, the last
-    balancing bias of Zaya) is as in the files where weights are read in parts, and as transformers sets it elsewhere.
-    """
+    """Does what transformers does to a model once its weights are read: it initialises all modules, and most
+    initialisers skip a tensor that is marked as read. Without it, tensors whose initialiser does not check (the padding
+    row of ChineseCLIP, the last balancing bias of Zaya) differ: as in the files where weights are read in parts,
+    otherwise as transformers sets them."""
     for module in model.modules():
         vars(module).pop("_is_hf_initialized", None)
     for tensor in model.state_dict(keep_vars=True).values():
@@ -237,7 +239,7 @@ def initialise_read(model: Any) -> None:
 
 
 def auto_models(task: str) -> Any:
-    """The auto classes' table config class -> model class of a task, or 'BASE'; it imports a class on look-up.
+    """The auto classes' table of a task, or of 'BASE': config class -> model class. A look-up imports the class.
 
     Without it, models without a named architecture and tiny models have no class.
     """
@@ -245,12 +247,12 @@ def auto_models(task: str) -> Any:
 
 
 def auto_types(task: str) -> set[str]:
-    """The model types that have an auto class for a task. Without it, no list of text models."""
+    """The model types that have an auto class for a task. Without it, there is no list of text models."""
     return set(getattr(_modeling_auto(), f"MODEL_FOR_{task}_MAPPING_NAMES"))
 
 
 def auto_class_names(model_type: str) -> set[str]:
-    """The class names that any auto class has for a type; some types use another type's classes. Without it, those are
+    """The class names that any auto class has for a type. Some types use another type's classes; without it, those are
     loaded without their head, with a note."""
     tables = [v for k, v in vars(_modeling_auto()).items() if k.endswith("_MAPPING_NAMES")]
     found = [table[model_type] for table in tables if model_type in table]
@@ -264,8 +266,8 @@ def _modeling_auto() -> ModuleType:
 
 
 def modeling_file(config: Any) -> ModuleType | None:
-    """The modeling_ file beside the file of a config. Without it, classes that transformers does not export (text
-    parts of multimodal models) are loaded as the base model, with a note."""
+    """The modeling_ file beside the file of a config. Without it, classes that transformers does not export (text parts
+    of multimodal models) are loaded as the base model, with a note."""
     try:
         return importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
     except ImportError:
@@ -296,8 +298,8 @@ def is_load_report(line: str) -> bool:
 
 
 def named_tokens(tokenizer: Any) -> dict[str, str]:
-    """Special tokens by role, those of other modalities among them, such as image_token. Without it, the placeholder
-    of an image in a text model's tokenizer counts as a token that the embedding lacks."""
+    """Special tokens by role, including those of other modalities, such as image_token. Without it, the placeholder of
+    an image in a text model's tokenizer counts as a token that the embedding lacks."""
     tables = (getattr(tokenizer, "_special_tokens_map", None), getattr(tokenizer, "init_kwargs", None))
     found = {str(name): token for table in tables for name, token in (table or {}).items() if token is not None}
     return {name: str(token) for name, token in found.items() if name.endswith("_token")}
@@ -307,9 +309,9 @@ def named_tokens(tokenizer: Any) -> dict[str, str]:
 
 
 def targets_of(model: Any, names: Iterable[str]) -> dict[str, tuple[str, bool]]:
-    """Tensor of the files -> (parameter or buffer of the model that it becomes, or becomes first; whether its values
-    are changed on the way). A tensor that the model does not use is left out. Without it, no model can be read in
-    parts."""
+    """Tensor of the files -> (the parameter or buffer of the model that it becomes, or the first of several; whether
+    its values are changed on the way). A tensor that the model does not use is left out. Without it, no model can be
+    read in parts."""
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
     mapping, state = _conversions(model), model.state_dict()
@@ -317,7 +319,7 @@ def targets_of(model: Any, names: Iterable[str]) -> dict[str, tuple[str, bool]]:
     found = {}
     for name in names:
         target, rule = rename_source_key(name, *rules, model.base_model_prefix, state)
-        if target not in state and name in state:  # as transformers does where a rule took the name for another's
+        if target not in state and name in state:  # as in transformers, where a rule took the name for another's
             target, rule = rename_source_key(name, [], [], model.base_model_prefix, state)
         if target in state:
             found[name] = target, rule is not None
@@ -325,13 +327,13 @@ def targets_of(model: Any, names: Iterable[str]) -> dict[str, tuple[str, bool]]:
 
 
 def tied_keys(model: Any) -> dict[str, str]:
-    """Parameter -> the one that its class ties it to. Without it, what files hold twice stays apart."""
+    """Parameter -> the one that its class ties it to. Without it, tied weights that files store twice stay apart."""
     return dict(getattr(model, "all_tied_weights_keys", None) or {})
 
 
 class OnDevice:
-    """A tensor of the files, read or not, for transformers to take. To a GPU it moves as it is stored and is cast
-    there: a float32 of a stored bfloat16 is twice as many bytes to move."""
+    """A tensor of the files, read or not, in a form that transformers accepts. It moves to a GPU as it is stored and is
+    cast there, because a bfloat16 cast to float32 is twice as many bytes to move."""
 
     def __init__(self, stored: Any, device: str) -> None:
         self._stored, self._device = stored, device
@@ -342,8 +344,8 @@ class OnDevice:
 
 
 def load_part(model: Any, tensors: Mapping[str, Any], dtype: dtype, device: str) -> None:
-    """Put these tensors of the files where they belong, renamed, fused and cast as a whole load would. ValueError says
-    what transformers could not convert. Without it, no model can be read in parts."""
+    """Puts these tensors of the files in their places, renamed, fused and cast as a whole load would do it. ValueError
+    says what transformers could not convert. Without it, no model can be read in parts."""
     from transformers.core_model_loading import convert_and_load_state_dict_in_model
     from transformers.modeling_utils import LoadStateDictConfig
 
@@ -354,7 +356,7 @@ def load_part(model: Any, tensors: Mapping[str, Any], dtype: dtype, device: str)
         weight_mapping=_conversions(model),
     )
     asked = inspect.signature(convert_and_load_state_dict_in_model).parameters
-    plan = {"tp_plan": None} if "tp_plan" in asked else {}  # up to 5.10: how weights are split over devices
+    plan = {"tp_plan": None} if "tp_plan" in asked else {}  # up to 5.10: split of weights over devices
     stored = {name: OnDevice(tensor, device) for name, tensor in tensors.items()}
     info, _ = convert_and_load_state_dict_in_model(model, stored, config, **plan)
     faults = [*info.error_msgs, *map(str, info.conversion_errors.values()), *map(str, info.mismatched_keys)]
@@ -363,7 +365,7 @@ def load_part(model: Any, tensors: Mapping[str, Any], dtype: dtype, device: str)
 
 
 def _conversions(model: Any) -> Any:
-    """Made anew for every load: they gather tensors."""
+    """The model's conversion rules, made anew for every load because they collect tensors."""
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     return get_model_conversion_mapping(model)
