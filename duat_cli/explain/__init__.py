@@ -1,1 +1,1 @@
-"""What every name in duat's output means, collected from where it is declared."""
+"""The meaning of every name in duat's output, collected from where it is declared."""

@@ -1,4 +1,4 @@
-"""The fields of all reports: where each stands, and what its declaration says."""
+"""The fields of all reports: their places, and what their declarations say."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from duat_cli.results.explained.report import Explanation
 from duat_cli.results.meaning import Meaning, Option, meaning_of
 
 _OTHERS: list[tuple[str, type[BaseModel]]] = [*STACKS.items(), ("check", UndecidedReport)]
-"""What a command may give in the place of its report."""
+"""Results that a command may return in place of its report."""
 _NULLS = ("blocks[].null.reinitialised.", "blocks[].null.uniform.")
 
 
@@ -29,20 +29,20 @@ class _Found:
     model: type[BaseModel]
     info: FieldInfo
     places: list[tuple[str, str]] = field(default_factory=list)
-    """(report, path); in a path [] stands for a place in a list and * for a name."""
+    """(report, path); in a path, [] stands for a list index and * for a name."""
     needs: list[frozenset[Option]] = field(default_factory=list)
-    """Of each place the options that it, or a group around it, needs."""
+    """For each place, the options that it, or a group around it, needs."""
 
 
 def fields() -> list[Explanation]:
-    """Every field; those of equal name and meaning, whose models differ, as one."""
+    """Every field; fields of different models with equal name and meaning become one entry."""
     found: dict[tuple[str, str], _Found] = {}
     known = set[tuple[str, str]]()
     others = [(report, model) for report, model in _OTHERS if report in REPORTS]
     for report, model in [*REPORTS.items(), *others]:
         for path, owner, info, needs in _walk(model, "", frozenset()):
             if (report, path) in known or (path.startswith("stacks[]") and report in STACKS):
-                continue  # the command's other report has it
+                continue  # another report of the command has it
             known.add((report, path))
             one = found.setdefault((owner.__name__, path.rpartition(".")[2]), _Found(owner, info))
             one.places.append((report, path))
@@ -59,7 +59,7 @@ def fields() -> list[Explanation]:
 def _walk(
     model: type[BaseModel], path: str, around: frozenset[Option]
 ) -> Iterator[tuple[str, type[BaseModel], FieldInfo, frozenset[Option]]]:
-    """Every field inside a model: (path, the model that has it, what it is, the options that it needs)."""
+    """Every field inside a model: (path, model that has it, field's declaration, options that it needs)."""
     for name, info in model.model_fields.items():
         here, asked = f"{path}.{name}".lstrip("."), meaning_of(model, name).needs
         needs = around | ({asked} if asked else set())
@@ -101,7 +101,8 @@ def _explanation(name: str, one: _Found, every: set[tuple[str, str]]) -> Explana
 
 
 def _facts(meaning: Meaning, needs: frozenset[Option]) -> dict[str, str]:
-    """What a field's metadata says that has no place of its own in an explanation. needs: at every place of it."""
+    """Facts in a field's metadata that have no place of their own in an explanation. needs: options that it needs at
+    every place."""
     facts = {}
     if meaning.signed:
         facts["sign"] = "may be below zero"
@@ -113,7 +114,7 @@ def _facts(meaning: Meaning, needs: frozenset[Option]) -> dict[str, str]:
 
 
 def _definition(info: FieldInfo) -> str:
-    """The description; of a part of a report without one, what its model says."""
+    """The field's description; for a part of a report without one, the docstring of its model."""
     if info.description:
         return info.description
     for model, _ in _models(info.annotation, ""):
@@ -123,7 +124,7 @@ def _definition(info: FieldInfo) -> str:
 
 
 def _nulls(places: list[tuple[str, str]], every: set[tuple[str, str]]) -> list[str]:
-    """Where an inspect report holds the nulls of a statistic of its blocks."""
+    """Paths at which an inspect report has the nulls of a statistic of its blocks."""
     found = []
     for report, path in places:
         rest = path.removeprefix("blocks[].")

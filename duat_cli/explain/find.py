@@ -1,5 +1,5 @@
-"""All explanations, and those of one name: of fields, of the rules of `duat check` and the lint rules of
-`duat lora-diff`, and of configs/, where a topic is a file of docs/ whose first line is its title."""
+"""All explanations, and those of one name: of fields, of the rules of `duat check`, of the lint rules of `duat
+lora-diff`, and of configs/. There, a topic is a file of docs/ whose first line is its title."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NEEDS: dict[Need, str] = {
     "declared": "a baseline of this version of duat",
     "tokenizer": "the tokenizer",
 }
-_PAGES = {  # of the commands whose names are no topics
+_PAGES = {  # topics of commands whose own names are no topics
     "check": "gate",
     "inspect": "reading",
     "lora-diff": "fine-tunes",
@@ -52,8 +52,8 @@ _OWN_LIMIT = "within bounds of its own: of the policy, of the baseline's toleran
 
 
 def explain(asked: str | None) -> ExplainReport:
-    """Everything, or what has this name: a topic, a field (by name or path), a column's header, a rule or a word. What
-    nothing else is called is looked for as the plural of a name, as a command, and as words of a column's header.
+    """All entries, or those with this name: a topic, a field (by name or path), a column's header, a rule or a word. A
+    name without an entry is then looked up as the plural of a name, as a command, and as words of a column's header.
 
     InputError names the nearest known name where there is none.
     """
@@ -71,7 +71,7 @@ def explain(asked: str | None) -> ExplainReport:
 
 
 def _found(wanted: str) -> Iterator[list[Explanation]]:
-    """What may be meant, the likeliest first."""
+    """Lists of entries that may be meant, the likeliest first."""
     named = _by_name()
     yield named.get(wanted, [])
     yield named.get(wanted.removesuffix("s"), [])
@@ -80,8 +80,8 @@ def _found(wanted: str) -> Iterator[list[Explanation]]:
 
 
 def _rank(entry: Explanation, wanted: str) -> tuple[bool, bool, bool, int, bool]:
-    """What entries of one name are sorted by: words and topics first, then what a table prints under that name, and of
-    these what lies least deep in its report."""
+    """Sort key of entries of one name: words and topics come first, then fields that a table prints under that name,
+    and of these the ones least deep in their report."""
     named = _plain(entry.name) == wanted
     printed = wanted in (_plain(column.partition(": ")[2]) for column in entry.columns)
     depth = min((place.count(".") for place in entry.where if entry.kind == "field"), default=0)
@@ -91,14 +91,14 @@ def _rank(entry: Explanation, wanted: str) -> tuple[bool, bool, bool, int, bool]
 @functools.cache
 def everything() -> list[Explanation]:
     rules = (_rule(rule) for rule in all_rules().values())
-    # the linter's ids: each is a rule adapter.* as well, whose levels are the linter's under other names
+    # the linter's ids: each is also a rule adapter.*, whose levels are the linter's under other names
     lint = (_lint(name, rule) for name, rule in LINT.items())
     return [*_topics(), *_words(), *fields(), *rules, *lint]
 
 
 @functools.cache
 def _by_name() -> dict[str, list[Explanation]]:
-    """Entries by each of their names and paths, as `_plain` has them."""
+    """Entries by each of their names and paths, in the form of `_plain`."""
     return by_key(
         (name, entry)
         for entry in everything()
@@ -108,7 +108,7 @@ def _by_name() -> dict[str, list[Explanation]]:
 
 @functools.cache
 def _by_words() -> dict[str, list[Explanation]]:
-    """Fields by words that stand side by side in the printed headers of their columns, units included."""
+    """Fields by sequences of adjacent words in the printed headers of their columns, units included."""
     at = {place: entry for entry in everything() if entry.kind == "field" for place in entry.where}
     found: dict[str, list[Explanation]] = {}
     for (report, path), titles in printed().items():
@@ -122,18 +122,18 @@ def _by_words() -> dict[str, list[Explanation]]:
 
 
 def _bare(words: str) -> str:
-    """Without what stands between a header and its unit."""
+    """The words without the comma between a header and its unit."""
     return " ".join(word.strip(",") for word in words.split())
 
 
 def _names(entry: Explanation) -> Iterator[str]:
-    """Its name, and the headers of its columns."""
+    """The entry's name, and the headers of its columns."""
     yield entry.name
     yield from (column.partition(": ")[2] for column in entry.columns)
 
 
 def _paths(entry: Explanation) -> Iterator[str]:
-    """Every end of a field's paths."""
+    """Every suffix of a field's paths."""
     for place in entry.where if entry.kind == "field" else ():
         path = place.partition(": ")[2]
         while path:
@@ -142,7 +142,7 @@ def _paths(entry: Explanation) -> Iterator[str]:
 
 
 def _plain(name: str) -> str:
-    """Case, spaces, quotes and the [] of lists make no difference."""
+    """The name without the case, spaces, quotes and the [] of lists, which make no difference."""
     return " ".join(name.replace("[]", "").replace("`", "").replace("\N{PRIME}", "'").casefold().split())
 
 

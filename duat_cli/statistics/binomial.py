@@ -26,8 +26,8 @@ def log_tail(k: int, n: int, share: float) -> float:
 
 
 def allowed(n: int, share: float, confidence: float) -> int | None:
-    """How many of n may exceed so that the one-sided Clopper-Pearson limit of the true share is still at most `share`;
-    None: not even 0 is few enough.
+    """The most of n that may exceed so that the one-sided Clopper-Pearson limit of the true share is still at most
+    `share`; None if not even 0 is few enough.
 
     The limit is the share at which so many or fewer of n have probability 1 - confidence. Whatever the true share is,
     the limit lies below it with probability at most 1 - confidence (Clopper & Pearson 1934).
@@ -45,7 +45,7 @@ def allowed(n: int, share: float, confidence: float) -> int | None:
 
 
 def prompts_needed(share: float, confidence: float, exceeding: int = 0) -> int:
-    """The fewest prompts that can show a share of at most `share` where so many of them exceed.
+    """The fewest prompts that can show a share of at most `share` if `exceeding` of them exceed.
 
     With none: (1 - share)^n ≤ 1 - confidence.
     """
@@ -66,13 +66,14 @@ def prompts_needed(share: float, confidence: float, exceeding: int = 0) -> int:
 
 
 def choose_nested(exceeded: Sequence[int], n: int, share: float, confidence: float) -> int | None:
-    """Number of the last of nested sets for which "at most `share` of prompts exceed" holds with the confidence; None:
-    not even the first passed.
+    """Number of the last of nested sets for which "at most `share` of prompts exceed" holds with the confidence; None
+    if not even the first passed.
 
-    exceeded: for sets in an order fixed before these n prompts were looked at, how many prompts exceeded. Each set is
-    tested at the full level, and the first that fails ends the test: a false statement needs the first set whose true
-    share is above `share` to pass, which has probability at most 1 - confidence (Maurer, Hothorn & Lehmacher 1995;
-    Angelopoulos et al., Learn then Test, 2021). `share` and `confidence` must be chosen in advance as well.
+    exceeded: for each set, how many prompts exceeded; the order of the sets was fixed before these n prompts were
+    looked at. Each set is tested at the full level, and the first that fails ends the test. A false statement needs the
+    first set whose true share is above `share` to pass, which has probability at most 1 - confidence (Maurer, Hothorn &
+    Lehmacher 1995; Angelopoulos et al., Learn then Test, 2021). `share` and `confidence` must be chosen in advance as
+    well.
     """
     most = allowed(n, share, confidence)
     if most is None:

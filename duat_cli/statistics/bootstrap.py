@@ -8,16 +8,16 @@ from duat_cli.statistics.ranking import Estimate
 
 RESAMPLES = 4000
 SEED = 23
-FEWEST = 5  # differences; fewer say nothing of their spread
-LEAST = 0.01  # of the sample's own spread: a resample below it does not tell how far its mean may be off
+FEWEST = 5  # differences; fewer do not show their spread
+LEAST = 0.01  # fraction of the sample's spread; a resample below it does not show how far its mean may be off
 
 
 def paired_interval(differences: list[float], confidence: float = 0.95) -> Estimate | None:
     """The studentised bootstrap interval (Efron & Tibshirani 1993, section 12.5) of the mean difference.
 
     Differences are drawn anew with replacement, one for each pair. The percentile interval would be too narrow for a
-    dozen pairs. None for fewer than `FEWEST`, and where so many differences are equal, or nearly, that resamples
-    without any spread reach into the interval: it then has no end.
+    dozen pairs. None for fewer than `FEWEST`, for equal differences, and where so many differences are nearly equal
+    that resamples without any spread reach into the interval, which then has no end.
     """
     x = torch.tensor(differences, dtype=torch.float64)
     if len(x) < FEWEST or bool((x == x[0]).all()):

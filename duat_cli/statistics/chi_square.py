@@ -1,8 +1,8 @@
-"""Exact intervals for a length seen through Gaussian probes.
+"""Exact intervals for a length measured with Gaussian probes.
 
-For v ~ N(0, I) the response v·y is N(0, |y|²), so Σ_k r_k² / |y|² is χ² with K degrees of freedom: the estimate of
-|y| and its interval need no approximation. A mean over several independent lengths is given the degrees of freedom
-that match its variance (Satterthwaite 1946); for one length that is exact again.
+For v ~ N(0, I) the response v·y is N(0, |y|²), so Σ_k r_k² / |y|² is χ² with K degrees of freedom: the estimate of |y|
+and its interval need no approximation. A mean over several independent lengths gets the degrees of freedom that match
+its variance (Satterthwaite 1946); for one length that is exact again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def quantile(share: float, degrees: Tensor) -> Tensor:
 
 
 def root_mean(probes: int) -> float:
-    """E[χ_K] / √K: how far the root of a mean of K squared responses falls short of the length, on average."""
+    """E[χ_K] / √K: the factor by which the root of a mean of K squared responses falls short of the length, on
+    average."""
     return math.sqrt(2 / probes) * math.exp(math.lgamma((probes + 1) / 2) - math.lgamma(probes / 2))
 
 

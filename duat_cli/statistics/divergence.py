@@ -1,4 +1,4 @@
-"""Distributions given by their logits: the Kullback-Leibler divergence of two, and the loss of what was drawn."""
+"""Distributions given by their logits: the Kullback-Leibler divergence of two, and the loss of drawn entries."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-AT_ONCE = 1 << 16  # logits in float64: 512 kB, what the cache holds
+AT_ONCE = 1 << 16  # logits in float64: 512 kB, which fit the cache
 
 
 def by_tokens(logits: Tensor) -> tuple[Tensor, ...]:
-    """Logits, (tokens, vocabulary), in pieces: in double precision those of a long prompt would not fit."""
+    """Logits, (tokens, vocabulary), in pieces, because those of a long prompt would not fit memory in double
+    precision."""
     return logits.split(max(1, AT_ONCE // logits.shape[1]))
 
 
@@ -25,7 +26,7 @@ def kl(before: Tensor, after: Tensor) -> Tensor:
 
 
 def kl_each(before: Tensor, afters: Tensor) -> Tensor:
-    """The same of several distributions beside one, (B, N): `before` (N, V), `afters` (B, N, V)."""
+    """KL, as `kl`, of several distributions relative to one, (B, N), from `before` (N, V) and `afters` (B, N, V)."""
     pieces = zip(by_tokens(before), *(by_tokens(after) for after in afters), strict=True)
     return torch.cat([_rows(p, others) for p, *others in pieces], dim=1)
 
@@ -42,4 +43,4 @@ def _rows(before: Tensor, afters: Sequence[Tensor]) -> Tensor:
     nothing = p == 0
     apart = (p * (a - after.double().log_softmax(dim=-1)) for after in afters)
     found = [torch.where(nothing, 0.0, each).sum(dim=-1) for each in apart]
-    return torch.stack(found).clamp_min(0)  # below zero by rounding alone
+    return torch.stack(found).clamp_min(0)  # negative only by rounding

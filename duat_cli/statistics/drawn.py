@@ -1,4 +1,4 @@
-"""A sum over many items from some of them, drawn with unequal probabilities (Hansen & Hurwitz 1943).
+"""An estimate of a sum over many items from some of them, drawn with unequal probabilities (Hansen & Hurwitz 1943).
 
 Item k has probability p_k at each of n independent draws, and y_k / p_k estimates the sum of all y without bias. The
 more nearly p_k is proportional to y_k, the less it varies.
@@ -14,14 +14,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Drawn:
-    """Places of the drawn items, (n,), rising, and 1 / (n p) of each, (n,) float64; all, each once, where few."""
+    """Places of the drawn items, (n,), rising, and their weights 1 / (n p), (n,) float64. If there are few items, each
+    is taken once, with weight 1."""
 
     places: Tensor
     weights: Tensor
     sampled: bool
 
     def total(self, values: Tensor) -> tuple[float, float]:
-        """Estimate of the sum over all items, and of its variance. values: of the drawn ones, (n,)."""
+        """The estimate of the sum over all items, and of the estimate's variance. values: those of the drawn items,
+        (n,)."""
         parts = values.double().cpu() * self.weights
         variance = len(parts) * float(parts.var()) if self.sampled else 0.0
         return float(parts.sum()), variance
@@ -30,7 +32,7 @@ class Drawn:
 def draw(sizes: Tensor, count: int, generator: torch.Generator) -> Drawn:
     """`count` draws, at least two, with probabilities proportional to `sizes` (items,), which are not negative.
 
-    An item of size zero is never drawn, so its value has to be zero.
+    An item of size zero is never drawn, so its value must be zero.
     """
     sizes = sizes.double().cpu()
     places = sizes.nonzero()[:, 0]

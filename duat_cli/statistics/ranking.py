@@ -1,7 +1,7 @@
 """How well one list of numbers orders another: rank correlations and ratios, with bootstrap intervals.
 
-Items that were drawn with unequal chances stand for unequally many: each has a weight, 1 / its chance, and counts as so
-many items would.
+Items may have been drawn with unequal probabilities. Each then has a weight, 1 / its probability, and counts as that
+many items.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SEED = 17
 CHUNK = 50  # resamples at once
 
 
-Statistic = Callable[[Tensor, Tensor, Tensor], Tensor]  # of x, y and the weights, along the last axis
+Statistic = Callable[[Tensor, Tensor, Tensor], Tensor]  # function of x, y and the weights, along the last axis
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,10 @@ class Estimate:
 
 
 def largest(x: Tensor, count: int) -> list[int]:
-    """Places of the largest values of x (n,), of which none is NaN: the largest first, equal ones in their own order.
+    """Places of the largest values of x (n,), which has no NaN: the largest first, equal ones in their own order.
 
-    torch.topk alone takes any of the equal ones, other ones on other devices; all values sorted would be slower.
+    torch.topk alone chooses arbitrarily among equal values, differently on different devices; sorting all values would
+    be slower.
     """
     count = min(count, len(x))
     if not count:
@@ -61,7 +62,7 @@ def spearman(x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
     both = [ranks(v, w) for v in (x, y)]
     a, b = (r - (w * r).sum(dim=-1, keepdim=True) / w.sum(dim=-1, keepdim=True) for r in both)
     found = (w * a * b).sum(dim=-1) / ((w * a.square()).sum(dim=-1) * (w * b.square()).sum(dim=-1)).sqrt()
-    return found.clamp(-1.0, 1.0)  # rounding may leave the range
+    return found.clamp(-1.0, 1.0)  # rounding may exceed the range
 
 
 def kendall(x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -74,7 +75,7 @@ def kendall(x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def median_ratio(x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Median of x / y along the last axis: where two ratios share the middle, their mean."""
+    """Median of x / y along the last axis; if two ratios share the middle, their mean."""
     w = _ones(x) if weights is None else weights.double()
     ratio, places = (x / y).sort(dim=-1)  # NaN last
     w = w.gather(-1, places) * ratio.isfinite()

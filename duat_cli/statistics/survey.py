@@ -1,9 +1,9 @@
-"""A mean over many items of which few are measured, with a prediction of all of them as control variate.
+"""An estimate of a mean over many items of which few are measured, with a prediction of all of them as control variate.
 
-The sum of all predictions is known; what is estimated is only how far off they are in sum. An item is drawn with a
-probability that grows with its prediction, so that the few that hold most of the sum are looked at: the estimate is
-unbiased whatever the prediction is worth (Horvitz & Thompson 1952; the difference estimator of Särndal, Swensson &
-Wretman 1992, section 6.3), and narrow where it is worth much.
+The sum of all predictions is known; only their total error is estimated. The probability that an item is drawn grows
+with its prediction, so that the few items that hold most of the sum are measured. The estimate is unbiased however bad
+the prediction is (Horvitz & Thompson 1952; the difference estimator of Särndal, Swensson & Wretman 1992, section 6.3),
+and precise where it is good.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from duat_cli.statistics.ranking import Estimate
 
-FEWEST = 5  # drawn items that might not have been drawn; fewer say too little of how far predictions are off
+FEWEST = 5  # drawn items that were not certain to be drawn; fewer do not show how far predictions are off
 RESAMPLES = 2000
 SEED = 29
 
 
 def chances(prediction: Tensor, count: int) -> Tensor:
-    """Of each item, (items,) float64, to be among the `count` that are drawn: half by its share of all predictions,
-    half alike; 1 for what would be drawn more than once."""
+    """Probability of each item, (items,) float64, to be among the `count` that are drawn: half by its share of all
+    predictions, half equal for all; 1 for an item that would be drawn more than once."""
     size = prediction.double().abs().nan_to_num(posinf=0.0)
     if count >= len(size):
         return torch.ones_like(size)
@@ -38,8 +38,8 @@ def chances(prediction: Tensor, count: int) -> Tensor:
 
 
 def draw(chance: Tensor, generator: torch.Generator) -> list[int]:
-    """As many items as the chances add up to, each with its chance, rising: those of chance 1, and of the others a
-    systematic sample of the shuffled list (Madow 1949)."""
+    """Drawn items, rising: as many as the probabilities add up to, each with its own. Items of probability 1 are all
+    drawn; the others are a systematic sample of the shuffled list (Madow 1949)."""
     certain, others = (chance >= 1).nonzero()[:, 0], ((chance < 1) & (chance > 0)).nonzero()[:, 0]
     others = others[torch.randperm(len(others), generator=generator)]
     ends = chance[others].cumsum(0)
@@ -52,13 +52,14 @@ def draw(chance: Tensor, generator: torch.Generator) -> list[int]:
 
 
 def mean_of(prediction: Tensor, drawn: Tensor, chance: Tensor, measured: Tensor, confidence: float) -> Estimate | None:
-    """The mean over all items of what was measured of `drawn`, (n,) places, with an interval.
+    """The mean over all items of what was measured of the items `drawn`, (n,) places, with an interval.
 
-    prediction: of every item. chance: of the drawn ones, to be drawn. The variance is that of samples of a fixed size
-    with unequal chances (Hájek 1964); each end of the interval is the outer one of Student's and of the studentised
-    bootstrap (Efron & Tibshirani 1993, section 12.5), since how far predictions are off is skewed. Items that are drawn
-    for certain add nothing to it: with all of them the mean is exact. None where too few of the others are drawn. No
-    interval can know of items that are far off, are predicted to be small and were not drawn.
+    prediction: of every item. chance: probability of each drawn item to be drawn. The variance is that of samples of a
+    fixed size with unequal probabilities (Hájek 1964). Each end of the interval is the outer one of Student's and of
+    the studentised bootstrap (Efron & Tibshirani 1993, section 12.5), because the errors of predictions are skewed.
+    Items that are drawn for certain add nothing to the variance: with all of them the mean is exact. None where too few
+    of the others are drawn. No interval can account for an item with a small prediction and a large error that was not
+    drawn.
     """
     off = (measured.double() - prediction.double()[drawn]) / chance
     value = float((prediction.double().sum() + off.sum()) / len(prediction))
@@ -88,8 +89,8 @@ def _error(spread: Tensor, weight: Tensor) -> Tensor:
 
 
 def quantile(share: float, degrees: int) -> float:
-    """The value that Student's t stays below with probability `share`, above a half; degrees: of freedom."""
-    low, high = 0.0, math.pi / 2  # of the arc tangent of t / sqrt(degrees)
+    """The value that Student's t stays below with probability `share`, above a half. degrees: degrees of freedom."""
+    low, high = 0.0, math.pi / 2  # bounds of the arc tangent of t / sqrt(degrees)
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if _within(middle, degrees) < 2 * share - 1 else (low, middle)

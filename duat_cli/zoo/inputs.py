@@ -1,5 +1,5 @@
-"""What a class of models reads, by the arguments of its forward pass, and made-up pictures and sounds of the shape that
-a tiny model takes: the shapes in use, tried one after the other."""
+"""The kinds of input of a class of models, by the arguments of its forward pass; and made-up pictures and sounds for a
+tiny model. Common shapes are tried one after the other."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from duat_cli.models.instrument.calls import SmallTensors
 from duat_cli.results.support import Modality
 from duat_cli.zoo.tiny import TinyError, class_of_config, one_line
 
-SIDES = 64, 128, 224, 32  # pixels, where the config does not say, or says too many
-FRAMES = 8  # of a film
-STEPS = 64  # of a spectrogram
-SAMPLES = 8_000  # of a sound
-MOST_PATCHES = 32  # along a side
+SIDES = 64, 128, 224, 32  # pixels, where the config states none, or too many
+FRAMES = 8  # frames of a video
+STEPS = 64  # time steps of a spectrogram
+SAMPLES = 8_000  # samples of a sound
+MOST_PATCHES = 32  # patches along a side
 GRID = 4  # patches along each side, where the model takes patches
-FIRST_LAYERS = 3  # that may be the one which reads the input
+FIRST_LAYERS = 3  # layers, one of which may read the input
 SIZE = "image_size", "img_size", "input_size", "crop_size"
 MOST_TRIES = 100
-MOST_VALUES = 2**24  # of one tensor that a try makes: features taken for a sound grow to the square of its samples
-MOST_TOKENS = 1300  # attention over all pairs of more would fill the memory, as it is replayed
-BESIDE = ("mask", "len", "sizes", "grid")  # in the name of what goes with an input, though it may be left out
+MOST_VALUES = 2**24  # of one tensor in a try: features of a sound grow with the square of its samples
+MOST_TOKENS = 1300  # attention over all pairs of more tokens would fill the memory in a replay
+BESIDE = ("mask", "len", "sizes", "grid")  # parts of names of optional arguments that go with an input
 
 Inputs = dict[str, Tensor]
 
@@ -45,7 +45,7 @@ _NAMED: dict[tuple[str, ...], Modality] = {
 
 
 def modality_of(cls: type[Any]) -> Modality:
-    """Tokens of a decoder's own do not count: what a speech recogniser reads is sound."""
+    """The modality of a class. Tokens of a decoder's own do not count: a speech recogniser reads sound."""
     taken = inspect.signature(cls.forward).parameters
     found = set()
     for name in taken:
@@ -59,18 +59,18 @@ def modality_of(cls: type[Any]) -> Modality:
 
 
 def modality_of_type(model_type: str) -> Modality:
-    """The same of a type's base model; 'other' where it has none."""
+    """The modality of a type's base model; 'other' where it has none."""
     try:
         config_class = CONFIG_MAPPING[model_type]
         found = auto_models("BASE").get(config_class, None) or class_of_config(config_class)
         return modality_of(found[0] if isinstance(found, tuple) else found)
-    except Exception:  # a class whose own libraries are not there
+    except Exception:  # a class whose own libraries are not installed
         return "other"
 
 
 def made_inputs(model: PreTrainedModel, stack: Any, name: str) -> Inputs:
-    """Noise that `stack`, the part of the model that is run, takes under `name`, and what it has to be given beside
-    that; TinyError where no shape fits."""
+    """Noise under `name` that `stack`, the part of the model that is run, accepts, with the other arguments that it
+    needs; TinyError where no shape fits."""
     config, fault = getattr(stack, "config", model.config), None
     for inputs in itertools.islice(_candidates(name, config, stack), MOST_TRIES):
         try:
@@ -88,7 +88,7 @@ def made_inputs(model: PreTrainedModel, stack: Any, name: str) -> Inputs:
 
 
 def _first(output: Any) -> Tensor | None:
-    """The first tensor of what a model gives."""
+    """The first tensor in a model's output."""
     if isinstance(output, Tensor):
         return output
     several = output.values() if hasattr(output, "values") else output
@@ -96,7 +96,7 @@ def _first(output: Any) -> Tensor | None:
 
 
 def _candidates(name: str, config: Any, stack: Any) -> Iterator[Inputs]:
-    """Inputs with what must be given beside them, then with what may be."""
+    """Inputs with the required other arguments, then with optional ones."""
     taken = inspect.signature(stack.forward).parameters
     named = [p for p in taken.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     required = [p.name for p in named if p.default is p.empty]
@@ -113,7 +113,7 @@ def _candidates(name: str, config: Any, stack: Any) -> Iterator[Inputs]:
 
 
 def _shapes(name: str, config: Any, taken: set[str]) -> Iterator[tuple[tuple[int, ...], Inputs]]:
-    """Shapes of the input, and what goes with it."""
+    """Shapes of the input, each with arguments that go with it."""
     channels = _number(config, "num_channels", "in_channels", "in_chans", otherwise=3)
     patch = _number(config, "patch_size", otherwise=4)
     if "spatial_shapes" in taken:
@@ -145,7 +145,7 @@ def _shapes(name: str, config: Any, taken: set[str]) -> Iterator[tuple[tuple[int
 
 def _pictures(config: Any, channels: int, patch: int) -> Iterator[tuple[int, ...]]:
     side = _number(config, *SIZE, otherwise=SIDES[0])
-    if side > patch * MOST_PATCHES:  # attention over all patches of it would fill the memory
+    if side > patch * MOST_PATCHES:  # attention over all its patches would fill the memory
         side = GRID * patch
     whole = next((v for n in SIZE if isinstance(v := getattr(config, n, None), list | tuple) and len(v) == 2), None)
     if whole is not None:
@@ -165,7 +165,7 @@ def _pictures(config: Any, channels: int, patch: int) -> Iterator[tuple[int, ...
 
 
 def _by_first_layers(stack: nn.Module, generator: torch.Generator) -> Iterator[Tensor]:
-    """By the layers that come first in it, one of which is likely to read the input."""
+    """Inputs that fit the first layers of the stack, one of which is likely to read the input."""
     layers = [m for m in stack.modules() if isinstance(m, nn.Linear | nn.Embedding) or is_convolution(m)]
     for layer in layers[:FIRST_LAYERS]:
         if isinstance(layer, nn.Embedding):
@@ -182,7 +182,7 @@ def _by_first_layers(stack: nn.Module, generator: torch.Generator) -> Iterator[T
 
 
 def _beside(name: str, main: Tensor, config: Any) -> Iterator[Tensor]:
-    """What an argument of this name may be beside the input."""
+    """Values that another argument of this name may have."""
     width = _number(config, "hidden_size", "d_model", otherwise=32)
     steps = [main.shape[-1]] if main.ndim < 4 else []
     steps = list(dict.fromkeys([*main.shape[1:2], *steps]))
@@ -213,7 +213,7 @@ def _beside(name: str, main: Tensor, config: Any) -> Iterator[Tensor]:
 
 
 def _number(config: Any, *names: str, otherwise: int) -> int:
-    """The first of these fields that is a number, or holds one in front; of the config, else of one within it."""
+    """The first of these fields that is a number, or holds one in front; in the config, else in one inside it."""
     for name in names:
         value = getattr(config, name, None)
         value = value[0] if isinstance(value, list | tuple) and value else value

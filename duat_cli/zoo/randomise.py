@@ -1,4 +1,4 @@
-"""Random weights in which no mistake can hide: gains differ from 1, biases from 0, attention is not uniform."""
+"""Random weights under which no mistake stays hidden: gains differ from 1, biases from 0, attention is not uniform."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from duat_cli.compat.torch import buffers_of, is_convolution, parameters_of, unsaved_buffers
 
-# Dynamics of state-space and recurrent layers: only their own initial values are stable.
+# Dynamics of state-space and recurrent layers; only their own initial values are stable.
 _DYNAMICS = re.compile(r"\.(A_log|A|D|dt_bias|dt_proj\.bias|time_decay|time_first|recurrent_param)$")
-# Made of the config, and saved all the same: other values are no decay, and let tokens see later ones.
+# Computed from the config, but saved; other values are no decay, and let tokens see later ones.
 _MADE = re.compile(r"\.(slope_rate|(query|key|diagonal)_decay)$")
 _QUERY_KEY = re.compile(r"[._](q|k|qk|kv|qkv|query|key|query_key_value|c_attn|Wqkv|attn_qkv|in_proj)([._]|$)")
 _SCALE = re.compile(r"[._](scale|temp)$")  # start at 0 in some files: attention would be uniform

@@ -10,7 +10,7 @@ import pydantic
 
 
 class TypeException(pydantic.BaseModel):
-    """Where the shrinking rule is not enough for one model type."""
+    """An exception to the shrinking rule for one model type."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
@@ -19,7 +19,8 @@ class TypeException(pydantic.BaseModel):
     set: dict[str, Any] = {}
     """Config field -> value, instead of the rule's."""
     undeclared: dict[str, Any] = {}
-    """What the model's code reads and its config class does not declare; a checkpoint's config.json brings it."""
+    """Fields that the model's code reads and its config class does not declare; a checkpoint's config.json states
+    them."""
 
 
 class Rule(pydantic.BaseModel):
@@ -28,14 +29,14 @@ class Rule(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     fields: dict[str, int | float]
-    """Config field (or glob) -> small value; an exact name goes before a glob."""
+    """Config field (or glob) -> small value; an exact name takes precedence over a glob."""
     lists: dict[str, list[int]]
     """Config field that holds a list -> value, so that both kinds of layers occur."""
     ids: dict[str, int]
-    """Special token ids with a fixed place; every other id is numbered after them."""
+    """Special tokens with a fixed id; every other special token is numbered after them."""
     types: dict[str, TypeException]
     tied: dict[str, int | float]
-    """Further fields, for types that the others alone do not make runnable."""
+    """Further fields, for types that the others alone do not make run."""
 
 
 @functools.cache

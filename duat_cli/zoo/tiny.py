@@ -1,9 +1,9 @@
 """A tiny random model of every text model type that the installed transformers knows.
 
-The default config of a type is shrunk by one rule (field name -> small value), the same for all types; what
-the rule cannot settle stands in configs/tiny.json under the type, with the reason. Nothing is left at a value
-that could hide a mistake: widths differ from each other, gains differ from 1, biases from 0.
-A type that cannot be built or run is a `NotBuilt` with the reason, never a silent gap.
+The default config of a type is shrunk by one rule (field name -> small value), the same for all types; exceptions are
+in configs/tiny.json under the type, with the reason. No field keeps a value that could hide a mistake: widths differ
+from each other, gains differ from 1, biases from 0. A type that cannot be built or run is a `NotBuilt` with the reason,
+never a silent gap.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from duat_cli.zoo.randomise import randomise
 from duat_cli.zoo.rule import rule
 
 MAX_PARAMETERS = 3_000_000
-MAX_OTHER = 120_000_000  # of a model that reads pictures or sound: the rule shrinks few of its fields
+MAX_OTHER = 120_000_000  # for models that read pictures or sound: the rule shrinks few of their fields
 FIRST_FREE_ID = 3  # special ids without a place of their own are numbered from here,
 FIRST_ORDINARY_ID = 40  # and prompts are drawn from here: no tiny config has that many
 
 How = Literal["small", "tied", "shallow", "default"]
-"""How a config is shrunk. Where the rule alone gives no model that runs, 'tied' keeps widths of the parts the same that
-are the same by default, whatever they are called, and shrinks lists of widths and `Rule.tied`; 'shallow' shrinks
-nothing but how many layers there are; 'default' nothing at all."""
+"""How a config is shrunk. 'small' is the rule alone; the others are for types that do not run with it. 'tied' keeps
+widths of the parts equal that are equal by default, whatever they are called, and also shrinks lists of widths and
+`Rule.tied`; 'shallow' only reduces the number of layers; 'default' changes nothing."""
 
 _WIDTH = re.compile(r"(size|sizes|dim|dims|width|widths|channels)$")
-LEAST_WIDTH = 16  # of the entries of a list
+LEAST_WIDTH = 16  # for the entries of a list
 
-# Types in these lists need audio, or make it; types that merely accept pixels (gemma3) run on text alone.
+# Types in these lists need audio, or generate it; types that merely accept pixels (gemma3) run on text alone.
 _OTHER_MODALITIES = ("SPEECH_SEQ_2_SEQ", "TEXT_TO_WAVEFORM")
 _TEXT = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "TEXT_ENCODING")
 
@@ -61,11 +61,11 @@ class NotBuilt:
     model_type: str
     reason: str
     made: bool = False
-    """Whether there is such a model, which takes something else than token ids."""
+    """Whether the model was built, but needs other inputs than token ids."""
 
 
 def text_model_types() -> list[str]:
-    """The model types with token ids in: LMs, text encoders, and the text parts of multimodal models."""
+    """The model types that read token ids: LMs, text encoders, and the text parts of multimodal models."""
     return sorted(_text_types())
 
 
@@ -114,7 +114,7 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 
 def class_of_config(config_class: type[PreTrainedConfig]) -> type[PreTrainedModel]:
-    """The model class made for exactly this config: text parts have no auto class."""
+    """The model class made for exactly this config; needed because text parts have no auto class."""
     package, modules = modeling_files(config_class)
     members = [c for m in modules for c in vars(m).values() if getattr(c, "__module__", "") == m.__name__]
     found = [c for c in members if isinstance(c, type) and getattr(c, "config_class", None) is config_class]
@@ -125,7 +125,7 @@ def class_of_config(config_class: type[PreTrainedConfig]) -> type[PreTrainedMode
 
 
 def tiny_config(model_type: str, how: How = "small") -> PreTrainedConfig:
-    """The default config of the type, shrunk."""
+    """The shrunk default config of the type."""
     config_class = CONFIG_MAPPING[model_type]
     if how == "default":
         return _plain(config_class)
@@ -133,7 +133,7 @@ def tiny_config(model_type: str, how: How = "small") -> PreTrainedConfig:
 
 
 def _widths(config: PreTrainedConfig) -> frozenset[int]:
-    """The default widths in a config and those within it, for which the rule has one small value."""
+    """The default widths in a config and in the configs inside it, for which the rule has one small value."""
     values = _stored(config, _declared(type(config)))
     inner = [_widths(value) for value in values.values() if isinstance(value, PreTrainedConfig)]
     small = rule().fields["hidden_size"]
@@ -149,7 +149,8 @@ def _plain(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
 def _shrink(
     config_class: type[PreTrainedConfig], given: dict[str, Any], how: How, widths: frozenset[int]
 ) -> PreTrainedConfig:
-    """given: what a parent config changed from the defaults of this class; widths: those that are tied."""
+    """The shrunk config of a class. given: what a parent config changes from the class's defaults; widths: the tied
+    ones."""
     exception = rule().types.get(config_class.model_type)
     own, undeclared = (exception.set, exception.undeclared) if exception else ({}, {})
     declared = _declared(config_class) | {"per_layer_config"}
@@ -169,7 +170,8 @@ def _declared(config_class: type[PreTrainedConfig]) -> set[str]:
 
 
 def _default(config_class: type[PreTrainedConfig], *attempts: dict[str, Any]) -> PreTrainedConfig:
-    """The first of the attempts that the class accepts: a few have defaults that fail their own checks."""
+    """The config from the first of the attempts that the class accepts; a few classes have defaults that fail their own
+    checks."""
     errors = []
     for values in attempts:
         try:
@@ -182,7 +184,7 @@ def _default(config_class: type[PreTrainedConfig], *attempts: dict[str, Any]) ->
 def _small_values(
     default: PreTrainedConfig, declared: set[str], depth: int, how: How, widths: frozenset[int], whole: Collection[str]
 ) -> dict[str, Any]:
-    """whole: configs of parts that are not asked for."""
+    """Small values for the fields of a config. whole: fields with configs of parts that are not shrunk here."""
     values = _stored(default, declared)
     ids = _special_ids(values)
     small: dict[str, Any] = {}
@@ -206,7 +208,7 @@ def _small_values(
 
 
 def _tied(name: str, value: Any, widths: Collection[int]) -> Any:
-    """What a field that the rule does not name becomes where widths are tied; None: it stays."""
+    """The value, where widths are tied, of a field that the rule does not name; None if it stays."""
     if name in rule().tied and isinstance(value, int | float) and not isinstance(value, bool):
         return type(value)(rule().tied[name])
     if not _WIDTH.search(name):
@@ -214,7 +216,7 @@ def _tied(name: str, value: Any, widths: Collection[int]) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return int(rule().fields["hidden_size"]) if value in widths else None
     if isinstance(value, list | tuple) and value and all(type(v) is int and v >= LEAST_WIDTH for v in value):
-        shares = 1 << (min(value) // LEAST_WIDTH).bit_length() - 1  # a power of two, by which heads stay whole
+        shares = 1 << (min(value) // LEAST_WIDTH).bit_length() - 1  # a power of two, so that heads stay whole
         return [v // shares for v in value]
     return None
 
@@ -230,7 +232,8 @@ def _number(name: str, value: object) -> int | float | None:
 
 
 def _latent_attention(small: dict[str, Any]) -> dict[str, Any]:
-    """MLA shares one latent, so key-value heads are not grouped, and head_dim names the rotary width."""
+    """Fields that MLA needs to be equal: it shares one latent, so KV heads are not grouped, and head_dim is the rotary
+    width."""
     if "kv_lora_rank" not in small:
         return {}
     same = {"num_key_value_heads": "num_attention_heads", "head_dim": "qk_rope_head_dim"}
@@ -238,7 +241,8 @@ def _latent_attention(small: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pattern(name: str, per_layer: list[Any], depth: int) -> list[Any]:
-    """One entry a layer, every kind of the default in it: layer types alternate, others end with the last."""
+    """One entry per layer, with every kind of the default: layer types alternate, other lists repeat their last
+    kind."""
     kinds = [k for i, k in enumerate(per_layer) if k not in per_layer[:i]]
     kinds = [k if (number := _number(name, k)) is None else number for k in kinds]
     if name == "mlp_layer_types" and kinds == ["sparse"]:
@@ -267,7 +271,7 @@ def _changes(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _stored(config: PreTrainedConfig, names: set[str]) -> dict[str, Any]:
-    """Field -> value, past the attribute map and past fields that vary from layer to layer."""
+    """Field -> stored value, bypassing the attribute map and fields that vary by layer."""
     own = vars(config)
     alias = config.attribute_map
     return {n: own[alias.get(n, n)] for n in names if alias.get(n, n) in own}
@@ -296,8 +300,8 @@ def _class_and_config(model_type: str, how: How) -> tuple[type[PreTrainedModel],
 
 @functools.cache
 def _parameters(model_type: str, how: How) -> int:
-    """How many there are, counted without memory; 0 for a shrunk class that cannot be made so, and shows its own error
-    when made with memory."""
+    """Number of parameters, counted without memory; 0 for a shrunk class that cannot be built so, because building it
+    with memory shows its own error."""
     cls, config = _class_and_config(model_type, how)
     try:
         with torch.device("meta"):
@@ -309,7 +313,7 @@ def _parameters(model_type: str, how: How) -> int:
 
 
 def default_fault(model_type: str) -> str | None:
-    """Why transformers itself makes no model of the type's default config; None where it does."""
+    """Why transformers itself cannot build a model of the type's default config; None where it can."""
     try:
         _parameters(model_type, "default")
     except Exception as error:
@@ -320,7 +324,7 @@ def default_fault(model_type: str) -> str | None:
 def tiny_inputs(
     config_or_model: PreTrainedConfig | PreTrainedModel, tokens: int = 7, seed: int = 0
 ) -> dict[str, Tensor]:
-    """One prompt of ordinary token ids, (1, tokens), its mask, and a shorter decoder prompt if due."""
+    """One prompt of ordinary token ids, (1, tokens), its mask, and for an encoder-decoder a shorter decoder prompt."""
     given_model = isinstance(config_or_model, PreTrainedModel)
     config = config_or_model.config if given_model else config_or_model
     name = _input_name(config_or_model) if given_model else "input_ids"
@@ -337,7 +341,7 @@ def tiny_inputs(
 
 
 def _input_name(model: PreTrainedModel) -> str:
-    """`input_ids`, or what the model calls it (perceiver: `inputs`)."""
+    """The name of the model's input: `input_ids`, or its own (perceiver: `inputs`)."""
     takes_ids = "input_ids" in inspect.signature(model.forward).parameters
     return "input_ids" if takes_ids else str(model.main_input_name)
 
@@ -373,6 +377,6 @@ def _floats(output: Any) -> list[Tensor]:
 
 
 def one_line(error: Exception) -> str:
-    """What an exception says."""
+    """The text of an exception on one line, with its class unless it is a TinyError."""
     text = " ".join(str(error).split())
     return text if isinstance(error, TinyError) else f"{type(error).__name__}: {text}"
