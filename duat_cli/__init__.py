@@ -45,7 +45,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """PEP 562: a command's function; torch is imported when it is called."""
+    """A command's function (PEP 562); torch is imported when it is called."""
     if name not in __all__:
         raise AttributeError(f"module 'duat_cli' has no attribute '{name}'")
     from duat_cli.api import comparing, files, models, words

@@ -1,4 +1,4 @@
-"""Numbers of `inspect` and `check` while a model is trained, for `transformers.Trainer`.
+"""Numbers of `inspect` and `check` during training, for `transformers.Trainer`.
 
 trainer = Trainer(model, arguments, train_dataset=data, processing_class=tokenizer)
 trainer.add_callback(DuatCallback(trainer, every=500, stop=True))
@@ -41,11 +41,12 @@ _log = logging.getLogger(__name__)
 class DuatCallback(TrainerCallback):
     """Puts chosen numbers of `duat inspect` and `duat check` into the Trainer's log, and can stop a training run.
 
-    What runs is a copy of the model's modules over the same weights, on the first process alone, in the dtype of the
-    weights. The model, its gradients, hooks, modes and the random states stay as they are: the run's weights are those
-    that it has without the callback. A PEFT model is its base with the active adapters merged. A model that duat cannot
-    run, such as one whose weights are spread over devices, is a warning a look ('duat/undecided' in the log), and
-    training goes on. With `stop` the other processes wait for the first one's verdict, else they go on.
+    duat runs a copy of the model's modules over the same weights, on the first process alone, in the dtype of the
+    weights. The model, its gradients, hooks, modes and the random states stay as they are, so training gives the same
+    weights as without the callback. A PEFT model is read as its base with the active adapters merged. If duat cannot
+    run a model, for example because its weights are on several devices, each look logs a warning ('duat/undecided' in
+    the log) and training goes on. With `stop`, the other processes wait for the first one's verdict; otherwise they go
+    on.
     """
 
     def __init__(
@@ -67,15 +68,15 @@ class DuatCallback(TrainerCallback):
     ) -> None:
         """InputError says which argument is wrong.
 
-        trainer: whose log the numbers go to, and which the callback is added to (`trainer.add_callback`).
+        trainer: receives the numbers in its log; the callback must be added to it (`trainer.add_callback`).
         every: look every so many optimizer steps; at_save: look wherever the Trainer saves.
-        prompts, prompts_file, max_tokens, chat: as of `duat_cli.inspect`; read once.
-        metrics: paths of numbers of the inspect report, and `behaviour.` with a field of `duat check`'s, with
-        wildcards as in a policy's [bounds]. They are logged as 'duat/' + path, beside 'duat/failed' and 'duat/warned',
-        the counts of findings, and 'duat/seconds'. An undefined number is left out.
-        policy, select: as of `duat check`; stop: a check that fails ends the training after this step.
-        share: at most this share of the time since training began is spent: a look that would take more, by what the
-        last one took, is left out and 'duat/skipped' counts it. The first look shows what one takes.
+        prompts, prompts_file, max_tokens, chat: as for `duat_cli.inspect`; read once.
+        metrics: paths of numbers of the inspect report, and `behaviour.` with a field of `duat check`'s, with wildcards
+        as in a policy's [bounds]. They are logged as 'duat/' + path, beside 'duat/failed' and 'duat/warned', the counts
+        of findings, and 'duat/seconds'. An undefined number is left out.
+        policy, select: as for `duat check`; stop: whether a failed check ends the training after this step.
+        share: largest share of the time since training began that looks may take. A look that would exceed it, if it
+        takes as long as the last one, is left out, and 'duat/skipped' counts it. The first look is always taken.
         tokenizer: default is the trainer's processing_class.
         """
         if not isinstance(trainer, Trainer):
@@ -101,13 +102,13 @@ class DuatCallback(TrainerCallback):
         self._began: float | None = None
         self._last: int | None = None
         self.spent = 0.0
-        """Seconds that all looks took so far."""
+        """Seconds that all looks have taken so far."""
         self.cost: float | None = None
-        """Seconds that the last one took; None before the first."""
+        """Seconds that the last look took; None before the first."""
         self.skipped = 0
-        """Looks that were left out because of `share`."""
+        """Number of looks that were left out because of `share`."""
         self.report: CheckReport | None = None
-        """Of the last look; of the first process alone."""
+        """Report of the last look; on the first process alone."""
 
     # -- the Trainer's events ------------------------------------------------------------------------------------
 
@@ -127,7 +128,7 @@ class DuatCallback(TrainerCallback):
     # -- a look ----------------------------------------------------------------------------------------------------
 
     def _look(self, state: TrainerState, control: TrainerControl) -> None:
-        """Once a step, whatever asks for it; every process comes here at the same steps."""
+        """Takes at most one look a step, whichever event asks for it. Every process comes here at the same steps."""
         if self._last == state.global_step:
             return
         self._last = state.global_step
@@ -135,15 +136,15 @@ class DuatCallback(TrainerCallback):
         if state.is_world_process_zero:
             wanted = control.should_log, control.should_evaluate, control.should_save
             failed = self._within_budget(state.global_step)
-            # logging takes back that the Trainer was about to log
+            # logging resets `should_log`
             control.should_log, control.should_evaluate, control.should_save = wanted
         if self._stop:
-            [failed] = broadcast_object_list([failed])  # a process that went on alone would wait for ever
+            [failed] = broadcast_object_list([failed])  # a process that went on alone would wait forever
             if failed:
                 control.should_training_stop = True
 
     def _within_budget(self, step: int) -> bool:
-        """Whether a check failed; False where it is not known."""
+        """Takes a look if `share` allows it. Returns whether a check failed; False where that is not known."""
         now = time.monotonic()
         if self._began is None:
             self._began = now
@@ -157,7 +158,7 @@ class DuatCallback(TrainerCallback):
             return False
         try:
             numbers, failed = self._numbers(step)
-        except Exception as fault:  # days of training do not end because a number cannot be had
+        except Exception as fault:  # a missing number must not end days of training
             reason = str(fault) if isinstance(fault, DuatError) else f"{type(fault).__name__}: {fault}"
             _log.warning("duat: step %d: could not tell: %s", step, one_line(reason))
             numbers, failed = {"undecided": 1.0}, False
@@ -167,11 +168,11 @@ class DuatCallback(TrainerCallback):
         return failed
 
     def _numbers(self, step: int) -> tuple[dict[str, float], bool]:
-        """What is logged, and whether a check failed."""
+        """The numbers to log, and whether a check failed."""
         clock = Clock()
         also = {option for pattern in self._metrics for option in asks_for(pattern)}
         with undisturbed():
-            asked = replace(self._asked, model=self._trainer.model)  # which a Trainer may make anew
+            asked = replace(self._asked, model=self._trainer.model)  # a Trainer may replace its model
             opened = asked.open(Task("check"), heard(None), self._texts)
             found, report = check_given(
                 self._plan, opened.loaded, opened.prompts, opened.tokenizer, heard(None), clock.run, also
@@ -192,8 +193,9 @@ class DuatCallback(TrainerCallback):
         return {**numbers, "failed": float(found.counts.failed), "warned": float(found.counts.warned)}, failed
 
     def _tell(self, numbers: Mapping[str, float]) -> None:
-        """To the Trainer's log, from where TensorBoard and others have it. A trainer of one's own, such as TRL's, may
-        put the means of its metrics into what it logs, and clear them; they are left for its own entries."""
+        """Writes the numbers to the Trainer's log, which TensorBoard and others read. A derived trainer, such as TRL's,
+        may add means of its metrics to what it logs, and clear them; so `Trainer.log` itself is called, and the means
+        are kept for the trainer's own entries."""
         entry = {f"{PREFIX}{name}": value for name, value in numbers.items() if math.isfinite(value)}
         Trainer.log(self._trainer, entry)
 

@@ -1,4 +1,4 @@
-"""What can go wrong, and the exit code each kind of it has.
+"""The errors that duat raises, and the exit code of each kind.
 
 Every message is one line: what, where, expected, got, and the next step.
 """
@@ -48,13 +48,13 @@ class NotFiniteError(UnsupportedModelError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """torch raises its own kinds, on the CPU a plain RuntimeError."""
+    """Whether an error means that memory ran out. torch raises kinds of its own; on the CPU a plain RuntimeError."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
 
 
 def or_reason(work: Callable[[], T]) -> T | str:
-    """What `work` gives, or the reason why it cannot."""
+    """The result of `work`, or the reason of its UnsupportedModelError."""
     try:
         return work()
     except UnsupportedModelError as reason:
@@ -62,6 +62,6 @@ def or_reason(work: Callable[[], T]) -> T | str:
 
 
 def needed(value: T | None) -> T:
-    """A value that is there wherever this is asked, by what was asked for, or done, before."""
+    """A value that is never None here, because of what was requested or done before."""
     assert value is not None
     return value

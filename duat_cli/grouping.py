@@ -1,4 +1,4 @@
-"""Things that belong together, by what they have in common."""
+"""Grouping of values by a key that they have in common."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _Value = TypeVar("_Value")
 
 
 def by_key(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, list[_Value]]:
-    """The values of each key; keys and values in the order in which they come."""
+    """The values of each key; keys and values keep the order in which they come."""
     found: dict[_Key, list[_Value]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)

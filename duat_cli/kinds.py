@@ -1,5 +1,5 @@
-"""The kinds of terms that a model can lose, the measures of the damage, the commands that are planned, and what
-is patched."""
+"""The kinds of terms that can be removed from a model, the metrics of damage, the commands that can be planned, and
+what is patched."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, get_args
 MetricName = Literal["hidden", "kl", "nll"]
 Kind = Literal["neuron", "head", "expert", "ffn", "attention", "block"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-WHOLE: frozenset[Kind] = frozenset(("ffn", "attention", "block"))  # few, and of much effect each
+WHOLE: frozenset[Kind] = frozenset(("ffn", "attention", "block"))  # kinds with few terms, each of large effect
 Effort = Literal["quick", "default", "thorough"]
 Planned = Literal["inspect", "verify", "matrix", "prune-bound", "lora-diff", "check", "attribute", "compare"]
 Patched = Literal["blocks", "heads", "tokens"]  # what `compare --patch` puts into another prompt's pass
@@ -21,7 +21,7 @@ NAMES: dict[str, str] = {
     "attention": "attentions",
     "block": "blocks",
 }
-_INSIDE: dict[Kind, set[Kind]] = {  # of a kind: the kinds whose terms it is a part of
+_INSIDE: dict[Kind, set[Kind]] = {  # kind -> kinds whose terms it is a part of
     "neuron": {"ffn", "block"},
     "head": {"attention", "block"},
     "expert": {"ffn", "block"},
@@ -31,10 +31,11 @@ _INSIDE: dict[Kind, set[Kind]] = {  # of a kind: the kinds whose terms it is a p
 
 
 def names_of(granularity: str) -> str:
-    """The terms of kinds that are joined by commas, such as neurons and heads."""
+    """Names of the terms of several kinds, given as kinds joined by commas; for example "neurons and heads"."""
     return " and ".join(NAMES[kind] for kind in granularity.split(","))
 
 
 def apart(kinds: Sequence[Kind]) -> bool:
-    """Whether there are several, none of which has terms that are parts of another's, so that one set may have all."""
+    """Whether there are several kinds, and no kind's terms are parts of another's, so that one set may contain all of
+    them."""
     return len(kinds) > 1 and not any(_INSIDE.get(kind, set()) & set(kinds) for kind in kinds)

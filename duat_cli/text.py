@@ -1,4 +1,4 @@
-"""Foreign strings made fit for a terminal: model names, paths, tensor names, messages of other libraries."""
+"""Foreign strings made safe for a terminal: model names, paths, tensor names, messages of other libraries."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-PAPER_PROMPT = "Nui zi created Nui zi dynamics"  # the paper's own example, where a matrix is asked for without a text
+PAPER_PROMPT = "Nui zi created Nui zi dynamics"  # the paper's own example, for a matrix without a given text
 
 # controls (C0, DEL, C1), formats (bidi, zero width), surrogates, line and paragraph separators
 _ESCAPED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _NAMES_SHOWN = 4
-_MEASURED = re.compile(r"(?<![\w./-])(\d+\.\d+e[+-]\d+)(?![\w.]*\w)")  # as errors are written; no name, no version
+_MEASURED = re.compile(r"(?<![\w./-])(\d+\.\d+e[+-]\d+)(?![\w.]*\w)")  # 1.0e-01, but not within a name or version
 
 
 def clean(text: str) -> str:
@@ -22,37 +22,38 @@ def clean(text: str) -> str:
 
 
 def shown(name: object, limit: int = 120) -> str:
-    """A foreign name in quotes, fit for a terminal, cut when absurdly long."""
+    """A foreign name in quotes, safe for a terminal; cut if it is absurdly long."""
     text = clean(str(name))
     return f"'{text}'" if len(text) <= limit else f"'{text[:limit]}...'"
 
 
 def expanded(name: str | os.PathLike[str]) -> Path:
-    """The path that a name stands for: ~ and ~user are homes; of a user that is not there the name stays as it is."""
+    """The path of a name, with ~ and ~user replaced by home folders. For an unknown user the name stays as it is."""
     return Path(os.path.expanduser(name))
 
 
 def some(texts: Sequence[str], most: int, between: str = ", ", last: str = " and ") -> str:
-    """At most so many texts, and how many more there are: 'a, b and 3 more'. last: what stands in front of that."""
+    """At most so many texts, and the number of the others: 'a, b and 3 more'. last: the text in front of that
+    number."""
     more = len(texts) - most
     return between.join(texts[:most]) + (f"{last}{more} more" if more > 0 else "")
 
 
 def first_of(texts: Sequence[str], most: int, rest: str = "more") -> list[str]:
-    """At most so many texts, and behind them how many more there are: 'and 3 more'."""
+    """At most so many texts, and a last one with the number of the others: 'and 3 more'."""
     more = len(texts) - most
     return [*texts[:most], *([f"and {more} {rest}"] if more > 0 else [])]
 
 
 def listed(names: list[str]) -> str:
-    """The first few names, sorted, and how many more there are."""
+    """The first few names, sorted, and the number of the others."""
     return some([shown(name) for name in sorted(names)], _NAMES_SHOWN)
 
 
 def one_line(text: str, limit: int = 400) -> str:
-    """A message as one clean line: line breaks become spaces; an over-long text is cut, visibly.
+    """A message as one clean line: line breaks become spaces, and an over-long text is cut visibly.
 
-    It is cut in the middle: what is wrong stands behind a name that may be long.
+    It is cut in the middle, because the fault is named behind a name that may be long.
     """
     line = clean(" ".join(text.split()))
     if len(line) <= limit:
@@ -62,12 +63,12 @@ def one_line(text: str, limit: int = 400) -> str:
 
 
 def exactly(share: float) -> str:
-    """Per cent, not rounded: 99.9 % confidence must not be printed as 100 %."""
+    """A share in per cent, not rounded, because 99.9 % confidence must not be printed as 100 %."""
     return f"{100 * share:.10g}"
 
 
 def plural(number: int, noun: str, many: str | None = None) -> str:
-    """1 prompt, 2 prompts. many: of a noun that takes no s."""
+    """A number with its noun: 1 prompt, 2 prompts. many: the plural, for a noun that takes no s."""
     return f"{number} {noun}" if number == 1 else f"{number} {many or noun + 's'}"
 
 
@@ -88,12 +89,12 @@ def spans(numbers: Iterable[int]) -> list[str]:
 
 
 def in_one(texts: Sequence[str]) -> str | None:
-    """One text for several that are the same but for one measured number, of which it names the smallest and the
-    largest: 'leaves 1.0e-01 to 1.4e-01'; None where they differ in more."""
+    """One text for several that differ in one measured number only; it gives the smallest and the largest: 'leaves
+    1.0e-01 to 1.4e-01'. None where they differ in more."""
     parts = [_MEASURED.split(text) for text in texts]
     if len({len(split) for split in parts}) > 1:
         return None
-    columns = list(zip(*parts, strict=True))  # the measured numbers have odd places
+    columns = list(zip(*parts, strict=True))  # the measured numbers are at odd places
     differing = [place for place, column in enumerate(columns) if len(set(column)) > 1]
     if len(differing) > 1 or any(place % 2 == 0 for place in differing):
         return None
@@ -119,7 +120,8 @@ def about(seconds: float) -> str:
 
 
 def apart(value: float, *others: float) -> str:
-    """Four digits, and more where the value would read as one of the others that it is not."""
+    """The value with four digits, or with as many more as are needed to print it unlike any other that it does not
+    equal."""
     for digits in range(4, 18):
         text = f"{value:.{digits}g}"
         if all(other == value or f"{other:.{digits}g}" != text for other in others):
@@ -128,6 +130,6 @@ def apart(value: float, *others: float) -> str:
 
 
 def natural(key: str) -> list[tuple[int, int, str]]:
-    """To sort names by: block 2 before block 10."""
+    """A key to sort names by: block 2 before block 10."""
     parts = re.split(r"(\d{1,9})", key)
     return [(0, int(p), "") if p.isascii() and p.isdigit() else (1, 0, p) for p in parts if p]
