@@ -67,7 +67,8 @@ class Tally:
         if self._classes:  # no division, as for two classes the deviation is always half of the gap
             self.probabilities += p.tolist()
         else:
-            gap /= torch.stack([row[keep].std(correction=0) for row, keep in zip(logits, finite, strict=True)])
+            rows = (row[keep] for row, keep in zip(logits, finite, strict=True))
+            gap /= torch.stack([row.std(correction=0) if len(row) else row.new_zeros(()) for row in rows])
         self.margins += gap.nan_to_num(0.0, 0.0, 0.0).tolist()
         self.entropies += (-torch.where(p == 0, 0.0, p * log_p).sum(dim=-1)).tolist()
         self.likely.add((p >= 1 / self.vocabulary).any(dim=0))
