@@ -22,7 +22,7 @@ from duat_cli.models.edits.tuned import TunedPages, tuned_copy
 
 
 def refuse_other_base(adapter: AdapterFiles, known: Iterable[ParameterPlan]) -> None:
-    """UnsupportedModelError where the tuned model is not this base with some weights changed."""
+    """Raises UnsupportedModelError where the tuned model is not this base with some weights changed."""
     if adapter.config.get("layer_replication"):
         raise UnsupportedModelError(
             f"{adapter.name}: layer_replication makes another model than its base; without prompts its weights are "
@@ -37,7 +37,8 @@ def refuse_other_base(adapter: AdapterFiles, known: Iterable[ParameterPlan]) -> 
 
 
 def refuse_resized(adapter: str, parameter: str, rows: int, added: int) -> NoReturn:
-    """UnsupportedModelError: a parameter has another number of rows than the base's, which the base cannot run with."""
+    """Raises UnsupportedModelError for a parameter whose number of rows differs from the base's: the base cannot run
+    with it."""
     raise UnsupportedModelError(
         f"{adapter}: {parameter} has {rows + added} rows, the base's {rows}: the tuned model cannot be run from this "
         "base; merge it with PEFT and compare the merged checkpoint: duat lora-diff BASE MERGED --prompts FILE"
@@ -45,8 +46,8 @@ def refuse_resized(adapter: str, parameter: str, rows: int, added: int) -> NoRet
 
 
 def whole(planned: Sequence[ParameterPlan], read: Read, base: BaseWeights) -> Tensor:
-    """Everything that these plans add to their one parameter, in its shape; UnsupportedModelError where a change is not
-    defined."""
+    """Sum of all that these plans add to the one parameter that they change, in its shape. Raises UnsupportedModelError
+    where a change is not defined."""
 
     def dense(plan: ParameterPlan) -> Tensor:
         change = change_of(plan, read, base)
@@ -60,8 +61,8 @@ def whole(planned: Sequence[ParameterPlan], read: Read, base: BaseWeights) -> Te
 
 
 def tuned_model(loaded: LoadedModel, one: Opened, base: BaseWeights, changed: Iterable[str]) -> LoadedModel:
-    """The loaded base with these parameters changed, its weights read block by block where the base's are. Each change
-    is computed when it is applied."""
+    """The loaded base with these parameters changed. Where the base's weights are read block by block, so are those of
+    the tuned model. Each change is computed when it is applied."""
     planned = one.by_parameter
     changes = {name: functools.partial(whole, planned[name], one.read, base) for name in changed}
     tied = frozenset(plan.parameter for plan in one.plans if plan.kind == "trainable tokens")  # wherever they are used
@@ -73,7 +74,7 @@ def tuned_model(loaded: LoadedModel, one: Opened, base: BaseWeights, changed: It
 
 
 def _with_model(loaded: LoadedModel, model: Any) -> LoadedModel:
-    """The same of another model of the class, or of the same part of it."""
+    """`loaded` with `model` in place of its model; where it holds a part of a model, with the same part of `model`."""
     if loaded.whole is None:
         return replace(loaded, model=model)
     return replace(loaded, model=chosen_stack(model, loaded.stack), whole=model)
@@ -81,9 +82,9 @@ def _with_model(loaded: LoadedModel, model: Any) -> LoadedModel:
 
 @contextlib.contextmanager
 def adapted(loaded: LoadedModel, adapter: AdapterFiles, base: BaseWeights) -> Iterator[LoadedModel]:
-    """The loaded base with the whole adapter applied, while the base's tensors are at hand.
+    """The loaded base with the whole adapter applied, as a context in which the base's tensors can be read.
 
-    UnsupportedModelError names the first change that is not defined, or that makes another model than this base.
+    Raises UnsupportedModelError, which names the first change that is not defined or that does not fit this base.
     """
     with base:
         one = opened(adapter, base)

@@ -1,10 +1,11 @@
-"""Eq. 17 and 18, tested on the tuned run: each linear layer of an FFN gives W_base x + dW x, dW taken from elsewhere.
+"""Test of Eq. 17 and 18 on the tuned run: each linear layer of an FFN gives W_base x + dW x, dW taken from elsewhere.
 
 Eq. 17 is h = W_0 x + dW x. Eq. 18 puts it into the FFNs of Eq. 11: W'_{j,2} + dW_{j,2} in front of the nonlinearity,
-W'_{j,3} + dW_{j,3} behind it (its print has a plus in front of sigma, where Eq. 11 has the product, and dW of layer
-j + 1). There W' are products of layers applied to x_0; tested is each layer on its own input. dW comes from the
-adapter's factors or from the difference of the files, W_base from the base model, x and the sum to be met from a plain
-run of the tuned model. Eq. 18 says nothing of attention: dW_q and dW_k act through H, dW_v and dW_o through A.
+W'_{j,3} + dW_{j,3} behind it (as printed, it has a plus in front of sigma, where Eq. 11 has the product, and dW of
+layer j + 1). There W' are products of layers applied to x_0; here each layer is tested on its own input. dW comes from
+the adapter's factors or from the difference of the files, W_base from the base model. x and the output that the sum has
+to equal come from a plain run of the tuned model. Eq. 18 does not cover attention: dW_q and dW_k act through H, dW_v
+and dW_o through A.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ from duat_cli.results.base import Skipped
 from duat_cli.results.lora import Eq18
 
 STATEMENT = "Eq. 18, W'_tuned = W'_base + dW in the FFN's linear layers"
-CHANGE_TOLERANCE = 1e-3  # of |dW x|: a scale that is wrong by 1 % shows tenfold
-INPUTS = 64  # input vectors a layer, and prompts that they are taken from, at most
-_ROUNDINGS = 3  # times its standard size that rounding may make
+CHANGE_TOLERANCE = 1e-3  # as a share of |dW x|; a scale that is wrong by 1 % exceeds it tenfold
+INPUTS = 64  # at most so many input vectors for each layer, and so many prompts that they are taken from
+_ROUNDINGS = 3  # rounding is taken to explain an error of up to this multiple of its standard size
 
 Stated = Callable[[str], Piece | None]
-"""A parameter's dW in the base's layout, from the adapter or the files; None where they change nothing."""
+"""Gives a parameter's dW in the base's layout, from the adapter or the files; None where they do not change it."""
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """One linear layer."""
+    """Errors of one linear layer on the tuned run."""
 
     relative_error: float  # |y - (W_base x + dW x + b)| / |y|, y as the tuned model made it
     change_error: float  # |(W_tuned - W_base - dW) x| / |dW x|, float64
-    rounding: float  # what rounding of W_tuned to its dtype may make of change_error
+    rounding: float  # the part of change_error that rounding of W_tuned to its dtype may make
 
     def holds(self, tolerance: float) -> bool | None:
-        """None where dW x is too small beside the rounding of W_tuned to tell."""
+        """Whether the layer passes; None where dW x is too small beside the rounding of W_tuned to tell."""
         if not self.relative_error <= tolerance:  # so that NaN fails
             return False
         if CHANGE_TOLERANCE < self.change_error <= _ROUNDINGS * self.rounding:
@@ -60,19 +61,19 @@ class _Layer:
 
 
 class Eq18Test:
-    """Every FFN layer whose weights differ, or for which a change is stated, on the first INPUTS of the prompts.
+    """Test of every FFN layer whose weights differ, or for which a change is stated, on the first INPUTS prompts.
 
-    Its passes go through the tuned model; behind them in each block its layers are tested while the block's weights are
-    there, and those of the base, where these are read a block ahead. `alone` sees to that.
+    Its passes go through the tuned model. Behind them in each block, its layers are tested while the block's weights
+    are in memory, and the base's too, provided that the base is read one block ahead: `alone` sees to that.
     """
 
     def __init__(
         self, base: Ground, tuned: Session, prompts: Sequence[Prompt], changed: Sequence[str], stated: Stated
     ) -> None:
-        """base: with its layers. changed: the report's parameters."""
+        """base: found with `layers`. changed: the parameters in the report."""
         self._ground, self._base, self._tuned, self._stated = base, base.session, tuned, stated
         self._model = model = self._base.loaded.named
-        self._calls = self._base.structure.calls  # of now: a later sweep finds them anew, behind the tuned model's
+        self._calls = self._base.structure.calls  # as of now; a later sweep finds them anew, behind the tuned model's
         self._joined = joined_places(model, list(changed))
         self._places = own_names(model, [name for name in changed if name not in self._joined])
         self._reasons = dict(base.reasons)
@@ -89,11 +90,11 @@ class Eq18Test:
         self.passes: list[Pass] = [*self._runs, Visit(tuned.structure.calls, self._look, tuned.weights)]
 
     def attached(self) -> contextlib.AbstractContextManager[None]:
-        """Around the passes."""
+        """Context that the passes run in; its hooks record what the layers read and give."""
         return hooked(set(self._layers.values()), after=self._watch)
 
     def alone(self) -> Eq18Test:
-        """Run the passes, and nothing beside them; returns itself."""
+        """Runs the passes with nothing else beside them; returns itself."""
         before, after = self._base.weights, self._tuned.weights
         with self.attached():
             if before is None or after is None:
@@ -104,14 +105,14 @@ class Eq18Test:
         return self
 
     def found(self) -> Eq18:
-        """Once the passes have run."""
+        """The result, once the passes have run."""
         for name in self._layers:
             if name in self._seen and name not in self._found:
                 self._test(name)
         places, tolerance = self._places | self._joined, tolerance_for(self._model.dtype)
         known = {name: layer for name in self._seen if (layer := self._found.get(name)) is not None}
         failed = [name for name, layer in known.items() if not layer.holds(tolerance)]
-        # one that only rounding moved is no change; one that moves and is not in the report has failed
+        # a layer that is not in the report counts only if it failed: rounding alone is no change
         listed = {module for module, _ in places.values()}
         tested = {name: layer for name, layer in known.items() if name in listed or name in failed}
         found: dict[str, list[str]] = {place: [] for place in ("second", "third", "attention", "elsewhere", "block")}
@@ -140,7 +141,8 @@ class Eq18Test:
         )
 
     def _watch(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-        """What the tuned model's layers read (n, in) and gave (n, out): some tokens of every prompt, evenly spread."""
+        """Keeps what the tuned model's layers read, (n, in), and gave, (n, out), at tokens spread evenly over a
+        prompt."""
         if not any(run.on for run in self._runs):
             return
         x, y = (value.reshape(-1, value.shape[-1]) for value in (args[0], output))
@@ -155,11 +157,11 @@ class Eq18Test:
         for name in self._ground.layers[calls[number]]:
             layers = self._model.get_submodule(name), self._layers.get(name)
             there = not any(p.is_meta for one in layers if one is not None for p in one.parameters())
-            if name in self._seen and there:  # else it is brought in the end
+            if name in self._seen and there:  # else its weights are loaded in the end, by `found`
                 self._test(name)
 
     def _test(self, name: str) -> None:
-        """One layer, if its test says something; why it does not goes into `reasons`."""
+        """Tests one layer. Where the test tells nothing, `_reasons` holds why."""
         pairs, self._found[name] = self._seen[name], None
         seen = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
         try:
@@ -174,7 +176,7 @@ class Eq18Test:
         self._found[name] = found
 
     def _compared(self, name: str, seen: tuple[Tensor, Tensor]) -> _Layer | None:
-        """One layer; None where nothing changes. UnsupportedModelError says why it cannot be tested."""
+        """Errors of one layer; None where nothing changes. UnsupportedModelError says why it cannot be tested."""
         old, new = self._model.get_submodule(name), self._layers[name]
         self._base.loaded.bring(old)
         self._tuned.loaded.bring(new)
@@ -194,7 +196,7 @@ class Eq18Test:
             assert isinstance(bias, Tensor)
             moved = moved + bias
         before, after = (_affine(x, layer, axis) for layer in (old, new))
-        size = float(moved.norm()) or float((after - before).norm())  # a change that nobody states is missed whole
+        size = float(moved.norm()) or float((after - before).norm())  # an unstated change counts as error 1
         return _Layer(
             relative_error=relative_error(before + moved, y),
             change_error=float((after - before - moved).norm()) / size if size else 0.0,
@@ -218,7 +220,8 @@ def _where(model: nn.Module, structure: ModelStructure, module: str) -> Literal[
 
 
 def _why(model: nn.Module, module: str, reasons: Mapping[str, str]) -> str:
-    """The reason of the layer itself, or of the unit or block that it stands in; a norm's is that it is no layer."""
+    """Why a module is not covered: the reason of the layer itself, or of the unit or block that it is in; for a norm or
+    the like, that it is no layer."""
     around = [name for name in reasons if module == name or module.startswith(f"{name}.")]
     matrix = any(p.ndim > 1 for p in model.get_submodule(module).parameters())
     return reasons[max(around, key=len)] if matrix and around else "it is no linear layer of the block's FFN"
@@ -228,7 +231,7 @@ def _why(model: nn.Module, module: str, reasons: Mapping[str, str]) -> str:
 
 
 def _tuned_module(model: Any, name: str) -> nn.Module | None:
-    """The layer of that name, which may have the base model's prefix or lack it."""
+    """The tuned model's layer of that name, with or without the base model's prefix; None if there is none."""
     found = or_reason(lambda: own_names(model, [f"{name}.weight"]))
     return None if isinstance(found, str) else model.get_submodule(found[f"{name}.weight"][0])
 
@@ -239,7 +242,7 @@ def _same(old: Any, new: Any) -> bool:
 
 
 def _product(x: Tensor, change: Piece | None, axis: int, width: int) -> Tensor:
-    """x (n, in) by dW in the layer's layout: (n, out). axis: where the inputs stand."""
+    """dW x for x (n, in) and dW in the layer's layout, as (n, out). axis: the axis of dW that the inputs are on."""
     if change is None:
         return x.new_zeros(len(x), width)
     turned = change.mT if axis == 1 else change  # (in, out)
@@ -254,7 +257,8 @@ def _affine(x: Tensor, layer: Any, axis: int) -> Tensor:
 
 
 def _rounding(x: Tensor, layer: Any, axis: int) -> float:
-    """Standard size of what rounding the weight to its dtype adds to x W: errors of at most eps/2 |w|, independent."""
+    """Standard size of what rounding the weight to its dtype adds to x W, if the errors are independent and each is at
+    most eps/2 |w|."""
     weight = layer.weight.detach().cpu().double()
     squares = x.square() @ (weight.mT if axis == 1 else weight).square()
     return 0.5 * torch.finfo(layer.weight.dtype).eps * float(squares.sum().sqrt())

@@ -1,4 +1,4 @@
-"""What all prompts of `duat lora-diff` say together, in constant memory."""
+"""Results of `duat lora-diff` over all prompts, in constant memory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ CONFIDENCE = 0.95
 
 
 class Order:
-    """Prompts by how far they moved, in constant memory; of two alike the first of the set goes first."""
+    """Prompts ordered by how far they moved, in constant memory; of two that moved as far, the one read first is
+    first."""
 
     def __init__(self, measure: Callable[[PromptChange], float]) -> None:
         self._measure = measure
         self.most: list[PromptChange] = []
-        """As many as a report lists."""
+        """Those that moved most, as many as a report lists."""
         self.first: PromptChange | None = None
-        """Of those that have a KL."""
+        """The prompt that moved most of those that have a KL; `last` is the one that moved least."""
         self.last: PromptChange | None = None
 
     def add(self, one: PromptChange) -> None:
@@ -39,14 +40,14 @@ class Order:
 
 
 class Means:
-    """What the prompts so far say together of KL and loss."""
+    """Means of KL and loss over the prompts so far."""
 
     def __init__(self) -> None:
         self._kl, self._loss, self._squares = ExactSum(), ExactSum(), ExactSum()
         self._no_kl = self._no_loss = False
         self._why: dict[str, str] = {}
         self.seen = self.scored = self.better = 0
-        """Prompts; those with a loss; those on which it fell."""
+        """How many prompts there were, how many had a loss, and on how many it fell."""
 
     def add(self, one: PromptChange | AnswerChange) -> None:
         self.seen += 1
@@ -68,7 +69,7 @@ class Means:
             self.better += change < 0
 
     def _say(self, what: str, one: PromptChange | AnswerChange) -> None:
-        """The first reason that is not the length of a prompt, else that."""
+        """Keeps the first reason that is not the length of a prompt; that one only where there is no other."""
         for field, why in one.reasons.items():
             if field.startswith(what) and self._why.get(what, ONE_TOKEN) == ONE_TOKEN:
                 self._why[what] = why
@@ -79,13 +80,14 @@ class Means:
 
     @property
     def loss(self) -> float | None:
-        """Tuned less base, of every prompt but those of one token; None where one of the others has no finite loss."""
+        """Mean of the tuned loss less the base's, over all prompts of more than one token; None where one of them has
+        no finite loss."""
         return None if self._no_loss or not self.scored else self._loss.mean()
 
     @property
     def loss_interval(self) -> tuple[float, float] | None:
-        """Student's, 95 %, of the mean over prompts drawn as these are, which two sums are enough for, unlike
-        `paired_interval`; None of too few, or too equal ones, to say how they differ."""
+        """Student's 95 % interval of the mean over prompts drawn as these are. Two running sums are enough for it,
+        unlike for `paired_interval`. None where the prompts are too few, or do not differ."""
         if self.loss is None or self.scored < FEWEST:
             return None
         spread = max(0.0, self._squares.mean() - self.loss**2) / (self.scored - 1)
@@ -96,7 +98,7 @@ class Means:
 
     @property
     def said(self) -> dict[str, Any]:
-        """As fields of a summary."""
+        """The means as fields of a summary."""
         low, high = self.loss_interval or (None, None)
         return {
             "kl": self.kl,
@@ -113,8 +115,8 @@ class Means:
 
 
 class Findings:
-    """Of the prompts so far, in constant memory: their blocks, what the next tokens and the loss did, and in what order
-    the prompts moved; apart from it the same of what the model itself says in them."""
+    """Results over the prompts so far, in constant memory: their blocks, the changes of next tokens and loss, and the
+    order of the prompts by how far they moved. `answers` has KL and loss on the model's own messages alone."""
 
     def __init__(self) -> None:
         self._blocks: list[Mean[BlockChange]] = []
@@ -124,7 +126,7 @@ class Findings:
         self._tokens = 0
 
     def add(self, found: Compared) -> None:
-        """The next prompt."""
+        """Takes the next prompt."""
         self._blocks = self._blocks or [Mean() for _ in found.blocks]
         for mean, block in zip(self._blocks, found.blocks, strict=True):
             mean.add(block)
@@ -140,17 +142,17 @@ class Findings:
 
     @property
     def blocks(self) -> list[BlockChange]:
-        """Means; of certificates the largest."""
+        """Each block's changes, as means over the prompts; of certificates the largest."""
         return [mean.value() for mean in self._blocks]
 
     @property
     def order(self) -> Order:
-        """By KL where every prompt has one, else by what the output moved."""
+        """The prompts ordered by KL where every prompt has one, else by how far the output moved."""
         return self._by_output if self.whole.kl is None else self._by_kl
 
     @property
     def summary(self) -> AnswersSummary | None:
-        """Of the answers; None without one."""
+        """Summary of the answers; None where no prompt has one."""
         if not self._tokens:
             return None
         return AnswersSummary(prompts=self.answers.seen, tokens=self._tokens, **self.answers.said)

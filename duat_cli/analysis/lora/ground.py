@@ -1,4 +1,4 @@
-"""What is found of a model before a prompt runs: where its branches meet the stream, the linear layers of its FFNs, and
+"""Findings on a model before a prompt runs: where its branches meet the stream, the linear layers of its FFNs, and
 whether it predicts the next token, or a class.
 """
 
@@ -31,30 +31,30 @@ class Ground:
     session: Session
     branches: Branches
     layers: Mapping[nn.Module, Mapping[str, Side]]
-    """By block module: its FFN's linear layers by their names in the model, and on which side of the nonlinearity
-    (Eq. 11's index of W') each stands."""
+    """Block module -> its FFN's linear layers, by their names in the model, and the side of the nonlinearity that each
+    is on, as Eq. 11's index of W'."""
     reasons: Mapping[str, str]
-    """By the name of an FFN, or of its block: why the layers are not known."""
+    """Name of an FFN, or of its block -> why its layers are not known."""
     why_no_next_token: str | None
     classes: Classes | None
 
 
 def ground_of(session: Session, *, layers: bool) -> Ground:
-    """layers: whether the FFNs' linear layers are looked for."""
+    """Runs the tests that prompts need on a model. layers: whether to look for the FFNs' linear layers."""
     loaded = session.loaded
 
     def guest_of(found: Discovered) -> _Guest:
         return _Guest(loaded.named, HeadTest(loaded.model, found.stack, loaded.device, loaded.like), layers=layers)
 
     guest = session.discover_beside(guest_of)
-    if loaded.like is not None:  # what is written down of all blocks is as large as a picture
+    if loaded.like is not None:  # the traces of all blocks are as large as a picture
         give_back_free_memory()
     head = guest.head
     return Ground(session, guest.branches, guest.layers, guest.reasons, head.why_no_next_token(), head.classes)
 
 
 class _Guest(Placing):
-    """What goes through the model beside one attempt at its discovery."""
+    """Passes that go through the model beside one attempt at its discovery, and what they find."""
 
     def __init__(self, model: nn.Module, head: HeadTest, *, layers: bool) -> None:
         super().__init__(head.passes)

@@ -1,4 +1,4 @@
-"""What a reader should see first of what a change of weights does to prompts: sentences that the numbers back."""
+"""Sentences on what a change of weights does to prompts, for a reader to see first; each rests on reported numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from duat_cli.results.lora import BlockChange, PromptChange
 
 
 def notable(found: Findings) -> list[str]:
-    """Where the change acts most, and through what; on which prompts; and what it does to the loss."""
+    """Sentences on where the change acts most and through what, on which prompts, and on what it does to the loss."""
     lines = [*most_moved(found.blocks), *_most_and_least(found.order.first, found.order.last)]
     whole, answers = found.whole, found.answers
     if whole.kl:
@@ -23,7 +23,7 @@ def notable(found: Findings) -> list[str]:
 
 
 def most_moved(blocks: Sequence[BlockChange]) -> list[str]:
-    """Which W' changed most, and through what."""
+    """A sentence on which W' changed most, and through what; none where no W' changed."""
     changed = [b for b in blocks if b.operator.relative_change]
     known = [b for b in changed if b.operator.routing is not None and b.operator.weights is not None]
     if not known:
@@ -54,7 +54,7 @@ def _most_and_least(most: PromptChange | None, least: PromptChange | None) -> li
 
 
 def _loss_between(what: str, change: float, interval: tuple[float, float] | None) -> str:
-    """How far the loss moved, and whether other prompts of the kind would say so too."""
+    """A sentence on how far the loss moved, and whether that is more than chance."""
     said = f"{what} {'fell' if change < 0 else 'rose'} by {abs(change):.3g}"
     said += " nats a token, the mean over the prompts"
     if interval is None:

@@ -32,15 +32,15 @@ class Front:
 
     norm: nn.Module
     form: NormForm
-    gain: Tensor  # as of `true_gain`
+    gain: Tensor  # as `true_gain` returns it
 
 
 class FrontNorms:
-    """One plain pass with eyes on the changed modules: who reads a norm's very output. Behind it in each block the
-    gains of the norms are read, for which their weights have to be there."""
+    """A plain pass that finds which changed modules read the output tensor of a norm itself. Behind it in each block,
+    the gains of the norms are read while their weights are in memory."""
 
     def __init__(self, session: Session, prompt: Prompt, names: Sequence[str]) -> None:
-        """names: of the changed parameters. UnsupportedModelError where one has no place in the model."""
+        """names: the changed parameters. Raises UnsupportedModelError where one has no place in the model."""
         model, structure, device = session.loaded.named, session.structure, session.loaded.device
         own = own_names(model, list(names))
         self._modules = {name: model.get_submodule(module) for name, (module, _) in own.items()}
@@ -54,7 +54,7 @@ class FrontNorms:
         self.passes: list[Pass] = [self._pass, Visit(structure.calls, self._look, session.weights)]
 
     def attached(self) -> contextlib.AbstractContextManager[None]:
-        """Around the passes."""
+        """Context that the passes run in; its hooks record inputs and outputs."""
         return hooked({*self._forms, *self._modules.values()}, after=self._see)
 
     def _see(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -73,7 +73,7 @@ class FrontNorms:
                 self._gains[norm] = true_gain(norm, self._forms[norm])
 
     def _in_front(self) -> dict[str, nn.Module]:
-        """By parameter, as far as the pass has come."""
+        """Parameter -> the norm in front of it, as far as the pass has come."""
         made, found = self._made, {}
         for name, module in self._modules.items():
             read = self._read.get(module)
@@ -87,10 +87,10 @@ class FrontNorms:
         return found
 
     def found(self) -> dict[str, Front]:
-        """By parameter, of those that a norm stands in front of, once the passes have run."""
+        """Parameter -> the norm in front of it, for those that have one, once the passes have run."""
         found = {}
         for name, norm in self._in_front().items():
-            if norm not in self._gains:  # of a block in front of the one that reads it
+            if norm not in self._gains:  # the norm of an earlier block than the module that reads it
                 self._loaded.bring(norm)
                 self._gains[norm] = true_gain(norm, self._forms[norm])
             found[name] = Front(norm, self._forms[norm], self._gains[norm])
@@ -100,8 +100,8 @@ class FrontNorms:
 def sup_local(pieces: tuple[Piece, ...], inputs_first: bool, gain: Tensor, form: NormForm) -> float:
     """√M σ_max(ΔW diag(γ) P) + ‖ΔW β‖: the most the change adds to the output of a layer behind this norm.
 
-    gain: γ, as of `true_gain`. Behind the norm a token is γ ∘ (P x)/rms(P x) + β, and P x / rms(P x) lies on a sphere
-    of radius √M.
+    gain: γ, as `true_gain` returns it. A token behind the norm is γ ∘ (P x)/rms(P x) + β, and P x / rms(P x) lies on a
+    sphere of radius √M.
     """
     bias = None if form.bias is None else form.bias.detach().reshape(-1).double().cpu()
     [piece] = pieces
@@ -118,7 +118,8 @@ def sup_local(pieces: tuple[Piece, ...], inputs_first: bool, gain: Tensor, form:
 
 
 def true_gain(norm: nn.Module, form: NormForm) -> Tensor:
-    """γ with its scale, which the form leaves open: from the norm's own answer to a large input; (M,) float64."""
+    """γ of a norm, (M,) float64. The form leaves its scale open, so the scale is taken from the norm's output for a
+    large input."""
     gain = form.gain.detach().reshape(-1)
     with torch.no_grad():
         x = random_like(gain.new_ones(1, 1, len(gain))) * LARGE

@@ -1,8 +1,8 @@
 """`duat lora-diff` with prompts: what a change of weights does to each block, exactly, prompt by prompt.
 
-Base and tuned model run the same prompt, both with a certificate. Of the base's run everything that the comparison
-needs is kept for the length of one prompt: Ĥ of every block, the FFN's term, the dynamic bias, the output. Where the
-weights of both are read block by block, both go through each block in turn, with all prompts.
+Base and tuned model run the same prompt, both with a certificate. All that the comparison needs of the base's run is
+kept for the length of one prompt: Ĥ of every block, the FFN's term, the dynamic bias, the output. Where the weights of
+both are read block by block, all prompts go through one block of the base, then the same block of the tuned model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from duat_cli.results.lora import AnswerChange, BlockChange, OperatorChange, Pro
 from duat_cli.statistics.divergence import kl, mean_loss
 from duat_cli.statistics.ranking import largest
 
-KEPT_BYTES = 4 << 30  # of one prompt's base run
+KEPT_BYTES = 4 << 30  # most that is kept of one prompt's base run
 MOVED_TOKENS = 5
 SCALE_OPEN = "V and O were found with unit vectors: their scale is open, routing and weights cannot be told apart"
 ZERO = "the base's is zero"
@@ -53,7 +53,7 @@ Decode = Callable[[int], str]
 
 @dataclass(frozen=True)
 class Kept:
-    """What one block did under one prompt."""
+    """Results of one block under one prompt, kept for the comparison."""
 
     operator: KroneckerSum | str  # W', or why there is none
     read: bool  # whether V and O were read from weights, so that their scale is known
@@ -67,18 +67,18 @@ class Kept:
 
 @dataclass(frozen=True)
 class Compared:
-    """What one prompt gave."""
+    """Results of one prompt."""
 
     blocks: list[BlockChange]
-    """None, where the models have another number of them."""
+    """Changes of the blocks; empty where the models differ in their number of blocks."""
     base_error: float
-    """Of the base's certificate, largest over the blocks."""
+    """Error of the base's certificate, the largest over the blocks; `tuned_error` is that of the tuned model."""
     tuned_error: float
     change: PromptChange
 
 
 class Beside(Protocol):
-    """Passes that go through a model beside the prompts, all hooks that they need attached."""
+    """Passes that go through a model beside the prompts; the hooks that they need are on within `attached`."""
 
     passes: list[Pass]
 
@@ -89,25 +89,25 @@ class Beside(Protocol):
 class _Row:
     """One prompt on its way through both models, the base first."""
 
-    kept: dict[int, Kept] = field(default_factory=dict)  # of the base's blocks, until the tuned model's are there
+    kept: dict[int, Kept] = field(default_factory=dict)  # the base's blocks, each until the tuned model's block has run
     blocks: list[BlockChange] = field(default_factory=list)
     errors: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of the certificates
-    streams: list[Tensor | None] = field(default_factory=lambda: [None, None])  # what the last blocks gave
-    outputs: list[Any] = field(default_factory=list)  # what the stacks returned
+    streams: list[Tensor | None] = field(default_factory=lambda: [None, None])  # outputs of the last blocks
+    outputs: list[Any] = field(default_factory=list)  # return values of the stacks
 
     @property
     def moved(self) -> float:
-        """How far the last block's output moved, relative."""
+        """How far the last block's output moved, relative to its size in the base."""
         before, after = (wide(stream) for stream in self.streams if stream is not None)
         size = float(before.norm())
         return float((after - before).norm()) / size if size else 0.0
 
 
 class Comparer:
-    """Both models, and what is known of a pair of blocks."""
+    """Compares base and tuned model on prompts; keeps what depends on a pair of blocks alone."""
 
     def __init__(self, before: Ground, after: Ground, decode: Decode, total: int, progress: Progress) -> None:
-        """before, after: of the base and of the tuned model. total: how many prompts there are in all."""
+        """before, after: the base and the tuned model. total: how many prompts there are in all."""
         self._grounds, self._sessions = (before, after), (before.session, after.session)
         self._paired = before.session.depth == after.session.depth
         self._decode, self._total, self._progress = decode, total, progress
@@ -116,7 +116,8 @@ class Comparer:
     def __call__(
         self, chunk: Sequence[tuple[int, Prompt]], with_base: Beside | None = None, with_tuned: Beside | None = None
     ) -> list[Compared]:
-        """Of prompts with their numbers. with_base, with_tuned: what goes through a model beside the first of them."""
+        """Results of these prompts, given with their numbers. with_base, with_tuned: passes that go through that model
+        beside the first prompts that run."""
         found, beside = list[Compared](), (with_base, with_tuned)
         for some in self._side_by_side(chunk):
             with contextlib.ExitStack() as stack:
@@ -132,26 +133,27 @@ class Comparer:
 
     @property
     def _classes(self) -> bool:
-        """Whether both are classifiers, of a text or of each token."""
+        """Whether both models are classifiers, and of the same kind: of a whole text, or of each token."""
         before, after = (ground.classes for ground in self._grounds)
         return before is not None and before == after
 
     @property
     def _weights(self) -> tuple[Weights, Weights] | None:
-        """Of both models, where they go through each block in turn."""
+        """Weights of both models, where they go through each block in turn; else None."""
         before, after = (session.weights for session in self._sessions)
         return (before, after) if self._paired and before is not None and after is not None else None
 
     def _side_by_side(self, chunk: Sequence[tuple[int, Prompt]]) -> list[list[tuple[int, Prompt]]]:
-        """As many as go through both models at once."""
+        """The prompts, split into groups that go through both models at once."""
         if self._weights is None:
             return [[one] for one in chunk]
         return [[chunk[place] for place in wave] for wave in self._sessions[0].waves([prompt for _, prompt in chunk])]
 
     def _rows(self, chunk: Sequence[tuple[int, Prompt]], beside: Sequence[Sequence[Pass]]) -> list[_Row]:
-        """Of prompts that go side by side: all of them through a block of the base, then of the tuned model, then
-        through the next, so that of the base's run one block is kept. Where weights are in memory of one prompt, which
-        goes through the base, then through the tuned model. beside: passes that go along with either."""
+        """Runs prompts side by side: all go through a block of the base, then of the tuned model, then through the next
+        block, so that only one block of the base's run is kept. Where weights are in memory, `chunk` is one prompt,
+        which goes through the whole base, then through the tuned model. beside: passes that go along with either
+        model."""
         rows, weights = [_Row() for _ in chunk], self._weights
         blocks = len(self._sessions[0].structure.calls)
         done = itertools.count(chunk[0][0] * blocks + 1)
@@ -188,7 +190,7 @@ class Comparer:
         return rows
 
     def _take(self, side: int, row: _Row, run: BlockRun, step: Step) -> None:
-        """One block of the base (side 0) or of the tuned model (1) under one prompt."""
+        """Takes one block of the base (side 0) or of the tuned model (1) under one prompt."""
         found = _keep(self._grounds[side], run, step)
         row.errors[side], row.streams[side] = max(row.errors[side], found.error), found.output
         if self._paired and side:
@@ -197,23 +199,24 @@ class Comparer:
             row.kept[run.index] = found
 
     def _logits(self, prompt: Prompt, row: _Row) -> tuple[Tensor, Tensor] | str:
-        """Of both models, or why they are not those of the next token, or of classes."""
+        """Logits of both models, or why they are not logits of the next token or of classes."""
         if not self._classes:
             without = sorted(self._grounds, key=lambda ground: ground.classes is not None)
             if whys := [ground.why_no_next_token for ground in without if ground.why_no_next_token is not None]:
-                return whys[0]  # of a classifier it says the least
+                return whys[0]  # a classifier's reason says the least, so it comes last
         pairs = zip(self._sessions, row.outputs, strict=True)
         p, q = (logits_of(session, output, prompt) for session, output in pairs)
         return p, q
 
 
 def logits_of(session: Session, output: Any, prompt: Prompt) -> Tensor:
-    """(N, vocabulary) of one prompt, or over classes as of `head_logits`. output: what the stack gave for it."""
+    """Logits of one prompt, (N, vocabulary), or over classes as `class_logits` or `head_logits` returns them. output:
+    the stack's return value for it."""
     loaded, stack = session.loaded, session.structure.stack
     given = placed(prompt.given, loaded.device, loaded.model.dtype)
     if not isinstance(given, Tensor):
         found = class_logits(loaded.model, stack, output, given)
-        assert found is not None  # as the test of its head found
+        assert found is not None  # the model's `HeadTest` has passed
         return found
     return torch.cat([logits for _, logits in head_logits(loaded.model, stack, output, given)])
 
@@ -221,7 +224,7 @@ def logits_of(session: Session, output: Any, prompt: Prompt) -> Tensor:
 def _check_room(base: Session, prompt: Prompt) -> None:
     tokens = prompt.input_ids.shape[1]
     given = stated(base.loaded.model.config, "num_attention_heads") or 1
-    heads = max(given) if isinstance(given, list) else given  # of stages one each
+    heads = max(given) if isinstance(given, list) else given  # a list has one for each stage
     size = len(base.structure.calls) * heads * tokens**2 * 4
     if size > KEPT_BYTES:
         most = int((KEPT_BYTES / (4 * heads * len(base.structure.calls))) ** 0.5)
@@ -309,7 +312,7 @@ def _terms(before: Kept, after: Kept) -> TermsChange:
 def _prompt(
     number: int, prompt: Prompt, output: float, logits: tuple[Tensor, Tensor] | str, decode: Decode, *, classes: bool
 ) -> PromptChange:
-    """classes: whether the logits are over classes."""
+    """Change of one prompt's prediction. classes: whether the logits are over classes."""
     if isinstance(logits, str):
         return PromptChange.absent(logits, prompt=number, output=output, moved_tokens=[])
     ids = prompt.input_ids[0]
@@ -338,7 +341,8 @@ def _prompt(
 def _answer(
     prompt: Prompt, logits: tuple[Tensor, Tensor], each: Tensor | None, why_no_kl: str | None
 ) -> AnswerChange | None:
-    """each: as of `_divergence`. None without a token of the model's own that has one in front of it."""
+    """Change on the model's own messages; None where it has no token there with another in front of it. each: as
+    `_divergence` returns it."""
     places = torch.tensor([place for place in prompt.answered or () if place > 0])
     if not len(places):
         return None
@@ -354,7 +358,7 @@ def _answer(
 
 
 def _divergence(p: Tensor, q: Tensor, what: str) -> tuple[Tensor | None, str | None]:
-    """KL of each row, nats, (N,) float64 on the CPU; or None and why. what: the logits are over, in words."""
+    """KL of each row, nats, (N,) float64 on the CPU; or None and why. what: name of what the logits are over."""
     if p.shape[1] != q.shape[1]:
         return None, f"the models predict {p.shape[1]} and {q.shape[1]} {what}"
     each = kl(p, q).cpu()
@@ -366,7 +370,8 @@ def _divergence(p: Tensor, q: Tensor, what: str) -> tuple[Tensor | None, str | N
 
 
 def _loss(logits: Tensor, ids: Tensor, places: Tensor) -> float | None:
-    """Mean negative log likelihood of the tokens at these places, from 1, nats; None without one."""
+    """Mean negative log likelihood, in nats, of the tokens at these places, each at least 1; None if it is not finite
+    or there are none."""
     if not len(places):
         return None
     loss = mean_loss(logits[places - 1], ids[places])

@@ -1,4 +1,4 @@
-"""Pictures and sounds that base and tuned model both read: made once, as the base's processor makes them."""
+"""Pictures and sounds that base and tuned model both read, made once by the base's processor."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from duat_cli.loading.model.load import LoadedModel, skeleton
 from duat_cli.loading.prompts import Prompt
 from duat_cli.text import clean, some
 
-SHOWN = 4  # settings of a processor in a note
+SHOWN = 4  # most settings of a processor that a note lists
 
 
 def with_note(loaded: LoadedModel, texts: PromptRequest) -> LoadedModel:
-    """The base, with a note of the settings in which the processor of the tuned model differs from what both read."""
+    """The base, with a note of the settings in which the tuned model's processor differs from the base's."""
     files, tuned = texts.files, texts.template
     if loaded.like is None or tuned is None or files is None or files.option == "--inputs":
         return loaded
@@ -32,8 +32,8 @@ def with_note(loaded: LoadedModel, texts: PromptRequest) -> LoadedModel:
 def require_alike(
     base: CheckpointFiles, tuned: CheckpointFiles, stack: StackName | None, prompts: Sequence[Prompt]
 ) -> None:
-    """InputError where the tuned checkpoint cannot read what the base does, or makes another number of tokens of it; as
-    far as passes without weights tell."""
+    """Raises InputError where the tuned checkpoint cannot read what the base reads, or makes another number of tokens
+    of it, as far as passes without weights tell."""
     shells = [chosen_stack(skeleton(files), stack) for files in (base, tuned)]
     for prompt in {_shapes(one): one for one in reversed(prompts)}.values():
         own, other = (expected_positions(shell, prompt.prepared or {}) for shell in shells)

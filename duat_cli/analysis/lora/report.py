@@ -1,4 +1,4 @@
-"""The report of `duat lora-diff` with prompts: what the weights alone gave, and what both models did."""
+"""The report of `duat lora-diff` with prompts: the report on the weights, and the results of both models' runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ from duat_cli.results.weight_change import ModuleChange
 def adapter_pair(
     report: LoraReport, base: BaseWeights, adapter: AdapterFiles, loaded: LoadedModel, progress: Progress
 ) -> Iterator[Pair]:
-    """The base and the base with the adapter. `report` is of the weights alone, and has refused what has no meaning."""
+    """The base, and the base with the adapter applied. report: the report on the weights alone, in which plans without
+    a meaning were refused."""
     with base:
         one = opened(adapter, base)
         refuse_other_base(adapter, one.plans)
@@ -66,7 +67,7 @@ def adapter_pair(
 
 @contextlib.contextmanager
 def checkpoint_pair(report: LoraReport, loaded: LoadedModel, tuned: LoadedModel, progress: Progress) -> Iterator[Pair]:
-    """The same for a fully tuned checkpoint, whose dW is the difference of the files."""
+    """The base and a fully tuned checkpoint, whose dW is the difference of the files."""
     sources = [Source(one.files.path, one.name, one.revision) for one in (loaded, tuned)]
     weights = [BaseWeights(source, one.files) for source, one in zip(sources, (loaded, tuned), strict=True)]
 
@@ -86,7 +87,7 @@ def checkpoint_pair(report: LoraReport, loaded: LoadedModel, tuned: LoadedModel,
 
 
 class Pair:
-    """Base and tuned model, ready to run, and the report on what their weights say."""
+    """Base and tuned model, ready to run, and the report on their weights."""
 
     def __init__(
         self,
@@ -99,8 +100,8 @@ class Pair:
         adapter: AdapterFiles | None = None,
         why_no_head: str | None = None,
     ) -> None:
-        """stated: as of `Eq18Test`. pieces: a parameter's change, where an adapter makes it; None of several.
-        why_no_head: why the tuned model runs without its own head."""
+        """stated: as for `Eq18Test`. pieces: gives a parameter's change, where an adapter makes it, or None where it
+        makes several. why_no_head: why the tuned model runs without its own head."""
         self._adapter, self._why_no_head = adapter, why_no_head
         self._norms: FrontNorms | None = None  # once a prompt has run
         self._report, self._stated, self._pieces, self.progress = report, stated, pieces, progress
@@ -116,7 +117,7 @@ class Pair:
         return gram_key(self.tuned.fingerprint, self.tuned.loaded.model)
 
     def comparer(self, decode: Decode, total: int, progress: Progress) -> Comparer:
-        """What runs prompts, of which there are so many in all."""
+        """The comparer that runs prompts. total: how many prompts there are in all."""
         return Comparer(*self._grounds, decode, total, progress)
 
     @property
@@ -134,15 +135,15 @@ class Pair:
         return before, after
 
     def norms(self, prompt: Prompt) -> FrontNorms | None:
-        """What has to go through the base with the prompt, if it is the first; None for a checkpoint, of which no
-        largest effect is said."""
+        """Passes that have to go through the base with the first prompt; None for a later one, and for a checkpoint,
+        whose largest possible effects are not computed."""
         if self._pieces is None or self._norms is not None:
             return None
         self._norms = FrontNorms(self.base, prompt, self._changed)
         return self._norms
 
     def head(self) -> LoraReport:
-        """What no prompt changes, once one has run."""
+        """The part of the report that does not depend on the prompts, once one has run."""
         base, tuned = self.base, self.tuned
         modules = self._report.modules
         if self._norms is not None and self._pieces is not None:
@@ -171,13 +172,14 @@ class Pair:
         return [_with_sup(one, norms.get(one.whole_name), pieces, moved) for one in modules]
 
     def eq18(self, prompts: Sequence[Prompt]) -> Eq18Test | None:
-        """Of Eq. 18, on the first of the prompts; None where the layers of the two are not the same by their names."""
+        """The test of Eq. 18, on the first of the prompts; None where the models differ in depth, so that their layers
+        are not the same by name."""
         if self._other_depth:
             return None
         return Eq18Test(self._grounds[0], self.tuned, prompts, self._changed, self._stated)
 
     def report(self, prompts: Sequence[Prompt], decode: Decode, run: RunFacts) -> LoraReport:
-        """On prompts, all at hand."""
+        """The whole report, on prompts that are all in memory."""
         loaded, found = self.base.loaded, Findings()
         processes = Processes(loaded.processes, self.progress, loaded.model)
         compare = self.comparer(decode, len(prompts), processes)
@@ -202,7 +204,7 @@ def whole_report(
     eq18: Eq18 | None,
     run: Run,
 ) -> LoraReport:
-    """head: as of `Pair.head`. plain_errors: of the base and of the tuned model, the largest."""
+    """Joins `Pair.head` and the findings. plain_errors: the largest of the base and of the tuned model."""
     assert head.certificate is not None
     assert head.tuned_certificate is not None
     return head.model_copy(
@@ -221,8 +223,8 @@ def whole_report(
 
 
 def own_head(model: Any, one: Opened) -> dict[str, str]:
-    """The parameters of an adapter's own head, which the base runs without: of other classes than its own, or of a
-    layer that it lacks, outside of what runs. And why nothing that the two predict is compared."""
+    """Parameters of an adapter's own head that the base cannot take: for another number of classes, or for a layer that
+    the base lacks. Each has the reason why the predictions of the two are not compared."""
     found, prefix = {}, f"{model.base_model_prefix}."
     for plan in (plan for plan in one.plans if plan.place is None and "saved" in plan.parts):
         name, shape = plan.parameter, one.adapter.tensors[plan.parts["saved"]].shape
@@ -241,8 +243,8 @@ def own_head(model: Any, one: Opened) -> dict[str, str]:
 def _changed(
     planned: Mapping[str, Sequence[ParameterPlan]], report: LoraReport, head: Set[str] = frozenset()
 ) -> list[str]:
-    """The parameters that the adapter changes in what runs; UnsupportedModelError where a change is not defined. head:
-    of the adapter's own head."""
+    """The parameters that the adapter changes in the model that runs. Raises UnsupportedModelError where a change is
+    not defined. head: the parameters of the adapter's own head, which are left out."""
     undefined = [m.whole_name for m in report.modules if m.frobenius_norm is None]
     undefined += [entry.what for entry in report.skipped]
     if undefined:
@@ -257,7 +259,7 @@ def _changed(
 
 
 def _piece(changes: list[Change]) -> Piece | None:
-    """All changes of one matrix or vector as one; None where they change nothing."""
+    """Sum of all changes of one matrix or vector; None where they change nothing."""
     if any(len(change.pieces) != 1 for change in changes):
         raise UnsupportedModelError("a stack of experts has a change each")
     moving = [change for change in changes if not change.is_zero]
@@ -269,7 +271,8 @@ def _piece(changes: list[Change]) -> Piece | None:
 def _with_sup(
     entry: ModuleChange, front: Front | None, pieces: Callable[[str], Change | None], moved: Set[nn.Module]
 ) -> ModuleChange:
-    """The entry with its largest possible effect, where a norm that itself stays as it is stands in front."""
+    """The entry with its largest possible effect, or the reason why it has none. It has one where an unchanged norm is
+    directly in front of it."""
     why = NONE_IN_FRONT
     if front is not None and entry.parameter == "weight":
         change = pieces(entry.whole_name)

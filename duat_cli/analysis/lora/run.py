@@ -1,7 +1,7 @@
-"""`duat lora-diff`: what is compared with what, and the report on it.
+"""`duat lora-diff`: which checkpoints and adapters are compared, and the report on them.
 
-torch is imported once the files are known to be there and to agree, so what is wrong with them is said at once;
-transformers, only where prompts run.
+torch is imported only once the files are known to be there and to agree, so that errors in them are reported at once.
+transformers is imported only where prompts run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """What runs, and what the report says of the run."""
+    """The base model and the prompts that it runs, and the report's facts on the run."""
 
     loaded: LoadedModel
     prompts: Sequence[Prompt] | PromptSet
@@ -45,7 +45,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class LoraRequest:
-    """What is to be compared with what."""
+    """Request to compare a base with an adapter, two adapters, or a tuned checkpoint."""
 
     base: ModelRequest
     tuned: str | None
@@ -53,21 +53,21 @@ class LoraRequest:
     other: str | None
     """Folder or hub id of a second adapter."""
     texts: PromptRequest | None
-    """What both models run; None: the weights alone are compared."""
+    """Prompts that both models run; None: the weights alone are compared."""
     lint: bool
-    """Only the adapter's findings."""
+    """Whether to report only the adapter's findings."""
     no_base: bool
-    """No tensor of the base is read."""
+    """Whether to leave the tensors of the base unread."""
     large: bool
-    """Also the directions that take long."""
+    """Whether to compute also the directions that take long."""
     cache: bool
     processes: int = 1
-    """How many may share the prompts."""
+    """How many processes may share the prompts."""
     into: Callable[[Pair, Asked], LoraReport | None] | None = None
-    """Keeps the results of prompts, which processes share, and gives the report of all in the first of these. None: all
-    prompts are run by this process, and nothing is kept."""
+    """Stores the results of prompts that processes share, and returns the report on all of them in the first process.
+    None: this process runs all prompts, and nothing is stored."""
     gpu: int = 0
-    """What 'cuda' means, where there are several."""
+    """Number of the GPU that 'cuda' means, where there are several."""
 
     def __post_init__(self) -> None:
         if self.base.model is not None and self.tuned is None:
@@ -85,7 +85,7 @@ class LoraRequest:
 
 
 def texts_to_run(texts: PromptRequest, *, default_prompts: bool) -> PromptRequest | None:
-    """What both models run: these texts, pictures or sounds, the bundled ones where they are asked for, or none."""
+    """Inputs that both models run: these texts, pictures or sounds, the bundled ones if they are asked for, or None."""
     files = texts.files
     own = texts.own or (files is not None and files.option is not None)
     if default_prompts and own:
@@ -103,10 +103,10 @@ def texts_to_run(texts: PromptRequest, *, default_prompts: bool) -> PromptReques
 
 
 def lora_diff(request: LoraRequest, progress: Progress, run: RunFacts) -> LoraReport | None:
-    """The report on an adapter, on two, or on a tuned checkpoint; InputError where a checkpoint is given for one.
-    None in all but the first of several processes.
+    """The report on an adapter, on two, or on a tuned checkpoint. None in all but the first of several processes.
+    Raises InputError where a checkpoint is given in place of an adapter.
 
-    run: what the report says of the run, of the memory that is planned for it.
+    run: makes the report's facts on the run from the memory that is planned for it.
     """
     try:
         found = request.base.find(progress)
@@ -115,7 +115,7 @@ def lora_diff(request: LoraRequest, progress: Progress, run: RunFacts) -> LoraRe
             raise CheckpointError(f"{fault} (the order is BASE ADAPTER)") from fault
         raise
     tuned = place_of(request.tuned, request.base, progress)
-    if request.texts is not None:  # a base model often has no chat template, what was tuned on conversations has one
+    if request.texts is not None:  # a base often lacks the chat template that the tuned model has
         request = replace(request, texts=replace(request.texts, template=tuned.path))
     if _as_adapter(tuned):
         return _adapters(request, found, tuned, progress, run)
@@ -202,7 +202,7 @@ def _on_prompts(request: LoraRequest, opened: AbstractContextManager[Pair], aske
 
 
 def task_of(found: Found, place: Source, *, runs: bool) -> Task:
-    """What is planned. place: of an adapter or a tuned checkpoint; runs: whether there are prompts."""
+    """The task to plan. place: where the adapter or tuned checkpoint is; runs: whether there are prompts."""
     if _as_adapter(place):
         return adapter_task(runs, open_adapter(place.path, place.name), found)
     from duat_cli.loading.checkpoint.preflight import inspect_folder
@@ -211,7 +211,7 @@ def task_of(found: Found, place: Source, *, runs: bool) -> Task:
 
 
 def adapter_task(runs: bool, adapter: AdapterFiles, found: Found) -> Task:
-    """What is planned of an adapter on its base: the parameters that it changes stand beside the base's."""
+    """The task to plan for an adapter on its base: the parameters that it changes are held beside the base's."""
     keys = read_keys(adapter)
     changed = {f"{target.module}.weight" for target in keys.targets} | set(keys.saved)
     tensors = found.files.tensors.items()
@@ -222,8 +222,8 @@ def adapter_task(runs: bool, adapter: AdapterFiles, found: Found) -> Task:
 def _asked(
     request: LoraRequest, found: Found, task: Task, progress: Progress, run: RunFacts
 ) -> tuple[Asked | None, RunFacts]:
-    """The base model, and the prompts as its token ids, where there are any: what is wrong there comes first; and
-    what the report says of the run, which is planned wherever tensors of the base are read."""
+    """The base model and the prompts as its token ids, where there are prompts, and the report's facts on the run.
+    Errors in these come before any tensor is compared. The run is planned wherever tensors of the base are read."""
     base = replace(request.base, task=replace(task, directions=request.large, processes=request.processes))
     if request.texts is None:
         way = None if request.lint or request.no_base else base.way(found, progress)
@@ -251,7 +251,7 @@ def _weights(found: Found) -> BaseWeights:
 
 
 def place_of(name: str | None, base: ModelRequest, progress: Progress) -> Source:
-    """Where an adapter or a tuned checkpoint is; a hub id is fetched with the token and into the cache of the base."""
+    """Where an adapter or a tuned checkpoint is. A hub id is fetched with the token of the base, and into its cache."""
     from duat_cli.loading.adapter.source import find_tuned
 
     progress(0, 0, f"looking for {name or 'the demo adapter'}")

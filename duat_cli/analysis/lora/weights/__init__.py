@@ -1,1 +1,1 @@
-"""What the weights alone say of an adapter or a fine-tuned checkpoint."""
+"""Analysis of an adapter or a fine-tuned checkpoint from its weights alone."""

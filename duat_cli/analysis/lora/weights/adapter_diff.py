@@ -1,4 +1,4 @@
-"""`duat lora-diff BASE ADAPTER [OTHER]` from the weights alone: what one adapter, or each of two, changes."""
+"""`duat lora-diff BASE ADAPTER [OTHER]` from the weights alone: the changes by one adapter, or by each of two."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Collected:
     added: list[str] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    rounded: dict[str, list[str]] = field(default_factory=dict)  # dtype -> what is the base's but for rounding to it
+    rounded: dict[str, list[str]] = field(default_factory=dict)  # dtype -> parameters that only rounding to it changes
     energy: float | None = 0.0  # Σ‖Δ‖²; None where a change is not known
     base_energy: float | None = 0.0  # Σ‖W‖² of what changes; None where a base tensor was not read
 
     @property
     def notes(self) -> list[str]:
-        """What is said of parameters with another number of rows than the base's, or of a coarser dtype."""
+        """Notes on parameters with another number of rows than the base's, or in a coarser dtype."""
         resized = [module.whole_name for module in self.modules if module.added_rows]
         return [
             *([f"resized: {listed(resized)}; only the common rows are compared"] if resized else []),
@@ -54,7 +54,7 @@ class Collected:
     def add(
         self, change: Change, stored: Tensor | None, why_no_base: str, stored_energy: float | None = None
     ) -> Numbers | None:
-        """One parameter's change; stored: its base value. stored_energy: of it, where it is known already."""
+        """Puts one parameter's change into its entry. stored: its base value; stored_energy: its energy, if known."""
         name = change.plan.parameter
         if change.fault and not change.nonfinite:
             self.skipped.append(Skipped(what=name, why=change.fault))
@@ -82,7 +82,7 @@ class Collected:
 
 
 def _changes(one: Opened, base: BaseWeights | None) -> dict[str, Callable[[], Change]]:
-    """Parameter -> what computes its change; one that is saved whole as well counts apart."""
+    """Parameter -> function that computes its change. A parameter that is also saved whole has a second entry."""
     tuned = {plan.parameter for plan in one.plans if "saved" not in plan.parts}
     names = [p.parameter + (" (saved)" if "saved" in p.parts and p.parameter in tuned else "") for p in one.plans]
     return {
@@ -91,7 +91,7 @@ def _changes(one: Opened, base: BaseWeights | None) -> dict[str, Callable[[], Ch
 
 
 def _of(adapter: str, finding: LintFinding) -> LintFinding:
-    """The same with which of two adapters it is of."""
+    """The finding, with the name of the adapter, of two, in its place."""
     return finding if finding.where == adapter else finding.model_copy(update={"where": f"{adapter}: {finding.where}"})
 
 
@@ -105,8 +105,8 @@ def adapter_report(
     read_base: bool = True,
     lint_only: bool = False,
 ) -> LoraReport:
-    """The report on one adapter, or on two of the same base. read_base: whether its tensors may be read; lint_only: the
-    adapters' findings alone."""
+    """The report on one adapter, or on two of the same base. read_base: whether the base's tensors may be read;
+    lint_only: whether to report the adapters' findings alone."""
     values = base if read_base else None
     with base:
         several = []
@@ -118,7 +118,7 @@ def adapter_report(
         for one, into in zip(several, collected, strict=True):
             norms: Iterable[RelativeNorm] | None = None
             if not lint_only:
-                for fault in one.faults:  # an adapter with a part that has no meaning is not half reported
+                for fault in one.faults:  # no report on half of an adapter, where a part has no meaning
                     raise fault
                 norms = _collect(one, values, into, progress)
             elif values is not None:
@@ -169,8 +169,9 @@ def adapter_report(
 
 
 def _collect(one: Opened, base: BaseWeights | None, into: Collected, progress: Progress) -> list[RelativeNorm] | None:
-    """All changes into their entries, and the relative norms of those of matrices, as of `findings`. A base tensor is
-    read and summed once here; `change_of` reads it as well where the method needs its values."""
+    """Puts all changes into their entries. Returns the relative norms of the matrices' changes, as `findings` takes
+    them; None without a base. Each base tensor is read and summed once here; `change_of` reads it again where the
+    method needs its values."""
     norms: list[RelativeNorm] = []
     for number, plan in enumerate(one.plans, 1):
         if plan.place is None and "saved" in plan.parts:  # a new head, say

@@ -1,7 +1,7 @@
-"""The exact change of each base parameter by an adapter, in the layout the base stores it, float64.
+"""The exact change of each base parameter by an adapter, float64, in the layout in which the base stores it.
 
-Low-rank methods stay factors; what the base's values decide (DoRA, IA3, replaced rows and modules) is a dense
-difference. Every formula is PEFT's own merge, written as a change.
+Changes of low-rank methods stay factors. Changes that depend on the base's values (DoRA, IA3, replaced rows and
+modules) are dense differences. Every formula is PEFT's own merge, written as a change.
 """
 
 from __future__ import annotations
@@ -25,31 +25,32 @@ from duat_cli.operators.lowrank import LowRank, Piece, is_zero, nonfinite, singu
 from duat_cli.text import natural
 
 Read = Callable[[str], Tensor]
-_AS_SAVED = 1e-6  # relative: what float32 leaves open of a value computed from the base
+_AS_SAVED = 1e-6  # relative error of a value that float32 computes from the base
 
 
 @dataclass(frozen=True)
 class Change:
-    """What one parameter's value changes by."""
+    """Change of one parameter's value."""
 
     plan: ParameterPlan
     pieces: tuple[Piece, ...]
-    """The change in the base's layout, as matrices (or one vector); of a stack of experts one an expert. Empty where
+    """The change in the base's layout: a matrix or a vector, or one matrix for each expert of a stack. Empty where
     `fault` says why."""
     added_rows: int = 0
-    """Rows that the base has not, of a resized vocabulary; they are no part of the pieces."""
+    """Rows of a resized vocabulary that the base lacks, as a number; the pieces do not hold them."""
     fault: str | None = None
     nonfinite: int = 0
-    """Values of the adapter that are NaN or infinite."""
+    """How many values are NaN or infinite."""
     rounded: str = ""
-    """The dtype that the base's values were rounded to, where that makes some of them others; it is no change."""
+    """The dtype that the base's values were rounded to, where that alters some of them; rounding counts as no
+    change."""
 
     @property
     def is_zero(self) -> bool:
         return not self.fault and not self.added_rows and all(is_zero(piece) for piece in self.pieces)
 
     def dense(self) -> Tensor:
-        """Written out in the base's shape."""
+        """The change written out, in the base's shape."""
         written = [written_out(piece) for piece in self.pieces]
         whole = torch.stack(written) if len(written) > 1 else written[0]
         place = self.plan.place
@@ -57,8 +58,8 @@ class Change:
 
 
 def adapter_tensors(adapter: AdapterFiles) -> Read:
-    """Reads the adapter's tensors by key. Floats of one byte, which torch does not compute with, come as float32, as
-    PEFT loads them."""
+    """Function that reads the adapter's tensors by key. Floats of one byte, which torch does not compute with, are read
+    as float32, as PEFT loads them."""
     reader = Reader(adapter.weights)
 
     def read(key: str) -> Tensor:
@@ -79,29 +80,29 @@ class Opened:
 
     @property
     def plans(self) -> list[ParameterPlan]:
-        """Those that have a meaning, block after block."""
+        """The plans that have a meaning, block after block."""
         found = [plan for plan in self.found if isinstance(plan, ParameterPlan)]
         return sorted(found, key=lambda plan: natural(plan.parameter))
 
     @property
     def by_parameter(self) -> dict[str, list[ParameterPlan]]:
-        """Every plan that changes a parameter."""
+        """Parameter -> all plans that change it."""
         return by_key((plan.parameter, plan) for plan in self.plans)
 
     @property
     def faults(self) -> list[AdapterFault]:
-        """Why others have none."""
+        """The reasons why other plans have no meaning."""
         return [fault for fault in self.found if isinstance(fault, AdapterFault)]
 
 
 def opened(adapter: AdapterFiles, base: BaseWeights | None) -> Opened:
-    """base: as of `plans`."""
+    """Reads the adapter's keys and makes its plans. base: as for `plans`."""
     keys = read_keys(adapter)
     return Opened(adapter, keys, list(plans(adapter, keys, base)), adapter_tensors(adapter))
 
 
 def change_of(plan: ParameterPlan, read: Read, base: BaseWeights | None) -> Change:  # noqa: PLR0911 - one way out a kind
-    """The change of a plan; base: None where its values are not to be read."""
+    """The change that a plan makes. base: None where its values must not be read."""
     parts = {part: read(key) for part, key in plan.parts.items()}
     bad = sum(nonfinite(tensor) for tensor in parts.values())
     if bad:
@@ -139,7 +140,8 @@ def _scale(plan: ParameterPlan) -> float:
 
 
 def _lora(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
-    """scaling B A; relative to the original base where the initialisation took its own B A out of it."""
+    """scaling B A. Where the initialisation took its own B A out of the base, the change is relative to the original
+    base."""
     change = LowRank(parts["lora_B"] * _scale(plan), parts["lora_A"])
     if stored is not None and plan.recomputed:
         initial = _initial(plan, stored.mT if plan.inputs_first else stored)
@@ -153,7 +155,7 @@ def _lora(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) 
 def _initial(plan: ParameterPlan, weight: Tensor) -> LowRank:
     """scaling B₀A₀ as PEFT subtracts it: PiSSA's leading singular part, OLoRA's leading part of QR times scaling.
 
-    In float32, as PEFT does: close singular values make another arithmetic another cut.
+    Computed in float32, as PEFT does: where singular values are close, another precision may cut at other directions.
     """
     rank, narrow = plan.rank or 0, weight.float()
     if plan.mutated == "pissa":
@@ -173,7 +175,8 @@ def _embedding(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | N
 
 
 def _experts(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
-    """A is (E r, in) with an expert's rows together, B (out, r E) with a rank's columns together."""
+    """scaling B A of each expert. A is (E r, in), an expert's rows one after another; B is (out, r E), the columns of
+    all experts for one rank after another."""
     first = parts["lora_A"].reshape(plan.experts, -1, parts["lora_A"].shape[-1])  # (E, r, in)
     second = parts["lora_B"].reshape(parts["lora_B"].shape[0], -1, plan.experts)  # (out, r, E)
     changes = [LowRank(second[:, :, e] * _scale(plan), first[e]) for e in range(plan.experts)]
@@ -209,11 +212,11 @@ def _factors(parts: dict[str, Tensor], name: str) -> LowRank:
 
 
 def _narrow(change: LowRank) -> Piece:
-    """Factors where they are smaller than the matrix."""
+    """The change as factors where these are smaller than the matrix, else written out."""
     return change if change.left.shape[1] < min(change.shape) else change.dense()
 
 
-# --- by the base's values -----------------------------------------------------------------------------------
+# --- from the base's values -----------------------------------------------------------------------------------
 
 
 def _dora(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
@@ -225,7 +228,7 @@ def _dora(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) 
     moved = start + (parts[names[0]] * _scale(plan)) @ parts[names[1]]
     factor = parts["lora_magnitude_vector"].flatten()[:, None] / moved.norm(dim=1, keepdim=True)
     if torch.equal(moved, weight) and bool(((factor - 1).abs() <= _AS_SAVED).all()):
-        return (torch.zeros_like(stored),)  # untouched: magnitudes are the base's own, rounded
+        return (torch.zeros_like(stored),)  # untouched: the magnitudes are the base's own, but for rounding
     change = factor * moved - weight
     return (change.mT if plan.inputs_first else change,)
 
@@ -253,7 +256,7 @@ _FORMULAS: dict[str, Any] = {
 
 
 def _rows(plan: ParameterPlan, rows: Tensor, stored: Tensor) -> Change:
-    """Only the named rows change: a selection times the differences."""
+    """Change of the named rows alone: a selection matrix times their differences."""
     at = torch.tensor(plan.tokens)
     old = stored[at]
     difference = torch.where(rows == old.to(rows.dtype), 0.0, rows.double() - old.double())
@@ -263,7 +266,7 @@ def _rows(plan: ParameterPlan, rows: Tensor, stored: Tensor) -> Change:
 
 
 def common_rows(value: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows that both have, of a resized vocabulary; a number is one row."""
+    """The rows of a vocabulary that both have, where one was resized; a scalar counts as one row."""
     if not value.ndim:
         return value[None], stored[None]
     rows = min(len(value), len(stored))
@@ -271,7 +274,8 @@ def common_rows(value: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def replaced(plan: ParameterPlan, value: Tensor, stored: Tensor) -> Change:
-    """What differs after the base is cast as the copy was: a copy in a coarser dtype is no change."""
+    """Difference of a replaced parameter from the base's value, cast to the dtype of the new one: a copy in a coarser
+    dtype is no change."""
     new, old = common_rows(value, stored)
     cast = old.to(new.dtype)
     difference = torch.where(new == cast, 0.0, new.double() - old.double())
@@ -282,7 +286,7 @@ def replaced(plan: ParameterPlan, value: Tensor, stored: Tensor) -> Change:
 
 
 def _matrices(difference: Tensor) -> tuple[Tensor, ...]:
-    """A difference as matrices: of a stack of experts (E, ., .) one an expert, of a convolution its kernels in rows."""
+    """A difference as matrices: one for each expert of a stack (E, ., .); of a convolution one, with a row a kernel."""
     if difference.ndim == 3:
         return tuple(difference)
     return (difference.flatten(1) if difference.ndim > 3 else difference,)

@@ -1,4 +1,4 @@
-"""`duat lora-diff BASE TUNED`: the difference of two checkpoints, tensor by tensor, and how low-rank it really is."""
+"""`duat lora-diff BASE TUNED`: the difference of two checkpoints, tensor by tensor, and the rank that it really has."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ Pairs = dict[str, tuple[Place, Place]]
 def checkpoint_report(
     base: BaseWeights, tuned: BaseWeights, directions: Directions, progress: Progress, run: Callable[[], Run]
 ) -> LoraReport:
-    """The report on a fully tuned checkpoint; tensors are matched by name, with or without the head's prefix, and in
-    stacks of another number of blocks by the block of the base that each block was."""
+    """The report on a fully tuned checkpoint. Tensors are matched by name, with or without the head's prefix. In stacks
+    with another number of blocks, each block is matched with the block of the base that it came from."""
     collected = Collected(directions)
     with base, tuned:
         renumbered = renumbered_stacks(base, tuned)
@@ -79,15 +79,15 @@ def _origin(one: Origin) -> BlockOrigin:
 
 
 def _grouped(reshaped: Pairs) -> Iterator[Skipped]:
-    """An entry for all that changed their shape alike."""
+    """One entry for each group of tensors whose shapes changed alike."""
     names = by_key(((old.shape, new.shape), name) for name, (old, new) in reshaped.items())
     for (old_shape, shape), alike in names.items():
         yield Skipped(what=listed(alike), why=f"{list(shape)} where the base has {list(old_shape)}: not compared")
 
 
 def _pairs(base: BaseWeights, tuned: BaseWeights, renumbered: Sequence[Renumbered]) -> tuple[Pairs, Pairs]:
-    """Places of what can be subtracted, and of what is longer on one side; by the base's names, in renumbered
-    stacks by those of the tuned checkpoint. CheckpointError where they are of different models."""
+    """Places of tensors that can be subtracted, and of those that differ in the length of one axis; by the base's
+    names, in renumbered stacks by those of the tuned checkpoint. Raises CheckpointError where the models differ."""
     pairs, reshaped = Pairs(), Pairs()
     for name, before, after in [*_names(base, renumbered), *_untied(base, tuned)]:
         old, new = base.find(before, load=False), tuned.find(after, load=False)
@@ -112,7 +112,7 @@ def _pairs(base: BaseWeights, tuned: BaseWeights, renumbered: Sequence[Renumbere
 
 
 def _names(base: BaseWeights, renumbered: Sequence[Renumbered]) -> Iterator[tuple[str, str, str]]:
-    """What a tensor is called in the report, in the base and in the tuned checkpoint."""
+    """Names of each tensor: in the report, in the base and in the tuned checkpoint."""
     moved = {name for stack in renumbered for block in stack.base for name in block.tensors}
     yield from ((name, name, name) for name in base.files.tensors if name not in moved)
     for one in (one for stack in renumbered for one in stack.blocks):
@@ -122,7 +122,7 @@ def _names(base: BaseWeights, renumbered: Sequence[Renumbered]) -> Iterator[tupl
 
 
 def _untied(base: BaseWeights, tuned: BaseWeights) -> Iterator[tuple[str, str, str]]:
-    """The head of the one that has its own, where the other's is its embedding."""
+    """Names of the head where one checkpoint has its own and the other's is its embedding; otherwise nothing."""
     if base.files.config.get("architectures") != tuned.files.config.get("architectures"):
         return
     for own, other in ((base, tuned), (tuned, base)):
@@ -132,7 +132,7 @@ def _untied(base: BaseWeights, tuned: BaseWeights) -> Iterator[tuple[str, str, s
 
 
 def _config_notes(base: BaseWeights, tuned: BaseWeights) -> list[str]:
-    """Fields that both state, and otherwise: a number of the forward pass may move by them alone."""
+    """A note on fields of config.json that both state with other values: these alone can change the forward pass."""
     before, after = (Declared(flat(one.files.config), {}) for one in (base, tuned))
     found = config_changes(before.entries(), after)
     changes = [change for change in found if not change[0].startswith("quantization_config")]

@@ -1,4 +1,4 @@
-"""Two adapters of one base: how alike their changes are, whatever the gauge of their factors."""
+"""Comparison of two adapters of one base: how alike their changes are, whatever the gauge of their factors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Changes = Mapping[str, Callable[[], Change]]
 
 
 def compare(other: str, first: Changes, second: Changes) -> Comparison:
-    """Parameter by parameter, one at a time in memory; what either leaves unchanged is no part of it."""
+    """Compares one parameter at a time in memory. A parameter that either leaves unchanged is only listed."""
     modules: list[ModuleComparison] = []
     only_first, only_second = [], []
     dot = one = two = 0.0
@@ -76,7 +76,8 @@ def _module(a: Change, b: Change, product: float) -> ModuleComparison:
 
 
 def _distance(p: Piece, q: Piece) -> float:
-    """‖P - Q‖ by the difference itself: x² + y² - 2xy would lose what two alike changes differ by."""
+    """‖P - Q‖, from the difference itself: ‖P‖² + ‖Q‖² - 2⟨P, Q⟩ would lose the difference of two changes that are
+    nearly equal."""
     if isinstance(p, LowRank) and isinstance(q, LowRank):
         left, right = torch.linalg.qr(p.minus(q).left)[1], torch.linalg.qr(p.minus(q).right.mT)[1]
         return float((left @ right.mT).norm())
@@ -84,7 +85,7 @@ def _distance(p: Piece, q: Piece) -> float:
 
 
 def _angles(a: Change, b: Change) -> tuple[list[float] | None, list[float] | None, str]:
-    """Cosines of the principal angles between what the changes give, and between what they read; or why there are
+    """Cosines of the principal angles between the changes' row spaces and between their column spaces, or why there are
     none."""
     if len(a.pieces) > 1:
         return None, None, "a stack of experts has a subspace each"

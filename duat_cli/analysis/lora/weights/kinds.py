@@ -16,8 +16,8 @@ _INNER = re.compile(r"(?<![^.])\d+(?![^.])")  # a number within a block, such as
 
 
 def kinds_of(modules: Sequence[ModuleChange]) -> list[KindChange]:
-    """The changes of parameters that differ in their block alone, or in their expert, together; the kind that has most
-    of the change first."""
+    """Changes by kind: one entry for the parameters that differ in their block or expert alone. The kind with most of
+    the change is first."""
     energies = [energy_of(module) for module in modules]
     whole = sum(one or 0.0 for one in energies) if None not in energies else None
     found = [_kind(name, rows, whole) for name, rows in _by_kind(modules).items()]
@@ -29,8 +29,8 @@ def energy_of(module: ModuleChange) -> float | None:
 
 
 def _by_kind(modules: Sequence[ModuleChange]) -> dict[str, list[ModuleChange]]:
-    """Numbers within a block are left out where what they tell apart has one shape: experts, and not the first and the
-    third layer of a sequence."""
+    """Kind -> its parameters. Numbers within a block are left out of a kind's name where all that they tell apart have
+    one shape, as experts do, unlike the first and the third layer of a sequence."""
     placed = [(module, *place_of(module)) for module in modules]
     stacks = {place.stack for _, place, _ in placed if place}
     inners = by_key((_INNER.sub("*", inner), inner) for _, _, inner in placed)
@@ -47,13 +47,13 @@ def _by_kind(modules: Sequence[ModuleChange]) -> dict[str, list[ModuleChange]]:
 
 
 def place_of(module: ModuleChange) -> tuple[BlockPlace | None, str]:
-    """The block, and the name in it, without the word weight."""
+    """The block of a parameter, and its name in the block, without the word weight."""
     name = module.name if module.parameter == "weight" else module.whole_name
     return block_of(name) or (None, name)
 
 
 def _kind(name: str, rows: Sequence[ModuleChange], whole: float | None) -> KindChange:
-    """whole: Σ‖Δ‖² of all kinds."""
+    """Entry of one kind. whole: Σ‖Δ‖² of all kinds."""
     energies, ratios = [energy_of(row) for row in rows], [row.relative_frobenius for row in rows]
     energy = sum(one or 0.0 for one in energies)
     measured = None not in ratios
@@ -90,7 +90,7 @@ def _kind(name: str, rows: Sequence[ModuleChange], whole: float | None) -> KindC
 def compared_kinds(
     comparison: Comparison, first: Sequence[ModuleChange], second: Sequence[ModuleChange]
 ) -> list[KindComparison]:
-    """By kind, from the norms of both adapters' changes; nothing where one changes a parameter in several ways."""
+    """The comparison by kind, from the norms of both adapters' changes; empty where one changes a parameter twice."""
     norms = [{one.whole_name: one.frobenius_norm for one in side} for side in (first, second)]
     if [len(one) for one in norms] != [len(first), len(second)]:
         return []
@@ -116,12 +116,13 @@ def compared_kinds(
 
 
 def _why(rows: Sequence[WithReasons], *fields: str) -> str:
-    """Of the first of the rows that has not all of these fields."""
+    """The reason given by the first of the rows that lacks one of these fields."""
     return next((row.reasons[field] for row in rows for field in fields if field in row.reasons), "")
 
 
 def rank_limit(module: ModuleChange) -> int | None:
-    """Directions that the factors allow. Relative to a base that an initialisation changed there can be more."""
+    """Largest rank that the factors allow; None where they do not bound it, as a change relative to a base that an
+    initialisation changed may have a higher rank."""
     if module.rank is None or module.kind not in _FACTORS or module.numerical_rank is None:
         return None
     limit = module.rank * (module.shape[0] if module.kind == "expert lora" else 1)

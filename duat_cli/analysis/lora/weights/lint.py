@@ -1,6 +1,6 @@
-"""What goes wrong with adapters in practice, as findings with stable ids; callable on its own.
+"""Faults that adapters have in practice, as findings with stable ids; callable on its own.
 
-`lint_adapter(open_adapter(path, name))` needs no base; with an open `BaseWeights` it also checks the fit.
+`lint_adapter(open_adapter(path, name))` needs no base. With an open `BaseWeights` it also checks the fit.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from duat_cli.results.lora import LintFinding
 from duat_cli.text import listed, plural, shown
 
 LARGE, TOO_LARGE = 1.0, 10.0
-"""Of ‖ΔW‖_F / ‖W‖_F: what trains a model rarely moves a matrix by a tenth of its norm."""
+"""Limits of ‖ΔW‖_F / ‖W‖_F for a warning and for an error; training rarely moves a matrix by a tenth of its norm."""
 RelativeNorm: TypeAlias = "tuple[ParameterPlan, float | None]"
-"""A plan, and `relative_norm` of it."""
+"""A plan, and its `relative_norm`."""
 
 
 def lint_adapter(adapter: AdapterFiles, base: BaseWeights | None = None) -> list[LintFinding]:
-    """All findings; reads the adapter's tensors and the base's below them."""
+    """All findings on an adapter. Reads its tensors, and those of the base that it changes."""
     one = opened(adapter, base)
     return findings(one, base, None if base is None else relative_norms(one, base))
 
 
 def findings(one: Opened, base: BaseWeights | None, norms: Iterable[RelativeNorm] | None) -> list[LintFinding]:
-    """Errors first, then by rule and place. norms: of its changes; None where no tensor of the base may be read."""
+    """Findings on an opened adapter: errors first, then by rule and place. norms: those of its changes; None where no
+    tensor of the base may be read."""
     found = [*_of_plans(one, base), *_of_values(one)]
     if norms is not None:
         found += _magnitude(norms)
@@ -50,7 +51,7 @@ def finding(rule: str, where: str, message: str) -> LintFinding:
 
 
 def _of_plans(one: Opened, base: BaseWeights | None) -> Iterator[LintFinding]:
-    """What headers and config show."""
+    """Findings from headers and config."""
     adapter, keys, known = one.adapter, one.keys, one.plans
     for fault in one.faults:
         yield finding(fault.rule, fault.where, fault.text)
@@ -71,10 +72,10 @@ def _of_plans(one: Opened, base: BaseWeights | None) -> Iterator[LintFinding]:
 
 
 def _foreign_code(adapter: AdapterFiles) -> Iterator[LintFinding]:
-    """Modules named in the config, which a runtime may import, and so run; duat imports none of them.
+    """Findings on modules named in the config, which a runtime may import, and so run; duat imports none of them.
 
-    PEFT 0.21 imports megatron_core where megatron_config is set, and auto_mapping's parent_library where it is to find
-    the base model's class itself; saved without a task type, an adapter names the class it was made with there.
+    PEFT 0.21 imports megatron_core where megatron_config is set. It imports auto_mapping's parent_library where it has
+    to find the base model's class itself: an adapter saved without a task type names that class there.
     """
     config = adapter.config
     named = {field: config[field] for field in MODULE_FIELDS if config.get(field)}
@@ -140,7 +141,7 @@ def _unsaved(adapter: AdapterFiles, keys: Keys, base: BaseWeights | None) -> Ite
 
 
 def _other_classes(one: Opened, base: BaseWeights) -> Iterator[LintFinding]:
-    """A head of other classes than the base's, which a base as it is stored does not take."""
+    """Finding on a head whose number of classes differs from the base's: the base as stored does not take it."""
     heads = [plan.parameter for plan in one.plans if plan.place is None and "saved" in plan.parts]
     found = [name for name in heads if base.find(name, load=False) is not None]
     if found:
@@ -152,7 +153,7 @@ def _other_classes(one: Opened, base: BaseWeights) -> Iterator[LintFinding]:
 
 
 def _named(module: str, name: str) -> bool:
-    """Whether the last parts of its name are these."""
+    """Whether the module's dotted name ends in this name."""
     return module == name or module.endswith("." + name)
 
 
@@ -169,8 +170,8 @@ def _unmatched(adapter: AdapterFiles, keys: Keys, base: BaseWeights | None) -> I
 
 
 def _left_out(adapter: AdapterFiles, name: str, base: BaseWeights | None) -> bool:
-    """Whether exclude_modules takes out every module that a target names: PEFT writes 'all-linear' out as a list that
-    names it nevertheless."""
+    """Whether exclude_modules takes out every module that a target names: PEFT expands 'all-linear' to a list that
+    names excluded modules too."""
     tensors = [] if base is None else base.files.tensors
     modules = [module for tensor in tensors if _named(module := tensor.removesuffix(".weight"), name)]
     return all(excluded(adapter.config, module) for module in modules or [name])
@@ -184,7 +185,7 @@ def _lost(adapter: AdapterFiles, keys: Keys, base: BaseWeights) -> Iterator[Lint
 
 
 def _base_name(adapter: AdapterFiles, base: BaseWeights) -> Iterator[LintFinding]:
-    """A hub id that is not the base's; a folder's name says little."""
+    """Finding on a hub id that is not the base's; a folder's name is not compared."""
     stated = adapter.config.get("base_model_name_or_path")
     if not isinstance(stated, str) or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", stated):
         return
@@ -217,7 +218,7 @@ def _tied(known: list[ParameterPlan], base: BaseWeights | None) -> Iterator[Lint
 
 
 def _magnitude(norms: Iterable[RelativeNorm]) -> Iterator[LintFinding]:
-    """Matrices whose change is larger than they are: one finding for those above 10 times, one for those above 1."""
+    """Findings on matrices whose change is larger than they are: one for those above 10 times, one for the others."""
     found: dict[str, float] = {}
     for plan, norm in norms:
         if norm is not None and norm > LARGE:
@@ -237,12 +238,12 @@ def _magnitude(norms: Iterable[RelativeNorm]) -> Iterator[LintFinding]:
 
 
 def relative_norms(one: Opened, base: BaseWeights) -> Iterator[RelativeNorm]:
-    """Of all changes, one base tensor in memory at a time."""
+    """Relative norms of all changes, with one base tensor in memory at a time."""
     return ((plan, relative_norm(plan, one.read, base)) for plan in one.plans)
 
 
 def relative_norm(plan: ParameterPlan, read: Read, base: BaseWeights) -> float | None:
-    """‖ΔW‖_F / ‖W‖_F of a matrix or a stack of them; None where there is no such number."""
+    """‖ΔW‖_F / ‖W‖_F for a matrix or a stack of matrices; None where there is no such number."""
     if plan.place is None or len(plan.place.shape) < 2:
         return None
     change = change_of(plan, read, base)
@@ -257,7 +258,7 @@ def ratio(change: Change, size: float) -> float | None:
 
 
 def _saved_heads(one: Opened, base: BaseWeights) -> Iterator[LintFinding]:
-    """A head saved whole, of a base whose head is its embedding; silent where both are saved, and alike."""
+    """Finding on a head saved whole where the base's head is its embedding; none where both are saved, and equal."""
     saved = {plan.module.rpartition(".")[2]: plan for plan in one.plans if plan.kind == "saved"}
     head = next((plan for leaf, plan in saved.items() if leaf in HEADS), None)
     if head is None or not base.ties_head:
@@ -273,7 +274,7 @@ def _saved_heads(one: Opened, base: BaseWeights) -> Iterator[LintFinding]:
 
 
 def _of_values(one: Opened) -> Iterator[LintFinding]:
-    """What the values show: NaN, and modules that training never touched."""
+    """Findings from the values: NaN, and modules that training never changed."""
     adapter, keys, read = one.adapter, one.keys, one.read
     bad: dict[str, int] = {}
     untouched = []

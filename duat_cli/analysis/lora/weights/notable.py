@@ -1,4 +1,4 @@
-"""What a reader should see first of a change of weights: sentences that the numbers back."""
+"""Sentences on a change of weights, for a reader to see first; each rests on numbers of the report."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from duat_cli.results.lora import LoraSummary
 from duat_cli.results.weight_change import Comparison, KindChange, ModuleChange
 from duat_cli.text import indices
 
-FAR_BELOW = 8  # times a rank that is called low is at most the matrix's smaller side
-EVEN = 2  # the block that changes most has at most so many times what the least has
+FAR_BELOW = 8  # a rank is called low if this multiple of it is at most the matrix's smaller side
+EVEN = 2  # shares are called even if the largest is at most this multiple of the smallest
 _ROLES: dict[Role, str] = {
     "routing": "queries and keys (which tokens attention reads)",
     "values": "values and outputs (what it carries)",
@@ -30,8 +30,8 @@ def summarise(
     base_energy: float | None,
     comparison: Comparison | None,
 ) -> LoraSummary:
-    """kinds: of the modules. energy: Σ‖Δ‖² of all changes, None where one is not known; base_energy: Σ‖W‖² of what
-    changes, the same."""
+    """The summary. kinds: those of the modules. energy: Σ‖Δ‖² of all changes, None where one is not known; base_energy:
+    Σ‖W‖² of the parameters that change, likewise."""
     why = "the base's values are not all known, finite and nonzero"
     if energy is None or not modules:
         why = "a change is not known" if energy is None else "nothing changes"
@@ -46,7 +46,7 @@ def summarise(
 
 
 def _said(modules: Sequence[ModuleChange], kinds: Sequence[KindChange]) -> list[str]:
-    """What changed most, in which blocks, whether it is routing, whether the rank is used, and what is suspicious."""
+    """Sentences on what changed most, in which blocks, by role, on the rank that is used, and on what is suspicious."""
     return [
         *_largest(modules, kinds),
         *_where(modules),
@@ -59,9 +59,9 @@ def _said(modules: Sequence[ModuleChange], kinds: Sequence[KindChange]) -> list[
 
 
 def numbered_anew(found: Renumbered) -> str:
-    """Which of the base's blocks those of the tuned checkpoint were."""
+    """A sentence on which blocks of the base the tuned checkpoint's blocks came from."""
     numbers = [(_number(one.block), None if one.base is None else _number(one.base)) for one in found.blocks]
-    # by how far on the base's stands; None: it has none
+    # offset of the base's number from the own -> own numbers; None: blocks that match none of the base's
     by_distance = by_key((None if base is None else base - own, own) for own, base in numbers)
     said = [
         f"{indices('block', own)} {'was' if len(own) == 1 else 'were'} the base's "
@@ -79,7 +79,7 @@ def _number(block: Part) -> int:
 
 
 def _largest(modules: Sequence[ModuleChange], kinds: Sequence[KindChange]) -> list[str]:
-    """The kind that changed most and the one that changed least, to their base weights."""
+    """A sentence on the kinds that changed most and least, relative to their base weights."""
     measured = [kind for kind in kinds if kind.relative]
     if len(modules) < 2 or not measured:
         return []
@@ -98,7 +98,7 @@ def percent(share: float | None) -> str:
 
 
 def _where(modules: Sequence[ModuleChange]) -> list[str]:
-    """Which blocks have most of the change; of several stacks nothing."""
+    """A sentence on the blocks with most of the change; none for a model of several stacks."""
     inside = [(place, energy_of(module)) for module in modules if (place := place_of(module)[0])]
     if len({place.stack for place, _ in inside}) != 1 or any(energy is None for _, energy in inside):
         return []
@@ -119,7 +119,7 @@ def _where(modules: Sequence[ModuleChange]) -> list[str]:
 
 
 def _roles(modules: Sequence[ModuleChange]) -> list[str]:
-    """How the change of the blocks is shared between what decides where attention looks, what it carries, and FFNs."""
+    """A sentence on how the blocks' change is shared between queries and keys, values and outputs, and FFNs."""
     inside = [(role_of(module.name), energy_of(module)) for module in modules if place_of(module)[0]]
     known = [(role, energy) for role, energy in inside if energy is not None]
     whole = math.fsum(energy for _, energy in known)
@@ -134,7 +134,7 @@ def _roles(modules: Sequence[ModuleChange]) -> list[str]:
 
 
 def _ranks(modules: Sequence[ModuleChange]) -> list[str]:
-    """Whether an adapter uses its rank. Of a stack of experts the rank is each expert's: nothing."""
+    """A sentence on how much of its rank an adapter uses; stacks of experts, where each has a rank, are left out."""
     known = [(m.energy_rank_90, limit) for m in modules if len(m.shape) == 2 and (limit := rank_limit(m))]
     needed, limits = [need for need, _ in known if need], [limit for need, limit in known if need]
     if not needed:
@@ -161,9 +161,10 @@ def _intruders(modules: Sequence[ModuleChange]) -> list[str]:
 
 
 def _low_rank(modules: Sequence[ModuleChange]) -> list[str]:
-    """Of a checkpoint, all singular values known: where every matrix moves by a few directions and rounding.
+    """A sentence for a checkpoint in which every matrix moves by a few directions and rounding; none unless all
+    singular values are known.
 
-    They must hold 90 % of each change: where they do not, what lies below the floor may well be more than rounding.
+    The few directions must hold 90 % of each change: otherwise more than rounding may lie below the floor.
     """
     found = []
     for module in modules:
@@ -184,7 +185,7 @@ def _low_rank(modules: Sequence[ModuleChange]) -> list[str]:
 
 
 def _rounded(modules: Sequence[ModuleChange]) -> list[str]:
-    """Where rounding to the stored dtype, not training, makes the rank."""
+    """A sentence for changes whose rank is mostly made by rounding to the stored dtype, not by training."""
     fake = [
         m for m in modules
         if m.rounding is not None and m.entropy_rank is not None and m.rounding.rank_above_floor is not None

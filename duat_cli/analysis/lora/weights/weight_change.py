@@ -1,4 +1,4 @@
-"""The numbers of one parameter's change: size, ranks, and how it lies to the base weight."""
+"""The numbers of one parameter's change: size, ranks, and its directions relative to the base weight's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from duat_cli.operators.lowrank import (
 from duat_cli.results.weight_change import Alignment, Intruders, ModuleChange, Rounding
 
 SHOWN = 16  # leading singular values in the report
-DIRECTIONS = 10  # k of alignment and intruders (Shuttleworth et al. 2024)
+DIRECTIONS = 10  # k in alignment and intruders (Shuttleworth et al. 2024)
 EPSILON = 0.5
 _SPECTRAL = (
     "spectral_norm", "numerical_rank", "stable_rank", "entropy_rank", "energy_rank_90", "singular_values",
@@ -45,7 +45,7 @@ NO_NORM = "the norm in front is found with prompts"
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of one change, before it is put into the report."""
+    """Numbers of one change, before they are put into the report."""
 
     frobenius: float
     values: Tensor | None  # singular values, descending: all, or the leading ones; None for a vector
@@ -54,9 +54,9 @@ class Numbers:
 
 
 def numbers_of(change: Change, *, large: bool = True) -> Numbers:
-    """Norm and spectrum of the pieces, of a stack as one block-diagonal matrix.
+    """Norm and spectrum of a change; the pieces of a stack count as one block-diagonal matrix.
 
-    large: whether to find all singular values of a large dense difference, which takes minutes; else the leading.
+    large: whether to find all singular values of a large dense difference, which takes minutes, or only the leading.
     """
     first = change.pieces[0]
     if isinstance(first, Tensor) and first.ndim < 2:
@@ -74,7 +74,7 @@ def numbers_of(change: Change, *, large: bool = True) -> Numbers:
 
 
 def _leading_values(piece: Tensor) -> Tensor | None:
-    """The leading singular values; fewer than asked for only where those are all there is, by their energy."""
+    """The SHOWN leading singular values, or fewer that hold all of the energy; None where they did not converge."""
     found = _leading(piece.float(), SHOWN, fewer=True)
     if found is None or (len(found.values) < SHOWN and float(found.values.norm()) < 0.9999 * float(piece.norm())):
         return None
@@ -83,10 +83,10 @@ def _leading_values(piece: Tensor) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Directions:
-    """Whether, and how, the leading directions of large matrices are looked for."""
+    """Options of the search for leading directions of large matrices."""
 
     large: bool = False
-    """Also where a dense SVD would take long: by Lanczos, seconds a matrix."""
+    """Whether to search where a dense SVD would take long; by Lanczos, which takes seconds for each matrix."""
     cache: bool = True
 
 
@@ -98,8 +98,8 @@ def module_change(
     directions: Directions,
     base_energy: float | None = None,
 ) -> ModuleChange:
-    """The report's entry; base: the stored base parameter, or None with the reason. base_energy: of it, where it is
-    known already."""
+    """The report's entry. base: the stored base parameter, or None, with the reason `why_no_base`. base_energy: that of
+    `base`, if known."""
     plan = change.plan
     reasons: dict[str, str] = {}
     shape = plan.place.shape if plan.place is not None else _own_shape(change)
@@ -167,7 +167,8 @@ def _own_shape(change: Change) -> tuple[int, ...]:
 
 
 def rounding(before: Tensor, after: Tensor, difference: Tensor, numbers: Numbers) -> Rounding | None:
-    """before, after: the matrices as they are stored; difference: after - before, float64, that numbers are of."""
+    """The rank of a change above what rounding makes. before, after: the matrices as stored; difference: after -
+    before, float64; numbers: those of the difference."""
     if numbers.values is None or not len(numbers.values):
         return None
     off = svd_error(tuple(difference.shape), float(numbers.values[0]), partial=numbers.partial)
@@ -213,7 +214,7 @@ def _to_base(
 def _exactly(
     plan: ParameterPlan, piece: Piece, known: Ranks, base: Tensor
 ) -> tuple[Alignment | None, Intruders | None, dict[str, str]]:
-    """By dense SVDs of the base and of the tuned weight."""
+    """Alignment and intruders, from dense SVDs of the base and of the tuned weight."""
     u, s, vh = torch.linalg.svd(base, full_matrices=False)
     tu, _, tvh = torch.linalg.svd(base + written_out(piece), full_matrices=False)
     k = min(DIRECTIONS, len(s))
@@ -227,8 +228,9 @@ def _exactly(
 def _by_lanczos(
     plan: ParameterPlan, piece: Piece, known: Ranks, stored: Tensor, cache: bool
 ) -> tuple[Alignment | None, Intruders | None, dict[str, str]]:
-    """By the leading parts of x -> Wx and x -> Wx + L(Rx). With c the tuned vector's components in the base's found
-    directions, no other base vector can have a cosine above sqrt(1 - |c|²): what that leaves open is not told."""
+    """Alignment and intruders, from the leading parts of x -> Wx and x -> Wx + L(Rx). Let c be a tuned vector's
+    components along the base directions that were found: no other base vector can have a cosine above sqrt(1 - |c|²).
+    Where that does not settle a count, the count is None."""
     apply, back = _products(piece)
     base = stored.float()
     count = min(3 * DIRECTIONS, *base.shape)
@@ -248,7 +250,7 @@ def _by_lanczos(
 
 
 def _of_base(stored: Tensor, base: Tensor, count: int, cache: bool) -> Triplets | None:
-    """The base's leading directions, from the cache where this very tensor was met before."""
+    """The base's leading directions, from the cache if the same tensor was seen before."""
     raw = stored.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     key = hashlib.sha256(f"{tuple(stored.shape)} {stored.dtype} {count}".encode())
     key.update(raw.data)
@@ -281,7 +283,8 @@ def _products(piece: Piece) -> tuple[Callable[[Tensor], Tensor], Callable[[Tenso
 
 
 def _alignment(plan: ParameterPlan, piece: Piece, known: Ranks, base: Triplets) -> Alignment | None:
-    """|U_baseᵀ U_change|² / min(k, j), with what a uniformly random subspace gives: max(k, j) / side."""
+    """|U_baseᵀ U_change|² / min(k, j) for outputs and inputs, each with its value for a uniformly random subspace,
+    max(k, j) / side."""
     found = leading_of(piece, min(known.numerical, DIRECTIONS))
     if found is None:
         return None
@@ -298,12 +301,12 @@ def _alignment(plan: ParameterPlan, piece: Piece, known: Ranks, base: Triplets) 
 
 
 def _leading(dense: Tensor, count: int, *, fewer: bool = False) -> Triplets | None:
-    """As of `leading`, of a matrix that is at hand."""
+    """Runs `leading` on a matrix in memory."""
     return leading(lambda x: dense @ x, lambda y: dense.mT @ y, dense[0], dense.shape[1], count, fewer=fewer)
 
 
 def leading_of(piece: Piece, count: int) -> Triplets | None:
-    """The leading triplets of a change."""
+    """The leading singular triplets of a change."""
     if isinstance(piece, LowRank):
         whole = singular(piece)
     elif min(piece.shape) <= EXACT_SIDE:
