@@ -1,1 +1,1 @@
-"""`duat compare`: what moves with the input."""
+"""`duat compare`: the parts of the sum that change with the input."""

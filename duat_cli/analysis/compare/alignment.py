@@ -1,4 +1,4 @@
-"""Which tokens of two prompts are compared: the longest common subsequence of their ids, or place by place."""
+"""Alignment of the tokens of two prompts: the longest common subsequence of their ids, or place by place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ONE_SIZE = (
 
 @dataclass(frozen=True)
 class Stretch:
-    """Tokens that follow each other in both prompts."""
+    """Run of `tokens` tokens that follow one another in both prompts, from place `a` of one and `b` of the other."""
 
     a: int
     b: int
@@ -38,7 +38,7 @@ class Aligned:
     same: Tensor
     """Whether their ids are equal, (n,)."""
     tokens: tuple[int, int]
-    """Of the two prompts."""
+    """How many tokens the two prompts have."""
 
     def stretches(self) -> list[Stretch]:
         """The pairs as runs of tokens, in order."""
@@ -52,7 +52,7 @@ class Aligned:
         return found
 
     def is_beginning(self) -> bool:
-        """Whether they are what both prompts begin with, and one of them goes on."""
+        """Whether the pairs are a common beginning of the prompts, at least one of which goes on behind it."""
         first = torch.arange(len(self.a))
         if len(first) == max(self.tokens):
             return False
@@ -66,10 +66,10 @@ class Aligned:
 def align(
     a: Sequence[int], b: Sequence[int], names: tuple[str, str], special: Collection[int] = frozenset()
 ) -> Aligned:
-    """The longest common subsequence of two lists of ids. InputError where they have no token in common.
+    """The longest common subsequence of two lists of ids. Raises InputError where they share no ordinary token.
 
-    names: of the two prompts, for the message. special: ids that a tokenizer puts into every prompt; as many others as
-    possible come before them.
+    names: the two prompts' names, for the message. special: ids that a tokenizer puts into every prompt. Matching as
+    many ordinary ids as possible takes precedence over these.
     """
     pairs = common(a, b, special)
     if all(a[place] in special for place, _ in pairs):
@@ -82,9 +82,9 @@ def align(
 
 
 def align_places(a: Sequence[int], b: Sequence[int], names: tuple[str, str], *, patched: bool = False) -> Aligned:
-    """Every token beside the one at its place. InputError where the prompts have not as many tokens.
+    """Pairs every token with the one at its place. Raises InputError where the prompts differ in length.
 
-    names: of the two prompts, for the message. patched: whether parts of one are put into the pass of the other.
+    names: the two prompts' names, for the message. patched: whether parts of one are put into the pass of the other.
     """
     if len(a) != len(b):
         option, way = "--align position", "--align text compares the tokens that both have"
@@ -97,8 +97,8 @@ def align_places(a: Sequence[int], b: Sequence[int], names: tuple[str, str], *, 
 
 
 def align_inputs(a: Prompt, b: Prompt) -> Aligned:
-    """Every position of two pictures, videos or sounds beside the one at its place, but for those that a mask leaves
-    out. InputError where these are other places: there are not as many, or a mask or the sizes of a grid differ."""
+    """Pairs every position of two pictures, videos or sounds with the one at its place, except those that a mask leaves
+    out. Raises InputError where the places differ: in number, in a mask, or in the sizes of a grid."""
     counts = a.input_ids.shape[1], b.input_ids.shape[1]
     if counts[0] != counts[1]:
         raise InputError(f"{a.text} has {counts[0]} positions and {b.text} {counts[1]}, {ONE_SIZE}")
@@ -106,24 +106,24 @@ def align_inputs(a: Prompt, b: Prompt) -> Aligned:
     if other := [name for name in ours | theirs if ours.get(name) != theirs.get(name)]:
         raise InputError(f"{a.text} and {b.text}: other {other[0]}, {ONE_SIZE}")
     kept = torch.ones(counts, dtype=torch.bool)[0]
-    for name, mask in (a.prepared or {}).items():  # such as of patches that only fill up a picture (SigLIP 2)
+    for name, mask in (a.prepared or {}).items():  # such as the mask of patches that only fill up a picture (SigLIP 2)
         kept &= mask[0] != 0 if name.endswith("attention_mask") and mask.shape == a.input_ids.shape else True
     return every_place(counts[0], kept.nonzero()[:, 0].tolist())
 
 
 def every_place(count: int, some: Sequence[int] | None = None) -> Aligned:
-    """Of two inputs of as many positions; some: only these."""
+    """Pairs each position of two inputs of equal length with its own place. some: only these positions."""
     return _aligned([(k, k) for k in some or range(count)], range(count), range(count))
 
 
 def _layout(prompt: Prompt) -> dict[str, list[Any]]:
-    """What says where the positions stand: masks and sizes. One that is all ones says nothing."""
+    """Tensors that set the places of the positions: masks and sizes. Those that are all ones are left out."""
     every = (prompt.prepared or {}).items()
     return {name: one.tolist() for name, one in every if not one.is_floating_point() and not bool((one == 1).all())}
 
 
 def align_ends(a: Sequence[int], b: Sequence[int], count: int) -> Aligned:
-    """The last `count` tokens of both, which are equal."""
+    """Pairs the last `count` tokens of both, which are equal."""
     assert list(a[-count:]) == list(b[-count:])
     return _aligned([(len(a) - count + k, len(b) - count + k) for k in range(count)], a, b)
 
@@ -144,10 +144,10 @@ def common_start(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def common(a: Sequence[int], b: Sequence[int], special: Collection[int] = frozenset()) -> list[tuple[int, int]]:
-    """A longest common subsequence, as pairs of places; of those with most ids that are not special.
+    """A common subsequence with most ids that are not special and, of those, the longest; as pairs of places.
 
-    A row of the table of lengths follows from the one above it by one running maximum; what the lists begin and end
-    with alike is set aside first.
+    Each row of the table of lengths follows from the one above by one running maximum. The common beginning and end of
+    the lists are set aside first.
     """
     head = common_start(a, b)
     tail = common_end([a[head:], b[head:]])
@@ -159,9 +159,9 @@ def common(a: Sequence[int], b: Sequence[int], special: Collection[int] = frozen
 def _table(a: Sequence[int], b: Sequence[int], special: Collection[int]) -> list[tuple[int, int]]:
     if not a or not b:
         return []
-    ordinary = 1 + min(sum(token in special for token in ids) for ids in (a, b))  # more than all special ones
+    ordinary = 1 + min(sum(token in special for token in ids) for ids in (a, b))  # outweighs all special ones
     other = torch.tensor(b)
-    lengths = torch.zeros(len(a) + 1, len(b) + 1, dtype=torch.int32)  # of the first i and the first j ids
+    lengths = torch.zeros(len(a) + 1, len(b) + 1, dtype=torch.int32)  # [i, j]: for the first i and first j ids
     for i, token in enumerate(a):
         above = lengths[i]
         longer = torch.maximum(above[1:], above[:-1] + (other == token).int() * (1 if token in special else ordinary))

@@ -1,4 +1,4 @@
-"""Which tokens' logits `--patch` follows, where they are asked for."""
+"""The tokens whose logits `--patch` follows, where the user names them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from duat_cli.text import shown
 
 @dataclass(frozen=True)
 class Asked:
-    """The options that say it: `target` is the token whose logit rises where the prediction becomes b's, `against` the
-    one whose logit is subtracted; for all pairs, or under these fields in each pair's line."""
+    """The options that name the tokens: `target` is the token whose logit rises as the prediction becomes b's,
+    `against` the one whose logit is subtracted. They are the same for all pairs, or fields in each pair's line."""
 
     target: str | None = None
     against: str | None = None
@@ -23,7 +23,7 @@ class Asked:
     against_field: str | None = None
 
     def of(self, texts: Texts, file: str | None, *, patched: bool) -> list[tuple[Named, Named]] | None:
-        """Both of every pair; None where none is asked for. file: what the pairs were read from."""
+        """Target and the token against it, for every pair; None where neither is given. file: the pairs' file."""
         target = _named("target", self.target, self.target_field, texts, file)
         against = _named("against", self.against, self.against_field, texts, file)
         if target is None and against is None:
@@ -37,7 +37,7 @@ class Asked:
 
 
 def _named(name: str, text: str | None, field: str | None, texts: Texts, file: str | None) -> list[Named] | None:
-    """Of every pair."""
+    """One of the two tokens, for every pair; None where it is not given."""
     found = field_beside(f"--{name}", text, field, file)
     if found is not None:
         return [found.of(texts.texts[a].line) for a, _ in texts.pairs]
@@ -45,8 +45,8 @@ def _named(name: str, text: str | None, field: str | None, texts: Texts, file: s
 
 
 def tokens_of(answers: Sequence[tuple[Named, Named]], words: Words | Labels) -> list[tuple[int, int]]:
-    """Of every pair the token, or class, whose logit is subtracted, and the one whose logit is followed. InputError
-    where one is no single token, or no class, or both are the same."""
+    """The token, or class, whose logit is subtracted, and the one whose logit is followed, for every pair. Raises
+    InputError where a name is no single token, or no class, or where both are the same."""
     found = []
     for target, against in answers:
         rising, falling = words.token(*target), words.token(*against)

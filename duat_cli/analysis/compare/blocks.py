@@ -1,4 +1,4 @@
-"""One block under two prompts: how its W', its biases, its terms and its output moved (Eq. 4 of Wang & Li)."""
+"""Changes of one block between two prompts: of its W', its biases, its terms and its output (Eq. 4 of Wang & Li)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NO_ROWS = "W' is zero on the aligned tokens"
 
 
 def relative_change(before: Tensor, after: Tensor, aligned: Aligned) -> float | None:
-    """|b - a| / |a| of vectors (N, width) on the aligned tokens, on all where a block merges places into fewer; None
-    where |a| is zero and |b| is not or both are."""
+    """|b - a| / |a| of vectors (N, width) on the aligned tokens, or on all vectors where a block merges places into
+    fewer. None where |a| is zero."""
     if len(before) == len(after) < min(aligned.tokens):
         aligned = every_place(len(before))
     a = wide(before)[aligned.a.to(before.device)].double()
@@ -35,7 +35,7 @@ def relative_change(before: Tensor, after: Tensor, aligned: Aligned) -> float | 
 def compare_block(
     name: str, before: BlockState, after: BlockState, aligned: Aligned, rounding: float
 ) -> BlockComparison:
-    """One block under one pair of prompts. rounding: the relative change up to which nothing is said to have moved."""
+    """Compares one block under one pair of prompts. rounding: largest relative change that counts as no move."""
     operator, heads = _operator(before, after, aligned)
     into, out = (relative_change(getattr(before, k), getattr(after, k), aligned) for k in ("input", "output"))
     values: dict[str, float | None] = dict.fromkeys(("bias", "ffn", "amplification"))
@@ -70,7 +70,7 @@ def compare_block(
 
 
 def mean_of(rows: Sequence[BlockComparison]) -> BlockComparison:
-    """The same block over pairs of prompts; a number that one pair has not is null, and that pair is named."""
+    """Mean of one block over pairs of prompts. A number that one pair lacks is null, and its reason names the pair."""
     if len(rows) == 1:
         return rows[0]
     whole = _named([row.reasons for row in rows])
@@ -93,7 +93,7 @@ def mean_of(rows: Sequence[BlockComparison]) -> BlockComparison:
 
 
 def _named(every: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """The reasons of each pair, which name it, unless every pair has the same."""
+    """Reasons of each pair. Each reason names its pair, unless all pairs have the same one."""
     shared = set.intersection(*(set(reasons.items()) for reasons in every))
     return [
         {key: why if (key, why) in shared else f"pair {number}: {why}" for key, why in reasons.items()}
@@ -114,7 +114,7 @@ def _operator(before: BlockState, after: BlockState, aligned: Aligned) -> tuple[
     mean = _mean([share[0] for share in shares])
     null = _null(before, after, aligned)
     operator = InputChange.explained(NO_ROWS, **moved.whole, **whole, unaligned=mean, null=null)
-    if a.channels:  # of which there are too many to list
+    if a.channels:  # there are too many channels to list
         return operator, []
     return operator, [
         _head(head, numbers, _mean([share[1][head] for share in shares])) for head, numbers in enumerate(moved.heads)
@@ -127,7 +127,7 @@ def _head(number: int, moved: dict[str, float] | None, unaligned: float | None) 
 
 
 def _null(before: BlockState, after: BlockState, aligned: Aligned) -> NullChange:
-    """Of the same scales with uniform attention."""
+    """Change of W' with the same scales and uniform attention."""
     even = [_uniform(state) for state in (before, after)]
     assert before.gram is not None
     moved = change(even[0], even[1], (aligned.a, aligned.b), before.gram).whole

@@ -1,5 +1,5 @@
-"""The dynamic parameters of every block under several prompts, as what a pass of the model can be given in place of its
-own."""
+"""The dynamic parameters of every block under several prompts, in a form that a pass of the model can be given in place
+of its own."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routed, Routers, mean_routed
 from duat_cli.models.value_path.operator import whole_rows
 
-KEPT_BYTES = 4 << 30  # of all prompts
+KEPT_BYTES = 4 << 30  # most that is kept of all prompts
 
 
 @dataclass(frozen=True)
 class Captured:
     """The dynamic parameters of one block call under one prompt, or their mean."""
 
-    attention: list[Tensor]  # (heads, N, N) of each attention call
+    attention: list[Tensor]  # one (heads, N, N) for each attention call
     norms: dict[nn.Module, list[FrozenNorm]]
     routers: dict[nn.Module, Routed] = field(default_factory=dict)
-    units: dict[nn.Module, list[Tensor]] = field(default_factory=dict)  # what FFNs gave, in call order
+    units: dict[nn.Module, list[Tensor]] = field(default_factory=dict)  # outputs of FFNs, in call order
 
     def has(self, *kinds: str) -> bool:
-        """Whether there is anything of one of these kinds, as of `held`."""
+        """Whether there is anything of one of these kinds, named as in `held`."""
         return any(getattr(self, kind) for kind in kinds)
 
     def held(self, *, attention: bool = False, norms: bool = False, routers: bool = False, units: bool = False) -> Held:
-        """Those of these kinds; the others stay live."""
+        """The parameters of these kinds, to be held; the others stay live."""
         return Held(
             [StoredRows(H) for H in self.attention] if attention else None,
             self.norms if norms else {},
@@ -57,8 +57,8 @@ def capture(
     errors: list[float] | None = None,
     units: bool = False,
 ) -> list[dict[int, Captured]]:
-    """By prompt and block call. errors: takes those of the certificate, which needs replays; None: it is not asked for.
-    units: whether what FFNs gave is kept."""
+    """Captures each prompt; a dict by block call for each. errors: list that takes the errors of the certificate, which
+    needs replays; None: no certificate is made. units: whether to keep the outputs of FFNs."""
     found: list[dict[int, Captured]] = [{} for _ in prompts]
     tick = ticker(progress, session.depth, len(prompts))
     routers = Routers()
@@ -83,7 +83,7 @@ def capture(
 
 
 def ffns(run: BlockRun) -> dict[nn.Module, list[Tensor]]:
-    """What each FFN of the block gave; not what mixes tokens without attention weights."""
+    """Outputs of each FFN of the block, without modules that mix tokens without attention weights."""
     found = defaultdict[nn.Module, list[Tensor]](list)
     for unit in run.units:
         if unit.module in run.parts.units and unit.module not in {*run.parts.mixing, *run.parts.attention}:
@@ -92,7 +92,7 @@ def ffns(run: BlockRun) -> dict[nn.Module, list[Tensor]]:
 
 
 def require_equal(option: str, prompts: Sequence[Prompt]) -> None:
-    """InputError for prompts of unlike length."""
+    """Raises InputError for prompts of unequal length."""
     counts = sorted({prompt.input_ids.shape[1] for prompt in prompts})
     if len(counts) > 1:
         raise InputError(
@@ -103,14 +103,14 @@ def require_equal(option: str, prompts: Sequence[Prompt]) -> None:
 
 
 def as_many_tokens(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Each cut to the length of the shortest."""
+    """The prompts, each cut to the length of the shortest."""
     shortest = min(prompt.input_ids.shape[1] for prompt in prompts)
     return [replace(prompt, input_ids=prompt.input_ids[:, :shortest]) for prompt in prompts]
 
 
 def require_room(option: str, session: Session, prompts: Sequence[Prompt], vectors: int = 0) -> None:
-    """InputError where attention matrices of all prompts and their mean do not fit, with so many vectors of the hidden
-    size a token and block."""
+    """Raises InputError where the attention matrices of all prompts and their mean do not fit in KEPT_BYTES. vectors:
+    how many vectors of the hidden size are kept beside them for each token and block."""
     tokens = max(prompt.input_ids.shape[1] for prompt in prompts)
     size = (len(prompts) + 1) * session.depth * block_bytes(session, tokens, vectors)
     if size > KEPT_BYTES:
@@ -121,7 +121,7 @@ def require_room(option: str, session: Session, prompts: Sequence[Prompt], vecto
 
 
 def mean_of(blocks: Sequence[Captured]) -> Captured:
-    """Of one block call over the prompts."""
+    """Mean of one block call's dynamic parameters over the prompts."""
     attention = [torch.stack(same).mean(dim=0) for same in zip(*(block.attention for block in blocks), strict=True)]
     norms = {}
     for norm, first in blocks[0].norms.items():

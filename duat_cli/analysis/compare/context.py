@@ -1,4 +1,4 @@
-"""In-context learning (section 4.2 of Wang & Li): what demonstrations in front of a question do."""
+"""In-context learning (section 4.2 of Wang & Li): the effect of demonstrations in front of a question."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ NO_ROWS = "W' is zero on the question"
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer's tokens behind one run."""
+    """The answer's tokens, behind the tokens of one run."""
 
-    ids: Tensor  # (1, N), with all in front of it
+    ids: Tensor  # (1, N), the answer with everything in front of it
     start: int
     stop: int
 
     @property
     def rows(self) -> slice:
-        """The tokens whose next ones these are."""
+        """The places whose next tokens are the answer's."""
         return slice(self.start - 1, self.stop - 1)
 
     def loss(self, logits: Tensor) -> float:
-        """Mean negative log likelihood, nats; logits: of `rows`, (tokens, vocabulary)."""
+        """Mean negative log likelihood, nats. logits: those at `rows`, (tokens, vocabulary)."""
         return mean_loss(logits, self.ids[0, self.start : self.stop])
 
 
 class Context:
-    """Where question, demonstrations and answer stand in every run, and what blocks read of them."""
+    """Places of question, demonstrations and answer in every run, and how much of them the blocks read."""
 
     def __init__(self, texts: Texts, prompts: Sequence[Prompt], question: int, special: frozenset[int]) -> None:
-        """question: tokens at the end of every run."""
+        """question: how many tokens at the end of every run are the question."""
         self._labels = [text.where for text in texts.texts[: texts.runs]]
         ids: list[list[int]] = [prompt.input_ids[0].tolist() for prompt in prompts]
         self.question, self._ids = question, ids[: texts.runs]
@@ -61,15 +61,15 @@ class Context:
         self._reads: dict[tuple[int, int], list[BlockRead]] = {}  # by run and block
 
     def see(self, run: int, state: BlockState) -> None:
-        """One block under one run."""
+        """Takes one block under one run."""
         rows = torch.arange(len(self._ids[run]) - self.question, len(self._ids[run]))
         self._reads[run, state.index] = [_read(state, rows, places) for places in self._places.get(run, [])]
 
     def report(
         self, logits: Sequence[Tensor] | str, changes: Sequence[Sequence[BlockComparison]], layers: Sequence[int]
     ) -> InContext:
-        """logits: of every answer's rows, (tokens, vocabulary), or why there are none; changes: every run but the
-        first against the first, by block."""
+        """The report. logits: those at every answer's `rows`, (tokens, vocabulary), or why there are none; changes: for
+        every run but the first, its comparison with the first, by block."""
         losses, why_not = _losses(self.answers, logits)
         runs = []
         for run, label in enumerate(self._labels):
@@ -130,8 +130,8 @@ def _answer(run: list[int], answered: Prompt, special: frozenset[int]) -> Answer
 
 
 def _place(run: list[int], front: list[int] | None, whole: list[int], stop: int, special: frozenset[int]) -> Tensor:
-    """The tokens of one demonstration. front, whole: the ids of the texts that end in front of it, and with it; stop:
-    where the question begins."""
+    """The places of one demonstration's tokens. front: ids of the text that ends in front of it; whole: ids of the text
+    that ends with it; stop: where the question begins."""
     first = next((place for place, token in enumerate(run) if token not in special), 0)
     if front is not None:
         first = max(first, common_start(front, run))
@@ -139,7 +139,7 @@ def _place(run: list[int], front: list[int] | None, whole: list[int], stop: int,
 
 
 def _losses(answers: Sequence[Answer], logits: Sequence[Tensor] | str) -> tuple[list[float | None], list[str]]:
-    """Of every run, and why there is none."""
+    """Loss of every run, or None, and why there is none."""
     if isinstance(logits, str):
         return [None] * len(answers), [logits] * len(answers)
     found = [answer.loss(rows) for answer, rows in zip(answers, logits, strict=True)]

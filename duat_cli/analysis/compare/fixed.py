@@ -1,5 +1,5 @@
-"""What dynamic parameters buy: the loss of a model whose H, then scales of norms, then router weights are held; its σ
-stays live."""
+"""The gain from dynamic parameters: the loss of a model in which H, then also norm scales, then also router weights are
+held fixed. Its nonlinearity σ stays live."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ Source = Literal["own", "another prompt", "mean"]
 
 
 def loss_pass(model: Any, ids: Tensor, rig: HeldRig | None = None) -> Call:
-    """A pass of the whole model, under instruments or none, for the mean negative log likelihood of its prompt's tokens
-    behind the first, nats."""
+    """A pass of the whole model, under `rig` if given, that returns the mean negative log likelihood of its prompt's
+    tokens behind the first, in nats."""
 
     @contextlib.contextmanager
     def active() -> Iterator[None]:
@@ -48,7 +48,7 @@ def loss_pass(model: Any, ids: Tensor, rig: HeldRig | None = None) -> Call:
 
 
 def fixed(loaded: LoadedModel, prompts: Sequence[Prompt], own: bool, progress: Progress) -> CompareReport:
-    """The report. own: whether the prompts are the user's; bundled ones are cut to the length of the shortest."""
+    """The report. own: whether the prompts are the user's; others are cut to the length of the shortest."""
     prompts = _of_equal_length(prompts, own)
     session = Session(loaded, progress, cache=False)
     require_room("--fixed", session, prompts)

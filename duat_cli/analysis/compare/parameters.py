@@ -1,4 +1,4 @@
-"""Which parameters of the sum are fixed by the checkpoint, and which the input sets and moves (Eq. 4 of Wang & Li)."""
+"""The parameters of the sum: those that the checkpoint fixes, and those that the input sets (Eq. 4 of Wang & Li)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Moves:
     largest: dict[str, float] = field(default_factory=dict)
 
     def add(self, before: BlockState, after: BlockState, aligned: Aligned, block: BlockComparison) -> None:
-        """One block under one pair of prompts."""
+        """Takes one block under one pair of prompts."""
         found = {
             "W'": block.operator.relative,
             "b'_{j,2}": block.bias,
@@ -56,7 +56,7 @@ class Moves:
                 self.largest[name] = max(self.largest.get(name, 0.0), change)
 
     def parameters(self) -> list[ParameterChange]:
-        """All of them, fixed ones first; what the model has not is left out."""
+        """All parameters, fixed ones first; dynamic ones that the model lacks are left out."""
         fixed = [
             ParameterChange(name=name, what=what, set_by="checkpoint", moved=False, change=0.0) for name, what in FIXED
         ]
@@ -77,7 +77,7 @@ def _change(before: Tensor | None, after: Tensor | None, aligned: Aligned) -> fl
 
 
 def _attention(before: Routed, after: Routed, aligned: Aligned) -> float | None:
-    """|H_b - H_a| / |H_a| of all heads, over aligned rows and columns; head by head, as H may be large."""
+    """|H_b - H_a| / |H_a| of all heads, on aligned rows and columns; summed head by head, as H may be large."""
     device = before.attention.device
     a, b = aligned.a.to(device), aligned.b.to(device)
     size = moved = 0.0
@@ -89,12 +89,12 @@ def _attention(before: Routed, after: Routed, aligned: Aligned) -> float | None:
 
 
 def _by_token(routed: Routed) -> Tensor:
-    """t, (N, 1), or (N, heads) with a gate."""
+    """The token scale t, (N, 1), or (N, heads) with a gate."""
     return routed.token.reshape(-1, routed.tokens).T
 
 
 def change_of_scales(before: Routed, after: Routed, aligned: Aligned) -> float | None:
-    """The larger of the changes of s and of t."""
+    """Larger of the relative changes of the source scale s and of the token scale t."""
     found = [relative_change(before.source.T, after.source.T, aligned)]
     if before.token.numel() > 1:
         found.append(relative_change(_by_token(before), _by_token(after), aligned))

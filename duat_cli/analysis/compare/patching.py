@@ -1,4 +1,4 @@
-"""What moves the prediction: parts of b's dynamic parameters, or of its stream, in a's pass, one at a time."""
+"""Effect on the prediction of parts of b's dynamic parameters, or of its stream, put into a's pass one at a time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "ffn": ("units",),
     "together": ("attention", "norms", "units"),
 }
-"""What is b's of a block, one at a time, as `Captured` has it."""
+"""Part of a block that is replaced by b's, one at a time -> the fields of `Captured` that it consists of."""
 MISSING = {
     "H": "its tokens are mixed without attention weights",
     "norms": "it has no norm whose scale is known",
@@ -60,7 +60,7 @@ UNMOVED = "the predictions are alike, or infinitely far from each other"
 
 @dataclass(frozen=True)
 class Place:
-    """What is b's: a part of a block, or of all (None)."""
+    """The part that is replaced by b's, in one block or in all (None)."""
 
     block: int | None
     part: str
@@ -68,15 +68,15 @@ class Place:
 
 
 Trial = Sequence[PatchedPass | None]
-"""A pass of every pair; None where nothing is changed by it."""
+"""One pass for every pair; None where the patch changes nothing."""
 
 
 class Target:
-    """What two prompts predict, tokens or classes, and how far some logits are on the way from a's to b's."""
+    """Predictions of two prompts, of tokens or classes; measures how far given logits have moved from a's to b's."""
 
     def __init__(self, before: Tensor, after: Tensor, tokens: tuple[int, int] | None = None) -> None:
-        """Logits behind a and b, (vocabulary,). tokens: the one whose logit is subtracted, and the one whose logit is
-        followed; None: those whose probability falls and rises most from a to b."""
+        """before, after: logits behind a and b, (vocabulary,). tokens: the token whose logit is subtracted, and the one
+        whose logit is followed; None: those whose probability falls and rises most from a to b."""
         self._after, self.given = after, tokens is not None
         if tokens is not None and max(tokens) >= len(after):
             raise InputError(f"--patch: token {max(tokens)} is none of the {len(after)} that the model puts out")
@@ -86,14 +86,14 @@ class Target:
         self.rounding = rounding_for(after.dtype) * float(torch.stack([before, after]).double().abs().max())
 
     def of(self, logits: Tensor) -> Tensor:
-        """(2,), float64: the difference in logits of its two tokens, and KL(b || logits) in nats."""
+        """Difference of the two tokens' logits, and KL(b || logits) in nats, as (2,) float64."""
         first, second = self.tokens
         wide = logits.double()
         return torch.stack([wide[second] - wide[first], kl(self._after[None], logits[None])[0]]).cpu()
 
 
 class Patcher:
-    """Prompts in pairs of as many tokens, whose passes are on record."""
+    """Recorded passes of prompts, in pairs with as many tokens, and the patched passes between them."""
 
     def __init__(
         self,
@@ -105,8 +105,8 @@ class Patcher:
         progress: Progress,
         answers: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        """UnsupportedModelError for a model that predicts neither a next token nor a text's class. answers: of every
-        pair the tokens, or classes, of its `Target`."""
+        """answers: for every pair, the tokens, or classes, of its `Target`. Raises UnsupportedModelError for a model
+        that predicts neither a next token nor a text's class."""
         require_room("--patch", session, prompts, PATCH_VECTORS)
         self._session, self._pairs, self._what, self._progress = session, pairs, what, progress
         self._done = self._total = 0
@@ -134,7 +134,7 @@ class Patcher:
         self._rise = _rise(self._targets)
 
     def report(self, said: Callable[[int], str], texts: Sequence[str]) -> Patching:
-        """said: what a token id, or the number of a class, says. texts: the tokens of the first pair's first prompt."""
+        """The report. said: text of a token id or a class number; texts: tokens of the first pair's first prompt."""
         known = [self._known(*pair) for pair in self._pairs]
         seconds, thirds = [b for _, b in self._pairs], self._thirds
         trials = {
@@ -158,14 +158,15 @@ class Patcher:
         )
 
     def _run(self, passes: Sequence[PatchedPass]) -> None:
-        """Ordered by where they start. As many as fit wait for blocks to be read side by side."""
+        """Runs passes, ordered by where they start. As many as fit in memory go side by side through each read
+        block."""
         tokens, width = self._records[0].calls[0].before.shape[1:]
         size = max(1, ABLATION_BYTES // waiting_bytes(tokens, width))
         for first in range(0, len(passes), size):
             self._session.together(passes[first : first + size])
 
     def _places(self) -> Iterator[Place]:
-        """All that is to be b's, one after the other."""
+        """All parts to be replaced by b's, one after another."""
         if self._what == "blocks":
             yield from itertools.starmap(Place, itertools.product([*self._layers, None], PARTS))
             return
@@ -176,15 +177,15 @@ class Patcher:
             yield from (Place(block, self._what, number) for number in range(count))
 
     def _known(self, a: int, b: int) -> PatchedPass:
-        """A pass whose logits are known: with all of a's own parts they are a's, with every token of b they are b's."""
+        """A pass with known logits: given all of a's own parts they are a's; given every token of b they are b's."""
         if self._what != "tokens":
             return self._pass(a, self._held(a, self._layers, "together"), self._forwards[a])
         first = self._layers[0]
         return self._pass(a, Patch(stream={first: (ALL, self._records[b].calls[first].before)}), self._forwards[a])
 
     def _error(self, logits: Sequence[Tensor]) -> float:
-        """How far those are from what they are known to be. UnsupportedModelError where tokens of the stream are not
-        all that is b's."""
+        """Largest relative error of the known passes' logits. Raises UnsupportedModelError where with all tokens of b's
+        stream they are not b's."""
         ends = [self._records[pair[self._what == "tokens"]].output for pair in self._pairs]
         error = max(map(relative_error, logits, ends))
         if self._what == "tokens" and not error <= self._tolerance:
@@ -195,7 +196,7 @@ class Patcher:
         return error
 
     def _trial(self, place: Place, sources: Sequence[int]) -> Trial:
-        """sources: of every pair, the prompt whose part is put there."""
+        """Passes with one part patched. sources: for every pair, the prompt that the part comes from."""
         found = []
         for number, ((a, _), source) in enumerate(zip(self._pairs, sources, strict=True)):
             patch = self._patch(place, a, source)
@@ -211,7 +212,7 @@ class Patcher:
             assert place.block is not None
             row, other = slice(place.number, place.number + 1), self._records[source].calls[place.block].before
             if torch.equal(self._records[a].calls[place.block].before[:, row], other[:, row]):
-                return None  # as all tokens in front of the first that differs
+                return None  # true of all tokens in front of the first that differs
             return Patch(stream={place.block: (row, other)})
         if place.part == "heads":
             assert place.block is not None
@@ -220,7 +221,7 @@ class Patcher:
         return None if self._missing(place) else self._held(source, self._blocks_of(place), place.part)
 
     def _missing(self, place: Place) -> bool:
-        """Whether no block has that part; all prompts have the same."""
+        """Whether no block has that part; looked up in the first prompt, as all have the same parts."""
         return not any(self._captured[0][block].has(*PARTS[place.part]) for block in self._blocks_of(place))
 
     def _held(self, source: int, blocks: Sequence[int], part: str) -> Patch:
@@ -254,7 +255,7 @@ class Patcher:
         return kind.explained(why, others, effect=moved, null=null, kl=divergence, **known)
 
     def _shares(self, trial: Trial) -> tuple[float | None, float | None]:
-        """Of the difference in logits, and of the divergence."""
+        """Shares of the way from a to b: of the difference in logits, and of the divergence; None if not finite."""
         starts = [target.ends[0] for target in self._targets]
         begin = torch.stack(starts)
         now = torch.stack([start if one is None else one.output for start, one in zip(starts, trial, strict=True)])
@@ -265,16 +266,16 @@ class Patcher:
 
 
 def _rise(targets: Sequence[Target]) -> float:
-    """By how much the difference in logits of all pairs together changes from a to b; NaN where it is rounding."""
+    """Change from a to b of the difference in logits, summed over pairs; NaN where it is no more than rounding."""
     rise = sum(float(target.ends[1][0] - target.ends[0][0]) for target in targets)
     return rise if abs(rise) > sum(target.rounding for target in targets) else math.nan
 
 
 def third_texts(prompts: Sequence[Prompt], pairs: Sequence[tuple[int, int]]) -> list[int] | None:
-    """Of every pair, the second prompt of the next pair that is neither of its two texts and has as many tokens; None
-    where a pair has none.
+    """For every pair, the second prompt of the next pair that is neither of its own two texts and has as many tokens;
+    None where a pair has no such third text.
 
-    Texts may be given twice, and with one of its own two a null would say nothing.
+    Texts may be given twice, and a null made with one of the pair's own texts would say nothing.
     """
     found = []
     for number, pair in enumerate(pairs):
@@ -288,12 +289,12 @@ def third_texts(prompts: Sequence[Prompt], pairs: Sequence[tuple[int, int]]) -> 
 
 
 def _last_logits(model: Any, given: Given) -> Tensor:
-    """Behind the last token, (vocabulary,), or of a whole input, (classes,)."""
+    """Logits behind the last token, (vocabulary,), or of a whole input, (classes,)."""
     return by_row(run_stack(model, given).logits)[0, -1].clone()
 
 
 def _with_head(own: Captured, other: Captured, head: int) -> Held:
-    """H with one head of another prompt's; heads of several attention calls are counted on."""
+    """H with one head taken from another prompt; heads are numbered through all attention calls of the block."""
     rows, before = [], 0
     for mine, theirs in zip(own.attention, other.attention, strict=True):
         here = head - before

@@ -1,4 +1,4 @@
-"""What `duat compare` was asked for, as texts: which of them run, and which are laid beside each other."""
+"""The texts of a `duat compare` request: which of them run, and which are compared."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ ALONE = (
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts, all of which become tokens; some run through the blocks."""
+    """Texts of a request. All of them become tokens; the first `runs` run through the blocks."""
 
     texts: list[PromptText]
     runs: int
-    """How many of them run: the first ones."""
+    """How many of the texts run: the first ones."""
     pairs: list[tuple[int, int]]
     """Numbers of the runs that are compared."""
     alone: int | None = None
-    """The shared text without a context, where the comparison is of its tokens alone."""
+    """Number of the shared text without a context, where its tokens alone are compared."""
     answered: list[int] = field(default_factory=list)
-    """Of every run the same text with the answer behind it."""
+    """For every run, the number of the same text with the answer behind it."""
     demonstrations: dict[int, list[tuple[int | None, int]]] = field(default_factory=dict)
-    """By run and context, the first, second, ...: the texts that end where it begins (None: nothing is in front of it),
-    and where it ends."""
+    """Run -> its contexts in order, each given by the numbers of two texts: one that ends where the context begins
+    (None: nothing is in front of it), one that ends where it ends."""
     made_up: bool = False
-    """Whether they are the paper's, and not the user's."""
+    """Whether the texts are the paper's, not the user's."""
 
 
 def texts_of(
@@ -50,9 +50,9 @@ def texts_of(
     chat: bool = False,
     files: InputFiles | None = None,
 ) -> Texts:
-    """Of --prompt, --prompts, or --shared with --prefix and --answer; without any, the paper's own two prompts. chat:
-    each text is what a user says in a conversation. files: pictures or sounds in the place of texts, which stand for
-    them by their names."""
+    """The texts of --prompt, --prompts, or --shared with --prefix and --answer; without any, the paper's own two
+    prompts. chat: whether each text is what a user says in a conversation. files: pictures or sounds in place of texts;
+    their names are the texts."""
     given = [name for name, value in (("--prompt", prompts), ("--prompts", file), ("--shared", shared))
              if value is not None and value != []]  # fmt: skip
     option = None if files is None else files.option
@@ -98,7 +98,7 @@ def _of_files(files: InputFiles, first: str, *, chat: bool) -> Texts:
 
 
 def as_read(texts: Texts, prompts: Sequence[Prompt]) -> Texts:
-    """The same; of pictures or sounds, with what these are called. InputError for pictures within a text."""
+    """The texts; for pictures or sounds, with the names of these. Raises InputError for pictures within a text."""
     if any("input_ids" in (prompt.prepared or {}) for prompt in prompts):
         raise InputError(f"{prompts[0].text}: {ALONE}")
     if all(prompt.prepared is None for prompt in prompts):
@@ -107,7 +107,7 @@ def as_read(texts: Texts, prompts: Sequence[Prompt]) -> Texts:
 
 
 def _contexts(shared: str, prefixes: list[str], answer: str | None) -> Texts:
-    """The shared text behind each context. With one, and with an answer, it is compared with the text alone."""
+    """The shared text behind each context. With one context, or with an answer, it is compared with the text alone."""
     checked(shared, "--shared", 1)
     if not prefixes:
         raise InputError(
@@ -125,7 +125,7 @@ def _contexts(shared: str, prefixes: list[str], answer: str | None) -> Texts:
 
 
 def _answered(alone: PromptText, each: list[PromptText], prefixes: list[str], answer: str) -> Texts:
-    """None, each and all of the demonstrations; the same with the answer; and where demonstrations end."""
+    """Runs with none, each and all of the demonstrations; these with the answer; texts that show where each ends."""
     growing = list(accumulate(prefixes, behind))
     runs = [alone, *each]
     if len(prefixes) > 1:
@@ -136,7 +136,7 @@ def _answered(alone: PromptText, each: list[PromptText], prefixes: list[str], an
         several = number > len(each)
         places[number] = []
         for whole, own in zip(growing, prefixes, strict=True) if several else [(prefixes[number - 1],) * 2]:
-            front = whole.removesuffix(own)  # with what stands between two contexts
+            front = whole.removesuffix(own)  # with the text between two contexts
             parts = [front, whole] if front else [whole]
             texts += [PromptText(part, f"--prefix {number}", number) for part in parts]
             places[number].append((len(texts) - 2 if front else None, len(texts) - 1))
@@ -145,6 +145,6 @@ def _answered(alone: PromptText, each: list[PromptText], prefixes: list[str], an
 
 
 def behind(first: str, second: str, between: str = BREAK) -> str:
-    """The second text behind the first, with something between them unless there is white space already."""
+    """The second text behind the first, with `between` between them unless there is white space already."""
     apart = not first or first[-1:].isspace() or second[:1].isspace()
     return first + ("" if apart else between) + second

@@ -1,4 +1,4 @@
-"""`duat compare`: prompts through one model, block by block, each laid beside another."""
+"""`duat compare`: prompts run through one model and are compared in pairs, block by block."""
 
 from __future__ import annotations
 
@@ -64,22 +64,22 @@ Row = dict[int, BlockComparison]  # by block
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """What `duat compare` computes beyond the default."""
+    """Options of `duat compare`."""
 
     layers: frozenset[int] | None = None
     per_prompt: bool = False
     cache: bool = True
     by_place: bool = False
-    """Whether a token is laid beside the one at its place, not beside the same one."""
+    """Whether a token is compared with the one at its place, not with the same token."""
     patch: Patched | None = None
-    """What of b is put into a's pass, one part at a time; tokens are then laid beside each other by their place."""
+    """What of b is put into a's pass, one part at a time; tokens are then compared place by place."""
     answers: Sequence[tuple[Named, Named]] | None = None
-    """With `patch`, of every pair the token whose logit is followed, and the one whose logit is subtracted."""
+    """With `patch`, for every pair: the token whose logit is followed, and the one whose logit is subtracted."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two runs, and which of their tokens are the same."""
+    """Two runs, and which of their tokens are compared."""
 
     a: int
     b: int
@@ -94,7 +94,7 @@ def compare(
     words: Words,
     progress: Progress,
 ) -> CompareReport:
-    """The report. prompts: all of `texts` as token ids; or pictures or sounds, whatever these are."""
+    """The report. prompts: all of `texts` as token ids, or the pictures or sounds that they stand for."""
     texts = as_read(texts, prompts)
     if texts.made_up and (options.by_place or options.patch is not None):
         prompts = as_many_tokens(prompts)
@@ -114,7 +114,7 @@ def compare(
         patcher = Patcher(session, runs, texts.pairs, options.patch, options.layers, progress, followed)
         said, every = _said(runs[texts.pairs[0][0]], words)
         patched = patcher.report(said if labels is None else labels.text, every)
-        del patcher  # what it keeps of the prompts is not needed any more
+        del patcher  # frees what it keeps of the prompts
     context = None
     if texts.answered:
         context = Context(texts, prompts, len(pairs[0].aligned.a), words.special)
@@ -154,7 +154,7 @@ def compare(
 
 
 def pairs_of(texts: Texts, prompts: Sequence[Prompt], special: frozenset[int], options: CompareOptions) -> list[Pair]:
-    """Which tokens of each pair are compared. InputError where there are none."""
+    """The pairs, with the tokens of each that are compared. Raises InputError where a pair has none."""
     ids: list[list[int]] = [prompt.input_ids[0].tolist() for prompt in prompts]
     names = [text.where for text in texts.texts]
     patched = options.patch is not None
@@ -173,9 +173,9 @@ def pairs_of(texts: Texts, prompts: Sequence[Prompt], special: frozenset[int], o
 
 
 class SideBySide:
-    """Blocks of prompts, compared as the prompts go through them.
+    """Comparison of the blocks of prompts, made as the prompts go through them.
 
-    What a prompt's block did is kept until the last prompt that it is compared with has gone through that block.
+    A prompt's state of a block is kept until the last prompt that it is compared with has gone through that block.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class SideBySide:
         self.routers = Routers()
 
     def listener(self, number: int) -> Listener:
-        """Of one prompt; asked for in the order of the prompts, and again where a sweep begins anew."""
+        """Listener of one prompt; called in the order of the prompts, and again where a sweep begins anew."""
         decomposition, prompt = Decomposition(), self._prompts[number]
 
         def listen(run: BlockRun) -> None:
@@ -209,7 +209,7 @@ class SideBySide:
             if self._layers is None or run.index in self._layers:
                 assert decomposition.carried is not None
                 routed = list(self.routers.inside(run.parts.module).values())
-                # of pictures a block may work on other places than the one in front of it
+                # a block on pictures may have other places than the block in front of it
                 tokens = (prompt.input_ids if prompt.prepared is None else run.input).shape[1]
                 self._see(number, state_of(self._session, run, step, decomposition.carried, tokens, routed))
             self._tick(number)
@@ -234,10 +234,10 @@ class SideBySide:
 
 
 def logits_of(session: Session, wanted: Sequence[tuple[Given, slice]], *, classes: bool) -> list[Tensor] | str:
-    """The logits of some tokens of every text, (tokens, vocabulary), or why they are not those of a next token.
+    """Logits at some tokens of every text, (tokens, vocabulary), or why they are not those of a next token.
 
-    wanted: ids (1, N) or what is read in their place, and which tokens. classes: whether those of a classifier of whole
-    inputs, (1, classes), do as well.
+    wanted: for every text, ids (1, N) or the input in their place, and which tokens. classes: whether the logits of a
+    classifier of whole inputs, (1, classes), are accepted as well.
     """
     model, device = session.loaded.model, session.loaded.device
     head = HeadTest(model, session.structure.stack, device, session.loaded.like)
@@ -296,7 +296,7 @@ def _divergence(pair: Pair, logits: list[Tensor] | str) -> tuple[float | None, s
 
 
 def _said(prompt: Prompt, words: Words) -> tuple[Callable[[int], str], list[str]]:
-    """What a token says, and all of a prompt."""
+    """Function that gives a token's text, and the texts of all tokens of a prompt."""
 
     def said(token: int) -> str:
         return _shown(words.says([token], "--prompt: "))
@@ -305,7 +305,7 @@ def _said(prompt: Prompt, words: Words) -> tuple[Callable[[int], str], list[str]
 
 
 def _shown(text: str) -> str:
-    """Cut before it is escaped, so that no escape is."""
+    """The text, cut and then escaped, so that no escape sequence is cut."""
     return clean(text if len(text) <= SHOWN_TEXT else text[: SHOWN_TEXT - 2] + "..")
 
 
@@ -313,12 +313,12 @@ def _shown(text: str) -> str:
 
 
 def _notable(blocks: Sequence[BlockComparison], pairs: Sequence[Pair], rounding: float) -> list[str]:
-    """What a reader should see first, in at most four sentences that the numbers back."""
+    """Sentences for a reader to see first, at most three; each rests on numbers of the report."""
     return [*_most_moved(blocks, pairs, rounding), *_heads(blocks, rounding), *_amplified(blocks)]
 
 
 def _most_moved(blocks: Sequence[BlockComparison], pairs: Sequence[Pair], rounding: float) -> list[str]:
-    """The block whose W' moved most, what of it, and what positions and scales alone would have moved."""
+    """A sentence on the block whose W' moved most, through what, and how far it would move with uniform attention."""
     sizes = [block.operator.relative for block in blocks if block.operator.relative is not None]
     known = [block for block in blocks if (block.operator.relative or 0.0) > rounding]
     if not known:

@@ -1,4 +1,4 @@
-"""What one block did under one prompt, kept until the prompt that it is compared with comes to the same block."""
+"""Results of one block under one prompt, kept until the prompt that it is compared with reaches the same block."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from duat_cli.models.value_path.operator import AttentionOperator, whole_rows
 from duat_cli.operators.input_change import Routed
 from duat_cli.operators.kronecker import gram as gram_of
 
-KEPT_BYTES = 4 << 30  # of one prompt
-VECTORS = 16  # (N, M) a block, about: input, output, biases, the FFN's hidden layer
+KEPT_BYTES = 4 << 30  # most that is kept of one prompt
+VECTORS = 16  # about so many (N, M) are kept of a block: input, output, biases, the FFN's hidden layer
 
 
 @dataclass(frozen=True)
 class BlockState:
-    """One block under one prompt; every vector has a row a token."""
+    """Results of one block under one prompt; every (N, ...) has one row for each token."""
 
     index: int
     input: Tensor  # (N, M)
@@ -34,23 +34,23 @@ class BlockState:
     routed: Routed | None  # Ĥ
     seen: Tensor | None  # positions that a row may see, (N, N) bool
     why_no_operator: str
-    gram: Tensor | None  # G, (heads, heads); of channels where attention is gated
-    terms: dict[str, Tensor]  # f of every FFN by its module, (N, width)
+    gram: Tensor | None  # G, (heads, heads); over channels where attention is gated
+    terms: dict[str, Tensor]  # module -> f of that FFN, (N, width)
     bias: Tensor | None  # b'_{j,2}, (N, width)
     why_no_bias: str
     carried_bias: Tensor | None  # b'_{j,3}: the static part of the output, (N, M); None without biases
-    scales: Tensor | None  # of the block's norms, (N, norms)
-    gates: Tensor | None  # of its attention, (N, width)
-    error: float  # of the certificate
+    scales: Tensor | None  # scales of the block's norms, (N, norms)
+    gates: Tensor | None  # output gates of its attention, (N, width)
+    error: float  # error of the certificate
     routers: Tensor | None = None  # weights of all experts, (N, experts)
 
 
 def state_of(
     session: Session, run: BlockRun, step: Step, carried: Carried, tokens: int, experts: Sequence[RouterCall] = ()
 ) -> BlockState:
-    """To be asked while the block's weights are there. experts: what its routers gave.
+    """State of a block that has just run; call it while the block's weights are in memory. experts: its router calls.
 
-    UnsupportedModelError where its vectors are no tokens.
+    Raises UnsupportedModelError where the block's vectors are not the prompt's tokens.
     """
     if run.input.shape[1] != tokens:
         raise UnsupportedModelError(
@@ -87,10 +87,10 @@ def state_of(
 
 
 def _routed(operator: AttentionOperator, sources: Tensor) -> Routed:
-    """Ĥ by its factors; a gate is a scale by token: of every head, or of every channel, which then take the place of
+    """Ĥ by its factors. A gate is a scale by token, of every head or of every channel; channels then take the place of
     heads.
 
-    sources: scales of single channels by source token, (heads d, N); of heads where there is no gate of channels.
+    sources: source scales of the channels, (heads d, N), or of heads where there is no gate of channels.
     """
     if operator.head_gate is not None and operator.ungated is not None:
         token = operator.head_gate * operator.token_scale  # (heads, N)
@@ -104,13 +104,14 @@ def _routed(operator: AttentionOperator, sources: Tensor) -> Routed:
 
 
 def _seen(attention: Tensor, allowed: Tensor | None) -> Tensor:
-    """What the mask leaves, also where a softmax underflows; where no mask was seen, what some head reads."""
+    """Positions that the mask leaves visible, even where a softmax underflows; without a mask, those some head
+    reads."""
     reached = (attention != 0).any(dim=0)
     return reached if allowed is None or bool((reached & ~allowed).any()) else allowed
 
 
 def _terms(run: BlockRun, tokens: int) -> dict[str, Tensor]:
-    """f of every FFN call: its output without the bias of its last layer, which the sum counts as static."""
+    """f of every FFN call: its output without the bias of its last layer, which is in the static part of the sum."""
     names = {module: name for name, module in run.parts.module.named_modules()}
     found: dict[str, Tensor] = {}
     for unit in run.units:
@@ -125,7 +126,7 @@ def _terms(run: BlockRun, tokens: int) -> dict[str, Tensor]:
 
 
 def _scales(run: BlockRun, tokens: int) -> Tensor | None:
-    """The scale of every norm with one number a token; norms on single heads are part of H."""
+    """Scales of the norms that have one for each token; norms on single heads are part of H."""
     found = [one.scale.reshape(tokens) for many in run.recording.norms.values() for one in many
              if one.scale.numel() == tokens]  # fmt: skip
     return torch.stack(found, dim=1) if found else None
@@ -142,17 +143,17 @@ def _gates(run: BlockRun, tokens: int) -> Tensor | None:
 
 
 def block_bytes(session: Session, tokens: int, vectors: int) -> int:
-    """Of one block under one prompt: its attention matrices, and so many vectors of the hidden size a token."""
+    """Bytes of one block under one prompt: its attention matrices, and for each token `vectors` of the hidden size."""
     config = session.loaded.model.config
     each = (stated(config, name) or 1 for name in ("num_attention_heads", "hidden_size"))
-    heads, width = (max(one) if isinstance(one, list | tuple) else one for one in each)  # one a stage
+    heads, width = (max(one) if isinstance(one, list | tuple) else one for one in each)  # a list has one for each stage
     return 4 * tokens * (heads * tokens + vectors * width)
 
 
 def require_room(session: Session, prompt: Prompt, blocks: int) -> None:
-    """InputError where what is kept of one prompt would not fit.
+    """Raises InputError where what is kept of one prompt would not fit.
 
-    blocks: how many are kept at once: all of them where prompts run one after the other, else one.
+    blocks: how many are kept at once: all where prompts run one after another, else one.
     """
     tokens = prompt.input_ids.shape[1]
     size = blocks * block_bytes(session, tokens, VECTORS)
