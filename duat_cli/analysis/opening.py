@@ -1,6 +1,7 @@
 """The steps in front of every analysis: find the checkpoint, read the prompts, load the model, make token ids.
 
-torch and transformers are imported where the model is loaded: errors of names, headers and texts cost no such wait.
+torch and transformers are imported only where the model is loaded, so that errors in names, headers and texts come
+without that wait.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint that is there, and whose files agree with each other."""
+    """A checkpoint that exists, with files that agree with each other."""
 
     place: Source
     files: CheckpointFiles
@@ -43,7 +44,7 @@ class Found:
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """Which checkpoint, and how to load it."""
+    """Request for a checkpoint, and how to load it."""
 
     model: str | None
     """A folder or a hub id; None is the bundled demo."""
@@ -54,15 +55,15 @@ class ModelRequest:
     dtype: str = "float32"
     device: str = "auto"
     memory: int | None = None
-    """Bytes that the process may take; None is what the system leaves."""
+    """Bytes that the process may take; None: as many as the system leaves."""
     task: Task | None = None
-    """The command, where it is planned and may read its weights block by block; its prompts are counted later."""
+    """The command, where it is planned and may read weights block by block; its prompts are counted later."""
     device_map: str | None = None
-    """auto, balanced, sequential or a file: where weights that are read block by block stay; None: nowhere."""
+    """auto, balanced, sequential or a file: where weights that are read block by block are kept; None: nowhere."""
 
     def find(self, progress: Progress) -> Found:
-        """Where it is and what its headers say: what is wrong there is said before torch is imported."""
-        if self.device not in ("auto", "cpu"):  # only torch knows it; a wrong one is said before a long download
+        """Finds the checkpoint and reads its headers; errors in these are raised before torch is imported."""
+        if self.device not in ("auto", "cpu"):  # only torch can check it, which comes before a long download
             progress(0, 0, f"loading torch for --device {self.device}")
             with uncollected():
                 from duat_cli.loading.model.load import parse_device
@@ -88,14 +89,14 @@ class ModelRequest:
         return Found(place, inspect_folder(place.path))
 
     def way(self, found: Found, progress: Progress) -> Way | None:
-        """How the planned command holds its weights; one line if it cannot at all."""
+        """How the planned command holds its weights; None if it is not planned. Raises CheckpointError if it cannot."""
         if self.task is None:
             return None
         from duat_cli.analysis.plan.run import on_device, plan, way_of
 
         memory, device, task = self.memory, None, self.task
         if self.task.runs:
-            progress(0, 0, "loading torch and transformers")  # what they take is no longer left
+            progress(0, 0, "loading torch and transformers")  # before memory is measured, as they take some
             with uncollected():
                 from duat_cli.loading.model.load import parse_device
             device = parse_device(self.device)
@@ -106,7 +107,7 @@ class ModelRequest:
         try:
             way = way_of(made)
         except CheckpointError:
-            if self.task.runs:  # a size that the weights contradict is the cause of a plan that is too large
+            if self.task.runs:  # raises if a size in the config, which the weights contradict, is the cause
                 from duat_cli.loading.model.load import fit_of
 
                 fit_of(found.files, self.dtype, self.trust_remote_code)
@@ -119,7 +120,7 @@ class ModelRequest:
     def counted(
         self, tokens: Sequence[int], held_out: Sequence[int] = (), calibration: Sequence[int] = (), *, prompts: int = 0
     ) -> ModelRequest:
-        """The same with prompts of so many tokens; prompts: how many, where these are of the longest."""
+        """The request for prompts of so many tokens. prompts: their number, where `tokens` has only the longest."""
         if self.task is None:
             return self
         counts = tuple(count + self.task.steps for count in tokens)
@@ -127,7 +128,7 @@ class ModelRequest:
         return replace(self, task=replace(counted, prompts=prompts))
 
     def load(self, found: Found, progress: Progress, way: Way | None = None) -> LoadedModel:
-        """The model, ready to run. way: where it was planned."""
+        """The model, ready to run. way: how to hold its weights, where that was planned."""
         progress(0, 0, f"loading {self.model or 'the demo model'}")
         with uncollected():
             from duat_cli.loading.model.load import load_files
@@ -160,13 +161,13 @@ class ModelRequest:
 
 @dataclass(frozen=True)
 class PromptRequest:
-    """Which texts to run, and how much of them."""
+    """Request for texts to run, and how many tokens of them."""
 
     prompts: Sequence[str | PromptText] | None
     file: str | None
     max_tokens: int | None
     files: InputFiles | None = None
-    """Of a model that reads no text; None where the command knows no such models."""
+    """Inputs of a model that reads no text; None where the command knows no such models."""
     made_up: bool = False
     """Whether the prompts are the command's, not the user's."""
     chat: bool = False
@@ -176,25 +177,25 @@ class PromptRequest:
 
     @property
     def own(self) -> bool:
-        """Whether they are the user's; otherwise the bundled set."""
+        """Whether the prompts are the user's, not the bundled set."""
         return bool(self.prompts) or self.file is not None
 
     def home(self, path: Path) -> Path:
-        """The folder whose processor makes pictures and sounds into tensors. path: of the checkpoint."""
+        """Folder of the processor that turns pictures and sounds into tensors. path: the checkpoint's folder."""
         from duat_cli.loading.inputs.files import has_processor
 
         other = self.template
         return path if other is None or has_processor(path) or not has_processor(other) else other
 
     def read(self, progress: Progress) -> list[PromptText]:
-        """The texts, before anything is loaded."""
+        """The texts, read before anything is loaded."""
         progress(0, 0, "reading the prompts")
         from duat_cli.loading.prompts import read_prompts
 
         return read_prompts(self.prompts or [], self.file, sys.stdin, chat=self.chat)
 
     def read_apart(self, holdout: str | None, progress: Progress) -> tuple[list[PromptText], list[PromptText], bool]:
-        """The texts, those held out, and whether these are bundled; holdout: a file, a share, or None: the bundled."""
+        """The texts, those held out, and whether these are bundled. holdout: a file, a share, or None (bundled)."""
         from duat_cli.loading.prompts import holdout_prompts, read_prompts, set_apart, share_of
 
         read, share = self.read(progress), share_of(holdout)
@@ -205,7 +206,7 @@ class PromptRequest:
         return read, [] if self.own else holdout_prompts(chat=self.chat), not self.own
 
     def counter(self, found: Found, *, trust_remote_code: bool) -> Callable[[Sequence[PromptText]], list[int]]:
-        """What gives how many tokens texts have."""
+        """Function that counts the tokens of texts."""
         from duat_cli.loading.model.lengths import token_counter
 
         positions = found.files.config.get("max_position_embeddings")
@@ -214,7 +215,7 @@ class PromptRequest:
 
 
 def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) -> tuple[LoadedModel, list[Prompt]]:
-    """The model, and the prompts as its token ids. Texts, names and headers come first: their errors cost no load."""
+    """The model, and the prompts as its token ids. Errors in texts, names and headers come before the load."""
     reading = open_texts(model, texts, texts.read(progress), progress)
     return reading.loaded, reading.inputs
 
@@ -222,7 +223,7 @@ def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) 
 def open_texts(
     model: ModelRequest, texts: PromptRequest, read: list[PromptText], progress: Progress, found: Found | None = None
 ) -> Reading:
-    """As `open_session`, of texts that are read, with the tokenizer. found: of the model, if it is."""
+    """`open_session` for texts that have been read; the result has the tokenizer. found: the checkpoint, if found."""
     reading = open_reading(model, found or model.find(progress), texts, read, progress)
     if reading.fault is not None:
         raise reading.fault
@@ -231,20 +232,20 @@ def open_texts(
 
 @dataclass(frozen=True)
 class Reading:
-    """A model, loaded, and what it reads."""
+    """A loaded model and its inputs."""
 
     loaded: LoadedModel
     tokenizer: Any
-    """None of a model that reads no text."""
+    """None for a model that reads no text."""
     inputs: list[Prompt]
     fault: InputError | None = None
-    """Why the texts cannot be made tokens."""
+    """Why the texts cannot be turned into tokens."""
 
 
 def open_reading(
     model: ModelRequest, found: Found, texts: PromptRequest, read: list[PromptText], progress: Progress
 ) -> Reading:
-    """As `open_texts`, of a model that is found; where the texts cannot be made tokens, the whole model alone."""
+    """`open_texts` for a found checkpoint. Where texts cannot be turned into tokens, it gives no inputs but a fault."""
     made, tokenizer = None, None
     if (files := texts.files) is not None:
         asked = files.without_blocks
@@ -271,7 +272,7 @@ def open_reading(
 def of_stacks(
     model: ModelRequest, texts: PromptRequest, progress: Progress, report_of: Callable[[LoadedModel, list[Prompt]], R]
 ) -> list[R]:
-    """What `report_of` makes of what `open_session` gives; with --stack all of every stack of the model in turn."""
+    """Reports by `report_of` on what `open_session` returns: one, or with --stack all one for each stack in turn."""
     if texts.files is None or texts.files.stack != EVERY:
         return [report_of(*open_session(model, texts, progress))]
     progress(0, 0, "loading torch and transformers")
@@ -292,8 +293,8 @@ def of_stacks(
 def open_set(
     model: ModelRequest, texts: PromptRequest, progress: Progress, gpu: int, found: Found | None = None
 ) -> tuple[LoadedModel, PromptSet]:
-    """As `open_session`, with prompts of any number: every text is read once before anything is loaded, and becomes
-    tokens when it is asked for. gpu: what 'cuda' means, where there are several; found: of the model, if it is."""
+    """`open_session` for any number of prompts: every text is read once before anything is loaded, and is turned into
+    tokens when asked for. gpu: number of the GPU that 'cuda' means; found: the checkpoint, if found."""
     from duat_cli.analysis.plan.waves import SIDE_BY_SIDE
     from duat_cli.loading.model.gpu import use_gpu
     from duat_cli.loading.prompt_set import PromptSet, keys_of
@@ -331,9 +332,9 @@ def load_found(
     *more: list[PromptText],
     prompts: int = 0,
 ) -> tuple[LoadedModel, Any]:
-    """The model, loaded in the way that suits the texts, and its tokenizer; None where it has none and token ids alone
-    are read. more: texts that are held out, and that a repair is fitted to; prompts: how many there are, where those
-    read are the longest."""
+    """The model, loaded in the way planned for the texts, and its tokenizer; None where it has none and all prompts are
+    token ids. more: texts that are held out, and texts that a repair is fitted to; prompts: how many there are, where
+    `read` has the longest alone."""
     way = model.counted(*_counts(model, found, texts, read, *more), prompts=prompts).way(found, progress)
     progress(0, 0, "loading torch and transformers")
     with uncollected():
@@ -341,7 +342,7 @@ def load_found(
         from duat_cli.models.discovery.modality import require_token_ids
 
     loaded = model.load(found, progress, way)
-    require_token_ids(loaded.model)  # before the tokenizer, which a model of images has none of
+    require_token_ids(loaded.model)  # before the tokenizer, as a model of images has none
     needed, trusted = any(text.ids is None for text in read), model.trust_remote_code
     return loaded, templated_tokenizer(loaded.files.path, texts.template, needed=needed, trust_remote_code=trusted)
 
@@ -349,18 +350,18 @@ def load_found(
 def tokens_of(
     loaded: LoadedModel, tokenizer: Any, texts: PromptRequest, read: list[PromptText]
 ) -> tuple[LoadedModel, list[Prompt]]:
-    """The texts as token ids, and the model with what is to be said of them."""
+    """The model with notes on the texts, and the texts as token ids."""
     prompts, notes = encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not texts.own)
     return noted(loaded, notes), prompts
 
 
 def _counts(model: ModelRequest, found: Found, texts: PromptRequest, *sets: list[PromptText]) -> list[list[int]]:
-    """How many tokens the texts of each set have; none of a set with a text that cannot be counted."""
+    """Numbers of tokens of the texts of each set; an empty list for a set with a text that cannot be counted."""
     counts: list[list[int]] = [[] for _ in sets]
     if model.task is not None:
         counter = texts.counter(found, trust_remote_code=model.trust_remote_code)
         for number, some in enumerate(sets):
-            with contextlib.suppress(DuatError):  # said where the tokenizer is loaded, if the model reads tokens at all
+            with contextlib.suppress(DuatError):  # reported when the tokenizer is loaded, if the model reads tokens
                 counts[number] = counter(some)
     return counts
 
@@ -372,7 +373,7 @@ def noted(loaded: LoadedModel, notes: list[str]) -> LoadedModel:
 def encoded(
     tokenizer: Any, loaded: LoadedModel, read: list[PromptText], max_tokens: int | None, *, bundled: bool
 ) -> tuple[list[Prompt], list[str]]:
-    """Token ids, and notes. A bundled text that is too long or foreign for this tokenizer is no user's error."""
+    """Token ids, and notes. A bundled text that is too long or foreign for this tokenizer is left out with a note."""
     from duat_cli.loading.prompts import encode, limits
 
     room = limits(loaded.model)

@@ -1,4 +1,4 @@
-"""Prepared inputs as prompts: checked against the forward pass that is to read them, and counted in positions."""
+"""Prepared inputs as prompts, checked against the forward pass that reads them, and counted in positions."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress
 
 WITHIN = "input_ids", "attention_mask"
-"""Of the tensors of a text, those that have 1 in front; pictures are counted in their own ways."""
+"""Tensors of a text whose first axis must be 1; those of pictures are counted in their own ways."""
 
 
 def chosen_stack(model: Any, stack: StackName | None) -> Any:
-    """The part of a model that --stack names, the outermost of its models that reads such input alone; else itself."""
+    """The outermost part of a model that reads only the kind of input that --stack names; the model without --stack."""
     if stack is None:
         return model
     for inner in model.modules():
@@ -65,14 +65,14 @@ def part_of(loaded: LoadedModel, stack: StackName | None) -> LoadedModel:
 
 
 def parts_of(model: Any) -> list[StackName]:
-    """What --stack can name in a model that is no encoder-decoder."""
+    """Stacks that --stack can name in a model that is no encoder-decoder."""
     found = [reads(inner) for inner in model.modules() if isinstance(inner, PreTrainedModel)]
     return [stack for stack in READS if {stack} in found]
 
 
 def stack_options(model: Any) -> str:
-    """What --stack can name of a model that reads several kinds of input, in words: its parts that read one alone;
-    empty where none does."""
+    """Names of the stacks that --stack can name in a model that reads several kinds of input, in words: its parts that
+    read one kind alone. Empty where there is none."""
     parts = parts_of(model)
     if len(parts) > 1:
         return f"{', '.join(parts)} or all"
@@ -80,7 +80,7 @@ def stack_options(model: Any) -> str:
 
 
 def stack_read(loaded: LoadedModel) -> str | None:
-    """Which stack of a model of several is read: the one that --stack named, or the one that is read without it."""
+    """Name of the stack that is read, named by --stack or read without it; None for a model of one stack."""
     model = loaded.model
     if loaded.chain is not None:
         return loaded.chain
@@ -92,7 +92,7 @@ def stack_read(loaded: LoadedModel) -> str | None:
 
 
 def asked_of_parts(shell: Any, texts: PromptRequest, files: InputFiles) -> list[PromptRequest]:
-    """What --stack all asks of a model of several parts that is no encoder-decoder: of each, with what it reads."""
+    """The requests of --stack all for a model of several parts, no encoder-decoder: one for each, with its inputs."""
     stacks = parts_of(shell)
     if files.tensors:
         raise InputError("--inputs: tensors are of one stack; give it beside --stack vision, audio or text")
@@ -120,8 +120,8 @@ def open_prepared(
     progress: Progress,
     share: float | None = None,
 ) -> tuple[LoadedModel, list[Prompt]] | None:
-    """The model, or the part of it that --stack names, and the images or sound that it reads; None where that is token
-    ids alone. read: the texts; share: of what is read, that is planned as held out."""
+    """The model, or the part of it that --stack names, and the images or sound that it reads; None for a model of token
+    ids alone. read: the texts; share: share of the inputs that is planned as held out."""
     trust = model.trust_remote_code
 
     def shell() -> Any:
@@ -144,8 +144,8 @@ def open_prepared(
 def open_given(
     loaded: LoadedModel, processor: Any, texts: PromptRequest, files: InputFiles, read: Sequence[PromptText]
 ) -> tuple[LoadedModel, list[Prompt] | None]:
-    """Of a model in memory: itself, or the part of it that `stack` names, and what it reads; None where that is token
-    ids. processor: what makes pictures and sounds into tensors, if there is one; read: the texts."""
+    """A model in memory, or the part of it that `stack` names, and its inputs; None for inputs where it reads token
+    ids. processor: turns pictures and sounds into tensors, if there is one; read: the texts."""
     model = loaded.model
     prepared = asked_inputs(type(model), lambda: model, processor, texts, files, read, trust_remote_code=False)
     if prepared:
@@ -167,7 +167,7 @@ def _reading(loaded: LoadedModel, files: InputFiles, prepared: Sequence[Prepared
 
 
 def reads(model: Any) -> set[StackName]:
-    """What kinds of input its forward pass has names for."""
+    """Kinds of input that a model's forward pass has arguments for."""
     taken, ids = taken_by(model.forward), ids_name(model)
     own = {"input_ids" if name == ids else name for name in taken}
     return {stack for stack, names in READS.items() if any(name in own for name in names)}
@@ -175,14 +175,14 @@ def reads(model: Any) -> set[StackName]:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What one file becomes."""
+    """Tensors of one file or text, ready for the model."""
 
     where: str
     tensors: Mapping[str, Tensor]
     positions: int | None
-    """How many hidden states the model makes of it; None where only a real pass tells."""
+    """How many hidden states the model makes of them; None where only a real pass tells."""
     text: PromptText | None = None
-    """The text that it is in, where the model reads it within one."""
+    """The text, where the model reads its inputs within one."""
 
 
 def asked_inputs(
@@ -195,9 +195,9 @@ def asked_inputs(
     *,
     trust_remote_code: bool,
 ) -> list[Prepared]:
-    """What a model of images or sound reads; nothing for a model of `cls` that reads token ids alone.
+    """Prepared inputs of a model of images or sound; none for a model that reads token ids alone.
 
-    shell_of: makes the model without weights; read: the texts. InputError where the other kind was given.
+    shell_of: makes the model without weights; read: the texts. Raises InputError for another kind of input.
     """
     reads_ids = files.stack == "text" or (files.stack is None and class_reads_ids(cls))
     if reads_ids and files.option is None:
@@ -217,7 +217,7 @@ def asked_inputs(
 
 
 def prepared_inputs(shell: Any, home: Home, given: InputFiles, *, trust_remote_code: bool) -> list[Prepared]:
-    """One a file; without files, one of a drawn picture or a computed tone, of a pair beside noise.
+    """Prepared inputs, one for each file; without files, a drawn picture or computed tone, for a pair also noise.
 
     shell: the model without weights. InputError names the file, and what was expected of it.
     """
@@ -240,7 +240,7 @@ def prepared_inputs(shell: Any, home: Home, given: InputFiles, *, trust_remote_c
     prepared = []
     for place, (where, each) in enumerate((*found, *own)):
         held = _as_taken(each, name, taken)
-        if place < len(found):  # what a processor makes beside what is read
+        if place < len(found):  # drops what a processor makes that the model does not read
             held = {key: value for key, value in held.items() if key in taken}
         _check(held, name, taken, where, kind, whole=(GRID,) if GRID in taken else None)
         prepared.append(Prepared(where, held, expected_positions(shell, held)))
@@ -248,7 +248,7 @@ def prepared_inputs(shell: Any, home: Home, given: InputFiles, *, trust_remote_c
 
 
 def _video(shell: Any, name: str, picture: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """The drawn picture in as many frames as the config states, where the model reads a video and no picture."""
+    """A drawn video of as many frames as the config states; None unless the model reads videos and no pictures."""
     config = getattr(stack_of(shell), "config", shell.config)
     frames = getattr(config, "num_frames", None)
     if name != "pixel_values" or not isinstance(frames, int) or expected_positions(shell, picture) is not None:
@@ -258,9 +258,9 @@ def _video(shell: Any, name: str, picture: Mapping[str, Tensor]) -> dict[str, Te
 
 
 def _at_once(shell: Any, files: InputFiles, *, given: bool) -> list[Prepared]:
-    """What a model reads that takes a picture beside its text, not within it (BLIP): a file of --inputs each.
+    """Inputs of a model that reads a picture beside its text, not within it (BLIP): one for each file of --inputs.
 
-    given: whether a text was; InputError for it, and for pictures and sounds alone.
+    given: whether a text was given. Raises InputError for a text, and for pictures and sounds alone.
     """
     if given or files.images or files.sounds or not files.tensors:
         way = f", or --stack {' or '.join(parts)}" if (parts := parts_of(shell)) else ""
@@ -273,14 +273,14 @@ def _at_once(shell: Any, files: InputFiles, *, given: bool) -> list[Prepared]:
 
 
 def _with_ids(shell: Any, file: Any, number: int) -> Prepared:
-    """Tensors of a file, which hold the text and what stands within or beside it."""
+    """Prepared input of a file whose tensors hold the text and the pictures within or beside it."""
     where, tensors = label("--inputs", file, number), read_tensors(file, number)
     _check(tensors, "input_ids", taken_by(stack_of(shell).forward), where, type(shell).__name__, WITHIN)
     return _of_text(shell, PromptText(where, where, number), tensors)
 
 
 def _of_text(shell: Any, text: PromptText, tensors: Mapping[str, Tensor]) -> Prepared:
-    """The tensors of a text; InputError where it is too long."""
+    """Prepared input of a text and its tensors. Raises InputError where the text is too long."""
     count, room = tensors["input_ids"].shape[1], limits(shell).max_positions
     if room is not None and count > room:
         raise InputError(f"{text.where}: too long, {count} tokens with pictures, the model has {room} positions")
@@ -290,9 +290,9 @@ def _of_text(shell: Any, text: PromptText, tensors: Mapping[str, Tensor]) -> Pre
 def within_texts(
     shell: Any, home: Home, given: InputFiles, read: Sequence[PromptText], *, trust: bool
 ) -> list[Prepared]:
-    """What a model of text reads where pictures stand within it: one a text, or a file of --inputs.
+    """Inputs of a model that reads pictures within a text: one for each text, or for each file of --inputs.
 
-    shell: the model without weights; read: the user's texts. InputError where the model reads no such thing.
+    shell: the model without weights; read: the user's texts. Raises InputError where the model reads no such thing.
     """
     stack, kind = stack_of(shell), type(shell).__name__
     taken, placeholder = taken_by(stack.forward), placeholder_of(shell.config)
@@ -306,7 +306,7 @@ def within_texts(
 
 
 def as_prompts(loaded: LoadedModel, prepared: Sequence[Prepared]) -> list[Prompt]:
-    """The same as prompts; where only a real pass tells how many positions there are, by one."""
+    """Prepared inputs as prompts. Runs a real pass where only that tells how many positions there are."""
     found = []
     for line, one in enumerate(prepared, 1):
         text, hashed = one.text, digest_of(one.tensors)
@@ -321,7 +321,7 @@ def as_prompts(loaded: LoadedModel, prepared: Sequence[Prepared]) -> list[Prompt
 
 
 def _as_taken(held: Mapping[str, Tensor], name: str, taken: Set[str]) -> dict[str, Tensor]:
-    """The same by the names of a part, whose model's own are `pixel_values` and `image_…`."""
+    """Tensors renamed to the arguments of a part of a model, whose own names are `pixel_values` and `image_…`."""
     known = {"pixel_values": name} if GRID in taken and "pixel_values" not in taken else {}
     short = {key: key.removeprefix("image_") for key in held if key not in taken}
     known |= {key: other for key, other in short.items() if other in taken}
@@ -329,7 +329,7 @@ def _as_taken(held: Mapping[str, Tensor], name: str, taken: Set[str]) -> dict[st
 
 
 def _require_kind(shell: Any, kind: str, given: InputFiles) -> None:
-    """Refuses a picture for a model of sound, and the other way round. kind: what it reads."""
+    """Refuses a picture for a model of sound, and a sound for a model of pictures. kind: what the model reads."""
     for option, files, wanted in (("--image", given.images, "images"), ("--audio", given.sounds, "sound")):
         if files and kind != wanted:
             raise InputError(f"{label(option, files[0], 1)}: {type(shell).__name__} reads {kind}, no {wanted}")
@@ -338,7 +338,7 @@ def _require_kind(shell: Any, kind: str, given: InputFiles) -> None:
 def _check(
     tensors: Mapping[str, Tensor], name: str, taken: Set[str], where: str, kind: str, whole: Sequence[str] | None
 ) -> None:
-    """whole: the tensors that have 1 in front; None: all of them."""
+    """Refuses tensors that the model cannot take. whole: those whose first axis must be 1; None: all of them."""
     unknown = sorted(set(tensors) - taken)
     if unknown:
         raise InputError(f"{where}: {clean(unknown[0])}: {kind} takes no such argument")
@@ -355,19 +355,19 @@ def _check(
 
 
 def expected_positions(shell: Any, tensors: Mapping[str, Tensor]) -> int | None:
-    """By a pass of what is there: without weights some models cannot make one, for they look at values on their way."""
+    """Positions counted by a pass, also one without weights; None where the model cannot run so, as it needs values."""
     stack = stack_of(shell)
     for asked in ({"output_hidden_states": True}, {}):
         try:
             with torch.no_grad():
                 return _positions_of(stack(**placed_tensors(tensors, str(stack.device), stack.dtype), **asked))
-        except Exception:  # a real pass tells, and whether the input is at fault
+        except Exception:  # a real pass will show whether the input is at fault
             continue
     return None
 
 
 def require_readable(loaded: LoadedModel, one: Prepared) -> Any:
-    """What the model makes of it; InputError where it cannot read it."""
+    """The model's output for a prepared input. Raises InputError where the model cannot read it."""
     stack, pager = stack_of(loaded.model), None if loaded.paged is None else loaded.paged.pager
     held = placed_tensors(one.tensors, loaded.device, stack.dtype)
     kind, others = type(loaded.model).__name__, _other_parts(loaded)
@@ -386,14 +386,14 @@ def _real_positions(loaded: LoadedModel, one: Prepared) -> int:
 
 
 def _other_parts(loaded: LoadedModel) -> str:
-    """What is said where one part of a model cannot be read, and there are others."""
+    """The end of an error message that names a model's other parts, where one cannot be read; empty without others."""
     parts = [] if loaded.whole is None else [part for part in parts_of(loaded.whole) if part != loaded.stack]
     return f" ({type(loaded.whole).__name__} is read by --stack {' or '.join(parts)} as well)" if parts else ""
 
 
 def _positions_of(output: Any) -> int | None:
-    """The most that one of its states holds: a model that merges tokens gives fewer than it takes."""
-    encoded = getattr(output, "encoder_last_hidden_state", None)  # of an encoder that is run within its model
+    """Most positions of any of its hidden states, as a model that merges tokens gives fewer than it takes."""
+    encoded = getattr(output, "encoder_last_hidden_state", None)  # output of an encoder that runs within its model
     found = (output[0], *(getattr(output, "hidden_states", None) or ())) if encoded is None else (encoded,)
     states = [one for one in found if isinstance(one, Tensor)]
     counts = [int(one.shape[-2]) for one in states if one.ndim == 3] or [len(one) for one in states if one.ndim == 2]

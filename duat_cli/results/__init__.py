@@ -1,1 +1,1 @@
-"""The reports: every number duat prints, its name in the JSON, its meaning and its unit. One report a file."""
+"""The reports, one in each file: every number that duat prints, its name in the JSON, its meaning and its unit."""

@@ -27,7 +27,7 @@ _KL = Meaning("nats", "measured", formula="KL(softmax of the model's logits || s
 
 
 class TokenPart(Result):
-    """What one token of the prompt adds, by what stands at the first block's input: embedding and position."""
+    """Part of one token of the prompt, through its vector at the first block's input: embedding and position."""
 
     position: int = Field(description="of the token, from 0")
     id: int | None = Field(
@@ -41,7 +41,7 @@ class TokenPart(Result):
 
 
 class StaticPart(Result):
-    """What biases add, at the output of each block; those of an FFN's last layer count here."""
+    """Part of the biases, at the output of each block; those of an FFN's last layer are included."""
 
     value: Annotated[Finite, _TOTAL] = Field(description="of all blocks")
     blocks: Annotated[list[Finite], _TOTAL] = Field(description="of each block")
@@ -61,7 +61,7 @@ class UnitPart(WithReasons):
 
 
 class InnerPart(Result):
-    """One neuron or expert: a part of its unit's value, not beside it."""
+    """Part of one neuron or expert, which is included in the value of its unit."""
 
     block: int = Field(description="number of the block, from 0")
     unit: int = Field(description="number of the unit's call among the block's")
@@ -72,7 +72,7 @@ class InnerPart(Result):
 
 
 class EncoderPart(Result):
-    """What the encoder's states bring through cross-attention, its weights H held; its biases count as static."""
+    """Part of the encoder's states through cross-attention, its weights H held; its biases count as static."""
 
     value: Annotated[Finite, _TOTAL] = Field(description="of all blocks and states, through all later blocks")
     direct: Annotated[Finite, _DIRECT] = Field(description="what cross-attention writes of them straight to the logit")
@@ -81,8 +81,8 @@ class EncoderPart(Result):
 
 
 class PicturePart(Result):
-    """What stands at the positions that a picture takes in the text: a sum over `tokens`, and over what units give
-    there. No part beside them."""
+    """Sum of the parts at the positions that a picture takes in the text: of its `tokens`, and of units there. These
+    parts are already counted in `tokens` and units."""
 
     positions: int = Field(description="how many positions hold pieces of pictures")
     value: Annotated[Finite, _TOTAL] = Field(description="their own parts: what the vision part of the model put there")
@@ -91,7 +91,7 @@ class PicturePart(Result):
 
 
 class Parts(Result):
-    """The total reading: each part through all later frozen blocks. The sum is the logit."""
+    """The total reading: each part through all later blocks, which are frozen. The parts add up to the logit."""
 
     tokens: list[TokenPart]
     static: StaticPart
@@ -133,8 +133,8 @@ class DirectUnit(Result):
 
 
 class Direct(Result):
-    """The direct reading: what each component writes straight to the logit, past all later blocks' attention and
-    units, through the frozen norms on the residual stream. The sum is the logit."""
+    """The direct reading: the part that each component writes straight to the logit, past all later blocks' attention
+    and units, through the frozen norms on the residual stream. The parts add up to the logit."""
 
     tokens: Annotated[Finite, _DIRECT] = Field(description="of all tokens: embedding and position")
     static: Annotated[Finite, _DIRECT] = Field(description="of the biases outside attention, which heads hold")
@@ -147,7 +147,7 @@ class Direct(Result):
 
 
 class Move(Result):
-    """What a head moved from one token to another."""
+    """Part that a head moved from one token to another."""
 
     source: int = Field(description="position that it was taken from")
     target: int = Field(description="position that it was put to")
@@ -173,7 +173,7 @@ class TokenName(Result):
 
 
 class TargetFacts(WithReasons):
-    """What is attributed."""
+    """The target of an attribution, such as a token, a class or a norm."""
 
     kind: Literal["token", "class", "component", "norm", "log-probability"] = Field(
         description="a token of the vocabulary; its log-probability, linearised; a class; or, of a model without a "
@@ -186,8 +186,8 @@ class TargetFacts(WithReasons):
 
 
 class RemovedPart(WithReasons):
-    """A head or neuron, its frozen part, and what the model does without it. Of a norm what is lost is of the length
-    itself, while parts are along the direction that the vector had."""
+    """A head or neuron, its frozen part, and what the model does without it. Where a norm is attributed, the loss is
+    measured on the length itself, while parts are along the direction that the vector had."""
 
     block: int = Field(description="number of the block, from 0")
     unit: int | None = Field(description="of a neuron: number of the unit's call among the block's")
@@ -203,7 +203,7 @@ class RemovedPart(WithReasons):
 
 
 class RemovedToken(WithReasons):
-    """A token of the prompt, its frozen part, and what the model does without it, in two ways."""
+    """A token of the prompt, its frozen part, and what the model does without it, removed in two ways."""
 
     position: int = Field(description="of the token, from 0")
     text: str = Field(description="the token, control characters escaped")
@@ -233,7 +233,7 @@ class Agreement(WithReasons):
 
 
 class MeasuredParts(Result):
-    """The leading parts taken out for real, one at a time. Frozen parts are not causal; this is what removal does."""
+    """Effects of removing the leading parts for real, one at a time. Frozen parts are not causal; these effects are."""
 
     heads: list[RemovedPart]
     neurons: list[RemovedPart]
@@ -276,7 +276,7 @@ class Attribution(WithReasons):
 
 
 class Source(Result):
-    """A token of a text, and what it did for all tokens of a continuation together."""
+    """A token of a text, and its part in all tokens of a continuation together."""
 
     position: int = Field(description="of the token, from 0")
     text: str = Field(description="the token, control characters escaped")
@@ -284,7 +284,7 @@ class Source(Result):
 
 
 class Continuation(WithReasons):
-    """The tokens behind a prompt, greedy or given, attributed one by one and here added."""
+    """The tokens behind a prompt, greedy or given; they are attributed one by one, and the parts added here."""
 
     prompt: int = Field(description="number of the prompt, from 0")
     tokens: list[TokenName]

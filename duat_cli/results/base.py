@@ -1,7 +1,7 @@
-"""What every report is made of, and the facts that several share.
+"""Base classes of the reports, and the facts that several reports share.
 
-Formatters read these models and nothing else. An undefined value is null, and the reason stands in the
-`reasons` of the nearest object, keyed by the field's name; NaN and Infinity are refused on construction.
+Formatters read these models and nothing else. An undefined value is null, and the `reasons` of the nearest object
+state why, keyed by the field's name. NaN and Infinity are refused on construction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SCHEMA_VERSION = "2"
 COMMAND = Field(description="the command that wrote the report")
 Warnings = Annotated[list[str], Field(description="what a user should know, one line each")]
 
-_positive = AfterValidator(lambda value: value + 0.0)  # of -0.0, which reads like a small negative number, 0.0
+_positive = AfterValidator(lambda value: value + 0.0)  # -0.0, which reads like a small negative number, becomes 0.0
 Finite = Annotated[float, Field(allow_inf_nan=False), _positive]
 Share = Annotated[float, Field(allow_inf_nan=False, ge=0.0, le=1.0), _positive]
 
@@ -29,7 +29,7 @@ class Result(BaseModel):
 
 
 class Report(Result):
-    """What every report begins with; each says its own command."""
+    """Fields that every report begins with; each report states its own command."""
 
     schema_version: Literal["2"] = Field(default="2", description="version of the report's schema")
     command: Annotated[str, COMMAND]
@@ -43,19 +43,19 @@ class WithReasons(Result):
 
     @classmethod
     def absent(cls, reason: str, **known: Any) -> Self:
-        """With none of its numbers, for this reason. known: the fields that have a value."""
+        """A result in which all fields are null for this reason, except the known ones, which have a value."""
         names = [name for name in cls.model_fields if name not in ("reasons", *known)]
         return cls(**known, **dict.fromkeys(names), reasons=dict.fromkeys(names, reason))
 
     @classmethod
     def explained(cls, reason: str, others: Mapping[str, str] | None = None, /, **fields: Any) -> Self:
-        """With these fields: what is null is so for this reason, or for that of its name in others."""
+        """A result with these fields. Those that are null are so for this reason, or for the one that `others` has."""
         reasons = {name: (others or {}).get(name, reason) for name, value in fields.items() if value is None}
         return cls(**fields, reasons=reasons)
 
 
 class Environment(Result):
-    """What the numbers were computed with."""
+    """Software, hardware and dtype that the numbers were computed with."""
 
     python: str = Field(description="version of Python")
     torch: str = Field(description="version of torch")
@@ -97,7 +97,7 @@ class ModelFacts(Result):
 
 
 class PromptFacts(Result):
-    """A prompt, by hash and length."""
+    """A prompt, given by its hash and its length."""
 
     sha256: str = Field(
         description="of the prompt's UTF-8 text; of token ids it is '#5 #6', of a conversation the JSON of its messages"
@@ -106,7 +106,7 @@ class PromptFacts(Result):
 
 
 class ModelReport(Report):
-    """What a report on one model begins with."""
+    """Fields that a report on one model begins with."""
 
     environment: Environment
     model: ModelFacts
@@ -149,7 +149,7 @@ class Certificate(Result):
     )
 
     def with_errors(self, error: float, plain_error: float) -> Self:
-        """The same of all prompts, whose largest errors these are."""
+        """The certificate for all prompts, given their largest errors."""
         exact = max(error, plain_error) <= self.tolerance
         return self.model_copy(update={"relative_error": error, "plain_error": plain_error, "exact": exact})
 
@@ -162,7 +162,7 @@ class Skipped(Result):
 
 
 class Run(WithReasons):
-    """What differs between two runs of the same input."""
+    """Facts that differ between two runs on the same input."""
 
     started: str = Field(description="UTC, ISO 8601")
     seconds: Annotated[Finite, Meaning("seconds", "measured")] = Field(description="how long it took")

@@ -1,4 +1,4 @@
-"""What a model answers to the prompts: the `behaviour` section of `duat check`."""
+"""Predictions of a model on the prompts: the `behaviour` section of `duat check`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from duat_cli.results.meaning import Meaning
 
 Predicts = Literal["next token", "masked token", "class", "token class", "embedding"]
 CLASSES = ("class", "token class")
-"""Of those, what a classifier predicts."""
+"""The members of `Predicts` that a classifier predicts."""
 NOT_FINITE = "it is not finite"
 """Why a loss that was computed has no value."""
 _NATS = "nats per token"
@@ -26,11 +26,11 @@ class TunedBehaviour(WithReasons):
 
 
 class Behaviour(WithReasons):
-    """What the model answers to the prompts.
+    """Predictions of the model on the prompts.
 
-    A model of the next token is asked at every token of a prompt; a masked language model at every seventh token, from
-    the second on and special ones left alone, all of them masked in one pass; a classifier for the class of each
-    prompt, or of each of its tokens; a model without such a head for its embeddings.
+    A model of the next token predicts at every token of a prompt. A masked language model predicts every seventh token,
+    from the second on, special tokens excepted, with all of these masked in one pass. A classifier predicts the class
+    of each prompt, or of each of its tokens. A model without such a head gives its embeddings.
     """
 
     predicts: Predicts = Field(

@@ -51,14 +51,14 @@ _LIMIT = Meaning("in `unit`", "given", signed=True)
 
 
 class Location(Result):
-    """Where to look, or what to edit: a file, relative to the working directory where it lies below."""
+    """A place to look at or edit: a file, by its path relative to the working directory if it is within that."""
 
     file: str = Field(description="its name")
     line: int = Field(ge=1, description="line in that file, from 1")
 
 
 class Outcome(WithReasons):
-    """One check at one place: what was measured, and what it was held against."""
+    """One check at one place: the measured value, and the limit that it was held against."""
 
     rule: str = Field(description="the rule's stable id")
     level: Literal["error", "warn"] = Field(description="what a finding of this rule counts as")
@@ -87,7 +87,7 @@ class Outcome(WithReasons):
 
 
 class Cause(Result):
-    """What failed or warned first, with how much follows from it."""
+    """A cause of findings: what failed or warned first, and how much follows from it."""
 
     id: str = Field(description="what `behind` of an outcome names: a rule's id, 'weights' or 'forward'")
     origin: Literal["files", "config", "tokenizer", "weights", "adapter", "forward", "policy"] = Field(
@@ -121,7 +121,7 @@ class Change(Result):
 
 
 class BaselineFacts(Result):
-    """The baseline, and what became of it."""
+    """The baseline, and whether it was compared or written."""
 
     file: str = Field(description="its name, as given; of --base the checkpoint's")
     base: bool = Field(default=False, description="whether it was made in this run, of the checkpoint of --base")
@@ -177,7 +177,7 @@ class CheckReport(Report):
 
 
 class Problem(Result):
-    """Why nothing could be told."""
+    """The error because of which there is no verdict."""
 
     kind: Literal["input", "checkpoint", "unsupported", "memory", "stopped", "internal"] = Field(
         description="an option or a file beside the checkpoint; the checkpoint's files; a model without a proven form; "
@@ -188,7 +188,7 @@ class Problem(Result):
 
 
 class UndecidedReport(Report):
-    """`duat check` that could not tell."""
+    """`duat check` without a verdict."""
 
     command: Annotated[Literal["check"], COMMAND] = "check"
     verdict: Literal["undecided"] = Field(description="neither passed nor failed")

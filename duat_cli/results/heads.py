@@ -1,4 +1,4 @@
-"""What each attention head of one block reads, by its H alone."""
+"""Statistics of what each attention head of one block reads, from its H alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OVER_KNOWN = "mean over the prompts with such rows"
 
 
 class Attended(WithReasons):
-    """Where rows of H look, p_ij = |H_ij| / sum_j |H_ij|; rows of zeros count in no mean."""
+    """Statistics of what rows of H read, with p_ij = |H_ij| / sum_j |H_ij|; rows of zeros are left out of all means."""
 
     entropy_bits: Annotated[
         Finite | None, Meaning("bits", "exact", formula=f"mean over rows i of -sum_j p_ij log2 p_ij, {_P}")
@@ -63,7 +63,7 @@ class Attended(WithReasons):
 
 
 class HeadAttended(Attended):
-    """The same of one head."""
+    """Statistics of what one head reads."""
 
     index: int = Field(description="number of the head, from 0")
     row_sum: Annotated[
@@ -75,7 +75,7 @@ class HeadAttended(Attended):
 
 
 class Heads(WithReasons):
-    """What the heads of one block attend to, and what uniform attention would."""
+    """Statistics of what the heads of one block read, and the same for uniform attention."""
 
     each: Annotated[list[HeadAttended] | None, Meaning()] = Field(description="head by head, by query heads")
     uniform: Attended | None = Field(

@@ -98,7 +98,7 @@ class Part(WithReasons):
 
 
 class Parts(Result):
-    """One vector split into the paper's three parts, each of everything up to here: all blocks, not this one alone."""
+    """One vector split into the paper's three parts. Each covers all blocks up to here, not this one alone."""
 
     linear: Annotated[Part, _PARTS] = Field(description="the linear path from x_0, the first block's input")
     static: Annotated[Part, _PARTS] = Field(
@@ -212,7 +212,7 @@ class UatTerm(Result):
 
 
 class Summary(WithReasons):
-    """The most important numbers, and sentences that they support."""
+    """The most important numbers, and sentences based on them."""
 
     linear_share: Annotated[Finite | None, _TOTAL] = Field(
         description="of all up to the last block's output, mean over prompts"
@@ -232,7 +232,7 @@ class Summary(WithReasons):
 
 
 class EndToEndNulls(WithReasons):
-    """The end-to-end coupling where nothing was learned to attend to."""
+    """Nulls of the end-to-end coupling, in which attention has learned nothing."""
 
     uniform: Coupling | None = Field(
         description="every block's H uniform over the tokens that each row may see; weights and norm scales the same"
@@ -243,7 +243,7 @@ class EndToEndNulls(WithReasons):
 
 
 class EndToEnd(Result):
-    """How the tokens of x_0 reach those of the last block's output through all blocks, the residual path included."""
+    """Coupling of the tokens of x_0 with those of the last block's output, through all blocks and the residual path."""
 
     coupling: Coupling = Field(
         description="by c_ij = |(T_L...T_1)(e_j (x) x_0[j])_i| in place of C_ij: the linear path alone, dynamic "
@@ -256,7 +256,7 @@ class EndToEnd(Result):
 
 
 class BlockMap(Result):
-    """C of one block under one prompt."""
+    """The coupling matrix C of one block under one prompt."""
 
     index: int = Field(description="number of the block, from 0")
     coupling: Annotated[
@@ -266,7 +266,7 @@ class BlockMap(Result):
 
 
 class CouplingMap(Result):
-    """How the first tokens of one prompt reach each other through W', block by block."""
+    """Coupling of the first tokens of one prompt with each other through W', block by block."""
 
     prompt: int = Field(description="number of the prompt, from 0")
     total_tokens: int = Field(description="how many tokens the prompt has")
@@ -304,7 +304,7 @@ class InspectStacks(Report):
 
 
 class BlockCertificate(Result):
-    """One block: how far what duat rebuilds is from the model's own."""
+    """Errors of one block: how far the values that duat rebuilds are from the model's own."""
 
     index: int = Field(description="number of the block, from 0")
     name: str = Field(description="the block's module name")

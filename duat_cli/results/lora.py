@@ -40,7 +40,7 @@ def _of_operator(formula: str) -> Meaning:
 
 
 class LintFinding(Result):
-    """One thing that goes wrong in practice."""
+    """One fault of an adapter, or a note on it."""
 
     rule: str = Field(description="stable id")
     level: Literal["error", "warning", "note"] = Field(description="how severe it is")
@@ -49,7 +49,7 @@ class LintFinding(Result):
 
 
 class OperatorChange(WithReasons):
-    """What the block's W' changed by, in parts of |W'_base|_F; the three parts add up to the difference."""
+    """Change of the block's W', relative to |W'_base|_F; its three parts add up, as matrices, to the difference."""
 
     relative_change: Annotated[Finite | None, _of_operator("|W'_tuned - W'_base|_F / |W'_base|_F")] = Field(
         description="the whole difference"
@@ -106,7 +106,7 @@ class TokenChange(Result):
 
 
 class AnswerChange(WithReasons):
-    """What the model itself says in a conversation, the contents of assistant messages: the tokens of these alone, each
+    """Change on what the model itself says in a conversation: only on the tokens of assistant messages' contents, each
     predicted from everything in front of it."""
 
     tokens: Annotated[int, Meaning("count", "exact")] = Field(description="how many tokens are predicted")
@@ -122,7 +122,7 @@ class AnswerChange(WithReasons):
 
 
 class PromptChange(WithReasons):
-    """One prompt."""
+    """Change of the predictions on one prompt."""
 
     prompt: int = Field(description="number of the prompt, from 0")
     output: Annotated[Finite, Meaning("relative", "exact", formula="|x_L' - x_L| / |x_L|")] = Field(
@@ -154,9 +154,9 @@ class PromptChange(WithReasons):
 
 
 class Eq18(WithReasons):
-    """Eq. 18, tested where it speaks, the linear layers of the FFNs: W'_tuned = W'_base + dW.
+    """Test of Eq. 18, W'_tuned = W'_base + dW, on the linear layers of the FFNs, which it is about.
 
-    On the tuned run's own inputs x each layer must give y = W_base x + dW x + b, with dW from the adapter's factors or
+    On the tuned run's own inputs x, each layer must give y = W_base x + dW x + b, with dW from the adapter's factors or
     from the difference of the files.
     """
 
@@ -206,7 +206,7 @@ _CHANCE = Meaning(
 
 
 class AnswersSummary(WithReasons):
-    """What the model itself says in the prompts that are conversations."""
+    """Summary of the changes on what the model itself says in the prompts that are conversations."""
 
     prompts: int = Field(description="how many prompts have tokens of it")
     tokens: int = Field(description="how many tokens are predicted in all of them")
@@ -226,7 +226,7 @@ class AnswersSummary(WithReasons):
 
 
 class LoraSummary(WithReasons):
-    """The most important numbers, and sentences that they support; of two adapters, of the first."""
+    """The most important numbers, and sentences based on them; with two adapters, for the first."""
 
     changed: int | None = Field(description="parameters that change; of two adapters, by the first")
     frobenius_norm: Annotated[Finite | None, Meaning("norm of dW", "exact", formula="sqrt(sum |dW|_F^2)")] = Field(
@@ -255,7 +255,7 @@ class LoraSummary(WithReasons):
 
 
 class BlockOrigin(Result):
-    """A block of a tuned checkpoint that has another number of blocks than the base."""
+    """Origin of a block, in a tuned checkpoint with another number of blocks than the base."""
 
     block: str = Field(description="its name in the tuned checkpoint")
     base: str | None = Field(description="the base's block that it was; null where it is like none of them")

@@ -43,7 +43,7 @@ class MatrixForm(WithReasons):
 
 
 class MatrixCheck(WithReasons):
-    """One step of the paper, both sides computed separately."""
+    """Check of one step of the paper, with both sides computed separately."""
 
     name: str = Field(description="the step, in a word")
     statement: str = Field(description="what is tested, as a formula")
@@ -57,7 +57,7 @@ class MatrixCheck(WithReasons):
 
 
 class Convolution(Result):
-    """A 1-D convolution over the same tokens: what it reads of them, beside what attention reads."""
+    """A 1-D convolution over the same tokens, to compare what it reads of them with what attention reads."""
 
     width: int = Field(description="k, tokens; padded with zeros, so that there are N outputs")
     coupling: Annotated[
@@ -111,7 +111,7 @@ def _error(formula: str, source: str) -> Meaning:
 
 
 class NetworkLayer(WithReasons):
-    """One layer: the equation of all layers up to here, with sigma live, against the model's own values."""
+    """Check of one layer: the equation of all layers up to it, with sigma live, against the model's own values."""
 
     layer: int = Field(description="j, from 1 as in the paper: block j - 1")
     name: str = Field(description="the block's module name")

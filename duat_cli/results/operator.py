@@ -1,4 +1,4 @@
-"""The statistics of the attention operator W' of one block, of cross-attention's W'_c, and their values where nothing
+"""Statistics of the attention operator W' of one block and of cross-attention's W'_c, and their nulls, in which nothing
 was learned."""
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class OperatorStats(WithReasons):
 
 
 class Density(WithReasons):
-    """How full W' is. A causal W' is block triangular: there no entry leads to a token from a later one."""
+    """Density of W'. A causal W' is block triangular: no entry leads to a token from a later one."""
 
     structural: Annotated[
         Finite | None,
@@ -179,7 +179,7 @@ class Density(WithReasons):
 
 
 class Coupling(WithReasons):
-    """How tokens reach each other through W'; p_ij = C_ij^2 / sum_j C_ij^2."""
+    """Coupling of tokens through W', with p_ij = C_ij^2 / sum_j C_ij^2."""
 
     off_diagonal_share: Annotated[
         Finite | None, Meaning("share, 0 to 1", "exact", formula="1 - sum_i C_ii^2 / sum_ij C_ij^2", drift="number")
@@ -209,7 +209,7 @@ class Coupling(WithReasons):
 
 
 class NullOperator(WithReasons):
-    """`OperatorStats` of a null: what does not depend on how large the weights are."""
+    """`OperatorStats` of a null: those that do not depend on the scale of the weights."""
 
     effective_heads: Annotated[
         Finite | None, Meaning("Kronecker products, 1 to the number of heads", "exact"), _OF_A_NULL
@@ -231,7 +231,7 @@ class NullDensity(WithReasons):
 
 
 class NullStats(Result):
-    """What the statistics of W' are where nothing was learned; each field as the one of that name beside it."""
+    """Statistics of W' where nothing was learned; each field is the null of the one of its name beside it."""
 
     operator: NullOperator
     density: NullDensity
@@ -270,7 +270,7 @@ _PLAIN, _CENTRED, _BILINEAR = _r2("x_i.x_j"), _r2("(x_i - mean).(x_j - mean)"), 
 
 
 class HeadRouting(WithReasons):
-    """What makes the scores of one head: W_QK at distance 0, and what the scores are explained by."""
+    """The scores of one head: W_QK at distance 0, and the shares that explain the scores."""
 
     index: int = Field(description="number of the head, from 0")
     singular_values: Annotated[list[Finite], Meaning("norm of W_QK", "exact", formula=_W_QK, source=_FORM)] = Field(
@@ -294,7 +294,7 @@ class HeadRouting(WithReasons):
 
 
 class RoutingAtDistance(WithReasons):
-    """W_QK between a token and the one so many in front of it, means over heads."""
+    """W_QK between a token and the one `distance` tokens in front of it, means over heads."""
 
     distance: Annotated[int, Meaning("tokens", "given", over_prompts="same")] = Field(
         description="i - j, tokens; of tokens i and 0"
@@ -304,7 +304,7 @@ class RoutingAtDistance(WithReasons):
 
 
 class Routing(WithReasons):
-    """Where the attention matrices H of one block come from: scores of queries and keys, and their form W_QK."""
+    """Origin of the attention matrices H of one block: scores of queries and keys, and their form W_QK."""
 
     rebuilt_error: Annotated[
         Finite | None,
@@ -335,7 +335,7 @@ class Routing(WithReasons):
 
 
 class CrossStats(WithReasons):
-    """What does not depend on how large the weights are."""
+    """Statistics of W'_c that do not depend on the scale of the weights."""
 
     effective_heads: Annotated[Finite | None, _HEADS] = Field(
         description="exp of the entropy of the squared Kronecker spectrum: 1 to heads; compare its null"
@@ -357,8 +357,8 @@ class CrossStats(WithReasons):
 class CrossOperator(WithReasons):
     """W'_c of one block, N M rows and K width columns, never built; N decoder and K encoder tokens.
 
-    Encoder tokens have no place on the decoder's axis, so it has no diagonal, no distances and no first token. That of
-    a token mixer beside attention reads the mixer's own values: K is N, and width the number of its channels.
+    Encoder tokens have no place on the decoder's axis, so W'_c has no diagonal, no distances and no first token. The
+    W'_c of a token mixer beside attention reads the mixer's own values: K is N, and width the number of its channels.
     """
 
     rows: Annotated[Finite, Meaning("entries", "exact", formula="N M")] = Field(description="N M")

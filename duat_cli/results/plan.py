@@ -24,7 +24,7 @@ class PlannedPart(Result):
 
 
 class PlannedWeights(Result):
-    """What the headers of the files say."""
+    """Facts on the weights from the headers of the files."""
 
     stored_bytes: Bytes = Field(description="of all tensors in the files")
     bytes: Bytes = Field(description="of all tensors in memory, in the dtype of the run")

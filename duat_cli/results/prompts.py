@@ -1,4 +1,4 @@
-"""The prompts of a report, one by one, or as a set where there are too many to list."""
+"""The prompts of a report: one by one, or as a set where there are too many to list."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from duat_cli.results.base import PromptFacts, Result
 from duat_cli.results.meaning import Meaning
 
 LISTED, FIRST = 1000, 10
-"""A report lists every prompt of a set of at most so many, and of a larger one the first so many."""
+"""A report lists every prompt of a set of at most LISTED prompts, and the FIRST of a larger set."""
 
 _TOKENS = Meaning("tokens", "exact")
 WHICH = Field(description=f"all prompts; of a set of more than {LISTED:,} the first {FIRST}")
@@ -36,7 +36,7 @@ Prompts = PromptSetFacts | Sequence[PromptFacts]
 
 
 class Listing(Protocol):
-    """A report that says its prompts as a set."""
+    """A report that states its prompts as a set."""
 
     @property
     def prompts(self) -> list[PromptFacts] | None: ...
@@ -46,15 +46,15 @@ class Listing(Protocol):
 
 
 def all_prompts(report: Listing) -> Prompts:
-    """All that ran: a report of an earlier version lists them, and has no set."""
+    """All prompts that ran; a report of an earlier version lists them, and has no set."""
     return report.prompt_set or report.prompts or ()
 
 
 class Roll:
-    """Prompts that come one after the other, in constant memory."""
+    """Collects prompts one after another, in constant memory."""
 
     def __init__(self, *, every: bool = False) -> None:
-        """every: list all of them, however many."""
+        """every: whether to list all prompts, however many."""
         self._every = every
         self.listed: list[PromptFacts] = []
         self._count = self._tokens = self._longest = 0
@@ -62,7 +62,7 @@ class Roll:
         self._texts, self._lengths = hashlib.sha256(), hashlib.sha256()
 
     def add(self, prompt: PromptFacts) -> None:
-        """The next one."""
+        """Takes the next prompt."""
         self._texts.update(f"{prompt.sha256}\n".encode())
         self._lengths.update(f"{chr(10) if self._count else ''}{prompt.sha256} {prompt.tokens}".encode())
         self._count += 1
@@ -90,7 +90,7 @@ class Roll:
 
 
 def roll_of(prompts: Sequence[PromptFacts]) -> Roll:
-    """Of prompts that are at hand."""
+    """The roll of prompts in memory."""
     roll = Roll()
     for prompt in prompts:
         roll.add(prompt)
@@ -98,5 +98,5 @@ def roll_of(prompts: Sequence[PromptFacts]) -> Roll:
 
 
 def set_of(prompts: Prompts) -> PromptSetFacts:
-    """All of them as a set."""
+    """All prompts as a set."""
     return prompts if isinstance(prompts, PromptSetFacts) else roll_of(prompts).facts

@@ -14,7 +14,7 @@ Modality = Literal["text", "vision", "audio", "vision-language", "audio-language
 
 
 class StackEntry(Result):
-    """One stack of a model of several."""
+    """How far duat understands one stack of a model of several."""
 
     stack: str = Field(description="the value of --stack")
     status: Status = Field(description="how much of it is covered")

@@ -1,4 +1,4 @@
-"""What the weights changed by, parameter by parameter, and two such changes compared."""
+"""Change of the weights, parameter by parameter, and the comparison of two such changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _RANDOM = Meaning("share, 0 to 1", "exact", how="the mean over random subspaces"
 
 
 class Alignment(Result):
-    """How much of the change lies in the base weight's leading directions: |U_base^T U_change|_F^2 / min(k, j)."""
+    """Share of the change in the base weight's leading directions: |U_base^T U_change|_F^2 / min(k, j)."""
 
     k: int = Field(description="leading singular directions of the base weight")
     j: int = Field(description="leading singular directions of the change")
@@ -53,7 +53,7 @@ class Intruders(WithReasons):
 
 
 class Rounding(WithReasons):
-    """What rounding can do to the singular values of a difference of two stored weights."""
+    """Effect that rounding can have on the singular values of a difference of two stored weights."""
 
     dtype: str = Field(description="of the tuned weight as it is stored")
     floor: Annotated[
@@ -75,19 +75,19 @@ class Rounding(WithReasons):
 
 
 class _OfParameter(WithReasons):
-    """What is said of one parameter."""
+    """Base of results on one parameter."""
 
     name: str = Field(description="the base model's module; of a parameter outside of all modules its own name")
     parameter: str = Field(description="of that module, such as weight or bias")
 
     @property
     def whole_name(self) -> str:
-        """As the files have it."""
+        """Name of the parameter in the files."""
         return self.name if self.name == self.parameter else f"{self.name}.{self.parameter}"
 
 
 class ModuleChange(_OfParameter):
-    """What one parameter of the base model changes by; of a stack of experts, as a block-diagonal matrix."""
+    """Change of one parameter of the base model; a stack of experts counts as a block-diagonal matrix."""
 
     kind: str = Field(description="lora, dora, embedding lora, expert lora, adalora, ia3, loha, lokr, saved, full, ...")
     shape: list[int] = Field(description="of the parameter as the base stores it")
@@ -193,7 +193,7 @@ class KindChange(WithReasons):
 
 
 class ModuleComparison(_OfParameter):
-    """The two adapters' changes of one parameter; gauge, rank and the split of the scale do not matter."""
+    """Comparison of two adapters' changes of one parameter; gauge, rank and the split of the scale do not matter."""
 
     cosine: Annotated[Finite | None, Meaning("-1 to 1", "exact", formula="<dW1, dW2> / (|dW1| |dW2|)", signed=True)] = (
         Field(description="of the two changes, each taken as one vector")
@@ -213,7 +213,7 @@ class ModuleComparison(_OfParameter):
 
 
 class KindComparison(WithReasons):
-    """The two adapters' changes of all parameters of one kind, each adapter's together as one vector."""
+    """Comparison of two adapters' changes of all parameters of one kind, each adapter's taken as one vector."""
 
     name: str = Field(description="as in kinds")
     parameters: Annotated[int, Meaning("count", "exact")] = Field(description="how many of it both change")
@@ -232,7 +232,7 @@ class KindComparison(WithReasons):
 
 
 class Comparison(WithReasons):
-    """Two adapters of one base."""
+    """Comparison of two adapters of one base."""
 
     other: str = Field(description="the second adapter")
     modules: list[ModuleComparison] = Field(description="changed by both")

@@ -1,4 +1,4 @@
-"""What `prune-bound` opens: a model, and what it reads: to choose sets, to test them, and to fit a repair to."""
+"""Opening for `prune-bound`: the model, and its inputs to choose sets, to test them, and to fit a repair to."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def open_with_calibration(
     model: ModelRequest, texts: PromptRequest, holdout: str | None, calibration: str | None, progress: Progress
 ) -> tuple[LoadedModel, list[Prompt], list[Prompt], list[Prompt]]:
-    """As `open_session`, with the prompts held out: of a file, a share of the prompts, or the bundled set (None); and
-    with the prompts of a file that a repair is fitted to, none without a file. Of pictures and sound as of
-    `inputs_apart`."""
+    """`open_session`, with two more lists: the prompts held out, from a file, as a share of the prompts, or the bundled
+    set (None); and the prompts of the file that a repair is fitted to, empty without a file. Pictures and sounds are
+    split as by `inputs_apart`."""
     from duat_cli.loading.prompts import read_prompts, share_of
 
     read, apart, bundled = texts.read_apart(holdout, progress)
@@ -58,9 +58,9 @@ def open_with_calibration(
 def inputs_apart(
     prompts: Sequence[Prompt], holdout: str | None, pruning: PruneOptions | None, calibration: str | None = None
 ) -> tuple[list[Prompt], list[Prompt], list[Prompt]]:
-    """Pictures or sounds that choose sets, and those held out: a share of them, none without one; none is left for a
-    repair alone. InputError for pictures within a text, for a file, which would hold texts, and where too few are held
-    out."""
+    """Pictures or sounds to choose sets with, those held out, and an empty list for a repair. Held out is the share of
+    them that `holdout` states, or none. Raises InputError for pictures within a text, for files, which would hold
+    texts, and where too few are held out."""
     from duat_cli.loading.inputs.within import refuse_within
     from duat_cli.loading.prompts import set_apart, share_of
 
@@ -79,7 +79,7 @@ def inputs_apart(
 
 
 def of_encoder(loaded: LoadedModel, files: InputFiles) -> LoadedModel:
-    """The model, with --stack encoder named as such; InputError where that is no encoder-decoder."""
+    """The model, with its stack named for --stack encoder. Raises InputError where it is no encoder-decoder."""
     from duat_cli.models.discovery.modality import is_pair
 
     if files.stack != "encoder":

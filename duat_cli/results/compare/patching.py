@@ -1,4 +1,4 @@
-"""What `duat compare --patch` measures: one prompt's dynamic parameters in another's pass."""
+"""Results of `duat compare --patch`: one prompt's dynamic parameters put into another's pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOGITS = Meaning("logits", "measured", formula=_D, signed=True)
 
 
 class PatchEffect(WithReasons):
-    """How far a part of b, put into a's pass, moves a's prediction to b's; all that follows it runs for real."""
+    """How far a part of b, put into a's pass, moves a's prediction to b's; everything behind it runs for real."""
 
     effect: Annotated[
         Finite | None, Meaning("share", "measured", formula=_EFFECT, source="activation patching", signed=True)
@@ -39,20 +39,20 @@ class PatchEffect(WithReasons):
 
 
 class HeadPatch(PatchEffect):
-    """H of one head is b's."""
+    """Effect of b's H in one head."""
 
     head: int = Field(description="number of the head, from 0")
 
 
 class TokenPatch(PatchEffect):
-    """The hidden state of one token in front of a block is b's."""
+    """Effect of b's hidden state at one token in front of a block."""
 
     token: int = Field(description="its place in the prompt, from 0")
     text: str = Field(description="of the first pair's first prompt")
 
 
 class BlockPatch(Result):
-    """One block, or all of them at once, with parts that are b's."""
+    """Effects of b's parts in one block, or in all blocks at once."""
 
     index: int | None = Field(description="number of the block, from 0; null: all that were asked for")
     H: PatchEffect | None = Field(default=None, description="its attention weights are b's; with --patch blocks")
@@ -64,7 +64,7 @@ class BlockPatch(Result):
 
 
 class PatchedPair(WithReasons):
-    """What the two prompts of a pair predict."""
+    """Predictions of the two prompts of a pair."""
 
     a: int = Field(description="number of the first prompt, from 0")
     b: int = Field(description="number of the second prompt")
@@ -84,7 +84,7 @@ class PatchedPair(WithReasons):
 
 
 class Patching(Result):
-    """What b's dynamic parameters do in a's pass."""
+    """Effects of b's dynamic parameters in a's pass."""
 
     what: Patched = Field(description="which parts are b's, one at a time")
     pairs: list[PatchedPair]

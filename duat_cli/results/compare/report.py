@@ -50,7 +50,7 @@ def _relative(what: str, source: str = "") -> Meaning:
 
 
 class HeadChange(WithReasons):
-    """One head's part (H_h S) (x) A_h^T of W', relative to its own norm under the first prompt."""
+    """Change of one head's part (H_h S) (x) A_h^T of W', relative to its own norm under the first prompt."""
 
     head: int = Field(description="number of the head, from 0")
     relative: Annotated[
@@ -72,7 +72,7 @@ class HeadChange(WithReasons):
 
 
 class NullChange(WithReasons):
-    """The same with H uniform over the tokens that a row may see: what positions and scales alone make."""
+    """Change of W' with H uniform over the tokens that a row may see: the effect of positions and scales alone."""
 
     relative: Annotated[Finite | None, Meaning("relative", "exact", formula=f"|W'_b - W'_a|_F / {_W}; H uniform")] = (
         Field(description="change of W' where no attention was learned")
@@ -83,7 +83,7 @@ class NullChange(WithReasons):
 
 
 class InputChange(WithReasons):
-    """How a block's W' moves with the input; routing + scale + interaction are the difference, as matrices."""
+    """Change of a block's W' with the input; routing + scale + interaction, as matrices, are the difference."""
 
     relative: Annotated[
         Finite | None, Meaning("relative", "exact", formula=f"|W'_b - W'_a|_F / {_W}", source="Eq. 4, 10")
@@ -172,7 +172,7 @@ class ParameterChange(WithReasons):
 
 
 class InputComparison(Result):
-    """What moved, over all pairs."""
+    """Changes over all pairs."""
 
     pairs: int = Field(description="number of pairs of prompts")
     blocks: list[BlockComparison]
@@ -181,7 +181,7 @@ class InputComparison(Result):
 
 
 class AlignedRun(Result):
-    """Tokens that follow each other in both prompts, and are compared."""
+    """Compared tokens that follow one another in both prompts."""
 
     a: int = Field(description="place of its first token in the first prompt, from 0")
     b: int = Field(description="place of its first token in the second prompt")
@@ -212,13 +212,13 @@ class PairFacts(WithReasons):
 
 
 class ComparedPrompt(PromptFacts):
-    """A prompt, and which it is."""
+    """A compared prompt, with a label."""
 
     label: str = Field(description="where it comes from: an option or a line")
 
 
 class FixedLoss(WithReasons):
-    """The model with some dynamic parameters held."""
+    """Loss of the model with some dynamic parameters held."""
 
     held: Literal["H", "H and norms", "H, norms and routers"] = Field(
         description="what is held: attention weights; scales of norms as well; router weights as well, where experts "
@@ -238,7 +238,7 @@ class FixedLoss(WithReasons):
 
 
 class FixedParameters(Result):
-    """What dynamic parameters buy: losses with some of them held, the nonlinearity of the FFNs live (UAT, DUAT)."""
+    """Gain from dynamic parameters: losses with some of them held, the FFNs' nonlinearity live (UAT, DUAT)."""
 
     tokens: int = Field(description="of every prompt")
     live: Annotated[Finite, Meaning("nats a token", "exact", formula="mean over prompts and tokens of -ln p")] = Field(
@@ -307,7 +307,7 @@ class ContextRun(WithReasons):
 
 
 class InContext(Result):
-    """In-context learning (section 4.2): what demonstrations do to the answer, to W' and to b'_{j,2}."""
+    """In-context learning (section 4.2): the effect of demonstrations on the answer, on W' and on b'_{j,2}."""
 
     question_tokens: int = Field(description="tokens of the question")
     answer_tokens: int = Field(description="tokens of the answer")
@@ -318,7 +318,7 @@ class InContext(Result):
 
 
 class CompareReport(ModelReport):
-    """`duat compare`: what moves with the input, block by block (Eq. 4)."""
+    """`duat compare`: the changes with the input, block by block (Eq. 4)."""
 
     command: Annotated[Literal["compare"], COMMAND] = "compare"
     prompts: list[ComparedPrompt]

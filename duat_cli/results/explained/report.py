@@ -12,7 +12,7 @@ Kind = Literal["field", "rule", "lint rule", "word", "topic"]
 
 
 class Explanation(Result):
-    """One name, and all that duat knows of it. What does not apply, or is said by the definition, is null or empty."""
+    """One name with its definition and facts. A field that does not apply, or that the definition covers, is empty."""
 
     name: str = Field(description="the name explained")
     kind: Kind = Field(description="what it is a name of")
@@ -29,14 +29,14 @@ class Explanation(Result):
 
     @classmethod
     def of(cls, name: str, kind: Kind, definition: str, where: str = "", **known: Any) -> Self:
-        """Of what is no field of a report."""
+        """Explanation of a name that is no field of a report."""
         nothing = dict.fromkeys(("formula", "unit", "source", "exact", "page"))
         empty = {"where": [where] if where else [], "columns": [], "nulls": [], "facts": {}}
         return cls(name=name, kind=kind, definition=definition, **{**nothing, **empty, **known})
 
     @property
     def sentence(self) -> str:
-        """The definition as one."""
+        """The definition as a sentence."""
         text = self.definition[:1].upper() + self.definition[1:]
         return text if text.endswith(".") or not text else f"{text}."
 

@@ -1,4 +1,4 @@
-"""The set of terms that `duat prune-bound --export` writes: stable names and indices, and what they belong to."""
+"""The set of terms that `duat prune-bound --export` writes: stable names and indices, and the modules they are in."""
 
 from __future__ import annotations
 

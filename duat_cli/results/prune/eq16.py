@@ -15,8 +15,8 @@ _TRIANGLE_END = Meaning("relative", "estimate", how="end of an interval")
 
 
 class Eq16(WithReasons):
-    """Eq. 16 for one set of terms or one whole part. Norms at the last block's output, over all tokens, relative to
-    that output's own; means over the prompts."""
+    """Eq. 16 for one set of terms or one whole part. Norms are taken at the last block's output, over all tokens,
+    relative to that output's own norm; means over the prompts."""
 
     what: Literal["set", "part"] = Field(description="the chosen set of a plan, or one block, attention or FFN")
     name: str = Field(

@@ -50,7 +50,7 @@ class RepairedSet(Result):
 
 
 class SetRepair(WithReasons):
-    """What was refitted to make good a plan's set, and what that changed."""
+    """Refit of the layers that make up for a plan's set, and its effect."""
 
     calibration_prompts: int = Field(description="prompts that the layers were fitted to")
     calibration_tokens: int = Field(description="tokens of these prompts")

@@ -28,7 +28,7 @@ _RATIO_END = Meaning(
 
 
 class CriterionSet(WithReasons):
-    """What removing a set that a criterion chose does to prompts that played no part in choosing it."""
+    """Effect of removing a set chosen by a criterion, on prompts that played no part in choosing it."""
 
     beside: Annotated[int, COUNT] = Field(
         description="size of duat's own set that it stands beside: the plan's, or the middle one of those tested"

@@ -31,7 +31,7 @@ class CurvePoint(Result):
 
 
 class SetSize(WithReasons):
-    """What a checkpoint without a set of terms no longer holds."""
+    """Terms, parameters and bytes that a checkpoint saves without a set of terms."""
 
     terms_removed: Annotated[int, COUNT] = Field(
         description="terms that can leave the file, where the config can state what is left, which --apply proves: "
@@ -50,7 +50,7 @@ class SetSize(WithReasons):
 
 
 class SketchRound(Result):
-    """What sketching the model again brought: the set of the rounds so far beside one of a single round."""
+    """Gain from sketching the model again: the set of the rounds so far beside one of a single round."""
 
     removed: Annotated[int, COUNT] = Field(description="how many terms are removed at the end of this round")
     measured: Annotated[Finite, ABLATED] = Field(description="damage of really removing them, mean over the prompts")
@@ -61,7 +61,7 @@ class SketchRound(Result):
 
 
 class HeldOut(Result):
-    """What removing a set does to prompts that played no part in choosing it."""
+    """Effect of removing a set, on prompts that played no part in choosing it."""
 
     removed: Annotated[int, COUNT] = Field(description="how many terms are removed")
     share: ShareOfKind
@@ -126,7 +126,7 @@ class Guarantee(WithReasons):
 
     @property
     def share_exceeding(self) -> str:
-        """with 95% confidence: at most 5% of prompts."""
+        """The guarantee in words: 'with 95% confidence: at most 5% of prompts'."""
         return f"with {exactly(self.confidence)}% confidence: at most {exactly(self.share_above_limit)}% of prompts"
 
 
@@ -237,7 +237,7 @@ class Plan(WithReasons):
 
     @property
     def remove_option(self) -> str | None:
-        """The option that asked for its size, such as '--remove 20%/all'; None where the budget decided."""
+        """The option that set the plan's size, such as '--remove 20%/all'; None where the budget set it."""
         if not self.remove:
             return None
         return f"--remove {100 * self.remove:g}%{'/all' if self.parameters_of == 'all' else ''}"

@@ -21,7 +21,7 @@ Metric = Annotated[
 _BOOTSTRAP = (
     "with a percentile bootstrap interval over the terms (Efron 1979), each weighing 1 / its chance to be drawn"
 )
-_LINEARISED = Meaning("the metric's", "estimate", how="linearised", signed=True)  # with nll, whose damage may be a gain
+_LINEARISED = Meaning("the metric's", "estimate", how="linearised", signed=True)  # the damage in nll may be a gain
 _LINEARISED_END = Meaning("the metric's", "estimate", how="end of an interval", signed=True)
 ABLATED = Meaning("the metric's", "measured", signed=True)
 _CERTIFIED = Meaning("euclidean norm at one token", "bound", how="proved")
@@ -33,7 +33,7 @@ COUNT = Meaning("terms", "exact")
 CONFIDENCE = Meaning("probability", "given", formula="--confidence")
 
 
-NEGLIGIBLE = 0.01  # of the budget: what a neuron may do that can go
+NEGLIGIBLE = 0.01  # largest damage of a neuron that counts as removable, as a share of the budget
 
 
 class Protocol(WithReasons):
@@ -181,7 +181,7 @@ class HeadSummary(WithReasons):
 
 
 class PruneBlock(WithReasons):
-    """One block: the predicted damage of removing it, or its parts."""
+    """Predicted damage of removing one block, or its parts."""
 
     index: int = Field(description="number of the block, from 0")
     name: str = Field(description="the block's module name")
@@ -214,7 +214,7 @@ class PruneBlock(WithReasons):
 
 
 class Estimated(Result):
-    """A value with its interval over the terms: a percentile bootstrap, or, of a mean, that of the sampling."""
+    """A value with its interval over the terms: a percentile bootstrap or, for a mean, the interval from sampling."""
 
     value: Annotated[Finite, Meaning("the statistic's", "estimate", how=_BOOTSTRAP, signed=True)] = Field(
         description="the value itself"

@@ -1,4 +1,4 @@
-"""What `duat prune-bound --apply` wrote, in its report."""
+"""The checkpoint that `duat prune-bound --apply` wrote, in its report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BYTES = Meaning("bytes", "exact", formula="of the tensors in the files")
 
 
 class Written(WithReasons):
-    """A checkpoint without a set of terms, read back, beside the model that it was made of."""
+    """A checkpoint without a set of terms, read back, and compared with the model that it was made from."""
 
     granularity: str = Field(description="the kinds of the terms that it lacks, as --granularity takes them")
     terms: int = Field(description="how many terms it lacks")
@@ -64,7 +64,7 @@ class Written(WithReasons):
 
     @property
     def gone(self) -> str:
-        """What left the file, and what did not: 5 neurons a block removed, 2 terms zeroed and still stored."""
+        """Terms removed from the file, and terms kept as zeros: '5 neurons a block removed, 2 terms zeroed ...'."""
         counts = (
             (len(self.removed_blocks), "block", " removed"),
             (self.removed_neurons, "neuron", " a block removed"),
