@@ -1,4 +1,4 @@
-"""Which model and which prompts a call is about, and both ready to run."""
+"""The model and the prompts of a call: its arguments, and both opened, ready to run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Loading(TypedDict, total=False):
     device: str
     """cpu, cuda, cuda:1, or auto (default): a GPU if there is one."""
     device_map: str | None
-    """auto, balanced, sequential or a JSON file: what keeps weights that are read block by block."""
+    """auto, balanced, sequential or a JSON file: where weights that are read block by block are kept."""
     memory: int | None
     """Bytes that the process may take; weights that do not fit are read block by block."""
     revision: str | None
@@ -59,8 +59,8 @@ class Loading(TypedDict, total=False):
 
 
 def options_known(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """The same function, which refuses an option that it has not before it looks at any other. TypeError names the
-    nearest one that it has."""
+    """The function, made to check first whether it knows all options. Raises TypeError for an unknown option, with the
+    nearest known one."""
     own = inspect.signature(function).parameters
     known = [name for name, one in own.items() if one.kind is not one.VAR_KEYWORD] + list(Loading.__annotations__)
 
@@ -76,7 +76,7 @@ def options_known(function: Callable[Given, Made]) -> Callable[Given, Made]:
 
 
 def computing(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """The same, of a function that computes: torch is imported first, and nothing of the process stays changed."""
+    """`options_known` for a function that computes: imports torch first, and restores the state of the process."""
 
     @functools.wraps(function)
     def computed(*args: Given.args, **given: Given.kwargs) -> Made:
@@ -97,15 +97,16 @@ class Opened:
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """The one beside the model, or the checkpoint's; None of token ids without one, else InputError."""
+        """The tokenizer given with the model, or the checkpoint's; None where prompts are token ids and there is none.
+        Otherwise raises InputError."""
         return self.tokenizer_of()
 
     def text(self, token: int) -> str:
-        """What a token says; it may be part of a character."""
+        """Text of a token; it may be part of a character."""
         return self.texts([token])
 
     def texts(self, tokens: list[int]) -> str:
-        """What tokens that follow each other say; positions of a picture or a sound say nothing."""
+        """Text of consecutive tokens; positions of a picture or a sound are given as numbers."""
         from duat_cli.loading.prompts import said
 
         return said(self.tokenizer, tokens) if self.loaded.reads_tokens else numbered(tokens)
@@ -122,7 +123,7 @@ class Asked:
     max_tokens: int | None = None
     loading: Loading = field(default_factory=Loading)
     files: InputFiles | None = None
-    """Of a function that reads models of images, sound and several stacks."""
+    """Inputs beside texts, for a function that knows models of images, of sound and of several stacks."""
     made_up: bool = False
     """Whether the prompts are the function's, not the caller's."""
     chat: bool = False
@@ -147,7 +148,7 @@ class Asked:
 
     @functools.cached_property
     def texts(self) -> PromptRequest:
-        """The prompts; InputError for those that no text can be."""
+        """The prompts. Raises InputError for arguments that cannot be prompts."""
         given = None if self.prompts is None else _prompts(self.prompts)
         if given and _ids(given[0]) and self.files is not None and self.files.option is not None:
             raise InputError(f"{self.files.option}: stands in a text, not among token ids; give the prompt as a text")
@@ -158,7 +159,7 @@ class Asked:
         return PromptRequest(given, file, self.max_tokens, self.files, self.made_up, chat=self.chat)
 
     def request(self, task: Task | None = None, *, own_code: bool = True) -> ModelRequest:
-        """The checkpoint; InputError for a model in memory, of which there are no files.
+        """The checkpoint. Raises InputError for a model in memory, which has no files.
 
         own_code: whether the command can run code that comes with a checkpoint.
         """
@@ -172,7 +173,7 @@ class Asked:
         return ModelRequest(None if self.model is None else os.fspath(self.model), task=task, **given)
 
     def open(self, task: Task, progress: Progress, given: list[PromptText] | None = None) -> Opened:
-        """The model and its prompts. given: texts that are read already."""
+        """The model and its prompts. given: the texts, if they have been read."""
         texts, files = self.texts, self.files
         if not self.in_memory:
             request = self.request(task)
@@ -205,7 +206,7 @@ class Asked:
     def open_apart(
         self, task: Task, holdout: str | None, progress: Progress
     ) -> tuple[LoadedModel, list[Prompt], list[Prompt]]:
-        """The same with prompts held out."""
+        """The model, its prompts, and prompts held out."""
         if not self.in_memory:
             return open_with_calibration(self.request(task), self.texts, holdout, None, progress)[:3]
         read, apart, bundled = self.texts.read_apart(holdout, progress)
@@ -224,8 +225,8 @@ class Asked:
         return loaded, prompts, held_out
 
     def refuse_unfit(self, read: list[PromptText]) -> None:
-        """InputError for a prompt of the caller's that the model in memory cannot read, before it is run. Of a model
-        that is no transformers one, or whose weights are elsewhere, nothing is known."""
+        """Raises InputError for a caller's prompt that the model in memory cannot read, before it runs. Does nothing
+        for a model that is not one of transformers, or whose weights are elsewhere."""
         from transformers import PreTrainedModel
 
         from duat_cli.loading.prompts import Limits, encode, limits
@@ -233,11 +234,11 @@ class Asked:
         own = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         if not isinstance(own, PreTrainedModel) or not (room := limits(own)).vocab_size:
             return
-        if not self.texts.own:  # a bundled text that does not fit is left out; that it can be written at all is asked
+        if not self.texts.own:  # bundled texts that do not fit are left out later; tests encoding alone
             read, room = read[:1], Limits(sys.maxsize, None)
         try:
             encode(self._own_tokenizer(), read, self.max_tokens, room.max_positions, room.vocab_size, room.why)
-        except CheckpointError as fault:  # such as of a chat template that is missing
+        except CheckpointError as fault:  # such as a missing chat template
             raise InputError(str(fault)) from fault
 
     def load(self, progress: Progress) -> LoadedModel:
@@ -254,7 +255,7 @@ class Asked:
         return given(self.model)
 
     def _given(self, progress: Progress) -> LoadedModel:
-        """The model in memory; refuses one that reads no token ids."""
+        """The model in memory. Refuses a model that reads no token ids."""
         from duat_cli.models.discovery.modality import require_token_ids
 
         loaded = self._loaded(progress)
@@ -262,8 +263,8 @@ class Asked:
         return loaded
 
     def _own_tokenizer(self) -> Any:
-        """The caller's, that of a processor too; where it has to cut, a copy that keeps the beginning of a text. None
-        where there is none and prompts may be token ids: those of a file are not read yet."""
+        """The caller's tokenizer, also from a processor; for `max_tokens`, a copy that keeps the beginning of a text.
+        None where none was given and prompts are or may be token ids, as a file has not been read yet."""
         if self.tokenizer is None:
             if self.texts.file is not None or all(map(_ids, self.texts.prompts or [""])):
                 return None
@@ -279,7 +280,7 @@ class Asked:
 
 
 def _prompts(given: Texts) -> list[str | PromptText]:
-    """Texts as they are, token ids by their numbers, messages as conversations; InputError for what is none."""
+    """Texts as they are, token ids by their numbers, messages as conversations. Raises InputError for anything else."""
     if isinstance(given, Mapping) or not isinstance(given, Iterable):
         raise InputError(f"prompts: expected a text or several, got {type(given).__name__}")
     each: list[Any] = [given] if isinstance(given, str) else list(given)
@@ -296,7 +297,7 @@ def _prompts(given: Texts) -> list[str | PromptText]:
 
 
 def _ids(prompt: str | PromptText) -> bool:
-    """Whether token ids were given."""
+    """Whether a prompt was given as token ids."""
     return isinstance(prompt, PromptText) and prompt.ids is not None
 
 
@@ -305,7 +306,7 @@ def _prompt(given: Any, number: int) -> str | PromptText:
         return str(given)
     try:
         entries = None if isinstance(given, (bytes, Mapping)) else list(given)
-    except TypeError:  # a tensor of no dimensions says by this that it has no entries
+    except TypeError:  # a tensor of no dimensions has no entries
         entries = None
     if entries and all(isinstance(one, Mapping) for one in entries):
         return conversation([dict(one) for one in entries], f"prompts[{number}]", number + 1)
@@ -326,7 +327,7 @@ def input_files(
     stack: str | None = None,
     decoder_prompt: str | None = None,
 ) -> InputFiles:
-    """What is given in place of texts, one or several of each; InputError for what no such input can be."""
+    """Inputs in place of texts, one or several of each kind. Raises InputError for arguments that cannot be such."""
     if not isinstance(stack, str) or stack == EVERY:
         one_of("stack", stack, (None, *get_args(StackName)))
     images, sounds, tensors = several(image), several(audio), several(inputs)
@@ -345,7 +346,7 @@ _EXPECTED = {
 
 
 def several(given: Any) -> tuple[Any, ...]:
-    """One or some or none as a tuple, paths as text."""
+    """One, several or no arguments as a tuple, with paths as text."""
     found = () if given is None else given if isinstance(given, (list, tuple)) else (given,)
     return tuple(os.fspath(one) if isinstance(one, os.PathLike) else one for one in found)
 

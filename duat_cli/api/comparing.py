@@ -1,4 +1,4 @@
-"""What compares inputs through one model."""
+"""Functions that compare inputs through one model."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def compare(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> CompareResult:
-    """`duat compare`: which parameters follow the input. Also of a model in memory.
+    """`duat compare`: which parameters follow the input. Also for a model in memory.
 
-    prompts: two or more, the first compared with each other one; or a `shared` text behind each of `prefixes`, and an
-    `answer` to it. image, audio, inputs, stack: as of `inspect`, of no decoder; two pictures or sounds, or more, in the
-    place of prompts. align: whether the tokens that both prompts have are compared, or those at one place. patch: what
-    of the second prompt is put into the pass of the first, one at a time. target, against: the tokens or classes whose
-    logits it follows; target_field, against_field: the names under which every pair of `prompts_file` has its own. What
-    `duat compare --fixed` asks is `compare_fixed`.
+    prompts: two or more, the first compared with each of the others; or a `shared` text behind each of `prefixes`, and
+    an `answer` to it. image, audio, inputs, stack: as in `inspect`, without a decoder; two or more pictures or sounds
+    in place of prompts. align: 'text' compares tokens that both prompts have, 'position' those at the same place.
+    patch: what of the second prompt is put into the pass of the first, one part at a time. target, against: the tokens
+    or classes whose logits it follows; target_field, against_field: fields of `prompts_file` in which every pair has
+    its own. `compare_fixed` is `duat compare --fixed`.
     """
     from duat_cli.analysis.compare.answers import Asked as Answers
     from duat_cli.analysis.compare.request import texts_of
@@ -88,7 +88,7 @@ def compare_fixed(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> CompareResult:
-    """`duat compare --fixed`: the loss with attention and norm scales held at other values. Also of a model in
+    """`duat compare --fixed`: the loss with attention and norm scales held at other values. Also for a model in
     memory."""
     from duat_cli.analysis.compare.fixed import fixed
 

@@ -1,4 +1,4 @@
-"""What reads files: checkpoints and adapters of folders and hub ids."""
+"""Functions that read files: checkpoints and adapters in folders or on the hub."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def lora_diff(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> LoraResult:
-    """`duat lora-diff`: what an adapter, or a full fine-tune, really changed. Of folders and hub ids.
+    """`duat lora-diff`: what an adapter, or a full fine-tune, really changed. For folders and hub ids.
 
-    `tuned` and `other` may name a revision of theirs, as in 'org/name@v2'. Without prompts, and unless
-    `default_prompts`, the weights alone are compared. image, audio, inputs, stack: as of `inspect`, of no decoder.
+    `tuned` and `other` may name a revision, as in 'org/name@v2'. Without prompts, and without `default_prompts`, the
+    weights alone are compared. image, audio, inputs, stack: as in `inspect`, without a decoder.
     """
     from duat_cli.analysis.lora.run import LoraRequest, texts_to_run
     from duat_cli.analysis.lora.run import lora_diff as compute
@@ -68,7 +68,7 @@ def lora_diff(
         wanted, folder(tuned), folder(other), texts, lint=lint, no_base=no_base, large=directions, cache=cache
     )
     report = compute(request, heard(progress), clock.run)
-    assert report is not None  # nothing is kept in a folder
+    assert report is not None  # None only with a folder for results
     return LoraResult.of(report)
 
 
@@ -96,10 +96,10 @@ def check(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> CheckResult:
-    """`duat check`: is the checkpoint sound, within a policy's bounds, and as its baseline? Also of a model in memory,
+    """`duat check`: is the checkpoint sound, within a policy's bounds, and as its baseline? Also for a model in memory,
     by the rules that need no file; it has no baseline, and its adapter is PEFT's.
 
-    A check that fails is no exception: `verdict` is 'failed'. update_baseline: `baseline` is written anew, where no
+    A failed check raises no exception: `verdict` is 'failed'. update_baseline: whether `baseline` is written anew if no
     check fails.
     """
     if not weights_only:
@@ -168,10 +168,10 @@ def plan(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> PlanResult:
-    """`duat plan`: what a command takes on the CPU, from config.json and headers alone. Of a folder or hub id.
+    """`duat plan`: what a command takes on the CPU, from config.json and headers alone. For a folder or hub id.
 
-    tokens: numbers of tokens in place of texts; pruning: options of `prune_bound`; position, steps: of `attribute`;
-    fixed, patch: of `compare`.
+    tokens: numbers of tokens in place of texts; pruning: options of `prune_bound`; position, steps: those of
+    `attribute`; fixed, patch: those of `compare`.
     """
     with undisturbed():
         from duat_cli.api.planning import PlanRequest, plan_report

@@ -1,4 +1,4 @@
-"""What stands around every call of the API: nothing is printed, and nothing of the process stays changed."""
+"""Surroundings of every call of the API: nothing is printed, and the state of the process is restored."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _LOGGERS = ("transformers", "huggingface_hub")
 
 
 def silent(done: int, total: int, what: str) -> None:
-    """The progress of a call that was given none."""
+    """Progress function of a call that was given none; does nothing."""
 
 
 def heard(progress: Progress | None) -> Progress:
-    """The caller's progress, or none; InputError for what cannot be called."""
+    """The caller's progress function, or a silent one. Raises InputError for an argument that cannot be called."""
     if progress is not None and not callable(progress):
         raise InputError(f"progress: expected a function of (done, total, what is done), got {type(progress).__name__}")
     return progress or silent
 
 
 def load_libraries() -> None:
-    """torch and transformers, before anything runs: where they are imported already, the garbage collector is left
-    alone, which a command stops for their import."""
+    """Imports torch and transformers before anything runs, so that `uncollected`, by which a command stops the garbage
+    collector for this import, leaves the collector alone."""
     import duat_cli.loading.model.load  # noqa: F401
 
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Other libraries' warnings and logs stay away, gradients can be taken, and numbers are of the dtype and on the
-    device that the model has, whatever mode the caller is in.
+    """Context without other libraries' warnings and logs, in which gradients can be taken, and numbers have the dtype
+    and the device of the model, whatever mode the caller is in.
 
-    Afterwards filters, levels, modes and random states, which a model's own code may draw from, are as they were. They
-    belong to the process, so that calls of several threads wait for each other.
+    Afterwards filters, levels, modes and random states, which a model's own code may draw from, are restored. They
+    belong to the process, so calls from several threads wait for each other.
     """
     with _ONE_AT_A_TIME, contextlib.ExitStack() as undo:
         undo.enter_context(warnings.catch_warnings())
@@ -59,7 +59,7 @@ def undisturbed() -> Iterator[None]:
             devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
             undo.enter_context(torch.random.fork_rng(devices))
             undo.callback(torch.set_default_dtype, torch.get_default_dtype())
-            torch.set_default_dtype(torch.float32)  # of random probes too, which would be other numbers
+            torch.set_default_dtype(torch.float32)  # also that of random probes, which would otherwise differ
             for kind in ("cpu", "cuda"):
                 if torch.is_autocast_enabled(kind):
                     undo.enter_context(torch.autocast(kind, enabled=False))
@@ -69,6 +69,6 @@ def undisturbed() -> Iterator[None]:
 
 
 def _convolutions(short: bool) -> None:
-    """Whether cuDNN's may drop digits, as they may by default; loading a model onto a GPU forbids it."""
+    """Sets whether cuDNN's convolutions may use TF32, as they do by default; loading a model onto a GPU forbids it."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.backends.cudnn.allow_tf32 = short

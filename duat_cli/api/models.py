@@ -1,4 +1,4 @@
-"""What runs a model: of a folder, of a hub id, or in memory."""
+"""Functions that run a model from a folder, from the hub, or in memory."""
 
 from __future__ import annotations
 
@@ -81,16 +81,16 @@ def inspect(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> InspectResult:
-    """`duat inspect`: what each block's attention operator does, exactly. Also of a model in memory.
+    """`duat inspect`: what each block's attention operator does, exactly. Also for a model in memory.
 
-    image, audio, inputs: in place of texts, a file each, or several; an image may be a PIL picture, and inputs tensors
-    by the names of the forward pass's arguments; stack: the part of a model of several that is read. Of a model in
-    memory its processor, in place of the tokenizer, makes pictures and sounds into tensors.
+    image, audio, inputs: one or several files of each in place of texts; an image may be a PIL picture, and inputs
+    tensors by the names of the forward pass's arguments; stack: the part to read, in a model of several. For a model in
+    memory, its processor in place of the tokenizer turns pictures and sounds into tensors.
     layers: numbers of the blocks to report, or '0-3,7'; null: 'all' compares with the re-initialised architecture as
-    well, which takes a second model; maps: of how many prompts C is kept token by token; cache: whether Gram matrices
-    and nulls are kept; save: some of H, S, bias, for the folder `save_to`; matrices: a .safetensors file that every
-    block's W' is written to by its factors. Results are kept in a folder (--out) by the command alone. The others are
-    as `duat inspect --help` says.
+    well, which takes a second model; maps: number of prompts whose C is kept token by token; cache: whether Gram
+    matrices and nulls are kept; save: some of H, S, bias, for the folder `save_to`; matrices: a .safetensors file for
+    every block's W', by its factors. Only the command keeps results in a folder (--out). For the others, see
+    `duat inspect --help`.
     """
     from duat_cli.analysis.inspect.maps import Maps
     from duat_cli.analysis.inspect.options import Filled, InspectOptions
@@ -137,7 +137,7 @@ def verify(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> VerifyResult:
-    """`duat verify`: only the certificate, block by block. Also of a model in memory. image to decoder_prompt: as of
+    """`duat verify`: only the certificate, block by block. Also for a model in memory. image to decoder_prompt: as in
     `inspect`."""
     from duat_cli.analysis.inspect.verify import verify as compute
 
@@ -166,11 +166,11 @@ def matrix(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> MatrixResult:
-    """`duat matrix`: the paper's explicit matrices of one block and one prompt. Also of a model in memory.
+    """`duat matrix`: the paper's explicit matrices of one block and one prompt. Also for a model in memory.
 
-    prompt: as one of `inspect`; without, and where text is read, that of the paper; image, audio, inputs, stack: as of
-    `inspect`, of one input; output: a .safetensors file that the block's W' is written to by its factors; dense: W'
-    itself, too.
+    prompt: one prompt as in `inspect`; by default the paper's, where text is read; image, audio, inputs, stack: as in
+    `inspect`, for one input; output: a .safetensors file for the block's W', by its factors; dense: whether W' itself
+    is written too.
     """
     from duat_cli.analysis.matrix.run import matrix as compute
 
@@ -216,11 +216,11 @@ def attribute(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> AttributeResult:
-    """`duat attribute`: what a prediction is made of, in exact parts that add up. Also of a model in memory.
+    """`duat attribute`: what a prediction is made of, in exact parts that add up. Also for a model in memory.
 
-    image, audio, inputs: as of `inspect`, within a text or for a decoder; stack: 'decoder' of an encoder-decoder, which
-    reads `decoder_prompt`, or what the model writes. target_field, against_field: the names under which every object
-    of `prompts_file`, JSON lines, has its own `target` and `against`.
+    image, audio, inputs: as in `inspect`, within a text or for a decoder; stack: 'decoder' for that of an
+    encoder-decoder, which reads `decoder_prompt` or what the model writes. target_field, against_field: fields in which
+    every object of `prompts_file`, JSON lines, has its own `target` and `against`.
     """
     from duat_cli.analysis.attribute.run import AttributeOptions
     from duat_cli.analysis.attribute.run import attribute as compute
@@ -281,11 +281,11 @@ def prune_bound(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> PruneResult:
-    """`duat prune-bound`: what can be removed, and how far the output moves. Also of a model in memory.
+    """`duat prune-bound`: what can be removed, and how far the output moves. Also for a model in memory.
 
-    holdout: a file of prompts that test the chosen sets, or a share of the prompts. image, audio, inputs, stack: as of
-    `inspect`, of no decoder. remove: the share of parameters, of the blocks or of all, that a set is to hold. criteria:
-    whether sets that other criteria choose are run on the held-out prompts. Sets are written by the command.
+    holdout: a file of prompts that test the chosen sets, or a share of the prompts. image, audio, inputs, stack: as in
+    `inspect`, without a decoder. remove: the share of the blocks' or all parameters that a set has to hold. criteria:
+    whether sets chosen by other criteria are run on the held-out prompts. Only the command writes sets.
     """
     from duat_cli.analysis.prune.run import prune_bound as compute
 

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Operator:
-    """The factors of W' (Eq. 5-10), which maps a block's input to what its attention adds, constants left out:
+    """The factors of W' (Eq. 5-10), which maps a block's input to the output of its attention, without constants:
 
-        W' = Σ_h (t[:, None] H[h] s[h]) ⊗ (V[h // (heads // kv_heads)] O[h])ᵀ,    contribution = W' vec(x)
+    W' = Σ_h (t[:, None] H[h] s[h]) ⊗ (V[h // (heads // kv_heads)] O[h])ᵀ,    contribution = W' vec(x)
 
-    N tokens, M hidden size, d head width; vec is row-major, one token a row. float32, or float64 where the run is.
+    N tokens, M hidden size, d head width; vec is row-major, with a row for each token. float32, or float64 as the run.
     """
 
     H: Tensor
-    """(heads, N, N): attention weights, times what gates head h at token i; row i is what token i reads."""
+    """(heads, N, N): attention weights, times the gate of head h at token i, if any; row i is what token i reads."""
     V: Tensor
     """(kv_heads, M, d): value maps, the gain of the norm in front included."""
     O: Tensor  # noqa: E741
@@ -47,18 +47,18 @@ class Operator:
     input_ids: Tensor
     """(tokens,) int64."""
     tokens: list[str]
-    """What each token says."""
+    """Text of each token."""
     certificate_error: float
-    """Relative; the largest of the blocks up to this one."""
+    """Relative error of the certificate, the largest over the blocks up to this one."""
 
     def __repr__(self) -> str:
-        """The shapes."""
+        """One line with the shapes."""
         shapes = [f"{name} {tuple(value.shape)}" for name, value in vars(self).items() if isinstance(value, Tensor)]
         return f"<Operator of {len(self.tokens)} tokens: {', '.join(shapes)}; error {self.certificate_error:.1e}>"
 
 
 def operator_of(asked: Asked, fingerprint: str, prompt: int, block: int, progress: Progress) -> Operator:
-    """Of the model that a report with this fingerprint is of."""
+    """W' of one block under one prompt. fingerprint: that of the report, which the model must have."""
     whole_numbers(prompt=prompt, block=block)
     opened = asked.open(Task("matrix"), progress)
     if not 0 <= prompt < len(opened.prompts):

@@ -1,4 +1,4 @@
-"""A plan of a command: which prompts and options it would have, and what that takes."""
+"""The plan of a command: the prompts and options that it would have, and what they take."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHARING = ("inspect", "verify", "attribute", "prune-bound", "lora-diff", "check"
 
 @dataclass
 class PlanRequest:
-    """What is planned."""
+    """Request to plan a command."""
 
     model: ModelRequest
     texts: PromptRequest
@@ -48,15 +48,15 @@ class PlanRequest:
     steps: int
     fixed: bool
     patch: Patched | None
-    """From `null` on: options of one command each, which are not looked at of another."""
+    """This field and those from `null` on are options of one command each; other commands ignore them."""
     time: bool
-    """Whether this machine is measured as well."""
+    """Whether to measure this machine as well."""
     calibration: str | None = None
-    """Of prune-bound, which repairs."""
+    """File of prompts for a repair, in prune-bound."""
     device: str = "cpu"
-    """What computes."""
+    """Device that computes."""
     processes: int = 1
-    """How many may share the prompts of a command."""
+    """How many processes may share the prompts of a command."""
     task: Task = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class PlanRequest:
             )
 
     def _task(self) -> Task:
-        """Of `check`: of the rules that are on."""
+        """The task to plan; for `check`, that of the rules that are on."""
         command = self.command
         if command == "check":
             from duat_cli.analysis.check import run
@@ -120,12 +120,12 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
     else:
         counts, held_out, fitted = [min(count, texts.max_tokens or count) for count in given], [], []
     counts = [count + task.steps for count in counts]
-    # texts were counted for what reads them
+    # texts were counted only for a model that reads them
     probe = counts[0] if given and task.runs and not _reads_texts(found) else 0
     task = replace(task, tokens=tuple(counts), held_out=tuple(held_out), calibration=tuple(fitted), probe=probe)
     device, task, memory = _on_device(request, task)
     made = plan(found.files, task, wanted.dtype, memory)
-    if task.pruning is not None and task.pruning.repair:  # refused over weights that are read block by block
+    if task.pruning is not None and task.pruning.repair:  # a repair needs weights in memory
         made = replace(made, ways=tuple(way for way in made.ways if way.weights == "resident"))
     if request.time:
         progress(0, 0, "measuring how fast this machine is")
@@ -134,7 +134,7 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
 
 
 def _texts(request: PlanRequest) -> PromptRequest:
-    """As given; without any, the command's own, where these are not the bundled set."""
+    """The given prompts; without any, the command's own, where these are not the bundled set."""
     texts, task = request.texts, request.task
     if task.command == "matrix":
         return or_papers(texts)
@@ -146,7 +146,7 @@ def _texts(request: PlanRequest) -> PromptRequest:
 
 
 def _on_device(request: PlanRequest, task: Task) -> tuple[str, Task, int | None]:
-    """What computes, and as of `on_device`. Of a GPU it is enough to say what it may take, unless it is measured."""
+    """The device, and task and memory as `on_device` gives them. With --memory and without --time, no GPU is needed."""
     device, memory = request.device, request.model.memory
     if device == "cpu" or not task.runs:
         return "cpu", task, memory
@@ -160,7 +160,7 @@ def _on_device(request: PlanRequest, task: Task) -> tuple[str, Task, int | None]
 
 
 def _require_tokenizer(found: Found) -> None:
-    """Texts are counted by it; a model of images or sound has none, or reads no texts."""
+    """Raises CheckpointError where texts cannot be counted: there is no tokenizer, or the model reads no texts."""
     path = clean(str(found.place.path))
     told = "give --tokens N, for a model of images or sound its number of patches or frames"
     if not has_tokenizer(found.place.path):
@@ -170,8 +170,8 @@ def _require_tokenizer(found: Found) -> None:
 
 
 def _reads_texts(found: Found) -> bool:
-    """Whether the model reads token ids: where the folder has what makes images or sound into tensors, or no tokenizer,
-    its class says it, if it is known; only then is torch imported."""
+    """Whether the model reads token ids. True where the folder has a tokenizer and no processor. Otherwise torch is
+    imported and the model's class decides; True for an unknown class."""
     from duat_cli.loading.declared.fields import processor
 
     if has_tokenizer(found.place.path) and not processor(found.place.path):
@@ -186,7 +186,7 @@ def _reads_texts(found: Found) -> bool:
 
 
 def _of_tuned(request: PlanRequest, found: Found, progress: Progress) -> tuple[Task, Path]:
-    """Of `lora-diff` what its files say, and the folder whose chat template may stand in for the base's."""
+    """The task of `lora-diff` by its files, and the folder whose chat template may stand in for the base's."""
     from duat_cli.analysis.lora import run
 
     place = run.place_of(request.tuned, request.model, progress)

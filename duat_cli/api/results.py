@@ -1,4 +1,4 @@
-"""The reports as Python has them: the models of results/, which can also be shown and made tables of."""
+"""The reports in Python: the models of results/, which can also be shown and turned into tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Pick = Callable[[int, int], Operator]
 
-_NAMED = 6  # tables of a report in one line
+_NAMED = 6  # most tables that a report's one line names
 
 
 class Shown(Report):
@@ -41,7 +41,7 @@ class Shown(Report):
 
     @classmethod
     def of(cls, report: Any) -> Self:
-        """The same report; nothing is copied or checked again."""
+        """The report in this class; nothing is copied or checked again."""
         return cls.model_construct(**{name: getattr(report, name) for name in type(report).model_fields})
 
     def render(self, page: Page) -> str:
@@ -70,14 +70,14 @@ class Shown(Report):
 
     @property
     def tables(self) -> list[str]:
-        """Names of what `to_pandas` makes a table of: paths of the lists of objects, such as 'comparison.blocks'."""
+        """Names of the tables that `to_pandas` makes: paths of the lists of objects, such as 'comparison.blocks'."""
         return list(dict.fromkeys(path for path, _, _ in _entries(self)))
 
     def to_pandas(self, table: str) -> Any:
-        """A DataFrame of one of `tables`: one row an entry, columns by path, such as 'operator.effective_heads'.
+        """A DataFrame of one of `tables`: a row for each entry, columns by path, such as 'operator.effective_heads'.
 
-        A list inside of another one has a column more, such as 'in comparison.blocks' of 'comparison.blocks.heads':
-        the place in it, from 0. InputError for another name, or where pandas (the extra `pandas`) is missing.
+        A list inside another list has one more column for the place in that, from 0, such as 'in comparison.blocks' of
+        'comparison.blocks.heads'. InputError for another name, or where pandas (the extra `pandas`) is missing.
         """
         rows = [
             {f"in {name}": place for name, place in around.items()} | row.model_dump(mode="json")
@@ -93,7 +93,7 @@ class Shown(Report):
         return pandas.json_normalize(rows)
 
     def __repr__(self) -> str:
-        """One line; all of it is in the fields, and in `to_text`."""
+        """Summary in one line; the fields and `to_text` have everything."""
         model, certificate = getattr(self, "model", None), getattr(self, "certificate", None)
         name = getattr(model, "name", None) or getattr(self, "name", None)
         facts = [
@@ -114,22 +114,22 @@ class Shown(Report):
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """HTML that a notebook shows."""
         return to_html(self.render)
 
 
 class _WithOperators(Shown):
-    """A report of blocks under prompts, which can be asked for their operators."""
+    """A report on blocks under prompts, which can return their operators."""
 
     _pick: Pick | None = PrivateAttr(default=None)
 
     def with_operators(self, pick: Pick) -> Self:
-        """The same, able to give operators."""
+        """The report itself, now able to return operators."""
         self._pick = pick
         return self
 
     def __eq__(self, other: object) -> bool:
-        """By the fields: what operators are asked of is no part of the report."""
+        """Compares the fields; the source of operators is no part of the report."""
         fields = type(self).model_fields
         return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in fields)
 
@@ -137,7 +137,7 @@ class _WithOperators(Shown):
         return super().__hash__()
 
     def operator(self, prompt: int = 0, block: int = 0) -> Operator:
-        """W' of one block under one prompt, by its factors as tensors; both are counted from 0.
+        """W' of one block under one prompt, by its factors as tensors; block and prompt are counted from 0.
 
         The prompt runs once more. A model in memory is used again, and a checkpoint is loaded again; CheckpointError
         where its weights are no longer those of this report.
@@ -196,7 +196,7 @@ class SupportResult(Shown, SupportReport):
 
 
 class ExplainResult(Shown, ExplainReport):
-    """What `explain` gives."""
+    """The report of `explain`."""
 
 
 class PlanResult(Shown, PlanReport):

@@ -1,4 +1,4 @@
-"""Values that the command line refuses by their type, for callers who have no such help."""
+"""Checks of values that the command line refuses by their type, for callers of the API."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ LAYERS_LIMIT = 10_000  # no model has more blocks; a larger range would only fil
 
 
 def one_of(name: str, value: object, choices: Sequence[object]) -> None:
-    """InputError names the choices."""
+    """Raises InputError with the choices for a value that is none of them."""
     if value not in choices:
         raise InputError(f"{name} {value!r}: expected {', '.join(map(str, choices))}")
 
 
 def not_negative(name: str, value: object) -> None:
-    """InputError for a smaller number, and for what is none."""
+    """Raises InputError for a value below 0, and for one that is no finite number."""
     if not 0 <= _number(value) < math.inf:
         raise InputError(f"{name} {_given(value)}: expected a number of at least 0")
 
 
 def numbers(**given: object) -> None:
-    """InputError names what is given and is no number; which ones can be meant is said later."""
+    """Raises InputError for a value that is given and is no number; its range is checked later."""
     for name, value in given.items():
         if value is not None and math.isnan(_number(value)) and not isinstance(value, float):
             raise InputError(f"{name} {_given(value)}: expected a number")
 
 
 def whole_numbers(low: int | None = None, **given: object) -> None:
-    """InputError names what is given and is no whole number, or is below `low`."""
+    """Raises InputError for a value that is given and is no whole number, or is below `low`."""
     for name, value in given.items():
         number = whole(value)
         if value is not None and (number is None or (low is not None and number < low)):
@@ -49,7 +49,7 @@ def whole_numbers(low: int | None = None, **given: object) -> None:
 
 
 def _number(value: object) -> float:
-    """As a float; not a number for what is none."""
+    """The value as a float; NaN for a value that is no number."""
     if isinstance(value, (bool, str)) or not isinstance(value, (SupportsFloat, SupportsIndex)):
         return math.nan
     try:
@@ -63,7 +63,7 @@ def _given(value: object) -> str:
 
 
 def kinds_of(names: str | Iterable[str] | None) -> tuple[Kind, ...]:
-    """What may go: one kind, several, or as --granularity has them, such as 'neuron,head'; None is every kind."""
+    """Kinds of terms that may go: one, several, or as in --granularity, such as 'neuron,head'; None is every kind."""
     if names is None:
         return KINDS
     found = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
@@ -75,7 +75,7 @@ def kinds_of(names: str | Iterable[str] | None) -> tuple[Kind, ...]:
 
 
 def blocks_of(layers: int | str | Iterable[int] | None) -> frozenset[int] | None:
-    """Numbers of blocks: one, several, or as --layers has them, such as '0-3,7'; None is every block."""
+    """Numbers of blocks: one, several, or as in --layers, such as '0-3,7'; None is every block."""
     if layers is None:
         return None
     if isinstance(layers, str):
@@ -89,7 +89,7 @@ def blocks_of(layers: int | str | Iterable[int] | None) -> frozenset[int] | None
 
 
 def whole(value: object) -> int | None:
-    """A whole number of any library as Python's; None for what is none."""
+    """A whole number of any library as Python's; None for a value that is no whole number."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return None
     try:
@@ -113,14 +113,14 @@ def _is_number(text: str) -> bool:
 
 
 def texts_only(**given: object) -> None:
-    """InputError names what is given and is no text."""
+    """Raises InputError for a value that is given and is no text."""
     for name, value in given.items():
         if value is not None and not isinstance(value, str):
             raise InputError(f"{name}: expected a text, got {type(value).__name__}")
 
 
 def no_decoder(stack: str | None, what: str) -> str | None:
-    """The stack, of a command that reads no decoder; InputError for one. what: the command does with stacks."""
+    """The stack, if it is no decoder; else raises InputError. what: what the command does with stacks, in words."""
     if stack is not None and stack not in READS and stack != "encoder":
         alone = "stacks without cross-attention that run alone; duat inspect and verify read it"
         raise InputError(f"--stack {clean(stack)}: {what} {alone}")
@@ -128,25 +128,25 @@ def no_decoder(stack: str | None, what: str) -> str | None:
 
 
 def one_input(files: InputFiles | None, count: int) -> None:
-    """Of `matrix`."""
+    """Raises InputError for several input files of `matrix`."""
     if files is not None and files.option is not None and count > 1:
         raise InputError(f"{files.option}: given {count} times; a matrix belongs to one input")
 
 
 def or_papers(texts: PromptRequest) -> PromptRequest:
-    """Of `matrix`: without a prompt, the paper's."""
+    """The prompts of `matrix`: the paper's, if none is given."""
     return texts if texts.own else replace(texts, prompts=[PAPER_PROMPT], made_up=True)
 
 
 def one_prompt(read: list[PromptText]) -> list[PromptText]:
-    """Of `matrix`."""
+    """The prompt of `matrix`; raises InputError for several."""
     if len(read) > 1:
         raise InputError(f"{read[1].where}: one of {len(read)} prompts; a matrix belongs to one")
     return read
 
 
 def beside_shared(max_tokens: int | None, align: str, shared: str | None, patch: str | None) -> None:
-    """Of `compare`: what does not stand beside --shared."""
+    """Raises InputError for options of `compare` that cannot stand beside --shared."""
     one_of("--align", align, ("text", "position"))
     one_of("--patch", patch, (None, *get_args(Patched)))
     if patch is not None and shared is not None:
@@ -166,7 +166,7 @@ def one_question(
     target_field: str | None = None,
     against_field: str | None = None,
 ) -> None:
-    """Of `attribute`: what is attributed is said once."""
+    """Raises InputError for options of `attribute` that state twice what is attributed."""
     texts_only(target=target, against=against, continuation=continuation)
     texts_only(target_field=target_field, against_field=against_field)
     if position not in (None, "all") and whole(position) is None:

@@ -1,4 +1,4 @@
-"""Files that results go to, each whole or untouched; among them those that W' is written to by its factors."""
+"""Files for results, each written whole or not at all; among them the files of W' by its factors."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _NO_TEXT = frozenset({
 
 @dataclass(frozen=True)
 class FileTarget:
-    """The place named by an option, or an argument, that takes a file to write."""
+    """The place named by an option or argument for a file to write."""
 
     option: str
-    path: Path | None  # None: standard output, of the command line alone
+    path: Path | None  # None: standard output, which only the command line has
 
     @classmethod
     def of(cls, option: str, name: str | None) -> Self:
-        """The target of an option's value, checked now, not after minutes of computing."""
+        """The target of an option's value, checked now rather than after minutes of computing."""
         if name is None or name == STANDARD_OUTPUT:
             return cls(option, None)
         target = cls(option, expanded(name))
@@ -45,7 +45,7 @@ class FileTarget:
 
     @classmethod
     def of_text(cls, option: str, name: str | None) -> Self:
-        """The target of a report; refuses a name by which others would take it for something else than text."""
+        """The target of a report. Refuses a name that belongs to a file format other than text."""
         suffix = Path(name).suffix.lower() if name else ""
         if suffix in _NO_TEXT:
             raise InputError(
@@ -55,16 +55,16 @@ class FileTarget:
         return cls.of(option, name)
 
     def write(self, text: str) -> None:
-        """Write a whole text."""
+        """Writes a whole text."""
         with self.replacing() as part:
             part.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
     @contextlib.contextmanager
     def replacing(self) -> Iterator[Path]:
-        """A path to write; on success it takes the target's place at once, on any failure it goes away.
+        """A path to write. On success the file replaces the target in one step; on failure it is deleted.
 
-        The part file lies in the target's own folder, because a rename is atomic only within a file system.
-        A device or a pipe cannot be replaced and is written directly.
+        This part file is in the target's own folder, because a rename is atomic only within a file system. A device or
+        a pipe cannot be replaced and is written directly.
         """
         assert self.path is not None, "standard output is no file"
         try:
@@ -94,7 +94,7 @@ class FileTarget:
         if not final.parent.is_dir():
             raise self._error(f"there is no folder '{final.parent}'; create it first")
         if _is_special(final):
-            if not os.access(final, os.W_OK):  # opening a pipe to see would end its reader's input
+            if not os.access(final, os.W_OK):  # opening a pipe to check would end its reader's input
                 raise self._error("no permission to write")
             return
         _part_file(final).unlink()
@@ -114,7 +114,7 @@ def _part_file(final: Path) -> Path:
 
 
 def _settle(part: Path, final: Path) -> None:
-    """Bytes to the disk first, then the name to the bytes; permissions as a plain write gives them."""
+    """Moves the part file to its place after its bytes are on the disk, with the permissions of a plain write."""
     part.chmod(stat.S_IMODE(final.stat().st_mode) if final.exists() else plain_mode())
     with open(part, "rb+") as file:
         os.fsync(file.fileno())
@@ -122,10 +122,10 @@ def _settle(part: Path, final: Path) -> None:
 
 
 def refuse_overwriting(writes: Iterable[tuple[str, object]], reads: Iterable[tuple[str, object]]) -> None:
-    """InputError where a result would take the place of a file that the run reads, or two would go to one file.
+    """Raises InputError where a result would overwrite a file that the run reads, or two would go to one file.
 
-    Each is an option and the name it was given, a path; what is no path, or names nothing, is passed over. A file
-    within a folder counts where it is named as a checkpoint's, an adapter's or a kept result's files are.
+    writes, reads: options, each with the path that it was given; values that are no path, or name nothing, are skipped.
+    A file within a folder counts if its name is that of a checkpoint's, an adapter's or a stored result's file.
     """
     given = [(option, expanded(name)) for option, name in reads if isinstance(name, (str, os.PathLike))]
     seen: dict[Path, str] = {}
@@ -144,7 +144,7 @@ def refuse_overwriting(writes: Iterable[tuple[str, object]], reads: Iterable[tup
 
 
 def _reads(given: Path, final: Path) -> bool:
-    """Whether a run that was given a file or a folder reads this file; through symbolic links as well."""
+    """Whether a run that was given a file or a folder reads this file, also through symbolic links."""
     if not final.is_file():
         return False
     if not given.is_dir():
@@ -156,7 +156,7 @@ def _reads(given: Path, final: Path) -> bool:
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Whether two names are of one file, which letter case may tell apart or not."""
+    """Whether two names are of one file, also where the file system ignores letter case."""
     try:
         return one.samefile(other)
     except OSError:
@@ -164,7 +164,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def tensor_target(option: str, name: str | os.PathLike[str] | None) -> FileTarget | None:
-    """The file of an option's value, checked; None without one."""
+    """The checked target of an option's value for tensors; None without a value."""
     if name is None:
         return None
     path = os.fspath(name)
@@ -175,7 +175,7 @@ def tensor_target(option: str, name: str | os.PathLike[str] | None) -> FileTarge
 
 @contextlib.contextmanager
 def operator_file(target: FileTarget | None, text: Callable[[int], str] | None) -> Iterator[OperatorFile | None]:
-    """The file to fill; it takes its name when the block is left without an error. text: what a token says."""
+    """The file to fill; it takes its name when the context is left without an error. text: gives a token's text."""
     if target is None or text is None:
         yield None
         return

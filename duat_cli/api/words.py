@@ -1,4 +1,4 @@
-"""What needs no model: explanations, schemas, pages of reports, and reports from a folder of results."""
+"""Functions that need no model: explanations, schemas, pages of reports, and reports from a folder of results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def schema(report: str = "inspect") -> dict[str, Any]:
 def merge(folder: File, *, progress: Progress | None = None) -> Merged:
     """`duat merge`: the report of all prompts whose results a command with --out kept in a folder.
 
-    InputError says what is missing there. Its operators cannot be asked for: no model is at hand.
+    InputError says what is missing there. The report cannot return operators, as there is no model.
     """
     load_libraries()
     with undisturbed():
@@ -47,8 +47,8 @@ def merge(folder: File, *, progress: Progress | None = None) -> Merged:
 
 
 def page_of(reports: Sequence[tuple[str | None, Report]]) -> str:
-    """The HTML of some reports, each with the name of the file that it comes from, if it does; those of the stacks of
-    one model stand side by side."""
+    """The HTML page of some reports, each with the name of the file that it comes from, if any. Reports on the stacks
+    of one model are shown side by side."""
     from duat_cli.explain.find import everything
     from duat_cli.report.html.document import document
 

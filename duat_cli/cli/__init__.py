@@ -1,1 +1,1 @@
-"""The command line: one file a command; torch and transformers are imported inside command bodies only."""
+"""The command line, with one file for each command; torch and transformers are imported inside command bodies only."""

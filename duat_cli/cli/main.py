@@ -1,6 +1,6 @@
-"""`duat`: the command line, and what becomes of errors and signals.
+"""`duat`: the command line, and the handling of errors and signals.
 
-Neither torch nor transformers is imported here or in a command's module: `duat --help` comes up at once.
+Neither torch nor transformers is imported here or in a command's module, so that `duat --help` appears at once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PANELS: dict[str, dict[str, Callable[..., int]]] = {
     "What it means": {"explain": explain},
     "For programs": {"merge": merge, "report": report, "schema": schema},
 }
-"""Of the help page: the commands by name."""
+"""Panels of the help page, each with its commands by name."""
 
 app = typer.Typer(
     name="duat",
@@ -87,7 +87,7 @@ def duat(
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and leave with its exit code."""
+    """Runs the command line and leaves with its exit code."""
     streams.prepare()
     signals.install()
     libraries.wait_asleep()
@@ -97,14 +97,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = run(sys.argv[1:] if arguments is None else arguments)
     except signals.Stopped as stop:
         streams.say(f"duat: {stop.text}")
-        os._exit(stop.exit_code)  # no waiting for the libraries' threads: everything of ours is cleaned up
+        os._exit(stop.exit_code)  # does not wait for the libraries' threads; all of ours is cleaned up
     code = _flushed(code)
     streams.settle_talk()
     sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The exit code of a command line; every error becomes one line on standard error."""
+    """Runs a command line and returns its exit code; every error becomes one line on standard error."""
     try:
         code = _command()(list(arguments), prog_name="duat", standalone_mode=False)
         return code if isinstance(code, int) else EXIT_SOUND
@@ -118,7 +118,7 @@ def run(arguments: Sequence[str]) -> int:
     except SystemExit as leave:
         return _left(leave)
     except BaseException as error:  # a Rust panic in a tokenizer is not an Exception
-        if _flushed(EXIT_SOUND) == EXIT_SOUND:  # otherwise that was it, and it is said
+        if _flushed(EXIT_SOUND) == EXIT_SOUND:  # otherwise standard output was the fault, and is reported
             say_usage(arguments, error)
             _explain(error)
         return EXIT_UNDECIDED
@@ -126,12 +126,12 @@ def run(arguments: Sequence[str]) -> int:
 
 @functools.cache
 def _command() -> Callable[..., object]:
-    """Of all commands and their options: built once a process."""
+    """The command with all subcommands and their options, built once in a process."""
     return get_command(app)
 
 
 def _explain(error: BaseException) -> None:
-    """One line; of our own bug the traceback instead, where it is asked for."""
+    """Prints an error as one line; for a bug of duat, the traceback instead if DUAT_DEBUG is set."""
     if kind_of(error) == "internal" and os.environ.get("DUAT_DEBUG"):
         streams.say(talk.redact(traceback.format_exc().rstrip()))
     else:
@@ -139,8 +139,8 @@ def _explain(error: BaseException) -> None:
 
 
 def _left(leave: SystemExit) -> int:
-    """Typer leaves with 1 when the reader of a help page is gone; that is no finding. Where code of a checkpoint leaves
-    the process, nothing was told."""
+    """Exit code where something ended the process. Typer does so with 1 when the reader of a help page is gone, which
+    is no finding: 0. Code of a checkpoint may do so too, and then the command could not tell: 2."""
     if streams.is_broken_pipe(leave.__context__):
         streams.discard_output()
         return EXIT_SOUND
@@ -154,7 +154,7 @@ def _left(leave: SystemExit) -> int:
 
 
 def _flushed(code: int) -> int:
-    """The code, unless what is still buffered, such as a help page, cannot be written."""
+    """The code; or that of the error, where buffered output such as a help page cannot be written."""
     try:
         streams.write_result("")
     except DuatError as error:

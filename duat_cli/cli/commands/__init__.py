@@ -1,1 +1,1 @@
-"""One file a command: it parses and prints."""
+"""The commands, one in each file: each parses its options and prints its result."""

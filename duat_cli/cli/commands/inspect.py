@@ -81,7 +81,7 @@ class Asked(Options):
     no_cache: bool = options.compute_option(help="Neither read nor write the cache of Gram matrices and nulls.")
 
     def settings(self) -> InspectOptions:
-        """InputError for --layers and --threshold that cannot be meant."""
+        """The options, parsed. Raises InputError for impossible --layers and --threshold."""
         from duat_cli.analysis.inspect.options import InspectOptions
         from duat_cli.api.settings import blocks_of, not_negative
 

@@ -106,7 +106,7 @@ def lora_diff(
     presentation = Presentation.of(shown, voice, wide=wide, every=every)
     if asked.out is not None:
         options.refuse_stack(given)
-    known = given if asked.out is None else None  # results are kept of texts
+    known = given if asked.out is None else None  # --out stores results of texts alone
     read = PromptRequest(asked.prompt, asked.prompts, asked.max_tokens, known, chat=asked.chat)
     texts = texts_to_run(read, default_prompts=asked.default_prompts)
     request = LoraRequest(
@@ -146,7 +146,7 @@ def lora_diff(
 
 
 def is_sound(report: LoraReport, lint: bool = False) -> bool:
-    """Whether it is exact; lint: whether the adapter may have no error."""
+    """Whether the report is exact, and with `lint` whether the adapter has no error."""
     certified = all(c is None or c.exact for c in (report.certificate, report.tuned_certificate))
     linted = not lint or all(finding.level != "error" for finding in report.lint)
     return certified and linted and (report.eq18 is None or report.eq18.holds is not False)

@@ -126,7 +126,7 @@ def matrix(
 
 
 def _is_page(output: str | None, form: options.PageFormat | None) -> bool:
-    """Whether the file is for the report; otherwise it is for the matrices."""
+    """Whether the output file is for the report; otherwise it is for the matrices."""
     if output is None or form in ("table", "json"):
         return False
     return output.lower().endswith((".html", ".htm")) or (form == "html" and not output.endswith(".safetensors"))

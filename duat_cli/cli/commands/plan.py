@@ -16,7 +16,7 @@ from duat_cli.cli.terminal.progress import Progress
 from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, InputError
 from duat_cli.kinds import Effort, MetricName, Patched, Planned
 
-TOKENS_LIMIT = 1_000_000  # prompts; more would only fill the memory
+TOKENS_LIMIT = 1_000_000  # most prompts; more would only fill the memory
 
 
 class Asked(Options):
@@ -63,7 +63,7 @@ class Loading(options.Loading):
     trust_remote_code: Literal[False] = False
 
 
-OPTIONS_OF = {  # command -> options that are about it alone
+OPTIONS_OF = {  # command -> options for it alone
     "inspect": ["null"],
     "compare": ["fixed", "patch"],
     "attribute": ["position", "steps"],

@@ -51,11 +51,11 @@ class ChosenSet(Options):
 
     @property
     def named(self) -> int | None:
-        """How many terms go, where --set says a number."""
+        """How many terms go, if --set is a number; else None."""
         return int(self.which) if self.which is not None and self.which.isdecimal() else None
 
     def check(self, settings: PruneOptions) -> None:
-        """InputError for what cannot be meant, or written, before anything is computed."""
+        """Raises InputError for options that make no sense or cannot be written, before anything is computed."""
         export, apply, which, kinds = self.export, self.apply, self.which, settings.kinds
         suffix = Path(export or "").suffix
         if which is not None:
@@ -87,7 +87,8 @@ class ChosenSet(Options):
             check_directory(expanded(apply))
 
     def require(self, loaded: LoadedModel, settings: PruneOptions, *, tested: bool) -> None:
-        """InputError where this model gives no such set, before anything is computed. tested: on held-out prompts."""
+        """Raises InputError where the model has no such set, before anything is computed. tested: on held-out
+        prompts."""
         from duat_cli.analysis.plan.task import NO_HOLDOUT
         from duat_cli.analysis.prune.repair.standing import require_biases
 
@@ -108,7 +109,7 @@ class ChosenSet(Options):
             require_biases(loaded.model, settings.kinds, loaded.like)
 
     def write(self, outcome: PruneOutcome, progress: Progress) -> tuple[Written | None, list[str]]:
-        """The set that was asked for, and what is to be said of it."""
+        """Writes the set that was asked for; returns the written checkpoint, if any, and lines to report."""
         if self.export is None and self.apply is None:
             return None, []
         [plan] = outcome.report.plans
@@ -174,7 +175,7 @@ def prune_bound(
             wanted, texts, asked.holdout, asked.calibration, progress
         )
         chosen_set.require(loaded, settings, tested=bool(held_out))
-        if loaded.paged is None:  # weights that are read block by block leave by being given back
+        if loaded.paged is None:  # weights read block by block must go back to the system
             keep_freed_memory()
         if ranks is None or out is None:
             from duat_cli.analysis.prune.run import prune_bound as compute
@@ -199,7 +200,7 @@ def prune_bound(
     try:
         with Progress(talk) as progress:
             written, notes = chosen_set.write(outcome, progress)
-    except BaseException:  # what was computed is shown in any case
+    except BaseException:  # the computed report is shown in any case
         presentation.emit(report, talk)
         raise
     presentation.emit(report.model_copy(update={"written": written}), talk)
@@ -209,7 +210,7 @@ def prune_bound(
 
 
 def _set_line(plan: Plan, removed: int) -> str:
-    """Which set is written, and what is known of it."""
+    """A line on which set is written, and what is known of it."""
     several = "," in plan.granularity
     of = f"{plan.of} {names_of(plan.granularity)}" if several else plural(plan.of, plan.granularity)
     what = f"{removed} of {of}"
@@ -228,7 +229,7 @@ def _set_line(plan: Plan, removed: int) -> str:
 
 
 def _written_line(written: Written) -> str:
-    """What became of the set, of the size of the weights, and of the output."""
+    """A line on the written set, the size of the weights, and the output's distance from the ablated model's."""
     return (
         f"{written.gone}; weights {_size(written.bytes_before)} -> {_size(written.bytes_after)} in "
         f"{written.dtype}; read back: relative distance of its output from the ablated model's {written.error:.1e}"

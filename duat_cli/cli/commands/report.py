@@ -17,7 +17,7 @@ from duat_cli.text import clean, expanded, one_line
 if TYPE_CHECKING:
     from duat_cli.results.base import Report
 
-MOST_BYTES = 64 << 20  # of a file: what takes a minute and gigabytes to read is no report to look at
+MOST_BYTES = 64 << 20  # most that a file may have; a larger one takes a minute and gigabytes to read
 _OWN = ("schema_version", "command")
 
 
@@ -61,9 +61,10 @@ def report(
 
 
 def read_report(name: str, commands: Collection[str] | None = None, what: str = "page") -> Report:
-    """A report from its JSON. InputError in one line for what is no report, is of another version, or is too large.
+    """A report from its JSON. Raises InputError, in one line, for a file that is no report, is of another version, or
+    is too large.
 
-    commands: whose reports have a `what`; None: those that have a page.
+    commands: those whose reports can be shown as a `what`; None: those with a page.
     """
     from pydantic import ValidationError
 
@@ -92,8 +93,8 @@ def read_report(name: str, commands: Collection[str] | None = None, what: str = 
 
 @contextlib.contextmanager
 def _made_of(files: Sequence[str]) -> Iterator[None]:
-    """InputError where reports with all their fields cannot be shown: what stands in one field contradicts another, or
-    is no number that a run gives, as only a file has it that was written by hand."""
+    """Raises InputError where valid reports cannot be shown within the context: fields contradict each other, or hold
+    numbers that no run gives. Only a file written by hand is like that."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -126,7 +127,7 @@ def _no_number(text: str) -> None:
 
 
 def _command(document: Any, where: str) -> str:
-    """The command that wrote it, once the version is known to be this one's."""
+    """Name of the command that wrote a report; checks first that the version is this one's."""
     from duat_cli.report.schema import REPORTS
     from duat_cli.results.base import SCHEMA_VERSION
 

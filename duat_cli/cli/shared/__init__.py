@@ -1,1 +1,1 @@
-"""What several commands do before they compute and after: options, opening a model, writing a result."""
+"""Steps of several commands before and after they compute: options, opening a model, writing a result."""

@@ -1,4 +1,4 @@
-"""Commands that take their options in groups, which they share and hand on."""
+"""Groups of options, which commands share and hand on."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from duat_cli.compat.typer import OptionInfo
 
 
 class Options:
-    """A group: an attribute that its class sets to a `typer.Option` is one, and in an instance what was given for it.
+    """Base of a group of options. An attribute that the class sets to a `typer.Option` is an option; in an instance it
+    has the value that was given.
 
-    An option that has no name of its own has the attribute's: `no_cache` is --no-cache, a flag without an opposite. A
-    flag without a default is False.
-    A class that extends a group and sets an attribute to another value has no such option.
+    An option without a name of its own is named after the attribute: `no_cache` is --no-cache, a flag without an
+    opposite. A flag without a default is False. A subclass drops an option by setting its attribute to another value.
     """
 
     parameters: ClassVar[list[inspect.Parameter]] = []
@@ -30,13 +30,13 @@ class Options:
                 cls.parameters.append(parameter)
 
     def __init__(self, **given: Any) -> None:
-        """given: by name; what is missing has the option's own default."""
+        """given: values by name; an option that is missing there has its own default."""
         for one in self.parameters:
             setattr(self, one.name, given.get(one.name, one.default.default))
 
 
 def grouped(command: Callable[..., int]) -> Callable[..., int]:
-    """The command as Typer takes it, with the options of each group in the place of the group."""
+    """The command in the form that Typer takes: each group parameter is replaced by the group's options."""
     parameters, groups = list[inspect.Parameter](), dict[str, type[Options]]()
     for one in inspect.signature(command, eval_str=True).parameters.values():
         if isinstance(one.annotation, type) and issubclass(one.annotation, Options):

@@ -1,4 +1,4 @@
-"""Processes that share the prompts of a command: how many may, and, with `--out`, what one of several does."""
+"""Processes that share the prompts of a command: how many there may be, and the work of one of them with `--out`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
     from duat_cli.cli.terminal.talk import Talk
 
 
-OBJECTS = 20_000  # made between two looks for garbage: those of a batch are gone by then
-QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of processor time in a period, the period
+OBJECTS = 20_000  # allocated between two garbage collections; those of a batch are gone by then
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # a container's microseconds of processor time in a period, and the period
 R = TypeVar("R")
 
 
 def settle() -> None:
-    """For a process that is about to run many prompts over weights in memory: what is there now stays, and every batch
-    makes objects and tensors of the same sizes again. Looking for garbage took a tenth of the time on a small model."""
+    """Prepares a process that will run many prompts over weights in memory: excludes the present objects from garbage
+    collection, makes it rarer, and keeps freed memory, as every batch makes objects and tensors of the same sizes.
+    Garbage collection took a tenth of the time on a small model."""
     import gc
 
     from duat_cli.compat.libc import keep_freed_memory
@@ -43,7 +44,7 @@ def as_rank(
     model: str | None, texts: PromptRequest, compute: Callable[[Ranks, Progress], R | None], talk: Talk
 ) -> R | None:
     """The report of a command with --out, in the first of all processes; None in the others, whose errors name their
-    rank. compute: this process's results into the folder."""
+    rank. compute: writes this process's results to the folder and returns the report, if any."""
     if importlib.util.find_spec("fcntl") is None:
         raise InputError("--out: results are kept under file locks that Windows does not have; run duat in WSL")
     from duat_cli.analysis.shards.ranks import Ranks
@@ -63,8 +64,8 @@ def as_rank(
 
 
 def processes() -> int:
-    """As many as torch would take threads: OMP_NUM_THREADS, else all cores that the container's quota pays for. 1 where
-    the fork of a process that has used torch is not known to be sound, which is everywhere but on Linux."""
+    """Number of processes: as many as torch would use threads, which is OMP_NUM_THREADS, else all cores within the
+    container's quota; 1 except on Linux, as elsewhere the fork of a process that has used torch may be unsound."""
     if sys.platform != "linux":
         return 1
     asked = os.environ.get("OMP_NUM_THREADS", "")
@@ -72,8 +73,8 @@ def processes() -> int:
 
 
 def _paid() -> int:
-    """Cores by the quota of control groups, version 2; as many as there could be where there is none."""
-    with contextlib.suppress(OSError, ValueError):  # 'max' is no number
+    """Cores within the quota of control groups, version 2; sys.maxsize where there is no quota."""
+    with contextlib.suppress(OSError, ValueError):  # 'max' stands for no quota
         most, period = map(int, QUOTA.read_text().split())
         return max(1, math.ceil(most / period))
     return sys.maxsize

@@ -1,6 +1,6 @@
 """Every option that more than one command takes, declared once.
 
-A command's own group has one of them by the attribute of its class, such as `Texts.chat`.
+A command's own group takes one over as a class attribute, such as `Texts.chat`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PANEL_INPUT = "Input"
 PANEL_COMPUTE = "What to compute"
 PANEL_LOADING = "Loading"
 PANEL_OUTPUT = "Output"
-PLACES = {"FILE": "a file", "DIR": "a folder"}  # metavar -> what an option of it names
+PLACES = {"FILE": "a file", "DIR": "a folder"}  # metavar -> what its option names, in words
 
 
 def named(metavar: str) -> Callable[..., Any]:
-    """Refuses an empty name, as of a variable that is not set: it would be the working directory; and a file in the
-    place of a folder."""
+    """Callback that refuses a file in place of a folder, and an empty name, as of an unset variable, which would be the
+    working directory."""
     what = PLACES[metavar]
 
     def filled(parameter: typer.CallbackParam, value: Any) -> Any:
@@ -48,8 +48,8 @@ def named(metavar: str) -> Callable[..., Any]:
 
 
 def option(default: Any = None, *names: str, panel: str, **given: Any) -> Any:
-    """An option of a panel of the help. names: needed where it is not that of the group's attribute alone. default:
-    of a flag in a group, None is False."""
+    """An option in a panel of the help. names: needed unless the group's attribute is the only name. default: None is
+    False for a flag in a group."""
     if (metavar := given.get("metavar")) in PLACES:
         given.setdefault("callback", named(metavar))
     return typer.Option(default, *names, rich_help_panel=panel, **given)
@@ -63,12 +63,12 @@ format_option = functools.partial(output_option, None, "--format", metavar="FORM
 
 
 def same_dashes(name: str) -> str:
-    """--trust_remote_code is --trust-remote-code, as accelerate and lm_eval spell it."""
+    """Name of an option with dashes, as accelerate and lm_eval write underscores: --trust_remote_code."""
     return name.replace("_", "-")
 
 
 def _hidden(token: str | None) -> str | None:
-    """The token, which no message shows from here on."""
+    """Hides the token in all messages from here on, and returns it."""
     hide(token)
     return token
 
@@ -117,7 +117,7 @@ class Texts(Options):
     )
 
     def request(self, files: InputFiles | None = None) -> PromptRequest:
-        """files: of a command that knows models which read no text."""
+        """The prompts. files: inputs of a model that reads no text, where the command knows such models."""
         from duat_cli.analysis.opening import PromptRequest
 
         return PromptRequest(self.prompt, self.prompts, self.max_tokens, files, chat=self.chat)
@@ -161,7 +161,7 @@ class Files(Options):
     decoder_prompt: str | None = _decoder_prompt("decoder or all")
 
     def given(self) -> InputFiles:
-        """InputError where they contradict each other."""
+        """The input files. Raises InputError where options contradict each other."""
         image, audio, tensors = tuple(self.image or ()), tuple(self.audio or ()), tuple(self.tensors or ())
         return InputFiles(image, audio, tensors, self.stack, self.decoder_prompt).asked()
 
@@ -214,7 +214,7 @@ class Loading(Options):
     )
 
     def request(self, model: str | None, task: Task | None = None) -> ModelRequest:
-        """InputError for a --memory that is no size. task: where the command is planned."""
+        """The checkpoint. Raises InputError for a --memory that is no size. task: the command, where it is planned."""
         from duat_cli.analysis.opening import ModelRequest
 
         return ModelRequest(model, task=task, **(vars(self) | {"memory": parse_memory(self.memory)}))
@@ -266,20 +266,20 @@ class Voice(Options):
 
 
 def require_hub(model: str | None, token: str | None) -> None:
-    """Of a command that is asked about tokens of a text: InputError for a hub's token beside a folder."""
+    """Raises InputError for --token beside a folder, in a command about tokens of a text: --target may be meant."""
     if token is not None and (model is None or os.path.lexists(model)):
         raise InputError("--token: gives access to the hub, and MODEL is a folder; the token to explain is --target")
 
 
 def refuse_stack(files: InputFiles | None) -> None:
-    """Of --out, which keeps results of texts alone."""
+    """Raises InputError for --stack or input files beside --out, which stores only results of texts."""
     if files is not None and (files.stack or files.option):
         other = "--stack" if files.stack else files.option
         raise InputError(f"--out and {other} contradict each other: results are kept of texts, for the whole model")
 
 
 def parse_memory(text: str | None) -> int | None:
-    """Bytes of '8GB', '2.5GiB' or '900m': units of 1000 with B, of 1024 with iB or alone. None stays None."""
+    """Bytes of '8GB', '2.5GiB' or '900m'. Units are of 1000 with B, of 1024 with iB or alone. None stays None."""
     if text is None:
         return None
     match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,12})?)\s*([kmgt]?)(i?b)?\s*", text, re.IGNORECASE | re.ASCII)

@@ -1,6 +1,6 @@
-"""Where the results of `duat check` go: standard output or a file in one form, and further files in others.
+"""Outlets of the results of `duat check`: standard output or a file in one form, and further files in other forms.
 
-Whatever ends the command, every place that was named gets something in its form: a job without a verdict says why.
+Whatever ends the command, every named outlet gets something in its form, so that a job without a verdict states why.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class _Outlet:
 
 
 class Outlets:
-    """A context: on the way out by an error, what has no result yet gets the error; which goes on."""
+    """A context of outlets. If an error leaves it, outlets without a result get the error, and the error propagates."""
 
     def __init__(self, model: str | None) -> None:
         self._model = model
         self._open: list[_Outlet] = []
-        """What has no result yet."""
+        """Outlets without a result yet."""
         self._presentation: Presentation | None = None
 
     def open(
@@ -60,8 +60,8 @@ class Outlets:
         voice: Voice,
         every: bool = False,
     ) -> None:
-        """The result's own place, then the others, each checked now; InputError says what cannot be written. every: as
-        of the page of a table."""
+        """Opens the outlet of the result, then the others. Each is checked now; InputError names one that cannot be
+        written. every: as for the page of a table."""
         chosen = _form(form, json, output)
         own = Page(form=chosen if chosen in ("json", "html") else "table", output=output)
         self._presentation = Presentation.of(own, voice, every=every)
@@ -76,7 +76,7 @@ class Outlets:
             raise faults[0]
 
     def write(self, report: CheckReport, talk: Talk) -> None:
-        """Files first: where one cannot be written, standard output has not said yet that all is well."""
+        """Writes files first, so that standard output does not report success before a file that cannot be written."""
         from duat_cli.api.words import page_of
         from duat_cli.report.forms.check import render
 
@@ -84,7 +84,7 @@ class Outlets:
         page = self._presentation.page()
         for outlet in sorted(self._open, key=lambda o: o.target.path is None):
             text = page_of([(None, report)]) if outlet.form == "html" else render(report, outlet.form, page)
-            self._open.remove(outlet)  # what cannot be written keeps what it had
+            self._open.remove(outlet)  # an outlet that cannot be written keeps its old content
             outlet.target.write(text)
             if outlet.target.path is not None:
                 talk.note(f"wrote {outlet.target.path}")
@@ -108,18 +108,19 @@ class Outlets:
         for outlet in self._open:
             path = outlet.target.path
             if problem.kind == "stopped" and path is not None and _holds_something(path):
-                continue  # whoever stops a run has not asked for its last result to go
+                continue  # stopping a run must not delete the last result
             if path is None and outlet.form == "table":
-                continue  # standard error says it
+                continue  # reported on standard error
             try:
                 html = outlet.form == "html"
                 outlet.target.write(page_of([(None, report)]) if html else render_undecided(report, outlet.form))
             except DuatError:
-                continue  # the error that goes on may be this one
+                continue  # the error that propagates may be this one
 
 
 def say_usage(arguments: Sequence[str], error: BaseException) -> None:
-    """An error of the command line of `duat check`: no option is settled yet, so those that name outlets are sought."""
+    """Writes a usage error of `duat check` to its outlets, whose names it looks for itself, as no option is parsed
+    yet."""
     if "check" not in arguments[:1] or usage_error(error) is None:
         return
     given = list(_pairs(arguments))
@@ -136,7 +137,7 @@ def say_usage(arguments: Sequence[str], error: BaseException) -> None:
 
 
 def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Options with what follows them, '--format=github' and '--format github' alike."""
+    """Options with the values behind them, of '--format=github' and of '--format github'."""
     for text, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, value = text.partition("=")
         yield (name, value) if equals else (text, following)

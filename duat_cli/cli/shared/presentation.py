@@ -1,4 +1,4 @@
-"""From the output options to a written result; and what is said on the way."""
+"""Presentation of a result by the output options, and the notes on the way to it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ NARROWEST = 20
 
 
 class Target(FileTarget):
-    """The place named by -o/--output, or by another option that takes a file to write; that is whole or untouched."""
+    """The place named by -o/--output or by another option for a file to write, which is written whole or not at all."""
 
     def write(self, text: str) -> None:
-        """Write a whole text, without the tokens that the command line was given."""
+        """Writes a whole text, with access tokens redacted."""
         text = redact(text)
         if self.path is None:
             streams.write_result(text)
@@ -37,7 +37,7 @@ class Target(FileTarget):
 
 @dataclass(frozen=True)
 class Presentation:
-    """Where the result goes and in which form; made, and so checked, before anything is computed."""
+    """Place and form of the result; made, and so checked, before anything is computed."""
 
     target: Target
     form: CardFormat
@@ -47,7 +47,7 @@ class Presentation:
 
     @classmethod
     def of(cls, shown: Page | Card | Plain, voice: Voice, *, wide: bool = False, every: bool = False) -> Presentation:
-        """InputError for options that contradict each other, and for a place that cannot be written."""
+        """Raises InputError for options that contradict each other, and for a place that cannot be written."""
         output, json = shown.output, shown.json
         form: CardFormat | None = shown.form
         if json and form in ("table", "html", "model-card"):
@@ -64,7 +64,7 @@ class Presentation:
         return cls(target, form or implied, _is_colorful(terminal, voice.no_color), wide, every)
 
     def emit(self, report: Report, talk: Talk) -> None:
-        """Write the report."""
+        """Writes the report."""
         if self.form == "json":
             from duat_cli.report.json import to_json
 
@@ -94,14 +94,14 @@ class Presentation:
 
 
 def talk_of(voice: Voice) -> Talk:
-    """How the command speaks on standard error."""
+    """The settings of what a command writes to standard error."""
     if voice.quiet and voice.verbose:
         raise InputError("--quiet and --verbose contradict each other; give one of them")
     return Talk(quiet=voice.quiet, verbose=voice.verbose, color=_is_colorful(sys.stderr.isatty(), voice.no_color))
 
 
 def announce(model: str | None, talk: Talk) -> None:
-    """What is known of the checkpoint before torch is imported: a typing error should not cost these seconds."""
+    """Checks the checkpoint's name before torch is imported, so that a typing error does not cost those seconds."""
     from duat_cli.compat.libc import return_freed_memory
 
     if model is None:
@@ -111,16 +111,16 @@ def announce(model: str | None, talk: Talk) -> None:
 
         raise CheckpointError(f"{model}: no such folder{near_folder(expanded(model))}")
     libraries.calm(talk)
-    return_freed_memory()  # a setting of the process, which is a command's own
+    return_freed_memory()  # a setting of the whole process, which a command owns
 
 
 def _exists(name: str) -> bool:
-    """False as well for a name that no file can have."""
+    """Whether a path exists; False also for a name that no file can have."""
     try:
         expanded(name).stat()
         return True
     except PermissionError:
-        return True  # reading it will say why
+        return True  # reading it will raise the error
     except (OSError, ValueError):
         return False
 

@@ -1,4 +1,4 @@
-"""Options of `duat prune-bound`, of which `duat plan` takes some: what may go, and which sets are wanted."""
+"""Options of `duat prune-bound`, some of which `duat plan` takes: the terms that may go, and the sets to choose."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Pruning(Options):
     out: str | None = options.OUT
 
     def settings(self) -> PruneOptions:
-        """InputError for options that cannot be meant, or contradict each other."""
+        """The options, parsed. Raises InputError for senseless values, and for options that contradict each other."""
         from duat_cli.analysis.plan.task import PruneOptions, effort_of
 
         kinds = parse_kinds(self.granularity)
@@ -121,7 +121,7 @@ def parse_kinds(text: str | None) -> tuple[Kind, ...]:
 
 
 def parse_remove(text: str | None) -> tuple[float | None, bool]:
-    """A share, and whether it is of all parameters."""
+    """The share of --remove, and whether it is a share of all parameters."""
     if text is None:
         return None, False
     share, _, whole = text.strip().partition("/")
@@ -137,6 +137,6 @@ def parse_remove(text: str | None) -> tuple[float | None, bool]:
 
 
 def require_repair(calibration: str | None, repair: bool) -> None:
-    """InputError where the one is given without the other."""
+    """Raises InputError for --calibration without --repair."""
     if calibration is not None and not repair:
         raise InputError("--calibration: says what --repair is fitted to; give --repair as well")

@@ -1,4 +1,4 @@
-"""What an error that ends a command is called: the line for standard error, and its kind for programs."""
+"""Description of an error that ends a command: the line for standard error, and its kind for programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OF_ONE_MODEL = tuple(f"duat {name}" for name in ("inspect", "attribute", "compa
 
 
 def line_of(error: BaseException) -> str:
-    """A usage error says where help is; what is no error of ours, nor memory, is our bug and says how to see more."""
+    """The line of an error. A usage error names the help page; a bug, any unexpected error, how to see a traceback."""
     if isinstance(error, DuatError):
         return str(error)
     if isinstance(error, Stopped):

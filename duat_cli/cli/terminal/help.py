@@ -15,31 +15,31 @@ from duat_cli.errors import InputError
 
 PANEL_ARGUMENTS = "Arguments"
 PATHS = {"FILE", "FILE|SHARE", "DIR", "MAP", "POLICY", "MODEL", "BASE", "TUNED", "OTHER", "ADAPTER"}
-"""Metavars of what names a file or a folder, or may."""
+"""Metavars whose values name a file or a folder, or may do so."""
 _GLUE = "\N{NO-BREAK SPACE}"
-_AS_IT_IS = "\b\n"  # the formatter then keeps these lines
+_AS_IT_IS = "\b\n"  # makes the formatter keep the lines that follow
 
 Rows = list[tuple[str, str]]
 Sections = dict[str, Rows]
 
 
 class Formatter(Protocol):
-    """What writes a page."""
+    """Writer of a help page."""
 
     width: int
 
     def section(self, name: str) -> AbstractContextManager[None]:
-        """A heading, and what is written meanwhile below it."""
+        """Writes a heading; rows written within the context go below it."""
 
     def write_dl(self, rows: Rows, col_max: int = ..., col_spacing: int = ...) -> None:
-        """Names, and beside them what they mean."""
+        """Writes names with their meanings beside them."""
 
 
 class Command(TyperCommand):
-    """A command whose page has a section for every panel of options, and whose options of one value are given once."""
+    """A command whose help page has a section for every panel of options; refuses a one-value option given twice."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """InputError for an option of one value that is given twice: the last would count, and nothing would say so."""
+        """Raises InputError for an option of one value that is given twice, as the last would silently count."""
         try:
             given: list[Any] = list(self.make_parser(ctx).parse_args(list(args))[2])
         except Exception as error:
@@ -52,7 +52,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """InputError, before anything is computed, where a result would take the place of what the run reads."""
+        """Raises InputError, before anything is computed, where a result would overwrite a file that the run reads."""
         from duat_cli.api.target import refuse_overwriting
 
         results = {"output", "report", "export", "matrices", "baseline" if ctx.params.get("update_baseline") else ""}
@@ -73,7 +73,7 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """The first screen: a section for every panel of commands."""
+    """The command group; its help page has a section for every panel of commands."""
 
     def format_options(self, ctx: Any, formatter: Formatter) -> None:
         _write(formatter, _of_commands(self) | _of_parameters(self, ctx))
@@ -81,11 +81,11 @@ class Group(TyperGroup):
     def get_help_option(self, ctx: Any) -> TyperOption | None:
         option = super().get_help_option(ctx)
         if option is not None:
-            option.default = False  # None is no bool: `duat inspect --help` would load pydantic to convert it
+            option.default = False  # with None, `duat inspect --help` would load pydantic to convert it
         return option
 
     def get_params(self, ctx: Any) -> Any:
-        """The same of the flags that write a shell's completion."""
+        """Parameters with False as the default of flags, such as those that write a shell's completion."""
         found = super().get_params(ctx)
         for parameter in found:
             if getattr(parameter, "is_flag", False) and parameter.default is None:
@@ -94,7 +94,7 @@ class Group(TyperGroup):
 
 
 def written(parameter: Any) -> str:
-    """How a parameter is named on the command line, as messages name it."""
+    """Name of a parameter on the command line, as messages use it."""
     return str(parameter.metavar if parameter.param_type_name == "argument" else parameter.opts[0])
 
 
@@ -108,7 +108,7 @@ def _of_commands(group: TyperGroup) -> Sections:
 
 
 def _of_parameters(command: TyperCommand | TyperGroup, ctx: Any) -> Sections:
-    """Arguments first; last what belongs to no panel, which is -h and its like."""
+    """Sections of a command's parameters: arguments first, last those without a panel, such as -h."""
     sections: Sections = {PANEL_ARGUMENTS: []}
     rest: Rows = []
     for parameter in command.get_params(ctx):
@@ -128,12 +128,12 @@ def _of_parameters(command: TyperCommand | TyperGroup, ctx: Any) -> Sections:
 
 
 def _in_column(names: str) -> str:
-    """Long names stand below each other, whether a short one comes before or not."""
+    """Names of an option, indented so that long names are aligned with and without a short one in front."""
     return f"    {names}" if names.startswith("--") else names
 
 
 def _write(formatter: Formatter, sections: Sections) -> None:
-    """One column of names on the whole page."""
+    """Writes the sections with one column of names on the whole page."""
     sections = {title: rows for title, rows in sections.items() if rows}
     widest = max(len(name) for rows in sections.values() for name, _ in rows)
     for title, rows in sections.items():
@@ -143,7 +143,7 @@ def _write(formatter: Formatter, sections: Sections) -> None:
 
 
 def _wrapped(text: str, width: int) -> str:
-    """The formatter's own wrapping breaks options at their hyphens, [default: 3] at its space, and after a lone -."""
+    """Wraps text, as the formatter itself breaks options at hyphens, [default: 3] at its space, and after a lone -."""
     meaning, gap, note = text.replace(" - ", f" -{_GLUE}").rpartition("  [")
     whole = f"{meaning} [{note.replace(' ', _GLUE)}" if gap else note
     lines = textwrap.wrap(whole, width, break_on_hyphens=False, break_long_words=False)

@@ -1,4 +1,4 @@
-"""What duat is doing, on standard error, once it takes longer than two seconds."""
+"""Progress of a command on standard error, once it takes longer than two seconds."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
-PATIENCE = 2.0  # seconds without a word
-LONG = 60.0  # seconds from which it is said beforehand how long a command takes
+PATIENCE = 2.0  # seconds before the first line
+LONG = 60.0  # seconds from which a command's expected duration is announced
 PAUSES = (8.0, 20.0, 30.0)  # seconds between plain lines; the last one repeats
 
 
 class Progress:
-    """A context manager; call it with (done, total, what). It speaks from its own thread.
-
-    So a step that takes long is named while it runs, not when it has ended.
+    """A context manager to be called with (done, total, what). It writes from its own thread, so that a long step is
+    named while it runs, not when it has ended.
     """
 
     def __init__(self, talk: Talk) -> None:
@@ -42,13 +41,13 @@ class Progress:
         self._state = (done, total, what)
 
     def expect(self, seconds: float) -> None:
-        """Say how long everything will take, where that is long; what is done is counted towards it."""
+        """Announces how long everything will take, if that is long; the time spent is then shown beside it."""
         if seconds >= LONG:
             self._talk.note(f"this will take {about(seconds)}, as far as can be told")
             self._expected = seconds
 
     def doing(self, what: str) -> None:
-        """Name a step of unknown length."""
+        """Names a step of unknown length."""
         self(0, 0, what)
 
     def __enter__(self) -> Progress:
@@ -95,7 +94,7 @@ class Progress:
         bar.update(task, completed=done, total=total or None, description=redact(what))
 
     def line(self) -> str:
-        """The present state as one line."""
+        """The current state as one line."""
         done, total, what = self._state
         count = f" {done}/{total}" if total else ""
         return f"{one_line(what, 120)}{count} ({self._spent()})"

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as exceptions, so that `finally` clauses run and temporary files go."""
+"""SIGINT and SIGTERM as exceptions, so that `finally` clauses run and temporary files are deleted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from duat_cli.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 class Stopped(BaseException):
     """The user or the system asked duat to stop.
 
-    Not a KeyboardInterrupt, which Typer would turn into a silent exit, and not an Exception, which some
-    library would swallow.
+    It is no KeyboardInterrupt, which Typer would turn into a silent exit, and no Exception, which some library would
+    swallow.
     """
 
     def __init__(self, text: str, exit_code: int) -> None:
@@ -23,7 +23,7 @@ class Stopped(BaseException):
 
 
 def install() -> None:
-    """Raise Stopped on the first signal; the second one kills. An ignored signal stays ignored."""
+    """Makes the first signal raise Stopped and the second one kill. An ignored signal stays ignored."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in (signal.SIGINT, signal.SIGTERM):

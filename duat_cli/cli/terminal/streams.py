@@ -15,10 +15,10 @@ _READER_GONE = {errno.EPIPE, errno.ESHUTDOWN, *([errno.EINVAL] if sys.platform =
 
 
 def prepare() -> None:
-    """Give closed descriptors a null device, and let no character raise for lack of an encoding.
+    """Opens the null device for closed standard streams, and escapes characters that the encoding lacks.
 
-    Without it the first file opened would take a closed standard stream's number, and a library that
-    writes to descriptor 1 would write into that file.
+    Otherwise the first opened file would get a closed standard stream's number, and a library that writes to descriptor
+    1 would write into that file.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -34,9 +34,9 @@ def prepare() -> None:
 
 
 def write_result(text: str) -> None:
-    """Write to standard output. A reader that has gone away changes nothing; a full device is an error.
+    """Writes to standard output. A reader that has gone away is ignored; a full device is an error.
 
-    A document (HTML, XML) says of itself that it is UTF-8, and is written so whatever the stream's encoding.
+    A document (HTML, XML) declares itself UTF-8, and is written so whatever the stream's encoding.
     """
     try:
         if text.startswith("<") and isinstance(sys.stdout, io.TextIOWrapper):
@@ -52,14 +52,14 @@ def write_result(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Write a line to standard error; a standard error that cannot take it is not worth failing for."""
+    """Writes a line to standard error; failure to write it is ignored."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(text + "\n")
     settle_talk()
 
 
 def settle_talk() -> None:
-    """Flush standard error; what it cannot take goes nowhere, or the interpreter would exit with 120 for it."""
+    """Flushes standard error. What it cannot take is discarded, as the interpreter would otherwise exit with 120."""
     try:
         sys.stderr.flush()
     except (OSError, ValueError):
@@ -67,7 +67,7 @@ def settle_talk() -> None:
 
 
 def discard_output() -> None:
-    """Send what is still buffered for standard output nowhere, so that the interpreter's exit is quiet."""
+    """Discards what is still buffered for standard output, so that the interpreter exits quietly."""
     _discard(sys.stdout)
 
 
@@ -80,7 +80,7 @@ def _discard(stream: TextIO) -> None:
 
 
 def is_broken_pipe(error: BaseException | None) -> bool:
-    """Whether an error, or what it was raised from, is a reader that closed its end."""
+    """Whether an error, or one that it was raised from, means that the reader closed its end."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _READER_GONE:
             return True

@@ -1,4 +1,4 @@
-"""What duat says on standard error: one line each, clean, without secrets."""
+"""Messages of duat on standard error: one line each, with control characters escaped and without secrets."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _given_tokens: set[str] = set()
 
 
 def hide(token: str | None) -> None:
-    """Never print this token from here on."""
+    """Keeps this token out of all messages from here on."""
     if token:
         _given_tokens.add(token)
 
 
 def redact(text: str) -> str:
-    """Text without any access token that duat was given or that looks like one."""
+    """The text without access tokens: those that duat was given, and all that look like one."""
     tokens = _given_tokens | {os.environ.get(name, "") for name in _TOKEN_VARIABLES}
     for token in tokens:
         if len(token) >= _SHORTEST_SECRET:
@@ -31,7 +31,7 @@ def redact(text: str) -> str:
 
 
 def error(text: str) -> None:
-    """Say why duat stops."""
+    """Writes the error because of which duat stops."""
     streams.say(redact(f"duat: error: {one_line(text)}"))
 
 
@@ -44,11 +44,11 @@ class Talk:
     color: bool = False
 
     def note(self, text: str) -> None:
-        """Something the user should know; not with -q."""
+        """Writes a note for the user, except with -q."""
         if not self.quiet:
             streams.say(redact(f"duat: {clean(text)}"))
 
     def detail(self, text: str) -> None:
-        """Something only -v shows."""
+        """Writes a note that only -v shows."""
         if self.verbose:
             self.note(text)

@@ -1,4 +1,4 @@
-"""What `duat --version` prints; no library is imported for it."""
+"""Output of `duat --version`, made without importing the libraries."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 from duat_cli import __version__
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "accelerate", "peft")
-"""Those that can change a number, or what can be read."""
+"""Libraries that can change a number, or which checkpoints can be read."""
 
 
 def versions() -> str:
-    """One a line, duat's own first; a library that is not there says so."""
+    """The versions, one in each line, duat's own first; a missing library is listed as not installed."""
     lines = [f"duat {__version__}", f"python {platform.python_version()} on {platform.system()} {platform.machine()}"]
     return "\n".join([*lines, *(f"{name} {_version(name)}" for name in LIBRARIES)]) + "\n"
 
