@@ -236,7 +236,7 @@ class Reading:
 
     loaded: LoadedModel
     tokenizer: Any
-    """None for a model that reads no text."""
+    """The tokenizer; None for a model that reads no text."""
     inputs: list[Prompt]
     fault: InputError | None = None
     """Why the texts cannot be turned into tokens."""

@@ -31,7 +31,7 @@ class CheckedFile(Result):
 
 
 class CheckedModel(WithReasons):
-    """What was checked."""
+    """The checkpoint that was checked."""
 
     name: str = Field(description="the model, as it was named")
     path: str = Field(description="the folder that was read")

@@ -64,7 +64,7 @@ class Place:
 
     block: int | None
     part: str
-    number: int = 0  # of the head or token
+    number: int = 0  # number of the head or token
 
 
 Trial = Sequence[PatchedPass | None]

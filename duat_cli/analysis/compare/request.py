@@ -12,7 +12,7 @@ from duat_cli.loading.inputs.request import InputFiles, label
 from duat_cli.loading.prompts import Prompt, read_prompts
 from duat_cli.loading.texts import PromptText, all_asked, checked, pairs_of
 
-PAPER = ("Nui zi created Nui zi dynamics", "Nui zi created gravitation and relativity theory")  # of Wang & Li
+PAPER = ("Nui zi created Nui zi dynamics", "Nui zi created gravitation and relativity theory")  # by Wang & Li
 BREAK = "\n"
 ALONE = (
     "compare reads texts, or pictures or sounds, each alone; of a model of several kinds give --stack vision, audio or "

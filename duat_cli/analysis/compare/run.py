@@ -72,9 +72,9 @@ class CompareOptions:
     by_place: bool = False
     """Whether a token is compared with the one at its place, not with the same token."""
     patch: Patched | None = None
-    """What of b is put into a's pass, one part at a time; tokens are then compared place by place."""
+    """Parts of b to put into a's pass, one at a time; tokens are then compared place by place."""
     answers: Sequence[tuple[Named, Named]] | None = None
-    """With `patch`, for every pair: the token whose logit is followed, and the one whose logit is subtracted."""
+    """For every pair with `patch`: the token whose logit is followed, and the one whose logit is subtracted."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class Order:
     def __init__(self, measure: Callable[[PromptChange], float]) -> None:
         self._measure = measure
         self.most: list[PromptChange] = []
-        """Those that moved most, as many as a report lists."""
+        """The prompts that moved most, as many as a report lists."""
         self.first: PromptChange | None = None
         """The prompt that moved most of those that have a KL; `last` is the one that moved least."""
         self.last: PromptChange | None = None

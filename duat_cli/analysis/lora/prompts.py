@@ -57,7 +57,7 @@ class Kept:
 
     operator: KroneckerSum | str  # W', or why there is none
     read: bool  # whether V and O were read from weights, so that their scale is known
-    ffn: Tensor | str  # what the FFNs add to the stream, as one vector, or why it is not known
+    ffn: Tensor | str  # sum of all that the FFNs add to the stream, or why it is not known
     dynamic: Tensor | None
     pre: Tensor | None
     pre_reason: str | None
@@ -91,7 +91,7 @@ class _Row:
 
     kept: dict[int, Kept] = field(default_factory=dict)  # the base's blocks, each until the tuned model's block has run
     blocks: list[BlockChange] = field(default_factory=list)
-    errors: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of the certificates
+    errors: list[float] = field(default_factory=lambda: [0.0, 0.0])  # certificate errors of base and tuned model
     streams: list[Tensor | None] = field(default_factory=lambda: [None, None])  # outputs of the last blocks
     outputs: list[Any] = field(default_factory=list)  # return values of the stacks
 
@@ -268,7 +268,7 @@ def _operator(index: int, before: Kept, after: Kept, grams: dict[int, Tensor]) -
         return OperatorChange.absent(b)
     if a.left.shape != b.left.shape or a.factors.value.shape != b.factors.value.shape:
         return OperatorChange.absent("the two operators have other shapes")
-    if index not in grams:  # it depends on the weights alone
+    if index not in grams:  # depends on the weights alone
         grams[index] = gram_of_changes(a.factors, b.factors)
     norms = split(a.left, b.left, grams[index])
     if norms.base == 0.0:

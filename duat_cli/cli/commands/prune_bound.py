@@ -87,8 +87,7 @@ class ChosenSet(Options):
             check_directory(expanded(apply))
 
     def require(self, loaded: LoadedModel, settings: PruneOptions, *, tested: bool) -> None:
-        """Raises InputError where the model has no such set, before anything is computed. tested: on held-out
-        prompts."""
+        """Raises InputError where the model has no such set, before computing. tested: whether prompts are held out."""
         from duat_cli.analysis.plan.task import NO_HOLDOUT
         from duat_cli.analysis.prune.repair.standing import require_biases
 

@@ -63,7 +63,7 @@ format_option = functools.partial(output_option, None, "--format", metavar="FORM
 
 
 def same_dashes(name: str) -> str:
-    """Name of an option with dashes, as accelerate and lm_eval write underscores: --trust_remote_code."""
+    """Name of an option with dashes for underscores, which accelerate and lm_eval use: --trust_remote_code."""
     return name.replace("_", "-")
 
 

@@ -119,8 +119,7 @@ class Outlets:
 
 
 def say_usage(arguments: Sequence[str], error: BaseException) -> None:
-    """Writes a usage error of `duat check` to its outlets, whose names it looks for itself, as no option is parsed
-    yet."""
+    """Writes a usage error of `duat check` to its outlets. It finds their names itself, as no option is parsed yet."""
     if "check" not in arguments[:1] or usage_error(error) is None:
         return
     given = list(_pairs(arguments))

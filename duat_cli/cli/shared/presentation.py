@@ -47,7 +47,7 @@ class Presentation:
 
     @classmethod
     def of(cls, shown: Page | Card | Plain, voice: Voice, *, wide: bool = False, every: bool = False) -> Presentation:
-        """Raises InputError for options that contradict each other, and for a place that cannot be written."""
+        """The presentation by the options. Raises InputError for contradictions, and for an unwritable place."""
         output, json = shown.output, shown.json
         form: CardFormat | None = shown.form
         if json and form in ("table", "html", "model-card"):

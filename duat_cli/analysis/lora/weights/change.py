@@ -114,7 +114,7 @@ def change_of(plan: ParameterPlan, read: Read, base: BaseWeights | None) -> Chan
         )
     if plan.needs_base and base is None:
         return Change(plan, (), fault="needs the base's values, which were not read")
-    if plan.kind == "bias" and "delta" in plan.parts:  # of lora_bias
+    if plan.kind == "bias" and "delta" in plan.parts:  # from lora_bias
         return Change(plan, (parts["delta"].double() * _scale(plan),))
     if plan.place is None and plan.needs_base:
         return Change(plan, (), fault=f"the base has no {plan.parameter}")
