@@ -144,7 +144,7 @@ def open_prepared(
 def open_given(
     loaded: LoadedModel, processor: Any, texts: PromptRequest, files: InputFiles, read: Sequence[PromptText]
 ) -> tuple[LoadedModel, list[Prompt] | None]:
-    """A model in memory, or the part of it that `stack` names, and its inputs; None for inputs where it reads token
+    """A model in memory, or the part of it that `stack` names, and its inputs; None in their place where it reads token
     ids. processor: turns pictures and sounds into tensors, if there is one; read: the texts."""
     model = loaded.model
     prepared = asked_inputs(type(model), lambda: model, processor, texts, files, read, trust_remote_code=False)
@@ -355,7 +355,8 @@ def _check(
 
 
 def expected_positions(shell: Any, tensors: Mapping[str, Tensor]) -> int | None:
-    """Positions counted by a pass, also one without weights; None where the model cannot run so, as it needs values."""
+    """Positions counted by a pass of the shell; None where it fails, as models that look at values need weights to
+    run."""
     stack = stack_of(shell)
     for asked in ({"output_hidden_states": True}, {}):
         try:

@@ -158,8 +158,7 @@ class Patcher:
         )
 
     def _run(self, passes: Sequence[PatchedPass]) -> None:
-        """Runs passes, ordered by where they start. As many as fit in memory go side by side through each read
-        block."""
+        """Runs passes, ordered by where they start. As many as fit in memory go side by side through each block."""
         tokens, width = self._records[0].calls[0].before.shape[1:]
         size = max(1, ABLATION_BYTES // waiting_bytes(tokens, width))
         for first in range(0, len(passes), size):

@@ -104,8 +104,7 @@ def _routed(operator: AttentionOperator, sources: Tensor) -> Routed:
 
 
 def _seen(attention: Tensor, allowed: Tensor | None) -> Tensor:
-    """Positions that the mask leaves visible, even where a softmax underflows; without a mask, those some head
-    reads."""
+    """Positions that the mask leaves visible, even if a softmax underflows; without a mask, those that a head reads."""
     reached = (attention != 0).any(dim=0)
     return reached if allowed is None or bool((reached & ~allowed).any()) else allowed
 

@@ -141,7 +141,7 @@ class Eq18Test:
         )
 
     def _watch(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-        """Keeps what the tuned model's layers read, (n, in), and gave, (n, out), at tokens spread evenly over a
+        """Keeps inputs (n, in) and outputs (n, out) of the tuned model's layers, at tokens spread evenly over a
         prompt."""
         if not any(run.on for run in self._runs):
             return

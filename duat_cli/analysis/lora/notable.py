@@ -47,7 +47,7 @@ def _between(shares: Sequence[float]) -> str:
 
 
 def _most_and_least(most: PromptChange | None, least: PromptChange | None) -> list[str]:
-    """The prompts whose predictions moved most and least."""
+    """A sentence on the prompts whose predictions moved most and least."""
     if most is None or least is None or most is least or not most.kl:
         return []
     return [f"prompt {most.prompt} moved most (KL {most.kl:.3g} nats), prompt {least.prompt} least ({least.kl:.3g})"]

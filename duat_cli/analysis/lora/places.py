@@ -1,4 +1,4 @@
-"""The norm that stands in front of a changed parameter, seen on a run, and the most that the change can add."""
+"""The norm directly in front of a changed parameter, found on a run, and the most that the change can add."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _changes(one: Opened, base: BaseWeights | None) -> dict[str, Callable[[], Ch
 
 
 def _of(adapter: str, finding: LintFinding) -> LintFinding:
-    """The finding, with the name of the adapter, of two, in its place."""
+    """The finding with the adapter's name in `where`, for a report on two adapters."""
     return finding if finding.where == adapter else finding.model_copy(update={"where": f"{adapter}: {finding.where}"})
 
 

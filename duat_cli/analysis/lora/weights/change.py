@@ -42,8 +42,7 @@ class Change:
     nonfinite: int = 0
     """How many values are NaN or infinite."""
     rounded: str = ""
-    """The dtype that the base's values were rounded to, where that alters some of them; rounding counts as no
-    change."""
+    """The dtype that the base's values were rounded to, where that alters some of them; it counts as no change."""
 
     @property
     def is_zero(self) -> bool:

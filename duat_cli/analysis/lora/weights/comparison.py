@@ -85,8 +85,8 @@ def _distance(p: Piece, q: Piece) -> float:
 
 
 def _angles(a: Change, b: Change) -> tuple[list[float] | None, list[float] | None, str]:
-    """Cosines of the principal angles between the changes' row spaces and between their column spaces, or why there are
-    none."""
+    """Cosines of the principal angles between the changes' left singular subspaces and between their right ones, or why
+    there are none."""
     if len(a.pieces) > 1:
         return None, None, "a stack of experts has a subspace each"
     known = [numbers_of(change).ranks for change in (a, b)]

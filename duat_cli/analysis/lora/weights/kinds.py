@@ -90,7 +90,8 @@ def _kind(name: str, rows: Sequence[ModuleChange], whole: float | None) -> KindC
 def compared_kinds(
     comparison: Comparison, first: Sequence[ModuleChange], second: Sequence[ModuleChange]
 ) -> list[KindComparison]:
-    """The comparison by kind, from the norms of both adapters' changes; empty where one changes a parameter twice."""
+    """The comparison by kind, from norms of both adapters' changes; empty where one changes a parameter in several
+    ways."""
     norms = [{one.whole_name: one.frobenius_norm for one in side} for side in (first, second)]
     if [len(one) for one in norms] != [len(first), len(second)]:
         return []
