@@ -355,8 +355,7 @@ def _check(
 
 
 def expected_positions(shell: Any, tensors: Mapping[str, Tensor]) -> int | None:
-    """Positions counted by a pass of the shell; None where it fails, as models that look at values need weights to
-    run."""
+    """Positions counted by a pass; None where it fails, as it does without weights in models that look at values."""
     stack = stack_of(shell)
     for asked in ({"output_hidden_states": True}, {}):
         try:

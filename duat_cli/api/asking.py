@@ -59,8 +59,7 @@ class Loading(TypedDict, total=False):
 
 
 def options_known(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """The function, made to check first whether it knows all options. Raises TypeError for an unknown option, with the
-    nearest known one."""
+    """The function, made to check first that it knows every option. TypeError names the nearest known one."""
     own = inspect.signature(function).parameters
     known = [name for name, one in own.items() if one.kind is not one.VAR_KEYWORD] + list(Loading.__annotations__)
 

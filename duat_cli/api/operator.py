@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class Operator:
     """The factors of W' (Eq. 5-10), which maps a block's input to the output of its attention, without constants:
 
-    W' = Σ_h (t[:, None] H[h] s[h]) ⊗ (V[h // (heads // kv_heads)] O[h])ᵀ,    contribution = W' vec(x)
+        W' = Σ_h (t[:, None] H[h] s[h]) ⊗ (V[h // (heads // kv_heads)] O[h])ᵀ,    contribution = W' vec(x)
 
-    N tokens, M hidden size, d head width; vec is row-major, with a row for each token. float32, or float64 as the run.
+    N tokens, M hidden size, d head width; vec is row-major, with a row for each token. float32, or float64 if run so.
     """
 
     H: Tensor

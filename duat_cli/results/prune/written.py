@@ -64,7 +64,7 @@ class Written(WithReasons):
 
     @property
     def gone(self) -> str:
-        """Terms removed from the file, and terms kept as zeros: '5 neurons a block removed, 2 terms zeroed ...'."""
+        """What was removed and what zeroed, as '5 neurons a block removed, 2 terms zeroed and still stored'."""
         counts = (
             (len(self.removed_blocks), "block", " removed"),
             (self.removed_neurons, "neuron", " a block removed"),
