@@ -309,14 +309,16 @@ def as_prompts(loaded: LoadedModel, prepared: Sequence[Prepared]) -> list[Prompt
     """Prepared inputs as prompts. Runs a real pass where only that tells how many positions there are."""
     found = []
     for line, one in enumerate(prepared, 1):
-        text, hashed = one.text, digest_of(one.tensors)
-        if text is not None:
+        if (text := one.text) is not None:
             ids, placeholder = one.tensors["input_ids"], placeholder_of(loaded.model.config)
             pictures = tuple(place for place, token in enumerate(ids[0].tolist()) if token == placeholder)
-            found.append(Prompt(text.text, hashed, ids, text.line, prepared=one.tensors, pictures=pictures))
+            made = Prompt(text.text, digest_of(one.tensors), ids, text.line, prepared=one.tensors, pictures=pictures)
+            found.append(replace(made, answered=None) if text.conversation else made)  # not looked for
             continue
         positions = _real_positions(loaded, one) if one.positions is None else one.positions
-        found.append(Prompt(one.where, hashed, torch.arange(positions)[None], line, prepared=one.tensors))
+        found.append(
+            Prompt(one.where, digest_of(one.tensors), torch.arange(positions)[None], line, prepared=one.tensors)
+        )
     return found
 
 

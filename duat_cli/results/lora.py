@@ -137,8 +137,8 @@ class PromptChange(WithReasons):
             formula="mean over tokens of sum_v p_v (ln p_v - ln q_v), p of the base, q of the tuned model",
         ),
     ] = Field(
-        description="mean over tokens of KL(base || tuned), nats; of a classifier of texts, pictures or sounds, the KL "
-        "of its classes"
+        description="mean over tokens of KL(base || tuned), nats, without the positions of pictures in a text; of a "
+        "classifier of texts, pictures or sounds, the KL of its classes"
     )
     loss_base: Annotated[Finite | None, Meaning("nats", "exact", formula="mean over tokens of -ln p(next token)")] = (
         Field(description="mean negative log likelihood of the prompt's own tokens, nats")

@@ -23,7 +23,7 @@ from duat_cli.analysis.lora.ground import Ground
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.compat.transformers import stated
-from duat_cli.errors import InputError, or_reason
+from duat_cli.errors import InputError, needed, or_reason
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
 from duat_cli.models.discovery.causality import class_logits, head_logits
@@ -214,10 +214,8 @@ def logits_of(session: Session, output: Any, prompt: Prompt) -> Tensor:
     the stack's return value for it."""
     loaded, stack = session.loaded, session.structure.stack
     given = placed(prompt.given, loaded.device, loaded.model.dtype)
-    if not isinstance(given, Tensor):
-        found = class_logits(loaded.model, stack, output, given)
-        assert found is not None  # the model's `HeadTest` has passed
-        return found
+    if not isinstance(given, Tensor) and "input_ids" not in given:
+        return needed(class_logits(loaded.model, stack, output, given))  # the model's `HeadTest` has passed
     return torch.cat([logits for _, logits in head_logits(loaded.model, stack, output, given)])
 
 
@@ -317,19 +315,24 @@ def _prompt(
         return PromptChange.absent(logits, prompt=number, output=output, moved_tokens=[])
     ids = prompt.input_ids[0]
     each, why_no_kl = _divergence(*logits, "classes" if classes else "tokens")
-    losses = [None if classes else _loss(one, ids, torch.arange(1, len(ids))) for one in logits]
-    why_no_loss = NO_LABELS if classes else ONE_TOKEN if len(ids) < 2 else IMPOSSIBLE
+    worded = [place for place in range(len(ids)) if place not in prompt.pictures]
+    places = torch.tensor([place for place in worded if place > 0], dtype=torch.int64)
+    losses = [None if classes else _loss(one, ids, places) for one in logits]
+    why_no_loss = NO_LABELS if classes else IMPOSSIBLE if len(places) else ONE_TOKEN
     reasons = {
         name: why_no_loss for name, loss in zip(("loss_base", "loss_tuned"), losses, strict=True) if loss is None
     }
     answer = None if classes else _answer(prompt, logits, each, why_no_kl)
     if answer is None:
         reasons["answer"] = NOT_SEEN if prompt.answered is None else NO_ANSWER
-    moved = [] if each is None or len(each) < len(ids) else [(i, float(each[i])) for i in largest(each, MOVED_TOKENS)]
+    rows, moved = each, list[tuple[int, float]]()
+    if each is not None and len(each) == len(ids):
+        rows = each[worded]
+        moved = [(worded[i], float(rows[i])) for i in largest(rows, MOVED_TOKENS)]
     return PromptChange(
         prompt=number,
         output=output,
-        kl=None if each is None else float(each.mean()),
+        kl=None if rows is None else float(rows.mean()),
         loss_base=losses[0],
         loss_tuned=losses[1],
         answer=answer,

@@ -234,10 +234,8 @@ def _asked(
     else:
         opened = open_texts(base, request.texts, request.texts.read(progress), progress, found)
         from duat_cli.analysis.lora.reading import with_note
-        from duat_cli.loading.inputs.within import refuse_within
 
         loaded, prompts = with_note(opened.loaded, request.texts), opened.inputs
-        refuse_within("lora-diff", prompts)
     from duat_cli.loading.model.tokenizer import token_texts
 
     said, facts = token_texts(loaded, False), functools.partial(run, loaded.planned_memory, device=loaded.device)

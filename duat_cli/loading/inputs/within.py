@@ -87,5 +87,5 @@ def refuse_within(command: str, prompts: Sequence[Prompt]) -> None:
     if any("input_ids" in (prompt.prepared or {}) for prompt in prompts):
         raise InputError(
             f"{command} reads a text alone, or with --stack vision pictures alone, and no pictures within a text; "
-            "duat inspect and attribute read them"
+            "duat inspect, attribute and lora-diff read them"
         )

@@ -42,11 +42,11 @@ class HeadTest:
         """device, like: as in `probe_inputs`."""
         self._name, self._eps = type(model).__name__, float(torch.finfo(model.dtype).eps)
         self._pair, self._labels = is_pair(model), is_classifier(model, stack)
-        self._texts = like is None
+        self._texts = like is None or "input_ids" in like  # pictures within a text stand among its tokens
         self.passes: list[LogitsPass] = []
         if self._labels and class_count(model):
             self.passes = [LogitsPass(model, probe_inputs(stack, like, DISCOVERY_TOKENS, device))]
-        elif like is None and _may_have_head(model, stack):
+        elif self._texts and _may_have_head(model, stack):
             ids = probe_ids(stack, DISCOVERY_TOKENS, device)
             other = torch.cat([ids[:, :KEPT], ids[:, : DISCOVERY_TOKENS - KEPT]], dim=1)
             self.passes = [LogitsPass(model, ids), LogitsPass(model, other)]
@@ -195,19 +195,19 @@ def head_of(model: Any, stack: Any, like: Mapping[str, Tensor] | None = None) ->
     return found
 
 
-def head_logits(model: Any, stack: Any, output: Any, ids: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yields (first token, logits (tokens, vocabulary)) for the prompt `ids`, (1, N), piece by piece; of a classifier
-    one piece, (0, logits (1 or N, classes)).
+def head_logits(model: Any, stack: Any, output: Any, given: Given) -> Iterator[tuple[int, Tensor]]:
+    """Yields (first token, logits (tokens, vocabulary)) for a prompt, token ids (1, N) or inputs by name with
+    `input_ids` among them, piece by piece; of a classifier one piece, (0, logits (1 or N, classes)).
 
     output: the output of `stack` for the prompt. The model's own forward runs with it in place of a pass of the stack.
     A model that runs its blocks without a call of `stack` runs them again, with the same result.
     """
-    tokens = ids.shape[1]
-    step = _tokens_at_once(model, tokens)
+    tokens = (given if isinstance(given, Tensor) else given["input_ids"]).shape[1]
+    step = _tokens_at_once(model, tokens) if isinstance(given, Tensor) else tokens
     with patched(stack, lambda *_call: output):
         for start in range(0, tokens, step):
             with torch.no_grad():
-                found = _logits(model, ids, start, min(start + step, tokens), tokens)
+                found = _logits(model, given, start, min(start + step, tokens), tokens)
             yield start, found
 
 
@@ -260,11 +260,11 @@ def _tokens_at_once(model: Any, tokens: int) -> int:
     return int(max(1, min(tokens, LOGITS_BYTES // width)))
 
 
-def _logits(model: Any, ids: Tensor, start: int, stop: int, tokens: int) -> Tensor:
-    if (start, stop) == (0, tokens):
-        return by_row(run_stack(model, ids).logits)[0]
-    kept = torch.arange(start, stop, device=ids.device)
+def _logits(model: Any, given: Given, start: int, stop: int, tokens: int) -> Tensor:
+    if (start, stop) == (0, tokens) or not isinstance(given, Tensor):
+        return by_row(run_stack(model, given).logits)[0]
+    kept = torch.arange(start, stop, device=given.device)
     some: Tensor = model(
-        input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, logits_to_keep=kept
+        input_ids=given, attention_mask=torch.ones_like(given), use_cache=False, logits_to_keep=kept
     ).logits[0]
     return some

@@ -12,7 +12,6 @@ import adapters
 import helpers
 import numpy as np
 import peft
-import picture_texts
 import pytest
 import torch
 import transformers as t
@@ -308,8 +307,3 @@ def test_what_it_does_not_read_is_one_line(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(prompts, "KEPT_BYTES", 300)
     with pytest.raises(InputError, match=r"a prompt of 17 tokens: .* more than 0; \d+ fit$"):
         lora_diff(base, adapter, inputs=files)
-    seeing = picture_texts.build("llava")
-    for name in ("llava", "other"):
-        seeing.save_pretrained(tmp_path / name)
-    with pytest.raises(InputError, match="lora-diff reads a text alone, or with --stack vision pictures alone"):
-        lora_diff(tmp_path / "llava", tmp_path / "other", inputs=picture_texts.inputs("llava", seeing))
