@@ -315,10 +315,8 @@ def as_prompts(loaded: LoadedModel, prepared: Sequence[Prepared]) -> list[Prompt
             made = Prompt(text.text, digest_of(one.tensors), ids, text.line, prepared=one.tensors, pictures=pictures)
             found.append(replace(made, answered=None) if text.conversation else made)  # not looked for
             continue
-        positions = _real_positions(loaded, one) if one.positions is None else one.positions
-        found.append(
-            Prompt(one.where, digest_of(one.tensors), torch.arange(positions)[None], line, prepared=one.tensors)
-        )
+        count = _real_positions(loaded, one) if one.positions is None else one.positions
+        found.append(Prompt(one.where, digest_of(one.tensors), torch.arange(count)[None], line, prepared=one.tensors))
     return found
 
 
