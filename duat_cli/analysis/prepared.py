@@ -301,7 +301,7 @@ def within_texts(
     if given.tensors and (read or given.images):
         raise InputError("--inputs: its tensors hold the text and the pictures; leave out --prompt and --image")
     found = [_with_ids(shell, file, number) for number, file in enumerate(given.tensors, 1)]
-    made = with_pictures(read, given.images, home, placeholder, trust) if given.images else []
+    made = with_pictures(read, given.images, home, placeholder, trust, apart=given.pair) if given.images else []
     return found + [_of_text(shell, one.text, {k: v for k, v in one.tensors.items() if k in taken}) for one in made]
 
 

@@ -263,9 +263,10 @@ class Asked:
 
     def _own_tokenizer(self) -> Any:
         """The caller's tokenizer, also from a processor; for `max_tokens`, a copy that keeps the beginning of a text.
-        None where none was given and prompts are or may be token ids, as a file has not been read yet."""
+        None where none was given and prompts are tensors, or are or may be token ids, as a file has not been read."""
         if self.tokenizer is None:
-            if self.texts.file is not None or all(map(_ids, self.texts.prompts or [""])):
+            made = self.files is not None and self.files.tensors
+            if made or self.texts.file is not None or all(map(_ids, self.texts.prompts or [""])):
                 return None
             raise InputError("tokenizer missing: give the tokenizer of the model in memory behind it")
         from transformers import ProcessorMixin

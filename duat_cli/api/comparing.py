@@ -54,7 +54,7 @@ def compare(
     its own. `compare_fixed` is `duat compare --fixed`.
     """
     from duat_cli.analysis.compare.answers import Asked as Answers
-    from duat_cli.analysis.compare.request import texts_of
+    from duat_cli.analysis.compare.request import reads_words, texts_of
     from duat_cli.analysis.compare.run import CompareOptions
     from duat_cli.analysis.compare.run import compare as compute
     from duat_cli.loading.words import Words
@@ -67,11 +67,12 @@ def compare(
     blocks, own = blocks_of(layers), given.texts
     texts = texts_of(own.prompts, own.file, shared, prefixes, answer, chat=chat, files=files)
     answers = Answers(target, against, target_field, against_field).of(texts, own.file, patched=patch is not None)
-    written = None if files.option else [text.ids or text.text for text in texts.texts]
+    read = texts.question if files.option else texts.texts
+    written = [text.ids or text.text for text in read] or None
     asked = replace(given, prompts=written, file=None, made_up=texts.made_up)
-    opened = asked.open(Task("compare", patch=patch is not None), heard(progress), texts.texts)
+    opened = asked.open(Task("compare", patch=patch is not None), heard(progress), read)
     options = CompareOptions(blocks, per_prompt, cache, by_place=align == "position", patch=patch, answers=answers)
-    words = Words(opened.tokenizer if opened.prompts[0].prepared is None else None)
+    words = Words(opened.tokenizer if reads_words(opened.prompts) else None)
     report = compute(opened.loaded, texts, opened.prompts, options, words, heard(progress))
     return CompareResult.of(report)
 

@@ -184,7 +184,8 @@ def test_two_pictures_are_compared(folders: dict[str, str], tmp_path: Path, caps
     for more, said in (
         (["--fixed"], "--fixed: takes --prompt or --prompts"),
         (["--max-tokens", "3"], "--max-tokens: pictures, sounds and texts with pictures are read whole"),
-        (["--prompt", "ab"], "--image and --prompt: compare reads texts, or pictures or sounds"),
+        (["--prompt", "ab"], "ViTForImageClassification reads no token ids here"),
+        (["--prompt", "ab", "--prompt", "ac"], "--image and --prompt: compare reads texts, or pictures or sounds"),
     ):
         assert run([*words, *more, "-q"]) == 2
         assert said in capsys.readouterr().err

@@ -15,8 +15,7 @@ from duat_cli.loading.texts import PromptText, all_asked, checked, pairs_of
 PAPER = ("Nui zi created Nui zi dynamics", "Nui zi created gravitation and relativity theory")  # by Wang & Li
 BREAK = "\n"
 ALONE = (
-    "compare reads texts, or pictures or sounds, each alone; of a model of several kinds give --stack vision, audio or "
-    "text"
+    "compare reads texts, or pictures or sounds, each alone, or pictures with one --prompt that says where each stands"
 )
 
 
@@ -38,6 +37,8 @@ class Texts:
     (None: nothing is in front of it), one that ends where it ends."""
     made_up: bool = False
     """Whether the texts are the paper's, not the user's."""
+    question: list[PromptText] = field(default_factory=list)
+    """The one text in which each picture stands; empty where none is given."""
 
 
 def texts_of(
@@ -52,11 +53,12 @@ def texts_of(
 ) -> Texts:
     """The texts of --prompt, --prompts, or --shared with --prefix and --answer; without any, the paper's own two
     prompts. chat: whether each text is what a user says in a conversation. files: pictures or sounds in place of texts;
-    their names are the texts."""
+    their names are the texts, and a single prompt is the text in which each picture stands."""
     given = [name for name, value in (("--prompt", prompts), ("--prompts", file), ("--shared", shared))
              if value is not None and value != []]  # fmt: skip
     option = None if files is None else files.option
-    if given and option is not None:
+    asks = option == "--image" and given == ["--prompt"] and len(prompts or ()) == 1
+    if given and option is not None and not asks:
         raise InputError(f"{option} and {given[0]}: {ALONE}")
     if len(given) > 1:
         raise InputError(f"{given[0]} and {given[1]}: give pairs of prompts in one way")
@@ -70,7 +72,8 @@ def texts_of(
     if shared is not None:
         return _contexts(shared, list(prefixes or ()), answer)
     if files is not None and option is not None:
-        return _of_files(files, option, chat=chat)
+        question = read_prompts(prompts or [], None, sys.stdin) if asks else []
+        return _of_files(files, option, all_asked(question, chat), chat=chat)
     if file is not None:
         pairs = list(pairs_of(file, sys.stdin))
         texts = [text for pair in pairs for text in pair]
@@ -88,20 +91,24 @@ def _first_with_each(texts: list[PromptText], *, made_up: bool = False) -> Texts
     return Texts(texts, len(texts), [(0, k) for k in range(1, len(texts))], made_up=made_up)
 
 
-def _of_files(files: InputFiles, first: str, *, chat: bool) -> Texts:
-    if chat:
+def _of_files(files: InputFiles, first: str, question: list[PromptText], *, chat: bool) -> Texts:
+    if chat and not question:
         raise InputError(f"--chat: a template stands around a text, and {first} is none; leave it out")
     names = [label(option, one, k) for option, each in files.by_option for k, one in enumerate(each, 1)]
     if len(names) == 1:
         raise InputError(f"{names[0]}: one input has nothing to be compared with; give a second {first}")
-    return _first_with_each([PromptText(name, name, k) for k, name in enumerate(names, 1)])
+    texts = _first_with_each([PromptText(name, name, k) for k, name in enumerate(names, 1)])
+    return replace(texts, question=question)
+
+
+def reads_words(prompts: Sequence[Prompt]) -> bool:
+    """Whether the prompts are texts, with pictures in them or without."""
+    return all(prompt.prepared is None or "input_ids" in prompt.prepared for prompt in prompts)
 
 
 def as_read(texts: Texts, prompts: Sequence[Prompt]) -> Texts:
-    """The texts; for pictures or sounds, with the names of these. Raises InputError for pictures within a text."""
-    if any("input_ids" in (prompt.prepared or {}) for prompt in prompts):
-        raise InputError(f"{prompts[0].text}: {ALONE}")
-    if all(prompt.prepared is None for prompt in prompts):
+    """The texts; for pictures or sounds alone, with the names of these."""
+    if reads_words(prompts):
         return texts
     return replace(texts, texts=[PromptText(prompt.text, prompt.text, prompt.line) for prompt in prompts])
 

@@ -24,7 +24,7 @@ from duat_cli.analysis.compare.captured import as_many_tokens, require_equal
 from duat_cli.analysis.compare.context import Context
 from duat_cli.analysis.compare.parameters import Moves
 from duat_cli.analysis.compare.patching import Patcher
-from duat_cli.analysis.compare.request import Texts, as_read
+from duat_cli.analysis.compare.request import Texts, as_read, reads_words
 from duat_cli.analysis.compare.states import BlockState, require_room, state_of
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.inspect.run import chosen
@@ -102,7 +102,7 @@ def compare(
     pairs = pairs_of(texts, prompts, words.special, options)
     if options.patch == "tokens":
         require_equal("--patch tokens", runs)
-    tokens = prompts[0].prepared is None and not is_classifier(loaded.model, stack_of(loaded.model))
+    tokens = reads_words(prompts) and not is_classifier(loaded.model, stack_of(loaded.model))
     labels = None if tokens else Labels(loaded.model.config)
     followed = None if options.answers is None else tokens_of(options.answers, labels or words)
     session = Session(loaded, progress, cache=options.cache)

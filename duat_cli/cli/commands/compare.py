@@ -89,12 +89,13 @@ def compare(
 ) -> int:
     """Which parameters follow the input: two prompts through one model, W', biases and terms of every block compared.
 
-    Or two pictures or sounds, of a model that reads them. Two checkpoints are compared by duat lora-diff.
+    Or two pictures or sounds, of a model that reads them; of pictures within a text the --prompt is that of each. Two
+    checkpoints are compared by duat lora-diff.
 
     Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell.
     """
     from duat_cli.analysis.compare.answers import Asked as Answers
-    from duat_cli.analysis.compare.request import texts_of
+    from duat_cli.analysis.compare.request import reads_words, texts_of
     from duat_cli.analysis.opening import PromptRequest, open_session, open_texts
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import beside_shared, blocks_of, no_decoder
@@ -127,11 +128,12 @@ def compare(
 
             report = fixed(loaded, encoded, own.own, progress)
         else:
-            written = None if given.option is not None else [text.text for text in texts.texts]
-            read = PromptRequest(written, None, asked.max_tokens, given, texts.made_up)
-            reading = open_texts(wanted, read, texts.texts, progress)
+            ran = texts.texts if given.option is None else texts.question
+            read = PromptRequest([text.text for text in ran], None, asked.max_tokens, given, texts.made_up)
+            reading = open_texts(wanted, read, ran, progress)
             from duat_cli.analysis.compare.run import CompareOptions
             from duat_cli.analysis.compare.run import compare as compute
+            from duat_cli.loading.model.tokenizer import tokenizer_if_any
             from duat_cli.loading.words import Words
 
             settings = CompareOptions(
@@ -142,7 +144,11 @@ def compare(
                 patch=asked.patch,
                 answers=answers,
             )
-            words = Words(reading.tokenizer)
+            tokenizer = reading.tokenizer
+            if tokenizer is None and reads_words(reading.inputs):
+                path, code = reading.loaded.files.path, loading.trust_remote_code
+                tokenizer = tokenizer_if_any(path, trust_remote_code=code)
+            words = Words(tokenizer)
             report = compute(reading.loaded, texts, reading.inputs, settings, words, progress)
 
     presentation.emit(report, talk)

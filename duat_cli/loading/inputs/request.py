@@ -52,7 +52,7 @@ class InputFiles:
     """A `StackName`, 'all', or the name of one of several chains of blocks."""
     decoder_prompt: str | None = None
     pair: bool = False
-    """Whether two inputs are made up where no file is given."""
+    """Whether the inputs are compared: each picture stands in a text alone, and without a file two are made up."""
 
     def asked(self) -> InputFiles:
         """The request itself, checked as a user's; InputError where it contradicts itself."""

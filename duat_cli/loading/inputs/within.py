@@ -38,10 +38,16 @@ def placeholder_of(config: Any) -> int | None:
 
 
 def with_pictures(
-    texts: Sequence[PromptText], images: Sequence[Any], home: Home, placeholder: int, trust_remote_code: bool
+    texts: Sequence[PromptText],
+    images: Sequence[Any],
+    home: Home,
+    placeholder: int,
+    trust_remote_code: bool,
+    *,
+    apart: bool = False,
 ) -> list[Within]:
-    """Every text with all the pictures, in their order. Without texts, a default question is asked in the form of the
-    checkpoint's template."""
+    """Every text with all the pictures, in their order; apart: with each of them alone. Without texts, a default
+    question is asked in the form of the checkpoint's template."""
     pictures = [open_picture(one, label("--image", one, number)) for number, one in enumerate(images, 1)]
     processor = load_processor(AutoProcessor, "--image", home, trust_remote_code)
     if not callable(getattr(processor, "image_processor", None)) or getattr(processor, "tokenizer", None) is None:
@@ -49,8 +55,9 @@ def with_pictures(
             f"--image: {type(processor).__name__} reads no text with its pictures; give a processor that does, or "
             "prepared tensors with --inputs"
         )
-    questions = texts or [_question(processor, len(pictures))]
-    return [_one(text, pictures, processor, placeholder) for text in questions]
+    together = [[one] for one in pictures] if apart else [pictures]
+    questions = texts or [_question(processor, len(together[0]))]
+    return [_one(text, some, processor, placeholder) for some in together for text in questions]
 
 
 def _one(text: PromptText, pictures: Sequence[Any], processor: Any, placeholder: int) -> Within:

@@ -112,7 +112,8 @@ class LogitsPass:
 
     def __init__(self, model: Any, given: Given, rows: slice | None = None) -> None:
         self._model, self._given, self._rows = model, given, rows
-        self._shape = given.shape if isinstance(given, Tensor) else None  # shape of the token ids
+        ids = given if isinstance(given, Tensor) else given.get("input_ids")
+        self._shape = None if ids is None else ids.shape
         self.found: Tensor | None = None
         self.classes: Tensor | None = None
 

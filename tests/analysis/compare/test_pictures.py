@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import picture_texts
 import pytest
 import torch
 import transformers as t
@@ -303,10 +302,6 @@ def test_without_a_file_two_inputs_are_made_up() -> None:
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    model = picture_texts.build("llava")
-    within = picture_texts.inputs("llava", model)
-    with pytest.raises(InputError, match=r"compare reads texts, or pictures or sounds, each alone; .*--stack vision"):
-        compare(model, inputs=[within, within])
     with pytest.raises(UnsupportedModelError, match="it is no classifier of a picture or a sound, so there is no one"):
         compare(build("wav2vec2"), inputs=inputs("wav2vec2"), patch="heads")
     with pytest.raises(InputError, match="--stack decoder: compare reads stacks without cross-attention"):

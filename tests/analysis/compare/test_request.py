@@ -30,6 +30,12 @@ def test_of_pictures_their_names_stand_for_them() -> None:
     assert (found.runs, found.pairs, found.made_up) == (3, [(0, 1), (0, 2)], False)
 
 
+def test_one_prompt_is_the_text_of_every_picture() -> None:
+    found = of(prompts=["What is <image>?"], files=InputFiles(images=("a.png", "b.png")))
+    assert [text.where for text in found.texts] == ["--image a.png", "--image b.png"]
+    assert [text.text for text in found.question] == ["What is <image>?"]
+
+
 def test_without_prompts_the_papers_own_two_run() -> None:
     assert [text.text for text in of().texts] == [
         "Nui zi created Nui zi dynamics",
@@ -80,7 +86,8 @@ def test_white_space_is_left_as_it_is() -> None:
         ({"file": "pairs.txt"}, "pairs of prompts are read from JSON lines"),
         ({"file": "nowhere.jsonl"}, "cannot be read"),
         ({"files": InputFiles(images=("a.png",))}, r"--image a\.png: one input has nothing to be compared with"),
-        ({"files": InputFiles(images=("a", "b")), "prompts": ["a"]}, "--image and --prompt: compare reads texts, or"),
+        ({"files": InputFiles(images=("a", "b")), "prompts": ["a", "b"]}, "--image and --prompt: compare reads texts"),
+        ({"files": InputFiles(sounds=("a", "b")), "prompts": ["a"]}, "--audio and --prompt: compare reads texts, or"),
         ({"files": InputFiles(sounds=("a", "b")), "shared": "S"}, "--audio and --shared: compare reads texts, or"),
         ({"files": InputFiles(sounds=("a", "b")), "file": "x.jsonl"}, "--audio and --prompts: compare reads texts"),
         ({"files": InputFiles(images=("a", "b")), "chat": True}, "--chat: a template stands around a text"),
