@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers as t
+from safetensors.torch import save_file
 from torch import Tensor
 
 SMALL: dict[str, Any] = {
@@ -120,3 +122,12 @@ def build(name: str) -> Any:
             if parameter.ndim == 1 or not parameter.any():
                 parameter.add_(0.2 * torch.randn_like(parameter))
     return model.eval()
+
+
+def written(inputs: Iterable[Mapping[str, Tensor]], folder: Path) -> list[str]:
+    """Files of --inputs, one for each."""
+    found = []
+    for k, one in enumerate(inputs):
+        found.append(str(folder / f"{k}.safetensors"))
+        save_file(dict(one), found[-1])
+    return found

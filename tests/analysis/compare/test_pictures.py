@@ -12,8 +12,7 @@ import pytest
 import torch
 import transformers as t
 from helpers import InDouble
-from image_models import CASES, SMALL, build
-from safetensors.torch import save_file
+from image_models import CASES, SMALL, build, written
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -209,9 +208,7 @@ def test_every_number_is_that_of_the_model_itself(name: str) -> None:
 @pytest.mark.parametrize("name", ["vit", "whisper", "swin"])
 def test_weights_read_block_by_block_give_the_same(name: str, tmp_path: Path) -> None:
     build(name).save_pretrained(tmp_path / "model")
-    files = [str(tmp_path / f"{k}.safetensors") for k in range(3)]
-    for file, one in zip(files, inputs(name, 3), strict=True):
-        save_file(one, file)
+    files = written(inputs(name, 3), tmp_path)
     disk = tmp_path / "disk.json"
     disk.write_text('{"": "disk"}')
     asked: dict[str, Any] = {"inputs": files, "patch": "tokens" if name == "vit" else None, "cache": False}

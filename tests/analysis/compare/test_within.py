@@ -19,7 +19,6 @@ from duat_cli.api.comparing import compare
 from duat_cli.cli.main import run
 from duat_cli.errors import InputError, UnsupportedModelError
 
-KINDS = sorted(picture_texts.KINDS.keys() - {"llama4"})  # whose own forward pass fails in transformers 5.24
 TEXT = "USER <image> What is in the picture ?"
 
 
@@ -29,16 +28,10 @@ def two_of(name: str, model: Any) -> list[dict[str, Tensor]]:
     return [a, {**b, "input_ids": a["input_ids"]}]
 
 
-def blocks_of(model: Any) -> list[Any]:
-    stacks = ("language_model.layers", "text_model.layers")
-    return [block for path, block in model.named_modules() if path.rpartition(".")[0].endswith(stacks)]
-
-
 def passed(
     model: Any, given: dict[str, Tensor], put: tuple[int, int, Tensor] | None = None
 ) -> tuple[list[Tensor], Any]:
     """What every block reads, and the last log probabilities. put: a block, a token, and what it reads in its place."""
-    given = {key: value.double() if value.is_floating_point() else value for key, value in given.items()}
     seen: list[Tensor] = []
 
     def see(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -51,16 +44,16 @@ def passed(
 
     hooks = [
         block.register_forward_pre_hook(lambda _m, a, k, n=number: see(n, a, k), with_kwargs=True)
-        for number, block in enumerate(blocks_of(model))
+        for number, block in enumerate(picture_texts.blocks_of(model))
     ]
     with no_grad():
-        logits = model(**given).logits[0, -1]
+        logits = model(**picture_texts.doubled(given)).logits[0, -1]
     for hook in hooks:
         hook.remove()
     return seen, logits
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", picture_texts.RUNNING)
 def test_every_number_is_what_plain_passes_say(name: str) -> None:
     model = picture_texts.build(name).double()
     both = two_of(name, model)

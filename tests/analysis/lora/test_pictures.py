@@ -15,9 +15,9 @@ import peft
 import pytest
 import torch
 import transformers as t
-from image_models import CASES, SMALL, TEXT, build
+from image_models import CASES, SMALL, TEXT, build, written
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from duat_cli.analysis.lora import prompts
@@ -39,12 +39,10 @@ CHANGED: dict[str, tuple[str | list[str], list[str] | None, str, str]] = {
 
 def inputs(name: str, folder: Path, count: int = 2) -> list[str]:
     """Files of --inputs."""
-    generator, found = torch.Generator().manual_seed(5), []
-    for k in range(count):
-        given = {key: torch.randn(value.shape, generator=generator) for key, value in CASES[name][1]().items()}
-        found.append(str(folder / f"{k}.safetensors"))
-        save_file(given, found[-1])
-    return found
+    generator = torch.Generator().manual_seed(5)
+    each = [CASES[name][1]() for _ in range(count)]
+    made = ({key: torch.randn(value.shape, generator=generator) for key, value in one.items()} for one in each)
+    return written(made, folder)
 
 
 def made(name: str, folder: Path, **config: Any) -> tuple[Path, Path]:

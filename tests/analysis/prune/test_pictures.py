@@ -12,7 +12,7 @@ import picture_texts
 import pytest
 import torch
 import transformers as t
-from image_models import CASES, SMALL, build
+from image_models import CASES, SMALL, build, written
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -102,9 +102,7 @@ def test_every_term_is_what_hooks_say(name: str) -> None:
 @pytest.mark.parametrize("name", ["vit", "whisper"])
 def test_weights_read_block_by_block_give_the_same(name: str, tmp_path: Path) -> None:
     build(name).save_pretrained(tmp_path / "model")
-    files = [str(tmp_path / f"{k}.safetensors") for k in range(6)]
-    for file, one in zip(files, inputs(name, 6), strict=True):
-        save_file(one, file)
+    files = written(inputs(name, 6), tmp_path)
     on_disk = tmp_path / "disk.json"
     on_disk.write_text('{"": "disk"}')
     asked: dict[str, Any] = {
