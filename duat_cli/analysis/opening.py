@@ -241,6 +241,14 @@ class Reading:
     fault: InputError | None = None
     """Why the texts cannot be turned into tokens."""
 
+    def own_tokenizer(self, *, trust_remote_code: bool) -> Any:
+        """The tokenizer, looked for in the checkpoint where none was needed for the inputs; None where it has none."""
+        if self.tokenizer is not None:
+            return self.tokenizer
+        from duat_cli.loading.model.tokenizer import tokenizer_if_any
+
+        return tokenizer_if_any(self.loaded.files.path, trust_remote_code=trust_remote_code)
+
 
 def open_reading(
     model: ModelRequest, found: Found, texts: PromptRequest, read: list[PromptText], progress: Progress

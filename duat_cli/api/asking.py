@@ -177,13 +177,7 @@ class Asked:
         if not self.in_memory:
             request = self.request(task)
             reading = open_texts(request, texts, given or texts.read(progress), progress)
-            from duat_cli.loading.model.tokenizer import tokenizer_if_any
-
-            def tokenizer_of() -> Any:
-                if reading.tokenizer is not None:
-                    return reading.tokenizer
-                return tokenizer_if_any(reading.loaded.files.path, trust_remote_code=request.trust_remote_code)
-
+            tokenizer_of = functools.partial(reading.own_tokenizer, trust_remote_code=request.trust_remote_code)
             return Opened(reading.loaded, reading.inputs, tokenizer_of)
         from duat_cli.analysis.decoding import with_chosen_blocks
         from duat_cli.analysis.prepared import open_given

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -28,7 +29,7 @@ SHARING = ("inspect", "verify", "attribute", "prune-bound", "lora-diff", "check"
 """Commands whose prompts several processes may share."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class PlanRequest:
     """Request to plan a command."""
 
@@ -57,18 +58,17 @@ class PlanRequest:
     """Device that computes."""
     processes: int = 1
     """How many processes may share the prompts of a command."""
-    task: Task = field(init=False)
 
     def __post_init__(self) -> None:
         one_question(None, None, self.position, self.steps, None)
-        self.task = self._task()
         own = self.texts.own or self.default_prompts
         if self.tokens is not None and (own or self.holdout is not None or self.calibration is not None):
             raise InputError(
                 "--tokens stands in place of texts: give it without --prompt, --prompts, --holdout and --calibration"
             )
 
-    def _task(self) -> Task:
+    @functools.cached_property
+    def task(self) -> Task:
         """The task to plan; for `check`, that of the rules that are on."""
         command = self.command
         if command == "check":

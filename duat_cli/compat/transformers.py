@@ -40,6 +40,14 @@ def stated(config: Any, name: str) -> Any:
         return None
 
 
+def largest_stated(config: Any, name: str) -> int | None:
+    """The same of a size, of which a config may state a list, one for each stage. Without it, a model in stages (Swin)
+    ends in an unexpected error."""
+    found = stated(config, name)
+    size: int | None = max(found) if isinstance(found, list | tuple) else found
+    return size
+
+
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 # Arguments that are passed to every attention function, for those that read them. A tensor of another name is taken for

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from duat_cli.analysis.decomposition import Carried, Step
 from duat_cli.analysis.session import Session
-from duat_cli.compat.transformers import stated
+from duat_cli.compat.transformers import largest_stated
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
@@ -144,8 +144,7 @@ def _gates(run: BlockRun, tokens: int) -> Tensor | None:
 def block_bytes(session: Session, tokens: int, vectors: int) -> int:
     """Bytes of one block under one prompt: its attention matrices, and for each token `vectors` of the hidden size."""
     config = session.loaded.model.config
-    each = (stated(config, name) or 1 for name in ("num_attention_heads", "hidden_size"))
-    heads, width = (max(one) if isinstance(one, list | tuple) else one for one in each)  # a list has one for each stage
+    heads, width = (largest_stated(config, name) or 1 for name in ("num_attention_heads", "hidden_size"))
     return 4 * tokens * (heads * tokens + vectors * width)
 
 

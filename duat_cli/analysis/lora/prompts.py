@@ -22,7 +22,7 @@ from duat_cli.analysis.decomposition import Decomposition, Step
 from duat_cli.analysis.lora.ground import Ground
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Listener, Session
-from duat_cli.compat.transformers import stated
+from duat_cli.compat.transformers import largest_stated
 from duat_cli.errors import InputError, needed, or_reason
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
@@ -221,8 +221,7 @@ def logits_of(session: Session, output: Any, prompt: Prompt) -> Tensor:
 
 def _check_room(base: Session, prompt: Prompt) -> None:
     tokens = prompt.input_ids.shape[1]
-    given = stated(base.loaded.model.config, "num_attention_heads") or 1
-    heads = max(given) if isinstance(given, list) else given  # a list has one for each stage
+    heads = largest_stated(base.loaded.model.config, "num_attention_heads") or 1
     size = len(base.structure.calls) * heads * tokens**2 * 4
     if size > KEPT_BYTES:
         most = int((KEPT_BYTES / (4 * heads * len(base.structure.calls))) ** 0.5)

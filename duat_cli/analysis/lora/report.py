@@ -226,7 +226,7 @@ def own_head(model: Any, one: Opened) -> dict[str, str]:
     """Parameters of an adapter's own head that the base cannot take: for another number of classes, or for a layer that
     the base lacks. Each has the reason why the predictions of the two are not compared."""
     found, prefix = {}, f"{model.base_model_prefix}."
-    for plan in (plan for plan in one.plans if plan.place is None and "saved" in plan.parts):
+    for plan in one.unplaced:
         name, shape = plan.parameter, one.adapter.tensors[plan.parts["saved"]].shape
         own = or_reason(functools.partial(own_names, model, [name]))
         if isinstance(own, str):

@@ -133,7 +133,6 @@ def compare(
             reading = open_texts(wanted, read, ran, progress)
             from duat_cli.analysis.compare.run import CompareOptions
             from duat_cli.analysis.compare.run import compare as compute
-            from duat_cli.loading.model.tokenizer import tokenizer_if_any
             from duat_cli.loading.words import Words
 
             settings = CompareOptions(
@@ -144,11 +143,8 @@ def compare(
                 patch=asked.patch,
                 answers=answers,
             )
-            tokenizer = reading.tokenizer
-            if tokenizer is None and reads_words(reading.inputs):
-                path, code = reading.loaded.files.path, loading.trust_remote_code
-                tokenizer = tokenizer_if_any(path, trust_remote_code=code)
-            words = Words(tokenizer)
+            code, said = loading.trust_remote_code, reads_words(reading.inputs)
+            words = Words(reading.own_tokenizer(trust_remote_code=code) if said else None)
             report = compute(reading.loaded, texts, reading.inputs, settings, words, progress)
 
     presentation.emit(report, talk)

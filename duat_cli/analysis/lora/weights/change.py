@@ -89,6 +89,11 @@ class Opened:
         return by_key((plan.parameter, plan) for plan in self.plans)
 
     @property
+    def unplaced(self) -> list[ParameterPlan]:
+        """The plans of parameters that are saved whole and have no place in the base, such as a classifier's."""
+        return [plan for plan in self.plans if plan.place is None and "saved" in plan.parts]
+
+    @property
     def faults(self) -> list[AdapterFault]:
         """The reasons why other plans have no meaning."""
         return [fault for fault in self.found if isinstance(fault, AdapterFault)]

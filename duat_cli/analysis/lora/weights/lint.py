@@ -142,8 +142,7 @@ def _unsaved(adapter: AdapterFiles, keys: Keys, base: BaseWeights | None) -> Ite
 
 def _other_classes(one: Opened, base: BaseWeights) -> Iterator[LintFinding]:
     """Finding on a head whose number of classes differs from the base's: the base as stored does not take it."""
-    heads = [plan.parameter for plan in one.plans if plan.place is None and "saved" in plan.parts]
-    found = [name for name in heads if base.find(name, load=False) is not None]
+    found = [plan.parameter for plan in one.unplaced if base.find(plan.parameter, load=False) is not None]
     if found:
         message = (
             f"{listed(found)}: of another number of classes than the base's: PEFT loads it onto a base that is built "
