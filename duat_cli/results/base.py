@@ -38,7 +38,7 @@ class Report(Result):
 
 class WithReasons(Result):
     reasons: Annotated[dict[str, str], Meaning(over_prompts="reasons")] = Field(
-        default_factory=dict, description="for every field that is null: why it has no value"
+        default_factory=dict, description="why each field that is null has no value, by the field's name"
     )
 
     @classmethod
@@ -61,11 +61,12 @@ class Environment(Result):
     torch: str = Field(description="version of torch")
     transformers: str = Field(description="version of transformers")
     platform: str = Field(description="operating system and processor")
-    device: str = Field(description="where it ran, such as cpu or cuda:0")
+    device: str = Field(description="device that the model ran on, such as cpu or cuda:0")
     dtype: str = Field(description="dtype of weights and arithmetic, e.g. float32")
     attention: str = Field(description="attention arithmetic; always the model's own eager formula")
     batch_size: int = Field(
-        description="prompts per forward pass at most; those of one pass have as many tokens, so that none is padded"
+        description="largest number of prompts in one forward pass; those of one pass have as many tokens, so that "
+        "none is padded"
     )
 
 
@@ -75,11 +76,11 @@ class ModelFacts(Result):
     name: str = Field(description="the model, as it was named")
     revision: str | None = Field(description="commit of a hub checkpoint; null for a local folder")
     model_type: str = Field(description="transformers' name of the architecture, from config.json")
-    architecture: str = Field(description="the class that was loaded")
+    architecture: str = Field(description="class of the model that was loaded")
     stack: str | None = Field(
         default=None,
-        description="which stack of a model of several the report is of: vision, audio, text, encoder, decoder, or the "
-        "name of a list of blocks in the model; null where there is one",
+        description="which stack of a model of several the report is of: vision, audio, text, encoder, decoder, or "
+        "the name of a list of blocks in the model; null for a model of one stack",
     )
     quantised: str | None = Field(
         default=None,
@@ -87,9 +88,9 @@ class ModelFacts(Result):
         "gives; activations are not quantised. Null where the files hold the weights as they are",
     )
     parameters: int = Field(description="number of parameters")
-    blocks: int = Field(description="how many blocks the model has")
-    hidden_size: int = Field(description="width M of the model; where blocks differ, of the first")
-    heads: int = Field(description="number of attention heads; where blocks differ, the most")
+    blocks: int = Field(description="number of blocks of the model; one that runs several times counts each time")
+    hidden_size: int = Field(description="hidden size M of the model; where blocks differ, of the first")
+    heads: int = Field(description="number of attention heads of a block; where blocks differ, the most")
     kv_heads: int = Field(description="number of key and value heads")
     fingerprint: str = Field(
         description="content hash of names, shapes, dtypes and bytes of the loaded weights; not cryptographic"
@@ -100,9 +101,10 @@ class PromptFacts(Result):
     """A prompt, given by its hash and its length."""
 
     sha256: str = Field(
-        description="of the prompt's UTF-8 text; of token ids it is '#5 #6', of a conversation the JSON of its messages"
+        description="SHA-256 of the prompt: of its UTF-8 text ('#5 #6' for token ids), of the JSON of a "
+        "conversation's messages, or of the tensors made of pictures and sounds"
     )
-    tokens: int = Field(description="number of tokens")
+    tokens: int = Field(description="number N of tokens of the prompt")
 
 
 class ModelReport(Report):
@@ -124,7 +126,10 @@ class Certificate(Result):
             source="Eq. 11/12, 33/34: the sum is rebuilt block by block",
             better="lower",
         ),
-    ] = Field(description="largest over blocks and prompts of |x - rebuilt| / |x|")
+    ] = Field(
+        description="relative error of the rebuilt outputs of blocks against the model's own, largest over blocks and "
+        "prompts"
+    )
     plain_error: Annotated[
         Finite,
         Meaning(
@@ -141,8 +146,8 @@ class Certificate(Result):
     tolerance: Annotated[
         Finite,
         Meaning("relative", "given", formula="1e-6 in float64, 1e-4 in float32, 1e-2 in float16, 5e-2 in bfloat16"),
-    ] = Field(description="by the dtype of the arithmetic")
-    exact: bool = Field(description="relative_error and plain_error are both at most the tolerance")
+    ] = Field(description="largest error that counts as exact, by the dtype of the arithmetic")
+    exact: bool = Field(description="whether `relative_error` and `plain_error` are both at most the tolerance")
     capture: Literal["attention interface", "softmax interception", "frozen kernel"] = Field(
         description="how attention was seen: through transformers' attention interface, by intercepting its softmax, "
         "or (mixers without softmax) by running their own kernel with what the input sets held"
@@ -157,23 +162,26 @@ class Certificate(Result):
 class Skipped(Result):
     """A part that was left out, and why."""
 
-    what: str = Field(description="which part")
-    why: str = Field(description="the reason")
+    what: str = Field(description="part that was left out")
+    why: str = Field(description="reason why the part was left out")
 
 
 class Run(WithReasons):
     """Facts that differ between two runs on the same input."""
 
-    started: str = Field(description="UTC, ISO 8601")
-    seconds: Annotated[Finite, Meaning("seconds", "measured")] = Field(description="how long it took")
+    started: str = Field(description="time at which the run started, UTC, ISO 8601")
+    seconds: Annotated[Finite, Meaning("seconds", "measured")] = Field(description="duration of the run")
     peak_memory_bytes: Annotated[int | None, Meaning("bytes", "measured")] = Field(
-        description="the most memory that this process had; null in reports of old versions, on Windows"
+        description="most memory that this process had, or all processes of the run together; null in reports of old "
+        "versions, on Windows"
     )
     gpu_memory_bytes: Annotated[int | None, Meaning("bytes", "measured")] = Field(
-        default=None, description="the most that this process had of the GPU's memory, the driver's share apart"
+        default=None,
+        description="most memory of the GPU that this process reserved, the driver's share apart; null where no GPU "
+        "computed",
     )
     planned_memory_bytes: Annotated[int | None, Meaning("bytes", "estimate")] = Field(
         default=None,
-        description="what it was planned to be before the weights were read, of the GPU's memory where one computed; "
-        "null where nothing is planned",
+        description="peak memory that was planned before the weights were read, of the GPU where one computed; null "
+        "where nothing was planned",
     )

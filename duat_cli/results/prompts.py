@@ -16,19 +16,22 @@ LISTED, FIRST = 1000, 10
 
 _TOKENS = Meaning("tokens", "exact")
 WHICH = Field(description=f"all prompts; of a set of more than {LISTED:,} the first {FIRST}")
-AS_SET = Field(description="all prompts, listed or not; null where none ran, and in a report of an earlier version")
+AS_SET = Field(
+    description="all prompts as one set, listed or not; null where none ran, and in a report of an earlier version"
+)
 
 
 class PromptSetFacts(Result):
     """A set of prompts, whether or not a report lists them."""
 
-    count: Annotated[int, Meaning("prompts", "exact")] = Field(description="how many prompts the set has")
-    tokens: Annotated[int, _TOKENS] = Field(description="of all of them together")
-    shortest: Annotated[int, _TOKENS] = Field(description="tokens of the shortest prompt")
-    longest: Annotated[int, _TOKENS] = Field(description="tokens of the longest prompt")
-    sha256: str = Field(description="of the texts' own SHA-256 in hexadecimal, one a line, in their order")
+    count: Annotated[int, Meaning("prompts", "exact")] = Field(description="number of prompts in the set")
+    tokens: Annotated[int, _TOKENS] = Field(description="number of tokens of all prompts together")
+    shortest: Annotated[int, _TOKENS] = Field(description="number of tokens of the shortest prompt")
+    longest: Annotated[int, _TOKENS] = Field(description="number of tokens of the longest prompt")
+    sha256: str = Field(description="SHA-256 of the prompts' own SHA-256 in hexadecimal, one a line, in their order")
     tokens_sha256: str = Field(
-        description="of the same lines, each with the prompt's number of tokens behind it: what a baseline compares"
+        description="SHA-256 of the prompts' own SHA-256, one a line, each with the prompt's number of tokens behind "
+        "it: what a baseline compares"
     )
 
 

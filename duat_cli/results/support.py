@@ -16,9 +16,14 @@ Modality = Literal["text", "vision", "audio", "vision-language", "audio-language
 class StackEntry(Result):
     """How far duat understands one stack of a model of several."""
 
-    stack: str = Field(description="the value of --stack")
-    status: Status = Field(description="how much of it is covered")
-    reason: str | None = Field(description="what is not covered, or why it was refused; null where it is exact")
+    stack: str = Field(description="name of the stack, the value of --stack")
+    status: Status = Field(
+        description="how much of the model or stack is covered: all (exact), all but some parts (partly), or nothing "
+        "(refused)"
+    )
+    reason: str | None = Field(
+        description="what of the stack is not covered, or why it was refused; null where it is exact"
+    )
 
 
 class SupportEntry(Result):
@@ -26,17 +31,22 @@ class SupportEntry(Result):
 
     model_type: str = Field(description="transformers' name of the architecture")
     modality: Modality = Field(
-        default="text", description="what its forward pass reads; 'several': more than two kinds"
+        default="text", description="kind of input that the model's forward pass reads; 'several': more than two kinds"
     )
     stacks: list[StackEntry] = Field(
-        default=[], description="of a model of several: what --stack can name, and how far"
+        default=[],
+        description="stacks that --stack can name, with how far each is covered; empty for a model of one stack",
     )
-    status: Status = Field(description="how much of it is covered")
+    status: Status = Field(
+        description="how much of the model or stack is covered: all (exact), all but some parts (partly), or nothing "
+        "(refused)"
+    )
     path: Literal["attention interface", "softmax interception", "frozen kernel"] | None = Field(
-        description="how attention was seen, as `capture` of a certificate; null where it was refused before that"
+        description="how attention was seen, as `capture` of a certificate; null where the model was refused before "
+        "that"
     )
-    parts: list[str] = Field(description="for 'partly': what is not covered")
-    reason: str | None = Field(description="why it was refused")
+    parts: list[str] = Field(description="what of the model is not covered, where `status` is 'partly'; else empty")
+    reason: str | None = Field(description="why the model was refused; null where it was not")
     relative_error: Annotated[
         Finite | None,
         Meaning(
@@ -45,7 +55,10 @@ class SupportEntry(Result):
             formula="max over blocks of |x_i - rebuilt_i| / |x_i| on one random input",
             source="Eq. 11/12, 33/34",
         ),
-    ] = Field(description="relative error of the rebuilt output against the model's own")
+    ] = Field(
+        description="relative error of the rebuilt outputs of blocks against the model's own, largest over blocks; "
+        "null where the model as a whole was refused"
+    )
 
 
 class SupportReport(Report):

@@ -56,18 +56,19 @@ class HeadChange(WithReasons):
     relative: Annotated[
         Finite | None,
         Meaning("relative", "exact", formula="|(H_h S)_b - (H_h S)_a|_F / |(H_h S)_a|_F, over aligned tokens"),
-    ] = Field(description="change of the head's part of W'")
+    ] = Field(description="change of the head's part of W' between the two prompts, on the aligned tokens")
     routing: Annotated[Finite | None, _split("|(H_b - H_a) S_a|_F / |H_a S_a|_F")] = Field(
-        description="the part of it that lies in the attention weights H alone"
+        description="part of one head's change in W' that lies in its attention weights H alone"
     )
     scale: Annotated[Finite | None, _split("|H_a (S_b - S_a)|_F / |H_a S_a|_F")] = Field(
-        description="the part that lies in the scales S alone, of norms and output gates"
+        description="part of one head's change in W' that lies in the scales S alone, of norms and output gates"
     )
     interaction: Annotated[Finite | None, _split("|(H_b - H_a) (S_b - S_a)|_F / |H_a S_a|_F")] = Field(
-        description="the part that only the two together make"
+        description="part of one head's change in W' that only H and S together make"
     )
     unaligned: Annotated[Finite | None, Meaning("share, 0 to 1", "exact", formula=f"of one head: {_SHARE}")] = Field(
-        description="share of the head's part that reads tokens without a partner, mean of the two prompts"
+        description="share of the head's part of W' that reads tokens without a partner in the other prompt, mean of "
+        "the two prompts"
     )
 
 
@@ -75,10 +76,11 @@ class NullChange(WithReasons):
     """Change of W' with H uniform over the tokens that a row may see: the effect of positions and scales alone."""
 
     relative: Annotated[Finite | None, Meaning("relative", "exact", formula=f"|W'_b - W'_a|_F / {_W}; H uniform")] = (
-        Field(description="change of W' where no attention was learned")
+        Field(description="change of W' between the two prompts with uniform attention: where no attention was learned")
     )
     unaligned: Annotated[Finite | None, Meaning("share, 0 to 1", "exact", formula=f"{_SHARE}; H uniform")] = Field(
-        description="share of W' on tokens without a partner, where no attention was learned"
+        description="share of W' with uniform attention that reads tokens without a partner in the other prompt, mean "
+        "of the two prompts"
     )
 
 
@@ -87,16 +89,16 @@ class InputChange(WithReasons):
 
     relative: Annotated[
         Finite | None, Meaning("relative", "exact", formula=f"|W'_b - W'_a|_F / {_W}", source="Eq. 4, 10")
-    ] = Field(description="change of W' between the two prompts, on the tokens that both have")
+    ] = Field(description="change of W' between the two prompts, on the aligned tokens")
     routing: Annotated[Finite | None, _split(f"|sum_h ((H_h,b - H_h,a) S_a) (x) A_h^T|_F / {_W}")] = Field(
-        description="the part that lies in the attention weights H alone: where tokens look"
+        description="part of the change of W' that lies in the attention weights H alone: where tokens look"
     )
     scale: Annotated[Finite | None, _split(f"|sum_h (H_h,a (S_b - S_a)) (x) A_h^T|_F / {_W}")] = Field(
-        description="the part that lies in S alone: scales of norms in front of attention and behind it, and output "
-        "gates"
+        description="part of the change of W' that lies in S alone: scales of norms in front of attention and behind "
+        "it, and output gates"
     )
     interaction: Annotated[Finite | None, _split(f"|sum_h ((H_h,b - H_h,a) (S_b - S_a)) (x) A_h^T|_F / {_W}")] = Field(
-        description="the part that only the two together make"
+        description="part of the change of W' that only H and S together make"
     )
     unaligned: Annotated[Finite | None, Meaning("share, 0 to 1", "exact", formula=f"mean of a and b of {_SHARE}")] = (
         Field(
@@ -104,10 +106,10 @@ class InputChange(WithReasons):
         )
     )
     unaligned_a: Annotated[Finite | None, Meaning("share, 0 to 1", "exact", formula=_SHARE)] = Field(
-        description="of the first prompt alone"
+        description="share of W' under the first prompt that reads tokens without a partner in the second"
     )
     unaligned_b: Annotated[Finite | None, Meaning("share, 0 to 1", "exact", formula=_SHARE)] = Field(
-        description="of the second prompt alone"
+        description="share of W' under the second prompt that reads tokens without a partner in the first"
     )
     null: NullChange
 
@@ -115,15 +117,15 @@ class InputChange(WithReasons):
 class FfnChange(WithReasons):
     """One FFN of a block."""
 
-    module: str = Field(description="its name inside the block")
+    module: str = Field(description="name of the FFN's module inside the block")
     relative: Annotated[Finite | None, _relative("f", "Eq. 11, 33")] = Field(
-        description="change of its term f_j: the FFN's output without the bias of its last layer; where the block's "
+        description="change of one FFN's term f_j: its output without the bias of its last layer; where the block's "
         "own code runs the FFN's layers (BERT), what the nonlinearity gives"
     )
 
 
 class BlockComparison(WithReasons):
-    """One block, means over the pairs of prompts."""
+    """Changes of each block between the two prompts, means over the pairs."""
 
     index: int = Field(description="number of the block, from 0")
     name: str = Field(description="the block's module name")
@@ -137,12 +139,18 @@ class BlockComparison(WithReasons):
         description="change of the FFN's term f_j: its output without the bias of its last layer; where the block's "
         "own code runs the FFN's layers (BERT), what the nonlinearity gives; of several FFNs all as one vector"
     )
-    ffns: list[FfnChange] = Field(description="of each FFN of the block, where it has several")
-    input: Annotated[Finite | None, _relative("x_{j-1}")] = Field(description="change of the block's input")
-    output: Annotated[Finite | None, _relative("x_j")] = Field(description="change of the block's output")
+    ffns: list[FfnChange] = Field(
+        description="changes of each FFN's term by itself, in a block of several FFNs; else empty"
+    )
+    input: Annotated[Finite | None, _relative("x_{j-1}")] = Field(
+        description="change of the block's input between the two prompts, on the aligned tokens"
+    )
+    output: Annotated[Finite | None, _relative("x_j")] = Field(
+        description="change of the block's output between the two prompts, on the aligned tokens"
+    )
     amplification: Annotated[Finite | None, Meaning("times", "exact", formula="output / input")] = Field(
         description="relative change of the block's output over that of its input: above 1 the block drives the two "
-        "prompts apart"
+        "prompts apart; null where the input changes by no more than rounding"
     )
     certificate_error: Annotated[
         Finite,
@@ -153,42 +161,54 @@ class BlockComparison(WithReasons):
             source="Eq. 11/12, 33/34",
             over_prompts="largest",
         ),
-    ] = Field(description="relative error of the block's rebuilt output against the model's own, larger of the two")
+    ] = Field(
+        description="relative error of the block's rebuilt output against the model's own, largest over the compared "
+        "prompts"
+    )
 
 
 class ParameterChange(WithReasons):
     """One parameter of the sum: fixed by the checkpoint, or set by the input."""
 
     name: str = Field(
-        description="its symbol: W, b, H and primes are the paper's; A_h, S, f_j and the parameters in words are duat's"
+        description="symbol of the parameter: W, b, H and primes are the paper's; A_h, S, f_j and the parameters in "
+        "words are duat's"
     )
-    what: str = Field(description="what it is")
-    set_by: Literal["checkpoint", "input"] = Field(description="what determines its value")
-    moved: bool = Field(description="whether it differs between the prompts, in some block and pair")
+    what: str = Field(description="what the parameter is")
+    set_by: Literal["checkpoint", "input"] = Field(
+        description="what determines the parameter's value: the checkpoint or the input"
+    )
+    moved: bool = Field(description="whether the parameter differs between the prompts, in some block and pair")
     change: Annotated[
         Finite | None,
         Meaning("relative", "exact", formula="max over blocks and pairs of |p_b - p_a| / |p_a|, over aligned tokens"),
-    ] = Field(description="largest relative change over blocks and pairs; 0 for what the checkpoint sets")
+    ] = Field(
+        description="largest relative change of the parameter over blocks and pairs; 0 for what the checkpoint sets"
+    )
 
 
 class InputComparison(Result):
     """Changes over all pairs."""
 
-    pairs: int = Field(description="number of pairs of prompts")
+    pairs: int = Field(description="number of pairs of prompts that are compared")
     blocks: list[BlockComparison]
-    parameters: list[ParameterChange] = Field(description="which parameters are fixed, and which moved")
+    parameters: list[ParameterChange] = Field(
+        description="parameters of the sum, which the checkpoint fixes or the input sets, and how far they moved"
+    )
     notable: list[str] = Field(description="sentences that the numbers support")
 
 
 class AlignedRun(Result):
     """Compared tokens that follow one another in both prompts."""
 
-    a: int = Field(description="place of its first token in the first prompt, from 0")
-    b: int = Field(description="place of its first token in the second prompt")
-    tokens: int = Field(description="number of tokens")
-    text: str = Field(description="control characters escaped; long ones cut")
+    a: int = Field(description="place of the run's first token in the first prompt, from 0")
+    b: int = Field(description="place of the run's first token in the second prompt, from 0")
+    tokens: int = Field(description="number of tokens of the run")
+    text: str = Field(description="text of the run in the first prompt, control characters escaped; long ones cut")
     text_b: str | None = Field(
-        default=None, description="of the second prompt, where it has other tokens there; with --align position"
+        default=None,
+        description="text of the run in the second prompt, where that has other tokens there, with --align position "
+        "or --patch; else null",
     )
 
 
@@ -196,61 +216,75 @@ class PairFacts(WithReasons):
     """Two prompts that were compared."""
 
     a: int = Field(description="number of the first prompt, from 0")
-    b: int = Field(description="number of the second prompt")
+    b: int = Field(description="number of the second prompt, from 0")
     aligned: int = Field(
-        description="tokens that are compared: the longest common subsequence of ids, special tokens last, or with "
-        "--align position all; of pictures and sounds all positions that no mask leaves out"
+        description="number of tokens that are compared: those of the longest common subsequence of ids, special "
+        "tokens last; those of the shared text with --shared; all with --align position or --patch; of pictures and "
+        "sounds all positions that no mask leaves out"
     )
-    runs: list[AlignedRun] = Field(description="the aligned tokens")
+    runs: list[AlignedRun] = Field(
+        description="aligned tokens, as runs of those that follow one another in both prompts"
+    )
     kl: Annotated[Finite | None, _KL] = Field(
-        description="KL(a || b) of the next-token distributions behind the last token, or of the classes of a "
-        "classifier of whole inputs, nats"
+        description="divergence KL(a || b) of the next-token distributions behind the last tokens of the two prompts, "
+        "or of the classes of a classifier of whole inputs; null for other models"
     )
     blocks: Annotated[list[BlockComparison] | None, Meaning(needs="per_prompt")] = Field(
-        default=None, description="of this pair alone; with --per-prompt"
+        default=None,
+        description="changes of each block between the two prompts of this pair alone; null without --per-prompt",
     )
 
 
 class ComparedPrompt(PromptFacts):
     """A compared prompt, with a label."""
 
-    label: str = Field(description="where it comes from: an option or a line")
+    label: str = Field(description="origin of the prompt, such as an option or a line of a file")
 
 
 class FixedLoss(WithReasons):
-    """Loss of the model with some dynamic parameters held."""
+    """Losses of the model with some dynamic parameters held, one for each choice of parameters and values."""
 
     held: Literal["H", "H and norms", "H, norms and routers"] = Field(
-        description="what is held: attention weights; scales of norms as well; router weights as well, where experts "
-        "take them as arguments"
+        description="which dynamic parameters are held: attention weights; scales of norms as well; router weights as "
+        "well, where experts take them as arguments"
     )
     source: Literal["own", "another prompt", "mean"] = Field(
-        description="whose values: the prompt's own, those of the next prompt, or the mean over the prompts"
+        description="origin of the held parameters' values: the prompt's own, those of the next prompt, or the mean "
+        "over the prompts"
     )
     loss: Annotated[Finite, Meaning("nats a token", "exact", formula="mean over prompts and tokens of -ln p")] = Field(
-        description="loss of the prompts' own tokens, mean over the prompts"
+        description="loss of the prompts' own tokens with the parameters held, mean over the prompts"
     )
     change: Annotated[
         Finite, Meaning("nats a token", "exact", formula="mean over prompts of loss - live loss", signed=True)
-    ] = Field(description="loss less that of the live model")
-    low: Annotated[Finite | None, _INTERVAL_END] = Field(description="lower end of the 95 % interval of change")
-    high: Annotated[Finite | None, _INTERVAL_END] = Field(description="upper end of the 95 % interval of change")
+    ] = Field(description="loss with the parameters held, less that of the live model")
+    low: Annotated[Finite | None, _INTERVAL_END] = Field(
+        description="lower end of the 95 % interval of `change`; null for fewer than 5 prompts, or where many differ "
+        "by the same"
+    )
+    high: Annotated[Finite | None, _INTERVAL_END] = Field(
+        description="upper end of the 95 % interval of `change`; null for fewer than 5 prompts, or where many differ "
+        "by the same"
+    )
 
 
 class FixedParameters(Result):
     """Gain from dynamic parameters: losses with some of them held, the FFNs' nonlinearity live (UAT, DUAT)."""
 
-    tokens: int = Field(description="of every prompt")
+    tokens: int = Field(description="number of tokens of every prompt")
     live: Annotated[Finite, Meaning("nats a token", "exact", formula="mean over prompts and tokens of -ln p")] = Field(
         description="loss of the model as it is, mean over the prompts"
     )
     own_error: Annotated[
         Finite, Meaning("nats a token", "measured", formula="max over prompts of |loss with own values - live loss|")
     ] = Field(
-        description="loss with parameters frozen at the prompt's own values, less the live model's: rounding alone"
+        description="largest difference over prompts between the loss with parameters held at the prompt's own values "
+        "and the live loss: rounding alone"
     )
-    tolerance: Annotated[Finite, Meaning("nats a token", "given")] = Field(description="the largest that passes")
-    holds: bool = Field(description="own_error is at most the tolerance")
+    tolerance: Annotated[Finite, Meaning("nats a token", "given")] = Field(
+        description="largest `own_error` that passes"
+    )
+    holds: bool = Field(description="whether `own_error` is at most the tolerance")
     runs: list[FixedLoss]
 
 
@@ -258,28 +292,33 @@ class FixedParameters(Result):
 
 
 class BlockRead(WithReasons):
-    """One block's reading of one demonstration."""
+    """Share of each block's W' that reads one demonstration."""
 
     index: int = Field(description="number of the block, from 0")
     share: Annotated[Finite | None, Meaning("share, 0 to 1", "exact", formula=_READ, source="Eq. 10")] = Field(
-        description="how much of W' on the question's tokens reads the demonstration"
+        description="share of W' on the question's tokens, in one block, that reads the demonstration"
     )
     null: Annotated[Finite | None, Meaning("share, 0 to 1", "exact", formula=f"{_READ}; H uniform")] = Field(
-        description="the same share with uniform attention: what length, mask and scales alone make"
+        description="share of W' on the question's tokens, in one block, that would read the demonstration with "
+        "uniform attention: what length, mask and scales alone make"
     )
 
 
 class ContextRead(WithReasons):
     """One demonstration in one run."""
 
-    demonstration: int = Field(description="number of the --prefix, from 1")
-    tokens: int = Field(description="how many tokens it has there")
+    demonstration: int = Field(description="number of the demonstration, of the --prefix, from 1")
+    tokens: int = Field(description="number of tokens of the demonstration in this run")
     share: Annotated[Finite | None, Meaning("share, 0 to 1", "exact", formula=f"mean over blocks of: {_READ}")] = Field(
-        description="how much of W' on the question reads it, mean over the blocks that have a W'"
+        description="share of W' on the question's tokens that reads the demonstration, mean over the blocks that "
+        "have a W'"
     )
     null: Annotated[
         Finite | None, Meaning("share, 0 to 1", "exact", formula=f"mean over blocks of: {_READ}; H uniform")
-    ] = Field(description="the same share with uniform attention")
+    ] = Field(
+        description="share of W' on the question's tokens that would read the demonstration with uniform attention, "
+        "mean over the blocks that have a W'"
+    )
     blocks: list[BlockRead]
 
 
@@ -289,11 +328,12 @@ class ContextRun(WithReasons):
     prompt: int = Field(description="number of the prompt, from 0")
     label: str = Field(description="which demonstrations stand in front of the question")
     loss: Annotated[Finite | None, Meaning("nats a token", "exact", formula=_LOSS)] = Field(
-        description="mean negative log likelihood of the answer's tokens, nats"
+        description="mean negative log likelihood of the answer's tokens behind these demonstrations and the "
+        "question; null where it is infinite, or where the model predicts no next token"
     )
     loss_change: Annotated[
         Finite | None, Meaning("nats a token", "exact", formula="loss - loss without demonstrations", signed=True)
-    ] = Field(description="loss less that without demonstrations; below 0 they help")
+    ] = Field(description="loss of the answer behind these demonstrations, less that without any; below 0 they help")
     bias: Annotated[
         Finite | None,
         Meaning(
@@ -302,16 +342,21 @@ class ContextRun(WithReasons):
             formula="mean over blocks of |b'_{j,2} - b'_{j,2} without demonstrations| / |the latter|, on the question",
             source="Eq. 12, 34; section 4.2",
         ),
-    ] = Field(description="how far they move b'_{j,2} on the question, mean over the blocks where it is defined")
-    reads: list[ContextRead] = Field(description="of each demonstration in front of the question")
+    ] = Field(
+        description="how far these demonstrations move b'_{j,2} on the question's tokens, mean over the blocks where "
+        "it is defined"
+    )
+    reads: list[ContextRead] = Field(
+        description="how much of W' on the question reads each demonstration in front of it"
+    )
 
 
 class InContext(Result):
     """In-context learning (section 4.2): the effect of demonstrations on the answer, on W' and on b'_{j,2}."""
 
-    question_tokens: int = Field(description="tokens of the question")
-    answer_tokens: int = Field(description="tokens of the answer")
-    runs: list[ContextRun] = Field(description="none, each, and all of the demonstrations")
+    question_tokens: int = Field(description="number of tokens of the question")
+    answer_tokens: int = Field(description="number of tokens of the answer")
+    runs: list[ContextRun] = Field(description="runs of the question behind none, each, and all of the demonstrations")
 
 
 # -- the report --------------------------------------------------------------------------------
@@ -323,11 +368,21 @@ class CompareReport(ModelReport):
     command: Annotated[Literal["compare"], COMMAND] = "compare"
     prompts: list[ComparedPrompt]
     certificate: Certificate
-    comparison: InputComparison | None = Field(description="null with --fixed, which lays no prompts side by side")
-    context: InContext | None = Field(default=None, description="what demonstrations do; with --answer")
+    comparison: InputComparison | None = Field(
+        description="changes between the two prompts of each pair; null with --fixed, which lays no prompts side by "
+        "side"
+    )
+    context: InContext | None = Field(
+        default=None, description="effect of demonstrations on a question's answer, with --answer; else null"
+    )
     pairs: list[PairFacts]
-    fixed: FixedParameters | None = Field(default=None, description="with --fixed")
-    patched: Patching | None = Field(default=None, description="what parts of b do in a's pass; with --patch")
+    fixed: FixedParameters | None = Field(
+        default=None, description="losses with dynamic parameters held, with --fixed; else null"
+    )
+    patched: Patching | None = Field(
+        default=None,
+        description="effects of parts of the second prompt in the first prompt's pass, with --patch; else null",
+    )
     skipped: list[Skipped]
     warnings: Warnings
     run: Run
