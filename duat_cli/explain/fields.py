@@ -36,7 +36,7 @@ class _Found:
 
 def fields() -> list[Explanation]:
     """Every field; fields of different models with equal name and meaning become one entry."""
-    found: dict[tuple[str, str], _Found] = {}
+    found: dict[tuple[type[BaseModel], str], _Found] = {}
     known = set[tuple[str, str]]()
     others = [(report, model) for report, model in _OTHERS if report in REPORTS]
     for report, model in [*REPORTS.items(), *others]:
@@ -44,7 +44,7 @@ def fields() -> list[Explanation]:
             if (report, path) in known or (path.startswith("stacks[]") and report in STACKS):
                 continue  # another report of the command has it
             known.add((report, path))
-            one = found.setdefault((owner.__name__, path.rpartition(".")[2]), _Found(owner, info))
+            one = found.setdefault((owner, path.rpartition(".")[2]), _Found(owner, info))
             one.places.append((report, path))
             one.needs.append(needs)
     merged: dict[tuple[object, ...], Explanation] = {}

@@ -187,6 +187,23 @@ def test_metadata_of_a_field_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert entry.facts == {"sign": "may be below zero", "needs": "--per-prompt"}
 
 
+def test_models_that_share_a_class_name_keep_their_own_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The means of `duat attribute` and the spreads of `duat inspect` are both of a class Spread."""
+
+    def report(said: str) -> type[Result]:
+        class Odd(Result):
+            odd: int = Field(description=said)
+
+        return Odd
+
+    monkeypatch.setattr(fields, "REPORTS", {"one": report("an odd number"), "other": report("another number")})
+    found = {entry.definition: entry.where for entry in fields.fields()}
+    assert found == {"an odd number": ["one: odd"], "another number": ["other: odd"]}
+    monkeypatch.undo()
+    [spread] = [entry for entry in named("mean", "field") if "inspect: blocks[].spreads.*.mean" in entry.where]
+    assert all(place.startswith("inspect: ") for place in spread.where)
+
+
 def test_a_field_needs_what_the_groups_around_it_need_at_every_place() -> None:
     needs = {
         (entry.name, place): entry.facts.get("needs") for entry in named("share", "field") for place in entry.where
