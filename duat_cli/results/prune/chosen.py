@@ -11,26 +11,30 @@ from duat_cli.results.base import SCHEMA_VERSION, Result
 
 
 class ChosenTerm(Result):
-    """One term."""
+    """One term of a set that was chosen for removal."""
 
     kind: Kind
-    block: int = Field(description="number of the block call, from 0")
-    index: int | None = Field(description="among the terms of its kind in that block, from 0; null for a block")
-    module: str = Field(description="the module that holds it, by its name in the model")
+    block: int = Field(description="number of the block call that the term is in, from 0")
+    index: int | None = Field(
+        description="number of the term among those of its kind in its block, from 0; null for a block"
+    )
+    module: str = Field(description="name in the model of the module that holds the term")
     place: Literal["input", "output", "routing", "whole"] = Field(
-        description="where in that module: some features of its input, its output, one expert, or all of it"
+        description="where the term is in its module: some features of the input, the output, one expert, or all of "
+        "the module"
     )
     features: tuple[int, int] | None = Field(
-        description="for 'input': the features [first, past the last); for 'routing': [expert, expert + 1)"
+        description="features of the module's input, [first, past the last), where `place` is 'input'; [expert, expert "
+        "+ 1) for 'routing'; otherwise null"
     )
 
 
 class ChosenSet(Result):
-    """A set of terms chosen for removal."""
+    """Set of terms chosen for removal."""
 
     schema_version: str = SCHEMA_VERSION
     model: str
     revision: str | None
-    fingerprint: str = Field(description="of the loaded weights, as in every report")
-    blocks: int = Field(description="block calls of the model")
+    fingerprint: str = Field(description="content hash of the loaded weights, as in every report")
+    blocks: int = Field(description="number of block calls of the model")
     terms: tuple[ChosenTerm, ...]

@@ -18,16 +18,23 @@ class PruneReport(ModelReport):
 
     command: Annotated[Literal["prune-bound"], COMMAND] = "prune-bound"
     prompts: list[PromptFacts]
-    certificate: Certificate = Field(description="of the replay that local and frozen are read from")
+    certificate: Certificate = Field(
+        description="distance between the replay that `local` and `frozen` are read from and the model's own output; "
+        "errors of `eq16` count as well"
+    )
     protocol: Protocol
     blocks: list[PruneBlock]
     prediction: list[Prediction]
     plans: list[Plan]
     pooled: list[PooledCosine] = Field(
         default_factory=list,
-        description="of the plans' sets, where the metric is hidden and the model predicts neither tokens nor classes",
+        description="cosines between an embedder's pooled output and that without the set of each plan; empty unless "
+        "the metric is hidden and the model predicts neither tokens nor classes",
     )
-    eq16: list[Eq16] = Field(description="of every whole part and of the chosen set of every plan")
+    eq16: list[Eq16] = Field(
+        description="Eq. 16 for every whole block, attention and FFN and for the chosen set of every plan, beside what "
+        "the removal does"
+    )
     terms: list[PruneTerm]
     written: Written | None = Field(description="the checkpoint that --apply wrote; null without it")
     skipped: list[Skipped]

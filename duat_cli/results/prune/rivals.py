@@ -31,7 +31,8 @@ class CriterionSet(WithReasons):
     """Effect of removing a set chosen by a criterion, on prompts that played no part in choosing it."""
 
     beside: Annotated[int, COUNT] = Field(
-        description="size of duat's own set that it stands beside: the plan's, or the middle one of those tested"
+        description="size of duat's own set that a criterion's set stands beside: the plan's, or the middle one of "
+        "those tested"
     )
     criterion: Annotated[
         str,
@@ -39,23 +40,42 @@ class CriterionSet(WithReasons):
             source="magnitude; activation x norm; wanda (Sun et al. 2023); taylor (Molchanov et al. 2019); shortgpt "
             "(Men et al. 2024)"
         ),
-    ] = Field(description="what chose the set: duat, one of the criteria of prediction, or random")
+    ] = Field(description="what chose the set: duat, one of the criteria of `prediction`, or random")
     allocation: Allocation = Field(
-        description="how scores became a set: all terms in one order, of several kinds by score a parameter; the same "
-        "share of every layer, as of a criterion that compares terms of one layer; or as --uniform takes them"
+        description="how a criterion's scores became a set: all terms in one order, of several kinds by score a "
+        "parameter; the same share of every layer, as of a criterion that compares terms of one layer; or as "
+        "--uniform takes them"
     )
-    sets: Annotated[int, Meaning("sets", "exact")] = Field(description="1; of random ones how many were drawn")
-    removed: Annotated[int, COUNT] = Field(description="how many terms the set has; of random sets their mean")
+    sets: Annotated[int, Meaning("sets", "exact")] = Field(
+        description="number of sets that the criterion has: 1, of random ones how many were drawn"
+    )
+    removed: Annotated[int, COUNT] = Field(
+        description="number of terms that the criterion's set removes; of random sets their mean"
+    )
     parameters: Annotated[
         int, Meaning("parameters", "exact", how="as near to those of duat's set as whole terms allow")
-    ] = Field(description="parameters that its terms hold, counted as in the plan; of random sets their mean")
-    prompts: Annotated[int, Meaning("prompts", "exact")] = Field(description="held-out prompts, all of them")
-    mean: Annotated[Finite, ABLATED] = Field(description="mean damage over these prompts; of random sets over all")
-    percentile_90: Annotated[Finite, ABLATED] = Field(
-        description="a tenth of these prompts have a larger damage; of random sets, of all sets under all prompts"
+    ] = Field(
+        description="number of parameters that the terms of the criterion's set hold, counted as in the plan; of "
+        "random sets their mean"
     )
-    lowest: Annotated[Finite | None, ABLATED] = Field(description="the least mean damage of one of several sets")
-    highest: Annotated[Finite | None, ABLATED] = Field(description="the largest mean damage of one of several sets")
-    ratio: Annotated[Finite | None, _RATIO] = Field(description="its mean damage over that of duat's set")
-    ratio_low: Annotated[Finite | None, _RATIO_END] = Field(description="lower end of the ratio's interval")
-    ratio_high: Annotated[Finite | None, _RATIO_END] = Field(description="upper end of the ratio's interval")
+    prompts: Annotated[int, Meaning("prompts", "exact")] = Field(
+        description="number of held-out prompts, all of which the criterion's set was run on"
+    )
+    mean: Annotated[Finite, ABLATED] = Field(
+        description="mean damage of the criterion's set over the held-out prompts; of random sets over all"
+    )
+    percentile_90: Annotated[Finite, ABLATED] = Field(
+        description="damage of the criterion's set that a tenth of the held-out prompts exceed; of random sets, of all "
+        "sets under all prompts"
+    )
+    lowest: Annotated[Finite | None, ABLATED] = Field(
+        description="smallest mean damage of one of several random sets; null of a single set"
+    )
+    highest: Annotated[Finite | None, ABLATED] = Field(
+        description="largest mean damage of one of several random sets; null of a single set"
+    )
+    ratio: Annotated[Finite | None, _RATIO] = Field(
+        description="mean damage of the criterion's set over that of duat's own set beside it"
+    )
+    ratio_low: Annotated[Finite | None, _RATIO_END] = Field(description="lower end of the interval of `ratio`")
+    ratio_high: Annotated[Finite | None, _RATIO_END] = Field(description="upper end of the interval of `ratio`")

@@ -14,8 +14,8 @@ from duat_cli.results.meaning import Meaning
 Metric = Annotated[
     Literal["hidden", "kl", "nll"],
     Field(
-        description="the damage that counts: kl (nats a token), hidden (relative change of the final hidden states) or "
-        "nll (nats a token)"
+        description="metric of the damage: kl (divergence of the predicted distribution, nats), hidden (relative "
+        "change of the final hidden states) or nll (change of the next-token loss, nats a token)"
     ),
 ]
 _BOOTSTRAP = (
@@ -42,13 +42,17 @@ class Protocol(WithReasons):
     metric: Metric
     unit: str = Field(description="unit of the damage")
     meaning: str = Field(
-        description="the metric in words; the damage of one prompt, which a guarantee counts, is the same without the "
-        "mean over prompts"
+        description="the metric in words, as a mean over prompts; a guarantee counts the damage of each prompt by "
+        "itself, without that mean"
     )
-    ablate: Literal["zero", "mean"] = Field(description="what stands in for a removed term")
-    probes: int = Field(description="K: random directions of the output carried back, for every prompt")
-    confidence: Annotated[Finite, CONFIDENCE] = Field(description="with which probability an interval holds")
-    tokens: int = Field(description="of all prompts together")
+    ablate: Literal["zero", "mean"] = Field(
+        description="what stands in for a removed term: nothing (zero), or the mean of its activations (mean)"
+    )
+    probes: int = Field(
+        description="number K of random directions of the output that are carried back, for every prompt"
+    )
+    confidence: Annotated[Finite, CONFIDENCE] = Field(description="probability with which an interval holds")
+    tokens: int = Field(description="number of tokens of all prompts together")
     seed: int = Field(description="seed of the random directions")
     loss: Annotated[Finite | None, Meaning("nats a token", "measured")] = Field(
         description="next-token loss of the model as it is, mean over the prompts"
@@ -59,15 +63,18 @@ class Protocol(WithReasons):
 
 
 class PruneTerm(WithReasons):
-    """One term: an additive contribution to the residual stream. Means over the prompts."""
+    """One term, an additive contribution to the residual stream that can be removed; its readings are means over
+    the prompts."""
 
-    kind: Kind = Field(description="what kind of term it is")
+    kind: Kind = Field(description="kind of the term: neuron, head, expert, ffn, attention or block")
     block: int = Field(description="number of the block, from 0")
-    index: int | None = Field(description="among the terms of its kind in that block; null for a block")
-    module: str = Field(description="the module that holds it")
+    index: int | None = Field(
+        description="number of the term among those of its kind in its block, from 0; null for a block"
+    )
+    module: str = Field(description="name of the module that holds the term")
     place: str | None = Field(
-        description="where it meets the residual stream, in front of any norm on the stream: what local and certified "
-        "speak of; such as 'input of layers.0.post_attention_layernorm' or 'output of layers.0'"
+        description="where the term meets the residual stream, in front of any norm on the stream, such as 'input of "
+        "layers.0.post_attention_layernorm' or 'output of layers.0': what `local` and `certified` speak of"
     )
     local: Annotated[
         Finite | None,
@@ -79,8 +86,9 @@ class PruneTerm(WithReasons):
             source="of a neuron a term of Eq. 13-16, before anything behind it; of larger parts the same",
         ),
     ] = Field(
-        description="|what its removal takes from the stream| / |the stream|, both at the place, over all tokens: "
-        "biases of a removed FFN or attention included, a norm on the branch answering, all else held; exact"
+        description="norm of what the term's removal takes from the residual stream at `place`, relative to the stream "
+        "there, over all tokens: biases of a removed FFN or attention included, a norm on the branch answering, all "
+        "else held"
     )
     frozen: Annotated[
         Finite | None,
@@ -92,9 +100,9 @@ class PruneTerm(WithReasons):
             source="of a neuron one summand of Eq. 16; of larger parts the same",
         ),
     ] = Field(
-        description="|term carried to the last block's output with all dynamic parameters frozen| / |that output|, "
-        "exact; a direct effect, no bound on the ablation. Norms of several terms must not be added: Eq. 16 takes the "
-        "norm of their sum"
+        description="norm of the term carried to the last block's output with all dynamic parameters frozen, relative "
+        "to that output: a direct effect, no bound on the ablation. Norms of several terms must not be added: Eq. 16 "
+        "takes the norm of their sum"
     )
     linearised: Annotated[
         Finite | None,
@@ -106,12 +114,14 @@ class PruneTerm(WithReasons):
             signed=True,
             source="Gaussian probes with the covariance of the metric; intervals by chi-square, Satterthwaite (1946)",
         ),
-    ] = Field(description="predicted damage of its removal, in the metric's unit; an estimate")
+    ] = Field(description="predicted damage of the term's removal")
     linearised_low: Annotated[Finite | None, _LINEARISED_END] = Field(
-        description="of the probes' sampling alone, at the report's confidence"
+        description="lower end of the interval of `linearised` for the sampling of probes alone, at the report's "
+        "confidence"
     )
     linearised_high: Annotated[Finite | None, _LINEARISED_END] = Field(
-        description="upper end of the interval of linearised"
+        description="upper end of the interval of `linearised` for the sampling of probes alone, at the report's "
+        "confidence"
     )
     certified: Annotated[
         Finite | None,
@@ -121,17 +131,20 @@ class PruneTerm(WithReasons):
             source="the ball that the norm in front leaves, and the weights behind it",
         ),
     ] = Field(
-        description="most that its removal changes the residual stream at any token, at the place, before later "
-        "parts of the block react, for every possible input; euclidean norm, a proved bound"
+        description="largest change of the residual stream that removing the term can cause at any token, at `place`, "
+        "before later parts of the block react, for every possible input"
     )
     certified_relative: Annotated[
         Finite | None,
         replace(_CERTIFIED_RELATIVE, formula="certified / root mean square over tokens of |stream| at the place"),
     ] = Field(
-        description="certified / the stream's norm at the place (root mean square over a prompt's tokens, mean over "
-        "the prompts)"
+        description="`certified` as a multiple of the residual stream's norm at `place` (root mean square over a "
+        "prompt's tokens, mean over the prompts)"
     )
-    certified_vacuous: bool = Field(description="the bound is no more than what any change there could do")
+    certified_vacuous: bool = Field(
+        description="whether `certified` says nothing of the term itself, as no more than what any change in front of "
+        "the branch's norm could do"
+    )
     measured: Annotated[
         Finite | None,
         Meaning(
@@ -140,15 +153,21 @@ class PruneTerm(WithReasons):
             formula="damage with the term really removed",
             signed=True,
         ),
-    ] = Field(description="damage of the real ablation, in the metric's unit")
+    ] = Field(
+        description="damage of the term's real ablation; null where the term is not in the sample that was ablated"
+    )
 
 
 class NeuronSummary(WithReasons):
-    """The neurons of one block."""
+    """Damage and certified bounds of the neurons of one block."""
 
-    count: int = Field(description="how many neurons there are")
-    median: Annotated[Finite | None, _LINEARISED] = Field(description="of the predicted damage")
-    largest: Annotated[Finite | None, _LINEARISED] = Field(description="the largest predicted damage")
+    count: int = Field(description="number of neurons in the block")
+    median: Annotated[Finite | None, _LINEARISED] = Field(
+        description="median of the predicted damage of the block's neurons, each removed alone"
+    )
+    largest: Annotated[Finite | None, _LINEARISED] = Field(
+        description="largest predicted damage of one of the block's neurons"
+    )
     negligible_share: Annotated[
         Finite | None,
         Meaning(
@@ -158,58 +177,85 @@ class NeuronSummary(WithReasons):
             formula="share with |linearised| < 0.01 budget",
         ),
     ] = Field(
-        description="share of neurons that can go one by one: damage below 1 % of the budget, predicted unless all "
-        "neurons of the block were ablated"
+        description="share of the block's neurons that can go one by one: damage below 1 % of the budget, predicted "
+        "unless all of them were ablated"
     )
     certified_largest: Annotated[Finite | None, _CERTIFIED] = Field(
-        description="the largest certified bound of one neuron"
+        description="largest `certified` bound of one of the block's neurons"
     )
     certified_largest_relative: Annotated[Finite | None, _CERTIFIED_RELATIVE] = Field(
-        description="largest certified_relative"
+        description="largest `certified_relative` of one of the block's neurons"
     )
 
 
 class HeadSummary(WithReasons):
-    """The heads of one block."""
+    """Predicted damage of the heads of one block."""
 
-    count: int = Field(description="how many heads there are")
-    kv_heads: int = Field(description="heads share a key and value head with count / kv_heads of their neighbours")
-    least: Annotated[Finite | None, _LINEARISED] = Field(description="smallest predicted damage")
-    least_index: int | None = Field(description="the head that has the smallest predicted damage")
-    largest: Annotated[Finite | None, _LINEARISED] = Field(description="the largest predicted damage")
-    largest_index: int | None = Field(description="the head that has the largest predicted damage")
+    count: int = Field(description="number of heads in the block")
+    kv_heads: int = Field(
+        description="number of key and value heads, each of which `count` / `kv_heads` neighbouring heads share; where "
+        "blocks differ, of the one with most heads"
+    )
+    least: Annotated[Finite | None, _LINEARISED] = Field(
+        description="smallest predicted damage of one of the block's heads"
+    )
+    least_index: int | None = Field(
+        description="number of the block's head that has the smallest predicted damage, from 0"
+    )
+    largest: Annotated[Finite | None, _LINEARISED] = Field(
+        description="largest predicted damage of one of the block's heads"
+    )
+    largest_index: int | None = Field(
+        description="number of the block's head that has the largest predicted damage, from 0"
+    )
 
 
 class PruneBlock(WithReasons):
-    """Predicted damage of removing one block, or its parts."""
+    """Predicted and measured damage of removing one block, or its parts, and their certified bounds."""
 
     index: int = Field(description="number of the block, from 0")
     name: str = Field(description="the block's module name")
     block: Annotated[Finite | None, _LINEARISED] = Field(description="predicted damage of removing the block")
     attention: Annotated[Finite | None, _LINEARISED] = Field(
-        description="predicted damage of removing the block's attention"
+        description="predicted damage of removing the block's attention; the largest where the block has several"
     )
-    ffn: Annotated[Finite | None, _LINEARISED] = Field(description="the most damaging, where a block has several")
+    ffn: Annotated[Finite | None, _LINEARISED] = Field(
+        description="predicted damage of removing the block's FFN; the largest where the block has several"
+    )
     block_measured: Annotated[Finite | None, ABLATED] = Field(
-        description="damage of the real ablation; null if it is not in the sample"
+        description="damage of really removing the block; null where it was not ablated"
     )
     attention_measured: Annotated[Finite | None, ABLATED] = Field(
-        description="damage of really removing the block's attention; null if it is not in the sample"
+        description="damage of really removing the block's attention, the largest where the block has several; null "
+        "where one of them was not ablated"
     )
     ffn_measured: Annotated[Finite | None, ABLATED] = Field(
-        description="damage of really removing the block's FFN; null if it is not in the sample"
+        description="damage of really removing the block's FFN, the largest where the block has several; null where "
+        "one of them was not ablated"
     )
     heads: HeadSummary | None
     neurons: NeuronSummary | None
-    attention_place: str | None = Field(description="where attention meets the residual stream, as in terms")
-    ffn_place: str | None = Field(description="of the FFN with the largest bound, where a block has several")
-    certified_attention: Annotated[Finite | None, _CERTIFIED] = Field(description="euclidean norm at one token")
-    certified_attention_relative: Annotated[Finite | None, _CERTIFIED_RELATIVE] = Field(
-        description="to the stream's norm at the place, as in terms"
+    attention_place: str | None = Field(
+        description="where the block's attention meets the residual stream; of several, where the one with the largest "
+        "bound does"
     )
-    certified_ffn: Annotated[Finite | None, _CERTIFIED] = Field(description="the largest, where a block has several")
+    ffn_place: str | None = Field(
+        description="where the block's FFN meets the residual stream; of several, where the one with the largest bound "
+        "does"
+    )
+    certified_attention: Annotated[Finite | None, _CERTIFIED] = Field(
+        description="largest change of the residual stream that removing the block's attention can cause at any token, "
+        "at `attention_place`, for every possible input; the largest where the block has several"
+    )
+    certified_attention_relative: Annotated[Finite | None, _CERTIFIED_RELATIVE] = Field(
+        description="`certified_attention` as a multiple of the residual stream's norm at `attention_place`"
+    )
+    certified_ffn: Annotated[Finite | None, _CERTIFIED] = Field(
+        description="largest change of the residual stream that removing the block's FFN can cause at any token, at "
+        "`ffn_place`, for every possible input; the largest where the block has several"
+    )
     certified_ffn_relative: Annotated[Finite | None, _CERTIFIED_RELATIVE] = Field(
-        description="certified_ffn, as a multiple of the stream's norm at the place"
+        description="`certified_ffn` as a multiple of the residual stream's norm at `ffn_place`"
     )
 
 
@@ -217,19 +263,25 @@ class Estimated(Result):
     """A value with its interval over the terms: a percentile bootstrap or, for a mean, the interval from sampling."""
 
     value: Annotated[Finite, Meaning("the statistic's", "estimate", how=_BOOTSTRAP, signed=True)] = Field(
-        description="the value itself"
+        description="estimate, over all terms of one kind, of a statistic such as a rank correlation or a mean"
     )
-    low: Annotated[Finite, _INTERVAL_END] = Field(description="lower end of the interval")
-    high: Annotated[Finite, _INTERVAL_END] = Field(description="upper end of the interval")
+    low: Annotated[Finite, _INTERVAL_END] = Field(
+        description="lower end of the interval of a statistic estimated over the terms of one kind"
+    )
+    high: Annotated[Finite, _INTERVAL_END] = Field(
+        description="upper end of the interval of a statistic estimated over the terms of one kind"
+    )
 
 
 class Prediction(WithReasons):
-    """How well the linearised reading orders and sizes the measured damage."""
+    """How well the predicted damage of the terms of one kind orders and sizes the measured damage."""
 
     granularity: Kind = Field(description="the kind of terms: neuron, head, expert, ffn, attention or block")
     metric: Metric
-    n: Annotated[int, COUNT] = Field(description="terms ablated for real")
-    of: Annotated[int, COUNT] = Field(description="terms of this kind in the model")
+    n: Annotated[int, COUNT] = Field(description="number of terms of this kind that were ablated for real, each alone")
+    of: Annotated[int, COUNT] = Field(
+        description="number of terms of this kind, or of these kinds together, in the model"
+    )
     mean_predicted: Annotated[Finite, _LINEARISED] = Field(
         description="predicted damage of removing one term, mean over all terms of this kind"
     )
@@ -252,11 +304,17 @@ class Prediction(WithReasons):
     )
     spearman: Annotated[
         Estimated | None, replace(_RANKED, formula="correlation of the ranks of linearised and measured")
-    ]
-    kendall: Annotated[Estimated | None, replace(_RANKED, formula="tau-b of linearised and measured")]
+    ] = Field(
+        description="Spearman's rank correlation between predicted and measured damage of the terms of this kind; null "
+        "where too few were ablated, or one side is constant"
+    )
+    kendall: Annotated[Estimated | None, replace(_RANKED, formula="tau-b of linearised and measured")] = Field(
+        description="Kendall's rank correlation (tau-b) between predicted and measured damage of the terms of this "
+        "kind; null where too few were ablated, or one side is constant"
+    )
     median_ratio: Annotated[
         Estimated | None, replace(_RATIO, formula="median of linearised / measured, where both are above 0")
-    ] = Field(description="median of predicted / measured")
+    ] = Field(description="median of predicted / measured damage over the terms of this kind where both are above 0")
     worst_ratio: Annotated[
         Finite | None,
         Meaning(
@@ -266,7 +324,7 @@ class Prediction(WithReasons):
             "differ in sign, since no factor is then finite; both 0, to the rounding of the dtype, is no difference",
             formula="the ratio linearised / measured that is farthest from 1, as a factor of at least 1",
         ),
-    ] = Field(description="largest factor between predicted and measured")
+    ] = Field(description="largest factor between predicted and measured damage of one ablated term")
     valid_to: Annotated[
         Finite | None,
         Meaning(
@@ -277,7 +335,10 @@ class Prediction(WithReasons):
             formula="largest p above 0 such that every ablated term with linearised <= p has "
             "1/2 <= linearised / measured <= 2",
         ),
-    ] = Field(description="range of the prediction: the predicted damage up to which it is within a factor of 2")
+    ] = Field(
+        description="largest predicted damage up to which the prediction of every ablated term is within a factor of 2 "
+        "of its measured damage"
+    )
     criteria: Annotated[
         dict[str, Estimated | None],
         replace(
@@ -285,4 +346,7 @@ class Prediction(WithReasons):
             source="magnitude; activation x norm; wanda (Sun et al. 2023); taylor (Molchanov et al. 2019); shortgpt "
             "(Men et al. 2024); angular (Gromov et al. 2024)",
         ),
-    ] = Field(description="Spearman's rank correlation with the measured damage of criteria in common use")
+    ] = Field(
+        description="Spearman's rank correlation of each criterion in common use with the measured damage of the terms "
+        "of this kind; criteria without a score for one of the ablated terms are left out"
+    )

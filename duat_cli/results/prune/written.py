@@ -26,41 +26,69 @@ _BYTES = Meaning("bytes", "exact", formula="of the tensors in the files")
 class Written(WithReasons):
     """A checkpoint without a set of terms, read back, and compared with the model that it was made from."""
 
-    granularity: str = Field(description="the kinds of the terms that it lacks, as --granularity takes them")
-    terms: int = Field(description="how many terms it lacks")
-    repaired: bool = Field(description="whether layers were refitted")
-    removed_blocks: list[int] = Field(description="blocks that left the file")
-    removed_neurons: int = Field(description="neurons of every FFN that left the file")
+    granularity: str = Field(
+        description="kinds of the terms that the written checkpoint lacks, as --granularity takes them"
+    )
+    terms: int = Field(description="number of terms that the written checkpoint lacks, zeroed ones included")
+    repaired: bool = Field(description="whether layers of the written checkpoint were refitted (--repair)")
+    removed_blocks: list[int] = Field(description="numbers of the blocks that left the written file, from 0")
+    removed_neurons: int = Field(description="number of neurons of every FFN that left the written file")
     removed_groups: int = Field(
-        description="key and value heads of every attention that left the file, with the heads that use them"
+        description="number of key and value heads of every attention that left the written file, with the heads that "
+        "use them"
     )
-    zeroed: int = Field(description="terms that are still stored, as zeros")
-    notes: list[str] = Field(description="why terms are zeroed and not removed, one line each")
-    dtype: str = Field(description="of the written weights")
+    zeroed: int = Field(description="number of removed terms that the written file still holds, as zeros")
+    notes: list[str] = Field(
+        description="why terms are zeroed and not removed in the written file, and which tensors it does not carry "
+        "over, one line each"
+    )
+    dtype: str = Field(description="dtype of most of the written weights")
     error: Annotated[Finite, Meaning("relative", "measured")] = Field(
-        description="distance of its output, read back, from that of the model in memory without the set; on a short "
-        "random input"
+        description="distance of the written checkpoint's output, read back, from that of the model in memory without "
+        "the set, relative to the latter; on a short random input"
     )
-    parameters_before: Annotated[int, _COUNT] = Field(description="of the model as it was")
-    parameters_after: Annotated[int, _COUNT] = Field(description="of the written one, zeros counted")
-    bytes_before: Annotated[int, _BYTES] = Field(description="of the model as it was")
-    bytes_after: Annotated[int, _BYTES] = Field(description="of the written one")
+    parameters_before: Annotated[int, _COUNT] = Field(
+        description="number of parameters of the model before the removal"
+    )
+    parameters_after: Annotated[int, _COUNT] = Field(
+        description="number of parameters of the written checkpoint, zeros counted"
+    )
+    bytes_before: Annotated[int, _BYTES] = Field(
+        description="size of the model's tensors in the files that it was loaded from"
+    )
+    bytes_after: Annotated[int, _BYTES] = Field(description="size of the tensors in the written files")
     measured_on: Literal["held out", "chose the set"] = Field(
-        description="which prompts damage, perplexity and time were measured on: those held out, or, without any, "
-        "those that chose the set, on which it looks better than it is"
+        description="which prompts the written checkpoint's damage, perplexity and time were measured on: those held "
+        "out, or, without any, those that chose the set, on which it looks better than it is"
     )
-    prompts: int = Field(description="how many prompts these are")
-    tokens: int = Field(description="tokens of these prompts that have a next one")
+    prompts: int = Field(description="number of prompts that the written checkpoint was measured on")
+    tokens: int = Field(
+        description="number of tokens that have a next one, in the prompts that the written checkpoint was measured on"
+    )
     damage: Annotated[Finite | None, Meaning("the metric's", "measured", formula="protocol.meaning")] = Field(
-        description="of the written one, read back, beside the model as it was"
+        description="damage of the written checkpoint, read back, beside the model before the removal, mean over the "
+        "prompts; null where it is not finite"
     )
-    exceeded: int = Field(description="prompts whose damage is above the budget, or no number")
-    perplexity_before: Annotated[Finite | None, _PERPLEXITY] = Field(description="of the model as it was")
-    perplexity_after: Annotated[Finite | None, _PERPLEXITY] = Field(description="of the written one, read back")
-    seconds_before: Annotated[Finite, _SECONDS] = Field(description="of the model as it was")
-    seconds_after: Annotated[Finite, _SECONDS] = Field(description="of the written one, read back")
-    timed_runs: int = Field(description="runs of each that the median is taken over")
-    timed_tokens: int = Field(description="tokens of one run")
+    exceeded: int = Field(
+        description="number of prompts under which the written checkpoint's damage is above the budget, or no number"
+    )
+    perplexity_before: Annotated[Finite | None, _PERPLEXITY] = Field(
+        description="perplexity of the model before the removal; null of a model that predicts no next token"
+    )
+    perplexity_after: Annotated[Finite | None, _PERPLEXITY] = Field(
+        description="perplexity of the written checkpoint, read back; null of a model that predicts no next token"
+    )
+    seconds_before: Annotated[Finite, _SECONDS] = Field(
+        description="time that the model takes before the removal; of an encoder-decoder, its encoder alone"
+    )
+    seconds_after: Annotated[Finite, _SECONDS] = Field(
+        description="time that the written checkpoint takes, read back; of an encoder-decoder, its encoder alone"
+    )
+    timed_runs: int = Field(
+        description="number of timed runs of each model, the one before the removal and the written one, that the "
+        "median is taken over"
+    )
+    timed_tokens: int = Field(description="number of tokens of one timed run")
 
     @property
     def gone(self) -> str:
