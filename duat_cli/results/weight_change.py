@@ -11,7 +11,6 @@ from duat_cli.results.base import Finite, Result, Share, WithReasons
 from duat_cli.results.meaning import Meaning
 
 _AS_SPECTRAL_NORM = "of a dense difference over 1,024 wide as spectral_norm"
-_OF_RIGHT = "the same of the right singular vectors"
 _ALIGNED = Meaning(
     "share, 0 to 1",
     "exact",
@@ -22,7 +21,7 @@ _INTRUDERS = Meaning(
     "vectors",
     "exact",
     how="null where it is not settled",
-    formula="of the k leading singular vectors of W + dW, those with |cosine| < epsilon to every one of W",
+    formula="of the k leading left singular vectors of W + dW, those with |cosine| < epsilon to every one of W",
     source="intruder dimensions, Shuttleworth et al. (2024)",
 )
 _RANDOM = Meaning("share, 0 to 1", "exact", how="the mean over random subspaces", formula="max(k, j) / side")
@@ -45,7 +44,7 @@ class Alignment(Result):
         description="overlap that random directions in place of the change's would have with the base weight's leading "
         "ones, on the output side"
     )
-    input: Annotated[Share, replace(_ALIGNED, formula=_OF_RIGHT)] = Field(
+    input: Annotated[Share, replace(_ALIGNED, formula="|V_base^T V_change|_F^2 / min(k, j)")] = Field(
         description="overlap of the change's leading directions with the base weight's, on the input side: 1 where the "
         "fewer of them lie within the others"
     )
@@ -68,7 +67,7 @@ class Intruders(WithReasons):
     output: Annotated[int | None, _INTRUDERS] = Field(
         description="number of intruders among the `k` leading singular vectors of the tuned weight, on the output side"
     )
-    input: Annotated[int | None, replace(_INTRUDERS, formula=_OF_RIGHT)] = Field(
+    input: Annotated[int | None, replace(_INTRUDERS, formula=_INTRUDERS.formula.replace("left", "right"))] = Field(
         description="number of intruders among the `k` leading singular vectors of the tuned weight, on the input side"
     )
 

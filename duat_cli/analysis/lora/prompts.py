@@ -57,7 +57,7 @@ class Kept:
 
     operator: KroneckerSum | str  # W', or why there is none
     read: bool  # whether V and O were read from weights, so that their scale is known
-    ffn: Tensor | str  # sum of all that the FFNs add to the stream, or why it is not known
+    ffn: Tensor | str  # what each FFN adds to the stream, as one vector, or why it is not known
     dynamic: Tensor | None
     pre: Tensor | None
     pre_reason: str | None

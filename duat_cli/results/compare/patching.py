@@ -26,7 +26,7 @@ class PatchEffect(WithReasons):
     )
     null: Annotated[
         Finite | None,
-        Meaning("share", "measured", formula="the same with b of the next pair that is neither text", signed=True),
+        Meaning("share", "measured", formula=f"{_EFFECT}; b's part of the next pair with neither text", signed=True),
     ] = Field(
         description="share of the pairs' difference in logits that the part of a third prompt makes: what any other "
         "would move; null where a pair has no third prompt"
